@@ -1,0 +1,123 @@
+"""Messages to frames and back: a msgpack header, then one raw frame for each array.
+
+The header is `[protocol version, kind, body]`. An array in the body is a msgpack extension of type 1 that holds
+`[frame, element code, length]`; its bytes are that frame, little-endian, and are neither copied nor parsed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+
+from protocol import messages
+from protocol.arrays import DTYPES, code_of
+from protocol.errors import MalformedMessage, MessageTooLarge, WrongProtocolVersion
+from protocol.messages import Message
+from protocol.versions import PROTOCOL_VERSION
+
+Frame = bytes | memoryview
+
+_ARRAY = 1
+_KINDS = {message.kind: message for message in messages.ALL}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a receiver takes from one peer in one message."""
+
+    header_bytes: int = 4 << 20
+    frames: int = 1 << 16
+    total_bytes: int = 256 << 20
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def encode(message: Message) -> list[Frame]:
+    """The frames of a message; array frames are views of the message's own memory."""
+    arrays: list[Frame] = []
+
+    def as_extension(value: object) -> msgpack.ExtType:
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"{type(value).__name__} cannot be sent; a message holds plain values and arrays")
+        row = np.ascontiguousarray(value)
+        arrays.append(row.data.cast("B") if row.size else b"")
+        return msgpack.ExtType(_ARRAY, msgpack.packb([len(arrays), code_of(row), row.shape[0]]))
+
+    header = msgpack.packb([PROTOCOL_VERSION, message.kind, message.model_dump()], default=as_extension)
+    return [header, *arrays]
+
+
+def decode(frames: Sequence[Frame], *, limits: Limits = DEFAULT_LIMITS) -> Message:
+    """The message that the frames hold. Arrays are read-only views of the frames.
+
+    Raises a ProtocolError that says what does not fit; nothing but bytes is looked at before the limits are checked.
+    """
+    _check_limits(frames, limits)
+    version, kind, body = _unpack_header(frames)
+    if version != PROTOCOL_VERSION:
+        raise WrongProtocolVersion(
+            f"the peer speaks protocol version {version}, this process {PROTOCOL_VERSION}: run the same release on both"
+        )
+    message_type = _KINDS.get(kind) if isinstance(kind, str) else None
+    if message_type is None:
+        raise MalformedMessage(f"unknown message kind {kind!r:.80}; expected one of {sorted(_KINDS)}")
+    try:
+        return message_type.model_validate(body)
+    except ValidationError as error:
+        raise MalformedMessage(f"{kind}: {describe(error)}") from error
+
+
+def describe(error: ValidationError) -> str:
+    """The first few complaints of a validation, each with its field."""
+    complaints = [
+        f"{'.'.join(str(part) for part in item['loc']) or 'message'}: {item['msg']}"
+        for item in error.errors(include_url=False, include_context=False, include_input=False)
+    ]
+    more = f" (and {len(complaints) - 3} more)" if len(complaints) > 3 else ""
+    return "; ".join(complaints[:3]) + more
+
+
+def _check_limits(frames: Sequence[Frame], limits: Limits) -> None:
+    if not frames:
+        raise MalformedMessage("a message has at least one frame, got none")
+    if len(frames) > limits.frames:
+        raise MessageTooLarge(f"{len(frames)} frames in one message; at most {limits.frames} are taken")
+    if len(frames[0]) > limits.header_bytes:
+        raise MessageTooLarge(f"a header of {len(frames[0])} bytes; at most {limits.header_bytes} are taken")
+    total = sum(len(frame) for frame in frames)
+    if total > limits.total_bytes:
+        raise MessageTooLarge(f"a message of {total} bytes; at most {limits.total_bytes} are taken")
+
+
+def _unpack_header(frames: Sequence[Frame]) -> tuple[object, object, object]:
+    used: set[int] = set()
+
+    def as_array(code: int, data: bytes) -> npt.NDArray[Any]:
+        if code != _ARRAY:
+            raise ValueError(f"extension type {code} is not known")
+        return _array(frames, msgpack.unpackb(data), used)
+
+    try:
+        header = msgpack.unpackb(frames[0], use_list=False, ext_hook=as_array, strict_map_key=True)
+        version, kind, body = header
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MalformedMessage(f"the header is not [version, kind, body] in msgpack: {error}") from error
+    if version == PROTOCOL_VERSION and len(used) != len(frames) - 1:
+        raise MalformedMessage(f"{len(frames) - 1} array frames arrived, the header names {len(used)}")
+    return version, kind, body
+
+
+def _array(frames: Sequence[Frame], reference: object, used: set[int]) -> npt.NDArray[Any]:
+    match reference:
+        case [int(index), str(code), int(length)] if 0 < index < len(frames) and code in DTYPES and index not in used:
+            used.add(index)
+        case _:
+            raise ValueError(f"{reference!r:.80} does not name an array frame of this message")
+    if len(frames[index]) != length * DTYPES[code].itemsize:
+        raise ValueError(f"frame {index} has {len(frames[index])} bytes, {length} elements of {code} were announced")
+    return np.frombuffer(frames[index], dtype=DTYPES[code])

@@ -1,0 +1,82 @@
+"""HTTP bodies of the generator's token route, `POST /v1/generate`."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from protocol.model import WireModel
+from protocol.trajectories import FinishReason, Purpose, VersionSpan
+from protocol.versions import VersionText
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class Sampling(WireModel):
+    """How to sample. Everything below `stop_token_ids` is for evaluation only: training refuses it, because the
+    learner's softmax over the whole vocabulary would be another distribution.
+    """
+
+    temperature: float = Field(default=1.0, ge=0, le=10)
+    max_tokens: int = Field(ge=1, le=1 << 20)
+    stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=64)
+    seed: int | None = Field(default=None, ge=0, lt=1 << 63)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0, description="0 keeps the whole vocabulary")
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = Field(default=0, ge=0)
+
+    def forbidden_in_training(self) -> list[str]:
+        """The fields by which the sampled distribution would differ from the learner's softmax."""
+        plain = Sampling(max_tokens=self.max_tokens)
+        shaping = (
+            "top_p",
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "min_tokens",
+        )
+        changed = [name for name in shaping if getattr(self, name) != getattr(plain, name)]
+        return [*changed, "temperature"] if self.temperature == 0 else changed
+
+
+class GenerateRequest(WireModel):
+    """Tokens in: `n` completions of one prompt."""
+
+    request_id: str = Field(min_length=1, max_length=256)
+    prompt_token_ids: tuple[TokenId, ...] = Field(min_length=1, max_length=1 << 20)
+    n: int = Field(default=1, ge=1, le=4096)
+    purpose: Purpose = "train"
+    sampling: Sampling
+
+
+class GeneratePart(WireModel):
+    """Tokens out: new tokens of completion `index`, one line of the answer's NDJSON.
+
+    `version_spans` count from the completion's first token and cover all of it so far. `finish_reason` is set on a
+    completion's last part. A line with `error` set ends the answer.
+    """
+
+    index: int = Field(ge=0)
+    token_ids: tuple[TokenId, ...] = ()
+    behavior_logprobs: tuple[float, ...] = ()
+    version_spans: tuple[VersionSpan, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+class GeneratorState(WireModel):
+    """`GET /v1/state`: what a generator serves and what it has done."""
+
+    generator_id: str
+    serving: bool
+    policy_version: VersionText | None
+    running: int = Field(ge=0)
+    tokens_generated: int = Field(ge=0)
+    idle_s: float = Field(ge=0)
+    """Seconds without any running request, since the first commit."""
+    uptime_s: float = Field(ge=0)

@@ -1,0 +1,153 @@
+"""The ZeroMQ messages between learner and env_service.
+
+An env_service says `Hello` and is granted leases up to its capacity; it heartbeats while they run, sends each finished
+group until that is acknowledged, and says which leases failed.
+"""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from protocol.generation import Sampling
+from protocol.model import WireModel
+from protocol.trajectories import Purpose, TrajectoryGroup
+from protocol.versions import VersionText
+
+
+class Message(WireModel):
+    """The base of all messages; `kind` is the name on the wire."""
+
+    kind: ClassVar[str]
+
+
+class EnvironmentInfo(WireModel):
+    """An environment that an env_service offers, and how many different tasks it has."""
+
+    name: str = Field(min_length=1, max_length=256)
+    train_tasks: int = Field(ge=1)
+    evaluation_tasks: int = Field(ge=0)
+
+
+class Hello(Message):
+    """env_service → learner, first: who I am and what I can run at once."""
+
+    kind: ClassVar[str] = "hello"
+    env_id: str = Field(min_length=1, max_length=256)
+    capacity: int = Field(ge=1, le=1 << 20)
+    environments: tuple[EnvironmentInfo, ...] = Field(min_length=1, max_length=256)
+    tokenizer: str = Field(max_length=128)
+    chat_template: str = Field(max_length=128)
+
+
+class Welcome(Message):
+    """learner → env_service: accepted by this incarnation; send heartbeats this often."""
+
+    kind: ClassVar[str] = "welcome"
+    incarnation: int = Field(ge=1)
+    heartbeat_every_s: float = Field(gt=0)
+
+
+class Refused(Message):
+    """learner → env_service: a message could not be taken, and why."""
+
+    kind: ClassVar[str] = "refused"
+    reason: str = Field(max_length=256)
+    message: str = Field(max_length=4096)
+
+
+class Lease(WireModel):
+    """The right and duty to roll out one task. The task is a pure function of environment, purpose and index."""
+
+    lease_id: int = Field(ge=0)
+    attempt: int = Field(ge=0)
+    purpose: Purpose
+    environment: str = Field(max_length=256)
+    task_index: int = Field(ge=0)
+    seed: int = Field(ge=0, lt=1 << 63)
+    group_size: int = Field(ge=1, le=4096)
+    sampling: Sampling
+    timeout_s: float = Field(gt=0)
+
+
+class Granted(Message):
+    """learner → env_service."""
+
+    kind: ClassVar[str] = "granted"
+    leases: tuple[Lease, ...] = Field(min_length=1, max_length=4096)
+
+
+class RunningLease(WireModel):
+    """A lease in progress; `oldest_version` is that of the oldest token so far, None before the first."""
+
+    lease_id: int = Field(ge=0)
+    attempt: int = Field(ge=0)
+    purpose: Purpose
+    oldest_version: VersionText | None = None
+
+
+class Heartbeat(Message):
+    """env_service → learner: these leases are alive here."""
+
+    kind: ClassVar[str] = "heartbeat"
+    running: tuple[RunningLease, ...] = Field(max_length=1 << 16)
+
+
+class Finished(Message):
+    """env_service → learner, repeated until acknowledged."""
+
+    kind: ClassVar[str] = "finished"
+    group: TrajectoryGroup
+
+
+class Failed(Message):
+    """env_service → learner: a lease that came to nothing. `infrastructure` is worth a retry, `data` hardly."""
+
+    kind: ClassVar[str] = "failed"
+    lease_id: int = Field(ge=0)
+    attempt: int = Field(ge=0)
+    purpose: Purpose
+    data_fault: bool
+    reason: str = Field(max_length=4096)
+
+
+class Acknowledged(Message):
+    """learner → env_service: the outcome of this attempt is recorded; forget it."""
+
+    kind: ClassVar[str] = "acknowledged"
+    lease_id: int = Field(ge=0)
+    attempt: int = Field(ge=0)
+    purpose: Purpose
+
+
+class Cancelled(Message):
+    """learner → env_service: stop rolling these out; nobody waits for them."""
+
+    kind: ClassVar[str] = "cancelled"
+    leases: tuple[RunningLease, ...] = Field(min_length=1, max_length=1 << 16)
+
+
+class ServingGenerator(WireModel):
+    """A generator that holds whole weights and takes requests."""
+
+    generator_id: str = Field(max_length=256)
+    url: str = Field(max_length=2048)
+    policy_version: VersionText
+
+
+class Fleet(Message):
+    """learner → env_service: who serves now. Sent on every change."""
+
+    kind: ClassVar[str] = "fleet"
+    generators: tuple[ServingGenerator, ...] = Field(max_length=4096)
+
+
+class Goodbye(Message):
+    """Either way: I am leaving on purpose. Leases held by the sender are granted afresh."""
+
+    kind: ClassVar[str] = "goodbye"
+    reason: str = Field(max_length=4096)
+
+
+ALL: tuple[type[Message], ...] = (
+    Hello, Welcome, Refused, Granted, Heartbeat, Finished, Failed, Acknowledged, Cancelled, Fleet, Goodbye,
+)  # fmt: skip

@@ -1,0 +1,136 @@
+"""The record of a rollout: its tokens, which of them were sampled, how probably, and under which weights."""
+
+from typing import Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, model_validator
+
+from protocol.arrays import ByteRow, Float32Row, Int32Row
+from protocol.model import WireModel
+from protocol.versions import PolicyVersion, VersionText
+
+FinishReason = Literal["stop", "length", "abort"]
+ErrorKind = Literal["user", "data", "infrastructure"]
+Purpose = Literal["train", "evaluate"]
+
+
+class VersionSpan(WireModel):
+    """Tokens `[start, end)` were sampled under `version`."""
+
+    version: VersionText
+    start: int = Field(ge=0)
+    end: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Self:
+        if self.end <= self.start:
+            raise ValueError(f"version span [{self.start}, {self.end}) is empty")
+        return self
+
+
+class Turn(WireModel):
+    """One exchange: tokens `[start, completion_start)` were given to the policy, it sampled `[completion_start, end)`."""
+
+    start: int = Field(ge=0)
+    completion_start: int = Field(ge=0)
+    end: int = Field(ge=0)
+    finish_reason: FinishReason
+    generator_id: str = Field(max_length=256)
+
+
+class RewardRecord(WireModel):
+    """What a reward service said, and how it was made. Exactly one of `reward` and `error` is set."""
+
+    reward: float | None = Field(default=None, allow_inf_nan=False)
+    components: dict[str, float] = Field(default_factory=dict, max_length=64)
+    verifier: str = Field(max_length=256)
+    verifier_version: str = Field(default="", max_length=64)
+    latency_s: float = Field(default=0.0, ge=0)
+    attempts: int = Field(default=1, ge=1)
+    error_kind: ErrorKind | None = None
+    error: str | None = Field(default=None, max_length=4096)
+
+    @model_validator(mode="after")
+    def _reward_or_error(self) -> Self:
+        if (self.reward is None) == (self.error is None):
+            raise ValueError("a reward record holds either a reward or an error, got both or neither")
+        return self
+
+
+class Trajectory(WireModel):
+    """One rollout of one task. All arrays have the length T of the whole conversation in tokens.
+
+    `loss_mask` is 1 where the policy sampled the token. `behavior_logprobs` are those of the sampled tokens under the
+    weights that sampled them, and 0 elsewhere. `version_spans` cover exactly the sampled tokens: a token without a
+    stamp makes the trajectory invalid.
+    """
+
+    token_ids: Int32Row
+    loss_mask: ByteRow
+    behavior_logprobs: Float32Row
+    version_spans: tuple[VersionSpan, ...] = Field(max_length=4096)
+    turns: tuple[Turn, ...] = Field(min_length=1, max_length=1024)
+    reward: RewardRecord
+    completion_text: str = Field(default="", max_length=1 << 20)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        length = self.token_ids.shape[0]
+        for name in ("loss_mask", "behavior_logprobs"):
+            got = getattr(self, name).shape[0]
+            if got != length:
+                raise ValueError(f"{name} has {got} entries for {length} tokens")
+        if length == 0 or int(self.token_ids.min()) < 0:
+            raise ValueError("token_ids must hold at least one token and no negative id")
+        if int(self.loss_mask.max()) > 1:
+            raise ValueError("loss_mask holds something other than 0 and 1")
+        self._check_stamps(length)
+        return self
+
+    def _check_stamps(self, length: int) -> None:
+        stamped = np.zeros(length, dtype=np.uint8)
+        last_end = 0
+        for span in self.version_spans:
+            if span.start < last_end or span.end > length:
+                raise ValueError(f"version span [{span.start}, {span.end}) overlaps another or exceeds {length} tokens")
+            stamped[span.start : span.end] = 1
+            last_end = span.end
+        if (self.loss_mask > stamped).any():
+            raise ValueError("a sampled token has no version stamp")
+        if not np.isfinite(self.behavior_logprobs).all():
+            raise ValueError("behavior_logprobs holds a value that is not finite")
+
+    def token_versions(self) -> npt.NDArray[np.int32]:
+        """Policy version number of each sampled token, [T]; −1 where the policy did not sample."""
+        versions = np.full(self.token_ids.shape[0], -1, dtype=np.int32)
+        for span in self.version_spans:
+            versions[span.start : span.end] = PolicyVersion.parse(span.version).number
+        versions[self.loss_mask == 0] = -1
+        return versions
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The number of the oldest policy version that sampled one of its tokens; None if it sampled nothing."""
+        sampled = self.token_versions()[self.loss_mask == 1]
+        return int(sampled.min()) if sampled.size else None
+
+
+class TrajectoryGroup(WireModel):
+    """All trajectories of one lease: the same task, rolled out `group_size` times."""
+
+    lease_id: int = Field(ge=0)
+    attempt: int = Field(ge=0)
+    purpose: Purpose
+    environment: str = Field(max_length=256)
+    task_index: int = Field(ge=0)
+    prompt_text: str = Field(default="", max_length=1 << 20)
+    trajectories: tuple[Trajectory, ...] = Field(min_length=1, max_length=4096)
+    rollout_s: float = Field(default=0.0, ge=0)
+    """Wall time from grant to finish, in seconds."""
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest version number over its trajectories; None if none sampled a token."""
+        versions = [v for t in self.trajectories if (v := t.oldest_version) is not None]
+        return min(versions, default=None)
