@@ -4,7 +4,8 @@ The header is `[protocol version, kind, body]`. An array in the body is a msgpac
 `[frame, element code, length]`; its bytes are that frame, little-endian, and are neither copied nor parsed.
 """
 
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 
 from protocol import messages
 from protocol.arrays import DTYPES, code_of
-from protocol.errors import MalformedMessage, MessageTooLarge, WrongProtocolVersion
+from protocol.errors import MalformedMessage, MessageTooLarge, ProtocolError, WrongProtocolVersion
 from protocol.messages import Message
 from protocol.versions import PROTOCOL_VERSION
 
@@ -58,14 +59,10 @@ def decode(frames: Sequence[Frame], *, limits: Limits = DEFAULT_LIMITS) -> Messa
     Raises a ProtocolError that says what does not fit; nothing but bytes is looked at before the limits are checked.
     """
     _check_limits(frames, limits)
-    version, kind, body = _unpack_header(frames)
-    if version != PROTOCOL_VERSION:
-        raise WrongProtocolVersion(
-            f"the peer speaks protocol version {version}, this process {PROTOCOL_VERSION}: run the same release on both"
-        )
-    message_type = _KINDS.get(kind) if isinstance(kind, str) else None
+    kind, body = _unpack_header(frames)
+    message_type = _KINDS.get(kind)
     if message_type is None:
-        raise MalformedMessage(f"unknown message kind {kind!r:.80}; expected one of {sorted(_KINDS)}")
+        raise MalformedMessage(f"unknown message kind {_shown(kind)}; expected one of {sorted(_KINDS)}")
     try:
         return message_type.model_validate(body)
     except ValidationError as error:
@@ -73,9 +70,9 @@ def decode(frames: Sequence[Frame], *, limits: Limits = DEFAULT_LIMITS) -> Messa
 
 
 def describe(error: ValidationError) -> str:
-    """The first few complaints of a validation, each with its field."""
+    """The first few complaints of a validation, each with its field; short, whatever the peer sent."""
     complaints = [
-        f"{'.'.join(str(part) for part in item['loc']) or 'message'}: {item['msg']}"
+        f"{'.'.join(str(part) for part in item['loc']) or 'message':.100}: {item['msg']:.200}"
         for item in error.errors(include_url=False, include_context=False, include_input=False)
     ]
     more = f" (and {len(complaints) - 3} more)" if len(complaints) > 3 else ""
@@ -94,7 +91,8 @@ def _check_limits(frames: Sequence[Frame], limits: Limits) -> None:
         raise MessageTooLarge(f"a message of {total} bytes; at most {limits.total_bytes} are taken")
 
 
-def _unpack_header(frames: Sequence[Frame]) -> tuple[object, object, object]:
+def _unpack_header(frames: Sequence[Frame]) -> tuple[str, object]:
+    """Kind and body. The version is read before anything that another version may have changed."""
     used: set[int] = set()
 
     def as_array(code: int, data: bytes) -> npt.NDArray[Any]:
@@ -103,13 +101,51 @@ def _unpack_header(frames: Sequence[Frame]) -> tuple[object, object, object]:
         return _array(frames, msgpack.unpackb(data), used)
 
     try:
-        header = msgpack.unpackb(frames[0], use_list=False, ext_hook=as_array, strict_map_key=True)
-        version, kind, body = header
+        _check_whole(frames[0])
+        unpacker = _unpacker(frames[0], as_array)
+        parts, version = unpacker.read_array_header(), unpacker.unpack()
+        _check_version(version)
+        if parts != 3:
+            raise MalformedMessage(f"the header has {parts} parts, expected [version, kind, body]")
+        kind, body = unpacker.unpack(), unpacker.unpack()
+    except ProtocolError:
+        raise
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise MalformedMessage(f"the header is not [version, kind, body] in msgpack: {error}") from error
-    if version == PROTOCOL_VERSION and len(used) != len(frames) - 1:
+        complaint = str(error) or type(error).__name__
+        raise MalformedMessage(f"the header is not [version, kind, body] in msgpack: {complaint:.200}") from error
+    if len(used) != len(frames) - 1:
         raise MalformedMessage(f"{len(frames) - 1} array frames arrived, the header names {len(used)}")
-    return version, kind, body
+    if not isinstance(kind, str):
+        raise MalformedMessage(f"the message kind is {_shown(kind)}, expected one of {sorted(_KINDS)}")
+    return kind, body
+
+
+def _check_whole(header: Frame) -> None:
+    """Walks the header without building it: afterwards no container can announce more elements than there are bytes."""
+    unpacker = _unpacker(header, msgpack.ExtType)
+    unpacker.skip()
+    if unpacker.tell() != len(header):
+        raise ValueError(f"{len(header) - unpacker.tell()} bytes follow it")
+
+
+def _check_version(version: object) -> None:
+    if type(version) is not int or version != PROTOCOL_VERSION:
+        raise WrongProtocolVersion(
+            f"the peer speaks protocol version {_shown(version)}, this process {PROTOCOL_VERSION}: "
+            "run the same release on both"
+        )
+
+
+def _unpacker(header: Frame, extension: Callable[[int, bytes], object]) -> Any:
+    size = max(len(header), 1)
+    unpacker = msgpack.Unpacker(use_list=False, ext_hook=extension, strict_map_key=True, max_buffer_size=size)
+    unpacker.feed(header)
+    return unpacker
+
+
+def _shown(value: object) -> str:
+    """A short form of anything, whatever its depth and size."""
+    return reprlib.repr(value)
 
 
 def _array(frames: Sequence[Frame], reference: object, used: set[int]) -> npt.NDArray[Any]:
@@ -117,7 +153,7 @@ def _array(frames: Sequence[Frame], reference: object, used: set[int]) -> npt.ND
         case [int(index), str(code), int(length)] if 0 < index < len(frames) and code in DTYPES and index not in used:
             used.add(index)
         case _:
-            raise ValueError(f"{reference!r:.80} does not name an array frame of this message")
+            raise ValueError(f"{_shown(reference)} does not name an array frame of this message")
     if len(frames[index]) != length * DTYPES[code].itemsize:
         raise ValueError(f"frame {index} has {len(frames[index])} bytes, {length} elements of {code} were announced")
     return np.frombuffer(frames[index], dtype=DTYPES[code])

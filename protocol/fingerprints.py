@@ -40,7 +40,9 @@ def chat_template(model: Path) -> str:
     if file.exists():
         return file.read_text(encoding="utf-8")
     settings = model / "tokenizer_config.json"
-    template = _read_json(settings).get("chat_template", "") if settings.exists() else ""
+    template = _read_json(settings).get("chat_template") if settings.exists() else None
+    if not template:
+        return ""
     return template if isinstance(template, str) else json.dumps(template, sort_keys=True)
 
 

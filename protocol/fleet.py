@@ -54,6 +54,12 @@ class JoinGroup(WireModel):
     bucket_timeout_s: float = Field(gt=0)
 
 
+class JoinedGroup(WireModel):
+    """The generator's workers are in the process group of `epoch`."""
+
+    epoch: int = Field(ge=1)
+
+
 class TensorSpec(WireModel):
     """A tensor's place in its bucket. `dtype` is torch's name without the prefix, such as `float32`."""
 

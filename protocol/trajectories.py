@@ -30,13 +30,20 @@ class VersionSpan(WireModel):
 
 
 class Turn(WireModel):
-    """One exchange: tokens `[start, completion_start)` were given to the policy, it sampled `[completion_start, end)`."""
+    """One exchange: tokens `[start, completion_start)` were given to the policy, then it sampled
+    `[completion_start, end)`."""
 
     start: int = Field(ge=0)
     completion_start: int = Field(ge=0)
     end: int = Field(ge=0)
     finish_reason: FinishReason
     generator_id: str = Field(max_length=256)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.start <= self.completion_start <= self.end:
+            raise ValueError(f"a turn of tokens [{self.start}, {self.end}) samples from {self.completion_start} on")
+        return self
 
 
 class RewardRecord(WireModel):
@@ -85,6 +92,8 @@ class Trajectory(WireModel):
             raise ValueError("token_ids must hold at least one token and no negative id")
         if int(self.loss_mask.max()) > 1:
             raise ValueError("loss_mask holds something other than 0 and 1")
+        if max(turn.end for turn in self.turns) > length:
+            raise ValueError(f"a turn ends beyond the {length} tokens")
         self._check_stamps(length)
         return self
 

@@ -8,8 +8,8 @@ from pydantic import StringConstraints
 PROTOCOL_VERSION = 1
 """Rises with every change that an older peer would misread."""
 
-VersionText = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})\.(0|[1-9][0-9]{0,9})$")]
-"""A policy version as it stands on the wire: `incarnation.number`, such as `1.42`."""
+VersionText = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})$")]
+"""A policy version as it stands on the wire: `incarnation.number`, such as `1.42`. Both parts fit an int32."""
 
 
 @dataclass(frozen=True, order=True)

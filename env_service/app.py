@@ -1,0 +1,149 @@
+"""The process put together.
+
+reward service ready ─▶ hello ─▶ { receive, tick, watch_peers, serve_http, one task for each lease } until stopped
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+
+from env_service.backoff import Backoff
+from env_service.config import EnvServiceConfig
+from env_service.environments import catalog
+from env_service.environments.interface import OfferedEnvironment
+from env_service.fleet import GeneratorFleet
+from env_service.generation import Generation
+from env_service.link import LearnerLink
+from env_service.metrics import RolloutMetrics
+from env_service.outbox import Outbox
+from env_service.readiness import reward_service_ready, watch_peers
+from env_service.rollout import Rollout
+from env_service.running import RunningLeases
+from env_service.scoring import Scoring
+from env_service.tokenization import Tokenization
+from protocol.fingerprints import fingerprint_directory
+from protocol.messages import EnvironmentInfo, Hello
+from services.http_app import create_app
+from services.http_client import HttpClient
+from services.http_server import Listener, serve_http
+from services.metrics import Metrics
+from services.process import Stop, run_loops
+from services.sockets import DealerSocket
+from services.waiting import Waiting
+
+
+async def run(config: EnvServiceConfig, stop: Stop) -> None:
+    """Serve until `stop` is requested, then leave in good order."""
+    environments = catalog.build(config.environments)
+    tokenization = Tokenization(config.model)
+    hello = hello_of(config, environments)
+    metrics, waits = Metrics("env-service"), Waiting()
+    counted = RolloutMetrics(metrics)
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port))
+        connections = 4 * config.capacity
+        generators = HttpClient(token=config.generator_token, max_connections=connections)
+        rewards = HttpClient(token=config.reward_token, max_connections=connections)
+        for client in (generators, rewards):
+            await stack.enter_async_context(client)
+        connection = DealerSocket.connect(config.learner, identity=hello.env_id)
+        await stack.enter_async_context(connection)
+        fleet, outbox = GeneratorFleet(), Outbox(resend_s=config.resend_s)
+        link = LearnerLink(connection=connection, hello=hello, fleet=fleet, outbox=outbox, metrics=counted)
+        rollout = Rollout(
+            env_id=hello.env_id,
+            environments=environments,
+            tokenization=tokenization,
+            generation=generation_of(config, http=generators, fleet=fleet, metrics=counted),
+            scoring=scoring_of(config, http=rewards, metrics=counted),
+            timeout_s=config.retry.rollout_timeout_s,
+            metrics=counted,
+        )
+        app = create_app(
+            service="env-service",
+            version=version("headway"),
+            token=config.http.token,
+            readiness=waits.readiness,
+            metrics=metrics,
+            max_body_bytes=config.http.max_body_bytes,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            running = RunningLeases(
+                run=rollout.run, report=link.report, capacity=config.capacity, tasks=tasks, metrics=counted
+            )
+            http = tasks.create_task(serve_http(app, listener))
+            waits.started()
+            loops = tasks.create_task(_converse(config, link, fleet, running, waits, rewards))
+            await stop.wait()
+            running.cancel_all()
+            await link.leave(stop.reason or "stopping", within_s=config.drain_s)
+            loops.cancel()
+            http.cancel()
+
+
+def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnvironment]) -> Hello:
+    """Who this process is. Raises FileNotFoundError for an incomplete model directory."""
+    fingerprints = fingerprint_directory(config.model)
+    return Hello(
+        env_id=config.env_id or f"{socket.gethostname()}-{os.getpid()}",
+        capacity=config.capacity,
+        environments=tuple(
+            EnvironmentInfo(
+                name=name, train_tasks=offered.tasks.train_tasks, evaluation_tasks=offered.tasks.evaluation_tasks
+            )
+            for name, offered in environments.items()
+        ),
+        tokenizer=fingerprints.tokenizer,
+        chat_template=fingerprints.chat_template,
+    )
+
+
+def generation_of(
+    config: EnvServiceConfig, *, http: HttpClient, fleet: GeneratorFleet, metrics: RolloutMetrics
+) -> Generation:
+    """The generators' client as configured."""
+    return Generation(
+        http=http,
+        fleet=fleet,
+        attempts=config.retry.generator_attempts,
+        silence_s=config.retry.generator_silence_s,
+        deadline_s=config.retry.rollout_timeout_s,
+        backoff=_backoff(config),
+        metrics=metrics,
+    )
+
+
+def scoring_of(config: EnvServiceConfig, *, http: HttpClient, metrics: RolloutMetrics) -> Scoring:
+    """The reward services' client as configured."""
+    return Scoring(
+        http=http,
+        urls=config.reward_urls,
+        attempts=config.retry.reward_attempts,
+        deadline_s=config.retry.reward_timeout_s,
+        backoff=_backoff(config),
+        metrics=metrics,
+    )
+
+
+def _backoff(config: EnvServiceConfig) -> Backoff:
+    return Backoff(first_s=config.retry.backoff_s, max_s=config.retry.backoff_max_s, sleep=asyncio.sleep)
+
+
+async def _converse(
+    config: EnvServiceConfig,
+    link: LearnerLink,
+    fleet: GeneratorFleet,
+    running: RunningLeases,
+    waits: Waiting,
+    rewards: HttpClient,
+) -> None:
+    """Greets the learner only when rollouts can be scored: leases granted before would fail."""
+    await reward_service_ready(rewards, config.reward_urls, waits)
+    await run_loops(
+        receive=link.receive(running),
+        tick=link.tick(running),
+        watch_peers=watch_peers(link, fleet, waits, learner=config.learner),
+    )

@@ -1,0 +1,96 @@
+"""Configuration of the env_service."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue, SecretStr, model_validator
+
+from services.config import ConfigModel, HttpConfig, ProcessConfig
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name that leases refer to")]
+
+
+class AdditionTasks(ConfigModel):
+    """Two-digit addition: `37+48=` is to be continued with `085`."""
+
+    source: Literal["addition"] = "addition"
+    name: Name = "addition"
+
+
+class ReasoningGymTasks(ConfigModel):
+    """Tasks that reasoning-gym generates. Evaluation tasks come from seeds that no training task has."""
+
+    source: Literal["reasoning_gym"]
+    name: Name
+    dataset: str = Field(description="name of a reasoning-gym dataset, such as basic_arithmetic")
+    config: dict[str, JsonValue] = Field(default_factory=dict, description="settings of the dataset")
+    seed: int = Field(0, ge=0, lt=1 << 31, description="seed of the first training task; each task has one of its own")
+    train_tasks: int = Field(10_000, ge=1, le=100_000_000, description="number of training tasks")
+    evaluation_tasks: int = Field(200, ge=0, le=1_000_000, description="number of evaluation tasks")
+    system_prompt: str = Field("", description="text of a system message before the question; empty for none")
+    question_suffix: str = Field("", description="text after each question, such as the wanted form of the answer")
+    chat: bool = Field(True, description="whether the model's chat template is applied")
+    extract: tuple[Literal["tag", "boxed", "whole"], ...] = Field(
+        ("tag", "boxed"), min_length=1, description="where the answer is looked for in a completion, in this order"
+    )
+
+
+class JsonlTasks(ConfigModel):
+    """Tasks from files with one JSON object per line.
+
+    Each has `messages` or `prompt`, and `verifier` with `arguments`, or `answer` for the default verifier.
+    """
+
+    source: Literal["jsonl"]
+    name: Name
+    train_file: Path = Field(description="file of training tasks")
+    evaluation_file: Path | None = Field(None, description="file of evaluation tasks, if there are any")
+    verifier: str | None = Field(None, description="verifier of the lines that name none; gets {answer}")
+    system_prompt: str = Field("", description="system message before prompts that have none; empty for none")
+    chat: bool = Field(True, description="whether a plain `prompt` becomes a user message of the chat template")
+
+
+Tasks = Annotated[AdditionTasks | ReasoningGymTasks | JsonlTasks, Field(discriminator="source")]
+
+
+class RetryConfig(ConfigModel):
+    """What is tried, and how long, before a lease is given back as failed."""
+
+    generator_attempts: int = Field(8, ge=1, le=100, description="generators tried for one lease")
+    reward_attempts: int = Field(8, ge=1, le=100, description="requests to reward services for one group")
+    backoff_s: float = Field(0.2, gt=0, le=60, description="pause after the first failure; doubles with each one")
+    backoff_max_s: float = Field(5.0, gt=0, le=600, description="longest pause between two attempts")
+    rollout_timeout_s: float = Field(1800.0, gt=0, description="longest time for a lease, with all retries and waits")
+    generator_silence_s: float = Field(60.0, gt=0, description="a generator without output for so long is given up")
+    reward_timeout_s: float = Field(30.0, gt=0, le=3600, description="time for a group's scoring")
+
+
+class EnvServiceConfig(ProcessConfig):
+    """Everything that an env_service can be told."""
+
+    http: HttpConfig = HttpConfig(port=8300)
+    model: Path = Field(description="Hugging Face directory whose tokenizer and chat template are used")
+    env_id: str | None = Field(
+        None, min_length=1, max_length=256, description="name of this process; host name and process id if not given"
+    )
+    learner: str = Field("tcp://127.0.0.1:7301", description="ZeroMQ address of the learner's intake")
+    reward_urls: tuple[str, ...] = Field(
+        ("http://127.0.0.1:8200",), min_length=1, description="addresses of the reward services, tried in turn"
+    )
+    reward_token: SecretStr | None = Field(None, description="bearer token of the reward services")
+    generator_token: SecretStr | None = Field(None, description="bearer token of the generators")
+    capacity: int = Field(64, ge=1, le=1 << 16, description="groups that are rolled out at once")
+    resend_s: float = Field(5.0, gt=0, description="an unacknowledged group is sent again after so long")
+    drain_s: float = Field(2.0, ge=0, le=60, description="time for acknowledgements when stopping")
+    retry: RetryConfig = RetryConfig()
+    environments: tuple[Tasks, ...] = Field(
+        (AdditionTasks(),), min_length=1, max_length=256, description="what can be rolled out, by name"
+    )
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "EnvServiceConfig":
+        names = [environment.name for environment in self.environments]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"environments: {', '.join(twice)} is used twice; give each environment its own name")
+        return self

@@ -1,0 +1,101 @@
+"""Tasks from JSONL files: one object per line, read and checked when the process starts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+from env_service.config import JsonlTasks
+from env_service.environments.interface import ChatMessage, Prompt, Role, Task, Verification
+from protocol.codec import describe
+from protocol.trajectories import Purpose
+
+
+class TaskFileError(ValueError):
+    """A task file cannot be used; the text names file and line, and what is expected there."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    role: Role
+    content: str
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    messages: tuple[_Message, ...] | None = Field(default=None, min_length=1)
+    prompt: str | None = Field(default=None, min_length=1)
+    verifier: str | None = Field(default=None, min_length=1)
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    answer: JsonValue = None
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> Self:
+        if (self.messages is None) == (self.prompt is None):
+            raise ValueError("expected either messages or prompt, got both or neither")
+        return self
+
+
+class JsonlTaskSource:
+    """The tasks of one or two files. Raises TaskFileError for a line that is not a task."""
+
+    def __init__(self, config: JsonlTasks) -> None:
+        self._config = config
+        self._train = self._read(config.train_file)
+        self._evaluation = self._read(config.evaluation_file) if config.evaluation_file else []
+
+    @property
+    def train_tasks(self) -> int:
+        return len(self._train)
+
+    @property
+    def evaluation_tasks(self) -> int:
+        return len(self._evaluation)
+
+    def task(self, purpose: Purpose, index: int) -> Task:
+        """Raises IndexError beyond the number of tasks."""
+        return (self._train if purpose == "train" else self._evaluation)[index]
+
+    def _read(self, path: Path) -> list[Task]:
+        tasks = [self._parse(text, where=f"{path}:{number}") for number, text in _lines(path)]
+        if not tasks:
+            raise TaskFileError(f"{path} holds no task; expected one JSON object per line")
+        return tasks
+
+    def _parse(self, text: str, *, where: str) -> Task:
+        try:
+            line = _Line.model_validate_json(text)
+        except ValidationError as error:
+            raise TaskFileError(f"{where}: {describe(error)}") from error
+        return Task(prompt=self._prompt(line), verification=self._verification(line, where=where))
+
+    def _prompt(self, line: _Line) -> Prompt:
+        if line.messages is not None:
+            messages = tuple(ChatMessage(message.role, message.content) for message in line.messages)
+            return messages if messages[0].role == "system" else (*self._system(), *messages)
+        assert line.prompt is not None
+        return (*self._system(), ChatMessage("user", line.prompt)) if self._config.chat else line.prompt
+
+    def _system(self) -> tuple[ChatMessage, ...]:
+        return (ChatMessage("system", self._config.system_prompt),) if self._config.system_prompt else ()
+
+    def _verification(self, line: _Line, *, where: str) -> Verification:
+        verifier = line.verifier or self._config.verifier
+        if verifier is None:
+            raise TaskFileError(
+                f"{where}: names no verifier and environment {self._config.name} has no default one; "
+                "add verifier to the line, or set verifier for the environment"
+            )
+        answer = {} if line.answer is None else {"answer": line.answer}
+        return Verification(verifier, {**answer, **line.arguments})
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            yield from ((number, text) for number, text in enumerate(file, start=1) if text.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskFileError(f"cannot read {path}: {error}") from error

@@ -1,0 +1,77 @@
+"""Tasks that reasoning-gym generates, each from a seed of its own."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Protocol
+
+import reasoning_gym
+from pydantic import JsonValue
+
+from env_service.config import ReasoningGymTasks
+from env_service.environments.interface import ChatMessage, Prompt, Task, Verification
+from protocol.trajectories import Purpose
+
+
+class _Dataset(Protocol):
+    def __getitem__(self, index: int) -> Mapping[str, object]: ...
+
+
+class UnknownDataset(ValueError):
+    """The configured dataset cannot be made; the text names it and its settings."""
+
+
+class ReasoningGymSource:
+    """Questions of a reasoning-gym dataset, judged by its own scorer in the reward service.
+
+    Task i comes from seed + i; evaluation tasks follow the training tasks, so that no seed is in both.
+    """
+
+    def __init__(self, config: ReasoningGymTasks) -> None:
+        self._config = config
+        self._dataset = _create(config)
+
+    @property
+    def train_tasks(self) -> int:
+        return self._config.train_tasks
+
+    @property
+    def evaluation_tasks(self) -> int:
+        return self._config.evaluation_tasks
+
+    async def task(self, purpose: Purpose, index: int) -> Task:
+        """Generated in a thread: some datasets search for a long time."""
+        offset = 0 if purpose == "train" else self._config.train_tasks
+        return await asyncio.to_thread(self._make, offset + index)
+
+    def _make(self, index: int) -> Task:
+        item = self._dataset[index]
+        # Through JSON, so that tuples and the like are what the scorer will see, and what JSON lacks fails here.
+        entry: dict[str, JsonValue] = json.loads(
+            json.dumps({key: item[key] for key in ("question", "answer", "metadata")})
+        )
+        arguments: dict[str, JsonValue] = {
+            "dataset": self._config.dataset,
+            "entry": entry,
+            "extract": list(self._config.extract),
+        }
+        return Task(prompt=self._prompt(str(item["question"])), verification=Verification("reasoning_gym", arguments))
+
+    def _prompt(self, question: str) -> Prompt:
+        text = question + self._config.question_suffix
+        if not self._config.chat:
+            return self._config.system_prompt + text
+        system = (ChatMessage("system", self._config.system_prompt),) if self._config.system_prompt else ()
+        return (*system, ChatMessage("user", text))
+
+
+def _create(config: ReasoningGymTasks) -> _Dataset:
+    size = config.train_tasks + config.evaluation_tasks
+    try:
+        dataset: _Dataset = reasoning_gym.create_dataset(config.dataset, seed=config.seed, size=size, **config.config)
+    except (ValueError, TypeError, AssertionError) as error:
+        raise UnknownDataset(
+            f"environment {config.name}: reasoning-gym cannot make dataset {config.dataset!r} "
+            f"with settings {config.config}: {error}"
+        ) from error
+    return dataset

@@ -1,0 +1,19 @@
+"""Why a rollout came to nothing. The two kinds decide whether the learner tries the lease again."""
+
+
+class RolloutFailure(Exception):
+    """The base of both kinds; the text is the reason that the learner records."""
+
+    data_fault: bool
+
+
+class InfrastructureFailure(RolloutFailure):
+    """A process died, was silent or answered nonsense: the same lease may well succeed later or elsewhere."""
+
+    data_fault = False
+
+
+class DataFailure(RolloutFailure):
+    """The task cannot be rolled out: its environment, its prompt or its verifier is at fault."""
+
+    data_fault = True

@@ -1,0 +1,21 @@
+"""Which attempt at which lease a message is about."""
+
+from typing import NamedTuple
+
+from protocol.messages import Acknowledged, Failed, Finished, Lease, RunningLease
+from protocol.trajectories import Purpose, TrajectoryGroup
+
+
+class LeaseKey(NamedTuple):
+    """Leases of training and of evaluation are numbered separately."""
+
+    purpose: Purpose
+    lease_id: int
+    attempt: int
+
+
+def key_of(about: Lease | RunningLease | Finished | Failed | Acknowledged) -> LeaseKey:
+    """The key of whatever names a lease and an attempt."""
+    named: Lease | RunningLease | Failed | Acknowledged | TrajectoryGroup
+    named = about.group if isinstance(about, Finished) else about
+    return LeaseKey(named.purpose, named.lease_id, named.attempt)

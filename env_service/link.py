@@ -1,0 +1,209 @@
+"""The conversation with the learner.
+
+    learner ──Welcome, Fleet, Granted, Acknowledged, Cancelled──▶ receive ─▶ fleet, running leases, outbox
+    learner ◀─Hello, Heartbeat, Finished, Failed, Goodbye──────── tick, report
+
+Two loops. `receive` waits for messages of the learner, for as long as there are none. `tick` waits for the clock, or
+for a welcome: it says hello until it is welcomed, and again whenever the learner has been silent, since it may have
+been started anew; it heartbeats, and sends again what is unacknowledged. A finished rollout sends its outcome itself.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from env_service.fleet import GeneratorFleet
+from env_service.lease_key import key_of
+from env_service.metrics import RolloutMetrics
+from env_service.outbox import Outbox, Outcome
+from env_service.running import RunningLeases
+from protocol.messages import (
+    Acknowledged,
+    Cancelled,
+    Fleet,
+    Goodbye,
+    Granted,
+    Heartbeat,
+    Hello,
+    Message,
+    Refused,
+    Welcome,
+)
+from services.sockets import DealerSocket, SendTimeout
+
+logger = logging.getLogger(__name__)
+
+_HELLO_EVERY_S = 1.0
+_RAREST_HELLO = 5
+"""Hellos to an absent learner queue up in the socket, and all arrive when it starts: they come ever more rarely, at
+last this many times the first interval apart.
+"""
+_GOODBYE_S = 1.0
+_UNKNOWN_PEER = "unknown_peer"
+"""The reason by which a learner refuses what comes before a hello."""
+_SILENT_HEARTBEATS = 5
+"""A learner that says nothing for so many heartbeats is greeted anew, which an idle one answers with a welcome; after
+twice as many it counts as gone.
+"""
+
+
+class LearnerLink:
+    """Speaks with one learner, through all of its restarts. `clock` is in seconds."""
+
+    def __init__(
+        self,
+        *,
+        connection: DealerSocket,
+        hello: Hello,
+        fleet: GeneratorFleet,
+        outbox: Outbox,
+        metrics: RolloutMetrics,
+        clock: Callable[[], float] = time.monotonic,
+        hello_every_s: float = _HELLO_EVERY_S,
+    ) -> None:
+        self._connection = connection
+        self._hello = hello
+        self._fleet = fleet
+        self._outbox = outbox
+        self._metrics = metrics
+        self._clock = clock
+        self._hello_every_s = hello_every_s
+        self._welcome: Welcome | None = None
+        self._last_heard = clock()
+        self._unanswered_hellos = 0
+        self._changed = asyncio.Event()
+        metrics.unacknowledged.set_function(lambda: len(outbox))
+
+    @property
+    def welcomed(self) -> bool:
+        """Whether the learner has accepted this process, and has not been silent since."""
+        return self._welcome is not None
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Return when `condition` holds; it is looked at after each message of the learner and each tick."""
+        while not condition():
+            await self._changed.wait()
+
+    async def report(self, outcome: Outcome) -> None:
+        """Keep an outcome until it is acknowledged, and send it if the learner is there."""
+        self._outbox.add(outcome)
+        if self.welcomed:
+            await self._send_due()
+
+    async def receive(self, running: RunningLeases) -> None:
+        """Take the learner's messages until cancelled."""
+        while True:
+            message = await self._connection.receive()
+            self._last_heard = self._clock()
+            await self._handle(message, running)
+            self._stir()
+
+    async def tick(self, running: RunningLeases) -> None:
+        """Hello, heartbeats and re-sending, until cancelled."""
+        while True:
+            await self._speak(running)
+            self._stir()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s()):
+                    await self._until_welcome_changes()
+
+    async def leave(self, reason: str, *, within_s: float) -> None:
+        """Wait for acknowledgements for up to `within_s` seconds, then say goodbye."""
+        if self._outbox and self.welcomed:
+            logger.info("%d groups are not acknowledged yet: waiting for up to %g s", len(self._outbox), within_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await self.wait_for(lambda: len(self._outbox) == 0)
+        await self._send(Goodbye(reason=reason), deadline_s=_GOODBYE_S)
+
+    def _interval_s(self) -> float:
+        if self._welcome is not None:
+            return self._welcome.heartbeat_every_s
+        return self._hello_every_s * max(1, min(self._unanswered_hellos, _RAREST_HELLO))
+
+    async def _until_welcome_changes(self) -> None:
+        before = self._welcome
+        await self.wait_for(lambda: self._welcome is not before)
+
+    async def _speak(self, running: RunningLeases) -> None:
+        silence = self._silent_heartbeats()
+        if self._welcome is not None and silence > 2 * _SILENT_HEARTBEATS:
+            logger.warning("the learner does not answer; rollouts go on, their groups are kept for it")
+            self._welcome = None
+        if self._welcome is None or silence > _SILENT_HEARTBEATS:
+            self._metrics.hellos.inc()
+            self._unanswered_hellos += 1
+            await self._send(self._hello)
+        if self._welcome is not None:
+            await self._send(Heartbeat(running=running.report_progress()))
+            await self._send_due()
+
+    def _silent_heartbeats(self) -> float:
+        """How many heartbeats ago the learner last said something."""
+        return 0.0 if self._welcome is None else (self._clock() - self._last_heard) / self._welcome.heartbeat_every_s
+
+    async def _handle(self, message: Message, running: RunningLeases) -> None:
+        match message:
+            case Welcome():
+                self._on_welcome(message)
+            case Fleet():
+                self._fleet.replace(message.generators)
+            case Granted():
+                await self._on_granted(message, running)
+            case Acknowledged():
+                self._outbox.acknowledge(key_of(message))
+            case Cancelled():
+                self._on_cancelled(message, running)
+            case Refused():
+                self._on_refused(message)
+            case Goodbye():
+                logger.info("the learner says goodbye: %s", message.reason)
+                self._welcome = None
+            case _:
+                logger.warning("the learner sent a %s, which is not for an env_service", message.kind)
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        known, self._welcome = self._welcome, welcome
+        self._unanswered_hellos = 0
+        if known is None or known.incarnation != welcome.incarnation:
+            logger.info("welcomed by the learner, incarnation %d", welcome.incarnation)
+            self._outbox.make_due()
+
+    async def _on_granted(self, granted: Granted, running: RunningLeases) -> None:
+        for lease in granted.leases:
+            key = key_of(lease)
+            if key in self._outbox:
+                self._outbox.make_due(key)
+            else:
+                await running.start(lease)
+
+    def _on_cancelled(self, cancelled: Cancelled, running: RunningLeases) -> None:
+        keys = [key_of(lease) for lease in cancelled.leases]
+        running.cancel(keys)
+        for key in keys:
+            self._outbox.acknowledge(key)
+
+    def _on_refused(self, refused: Refused) -> None:
+        """One that does not know this process any more is greeted again; to other refusals there is no answer."""
+        self._metrics.refusals.labels(reason=refused.reason).inc()
+        logger.warning("the learner refused a message (%s): %s", refused.reason, refused.message)
+        if refused.reason == _UNKNOWN_PEER:
+            self._welcome = None
+
+    async def _send_due(self) -> None:
+        for outcome, again in self._outbox.take_due():
+            self._metrics.resent.inc(again)
+            await self._send(outcome)
+
+    async def _send(self, message: Message, *, deadline_s: float = 5.0) -> None:
+        """Send, or let it be: what matters is said again at a later tick."""
+        try:
+            await self._connection.send(message, deadline_s=deadline_s)
+        except SendTimeout as error:
+            logger.warning("could not send a %s: %s", message.kind, error)
+
+    def _stir(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

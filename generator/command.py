@@ -1,0 +1,48 @@
+"""The command `generator`."""
+
+import sys
+
+from generator.config import GeneratorConfig
+from generator.options import EngineOptions, prepare_environment
+from services.config import load_or_exit
+from services.logs import configure_logging
+from services.process import run_process
+
+
+def main() -> None:
+    """Reads the config, sets what vllm reads from the environment, then imports vllm and serves."""
+    config = load_or_exit(GeneratorConfig, process="generator", description="Serves the policy with vLLM.")
+    configure_logging("generator", level=config.log.level, format=config.log.format)
+    options = engine_options(config)
+    prepare_environment(options)
+    from generator.service import serve
+
+    sys.exit(run_process("generator", lambda stop: serve(config, options, stop), clean_up_s=config.drain_s + 8.0))
+
+
+def engine_options(config: GeneratorConfig) -> EngineOptions:
+    """The engine's part of the config."""
+    engine = config.engine
+    return EngineOptions(
+        model=str(config.model),
+        dtype=engine.dtype,
+        max_model_len=engine.max_model_len,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        kv_cache_gb=engine.kv_cache_gb,
+        gpu_memory_fraction=engine.gpu_memory_fraction,
+        tensor_parallel_size=engine.tensor_parallel_size,
+        threads=engine.threads,
+        seed=engine.seed,
+        enforce_eager=engine.enforce_eager,
+        stream_interval=engine.stream_interval,
+        staging=engine.staging,
+        tokenizer=config.openai,
+        pause_ttl_s=config.join.pause_ttl_s,
+        bucket_timeout_s=config.join.bucket_timeout_s,
+        verbose=engine.verbose,
+    )
+
+
+if __name__ == "__main__":
+    main()

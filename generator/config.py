@@ -1,0 +1,62 @@
+"""What a user can set about a generator. Loads neither vllm nor torch."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from protocol.fleet import Backend
+from services.config import ConfigModel, HttpConfig, ProcessConfig
+
+
+class EngineConfig(ConfigModel):
+    """vLLM."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="type of weights and activations"
+    )
+    max_model_len: int = Field(2048, ge=2, description="most tokens of prompt and completion together")
+    max_num_seqs: int = Field(64, ge=1, description="completions sampled at once")
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, description="most tokens in one engine step; vLLM's own if none"
+    )
+    kv_cache_gb: float = Field(1.0, gt=0, description="cache of keys and values on a CPU, in GiB")
+    gpu_memory_fraction: float = Field(0.9, gt=0, le=1, description="share of a GPU's memory that vLLM takes")
+    tensor_parallel_size: int = Field(1, ge=1, description="workers that share one model")
+    threads: int = Field(1, ge=1, description="CPU threads that compute")
+    seed: int = Field(0, ge=0, description="seed of sampling")
+    enforce_eager: bool = Field(
+        True, description="no compilation and no CUDA graphs: quick start, slower steps on a GPU"
+    )
+    stream_interval: int = Field(32, ge=1, description="tokens of a completion that make one part of an answer")
+    staging: Literal["staging", "none"] = Field(
+        "staging", description="receive new weights beside the old ones while serving, or within the pause"
+    )
+    verbose: bool = Field(False, description="let vLLM's own log through")
+
+
+class JoinConfig(ConfigModel):
+    """The learner whose policy is served."""
+
+    learner: str | None = Field("http://127.0.0.1:7300", description="the learner's HTTP address; none serves alone")
+    token: SecretStr | None = Field(None, description="bearer token of the learner")
+    url: str | None = Field(None, description="address under which others reach this generator, if not its own")
+    backend: Backend = Field("gloo", description="collective of weight broadcasts: gloo on CPUs, nccl on GPUs")
+    pause_ttl_s: float = Field(60.0, gt=0, description="longest pause for a commit; the old weights serve on after it")
+    bucket_timeout_s: float = Field(10.0, gt=0, description="longest wait for one broadcast, in seconds")
+
+
+class GeneratorConfig(ProcessConfig):
+    """The table [generator]."""
+
+    http: HttpConfig = Field(HttpConfig(port=7310), description="the generator's HTTP address")
+    id: str | None = Field(
+        None, description="name of this generator; made from host and port if left out", max_length=256
+    )
+    model: Path = Field(description="Hugging Face directory of the model")
+    served_model_name: str = Field("policy", description="name of the model on the OpenAI routes")
+    openai: bool = Field(True, description="serve vLLM's OpenAI-compatible routes")
+    max_waiting_requests: int = Field(4096, ge=1, description="requests at once; more are refused with status 429")
+    drain_s: float = Field(5.0, ge=0, description="how long requests may finish after SIGTERM, in seconds")
+    engine: EngineConfig = EngineConfig()
+    join: JoinConfig = JoinConfig()

@@ -1,0 +1,355 @@
+"""One vLLM engine in this process's charge: sampling with version spans, and weight syncs that survive their failures.
+
+States of a weight sync, and what serves meanwhile:
+
+    join_group  →  stage (or fail: old weights serve)  →  commit: pause, load, stamp, resume
+                                                            ├ fails before the load: old weights, resumed
+                                                            └ fails within the load: unloaded, stays paused
+
+Import this module after `generator.options.prepare_environment` was called: it imports vllm.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from typing import Literal, TypeVar
+
+import xxhash
+from vllm.config.weight_transfer import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.outputs import CompletionOutput
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from generator.completions import (
+    CommitReport,
+    CompletionPart,
+    EngineCounters,
+    SamplingOptions,
+    VersionSpan,
+)
+from generator.gated_llm import GatedLLM
+from generator.options import EngineOptions
+from generator.weight_plan import GroupSpec, LoadReport, StagePlan, WeightSyncError
+
+JOIN_GRACE_S = 5.0
+SHUTDOWN_S = 2.0
+POLL_FIRST_S = 0.002
+POLL_MOST_S = 0.02
+
+Answer = TypeVar("Answer")
+
+
+class EngineGone(Exception):
+    """The engine's process has died. The generator has to be started again."""
+
+
+class Engine:
+    """An async facade over vLLM. One instance per process; use `start`, and `shutdown` at the end.
+
+    Requests that come during a commit wait, so that none is sampled under a version other than its prefix cache's.
+    """
+
+    def __init__(self, *, options: EngineOptions, llm: GatedLLM) -> None:
+        self._options = options
+        self._llm = llm
+        self._sync_lock = asyncio.Lock()
+        self._unloaded = False
+        self._commit_task: asyncio.Future[CommitReport] | None = None
+
+    @classmethod
+    async def start(cls, *, options: EngineOptions) -> "Engine":
+        """Load the model and start the worker; takes tens of seconds. Raises RuntimeError if vLLM cannot start."""
+        llm = await asyncio.to_thread(GatedLLM.from_engine_args, _engine_args(options))
+        engine = cls(options=options, llm=llm)
+        await llm.update_weight_version(options.initial_version)
+        llm.cache_version = options.initial_version
+        return engine
+
+    @property
+    def llm(self) -> GatedLLM:
+        """vLLM's engine client, for routes of vLLM that are mounted in an app of ours."""
+        return self._llm
+
+    @property
+    def version(self) -> str:
+        """The version that new tokens are stamped with."""
+        return self._llm.cache_version
+
+    @property
+    def unloaded(self) -> bool:
+        """Whether a load failed midway: nothing is sampled until a commit succeeds."""
+        return self._unloaded
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._llm.errored
+
+    async def generate(
+        self,
+        *,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        n: int,
+        sampling: SamplingOptions,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[CompletionPart, None]:
+        """Sample n completions of one prompt. Closing the iterator aborts the request.
+
+        The prefix cache is always salted with the version; `cache_salt` is added to it. Raises ValueError for a request
+        that the engine refuses, and EngineGone.
+        """
+        prompt = {"type": "token", "prompt_token_ids": list(prompt_token_ids), "cache_salt": cache_salt}
+        params = _sampling_params(n=n, sampling=sampling, stream_interval=self._options.stream_interval)
+        try:
+            async for output in self._llm.generate(prompt, params, request_id):
+                for completion in output.outputs:
+                    yield _part(completion)
+        except EngineDeadError as error:
+            raise EngineGone(str(error)) from error
+
+    async def score(self, *, request_id: str, token_ids: Sequence[int]) -> tuple[float, ...]:
+        """Logprobs of tokens 1 to the last, each given those before it, at temperature 1 and under `version`.
+
+        Never reads the prefix cache. One shorter than `token_ids`.
+        """
+        prompt = {"type": "token", "prompt_token_ids": list(token_ids), "cache_salt": "score"}
+        params = SamplingParams(
+            max_tokens=1,
+            prompt_logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            skip_reading_prefix_cache=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
+        )
+        try:
+            async for output in self._llm.generate(prompt, params, request_id):
+                return tuple(output.prompt_logprobs.logprobs)
+        except EngineDeadError as error:
+            raise EngineGone(str(error)) from error
+        raise EngineGone("the engine gave no answer")
+
+    async def join_group(
+        self, *, epoch: int, backend: Literal["gloo", "nccl"], host: str, port: int, rank: int, world_size: int
+    ) -> None:
+        """Join the learner's process group for `epoch`; the store at host:port is the learner's.
+
+        Returns when all ranks have joined. Raises WeightSyncError; the engine serves on either way.
+        """
+        spec = GroupSpec(
+            epoch=epoch,
+            backend=backend,
+            host=host,
+            port=port,
+            rank=rank,
+            world_size=world_size,
+            bucket_timeout_s=self._options.bucket_timeout_s,
+        )
+        async with self._sync_lock, self._abandoned_on_failure():
+            await self._call(self._llm.init_weight_transfer_engine(WeightTransferInitRequest({"spec": spec.to_json()})))
+            await self._settled(deadline_s=self._options.bucket_timeout_s + JOIN_GRACE_S)
+
+    async def stage(self, *, plan: StagePlan) -> None:
+        """Receive all buckets of `plan` while the engine serves on, and verify them.
+
+        Without staging this only takes note of the plan. Raises WeightSyncError: the old weights serve on, and the next
+        sync needs a new group.
+        """
+        staging = self._options.staging == "staging"
+        async with self._sync_lock, self._abandoned_on_failure():
+            await self._told(self._llm.collective_rpc("headway_stage", args=(plan.to_json(), staging)))
+            if staging:
+                await self._settled(deadline_s=(len(plan.buckets) + 1) * self._options.bucket_timeout_s + JOIN_GRACE_S)
+
+    async def stage_files(self, *, plan: StagePlan, paths: Sequence[str]) -> None:
+        """Stage buckets that were downloaded: one local file per bucket, its bytes those of the bucket.
+
+        Needs no group. The files may be removed after the commit. Raises WeightSyncError.
+        """
+        async with self._sync_lock, self._abandoned_on_failure():
+            await self._told(self._llm.collective_rpc("headway_stage_files", args=(plan.to_json(), list(paths))))
+            await self._settled(deadline_s=(len(paths) + 1) * self._options.bucket_timeout_s + JOIN_GRACE_S)
+
+    async def commit(self, *, version: str, clear_cache: bool = False) -> CommitReport:
+        """Pause at a token boundary, load what is staged, stamp `version` on what follows, and resume.
+
+        Requests in flight go on with their keys and values, or compute them again if `clear_cache`. Raises
+        WeightSyncError; if its `unloaded` is set the engine stays paused, with its requests frozen, until a commit
+        succeeds. A commit goes on to its end if the caller is cancelled.
+        """
+        # A caller that goes away must not leave the engine between two versions.
+        self._commit_task = asyncio.ensure_future(self._commit(version=version, clear_cache=clear_cache))
+        return await asyncio.shield(self._commit_task)
+
+    async def fingerprint(self) -> str:
+        """The fingerprint of the weights that serve now."""
+        async with self._sync_lock:
+            return _combined(await self._call(self._llm.collective_rpc("headway_fingerprint")))
+
+    async def abandon_group(self) -> None:
+        """Leave the group, and forget what was staged. The next sync needs a new group."""
+        await self._call(self._llm.collective_rpc("headway_abandon"))
+
+    def counters(self) -> EngineCounters:
+        return self._llm.counters()
+
+    async def drain(self, *, timeout_s: float) -> bool:
+        """Wait until no request is in flight. Returns False if some are left after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._llm.idle()
+        except TimeoutError:
+            return False
+        return True
+
+    async def shutdown(self) -> None:
+        """Abort what is in flight, and end the engine's processes."""
+        await self._llm.stop(timeout_s=SHUTDOWN_S)
+
+    async def _commit(self, *, version: str, clear_cache: bool) -> CommitReport:
+        async with self._sync_lock:
+            await self._llm.close_gate()
+            start = time.perf_counter()
+            try:
+                await self._pause(clear_cache=clear_cache)
+                reports = await self._load()
+                await self._stamp(version)
+            finally:
+                await self._resume()
+            pause_s = time.perf_counter() - start
+        fingerprint = _combined([report.fingerprint for report in reports])
+        load_s = max(report.load_s for report in reports)
+        return CommitReport(version=version, fingerprint=fingerprint, load_s=load_s, pause_s=pause_s)
+
+    async def _pause(self, *, clear_cache: bool) -> None:
+        # The client's own pause adds a fixed sleep of 20 ms.
+        await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear_cache))
+
+    async def _resume(self) -> None:
+        if not self._unloaded:
+            await self._call(self._llm.resume_generation())
+            self._llm.open_gate()
+
+    async def _load(self) -> list[LoadReport]:
+        """Raises WeightSyncError. From the call until every worker has answered well, the weights count as unloaded."""
+        was_unloaded, self._unloaded = self._unloaded, True
+        answers: list[str] = await self._call(
+            self._llm.collective_rpc("headway_load", args=(self._options.pause_ttl_s,))
+        )
+        reports = [LoadReport.from_json(answer) for answer in answers]
+        errors = [report.error for report in reports if report.error]
+        # With several workers one may have loaded what another has not.
+        touched = any(report.unloaded or not report.error for report in reports)
+        self._unloaded = was_unloaded or touched if errors else False
+        if errors:
+            raise WeightSyncError(f"the load failed: {errors[0]}", unloaded=self._unloaded)
+        return reports
+
+    async def _stamp(self, version: str) -> None:
+        await self._call(self._llm.update_weight_version(version))
+        self._llm.cache_version = version
+
+    @asynccontextmanager
+    async def _abandoned_on_failure(self) -> AsyncIterator[None]:
+        """One worker's failure is all workers': none keeps a group that another has lost."""
+        try:
+            yield
+        except WeightSyncError:
+            await self.abandon_group()
+            raise
+
+    async def _told(self, call: Awaitable[list[str]]) -> None:
+        reasons = [reason for reason in await self._call(call) if reason]
+        if reasons:
+            raise WeightSyncError(reasons[0])
+
+    async def _settled(self, *, deadline_s: float) -> None:
+        """Poll the workers until their background operation has ended; raise WeightSyncError if one failed."""
+        deadline = time.monotonic() + deadline_s
+        pause_s = POLL_FIRST_S
+        while True:
+            answers = await self._call(self._llm.collective_rpc("headway_progress"))
+            reasons = [reason for _, reason in answers if reason]
+            if reasons:
+                raise WeightSyncError(reasons[0])
+            if all(ended for ended, _ in answers):
+                return
+            if time.monotonic() > deadline:
+                raise WeightSyncError(f"the workers were not done within {deadline_s} s")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, POLL_MOST_S)
+
+    async def _call(self, call: Awaitable[Answer]) -> Answer:
+        try:
+            return await call
+        except EngineDeadError as error:
+            raise EngineGone(str(error)) from error
+
+
+def _engine_args(options: EngineOptions) -> AsyncEngineArgs:
+    return AsyncEngineArgs(
+        model=options.model,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        kv_cache_memory_bytes=int(options.kv_cache_gb * 2**30) if current_platform.is_cpu() else None,
+        use_tqdm_on_load=options.verbose,
+        gpu_memory_utilization=options.gpu_memory_fraction,
+        tensor_parallel_size=options.tensor_parallel_size,
+        distributed_executor_backend="uni" if options.tensor_parallel_size == 1 else "mp",
+        seed=options.seed,
+        enforce_eager=options.enforce_eager,
+        load_format=options.load_format,
+        skip_tokenizer_init=not options.tokenizer,
+        logprobs_mode="processed_logprobs",
+        generation_config="vllm",
+        enable_prefix_caching=True,
+        worker_extension_cls="generator.worker.WorkerExtension",
+        weight_transfer_config=WeightTransferConfig(backend="headway"),
+        disable_log_stats=True,
+        enable_log_requests=False,
+    )
+
+
+def _sampling_params(*, n: int, sampling: SamplingOptions, stream_interval: int) -> SamplingParams:
+    return SamplingParams(
+        n=n,
+        temperature=sampling.temperature,
+        max_tokens=sampling.max_tokens,
+        stop_token_ids=list(sampling.stop_token_ids),
+        seed=sampling.seed,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        ignore_eos=sampling.ignore_eos,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        stream_interval=stream_interval,
+        skip_clone=True,
+    )
+
+
+def _part(completion: CompletionOutput) -> CompletionPart:
+    spans = completion.weight_versions or ()
+    logprobs = completion.logprobs
+    return CompletionPart(
+        index=completion.index,
+        token_ids=tuple(completion.token_ids),
+        behavior_logprobs=tuple(logprobs.logprobs) if logprobs is not None else (),
+        spans=tuple(VersionSpan(version=span.version, start=span.start, end=span.end) for span in spans),
+        finish_reason=completion.finish_reason,
+    )
+
+
+def _combined(fingerprints: Sequence[str]) -> str:
+    """One fingerprint for all workers; a single worker's own."""
+    if len(fingerprints) == 1:
+        return fingerprints[0]
+    return str(xxhash.xxh3_64_hexdigest("".join(fingerprints).encode()))

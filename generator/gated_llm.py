@@ -1,0 +1,74 @@
+"""vLLM's AsyncLLM with one door for every request, whichever route it came by.
+
+At the door the prefix cache is salted with the version that is served, and requests wait while a commit is under way.
+"""
+
+import asyncio
+from typing import Any
+
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from generator.completions import EngineCounters
+from generator.output_processor import CountingOutputProcessor
+
+
+class GatedLLM(AsyncLLM):  # type: ignore[misc]
+    """Build it outside of the event loop's thread, with `from_engine_args`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.cache_version = ""
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._entering = 0
+        self._none_entering = asyncio.Event()
+        self._none_entering.set()
+        super().__init__(*args, **kwargs)
+        assert self.output_handler is None, "the output handler would hold on to the processor that is replaced here"
+        self.output_processor = CountingOutputProcessor(
+            self.renderer.tokenizer,
+            log_stats=self.log_stats,
+            stream_interval=self.vllm_config.scheduler_config.stream_interval,
+        )
+
+    def __del__(self) -> None:
+        """The owner shuts the engine down; vLLM would try again while the interpreter is being torn down."""
+
+    async def add_request(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        """Every route of vLLM ends here. Raises ValueError for a prompt that vLLM has not rendered to tokens."""
+        if not isinstance(prompt, dict):
+            raise ValueError(f"request {request_id}: a prompt must be a rendered one, got {type(prompt).__name__}")
+        await self._gate.wait()
+        self._entering += 1
+        self._none_entering.clear()
+        try:
+            prompt["cache_salt"] = f"{self.cache_version}/{prompt.get('cache_salt') or ''}"
+            return await super().add_request(request_id, prompt, *args, **kwargs)
+        finally:
+            self._entering -= 1
+            if not self._entering:
+                self._none_entering.set()
+
+    async def close_gate(self) -> None:
+        """New requests wait from now on; returns when those that came before are in the engine."""
+        self._gate.clear()
+        await self._none_entering.wait()
+
+    def open_gate(self) -> None:
+        self._gate.set()
+
+    async def stop(self, *, timeout_s: float) -> None:
+        """End the engine's process, killing it after `timeout_s`, and close the sockets to it."""
+        # The task that hands out the engine's outputs would take this for a crash.
+        if self.output_handler is not None:
+            self.output_handler.cancel()
+            await asyncio.wait([self.output_handler])
+        await asyncio.to_thread(self.shutdown, timeout_s)
+        self.engine_core.resources.ctx.destroy(linger=0)
+
+    def counters(self) -> EngineCounters:
+        counters: EngineCounters = self.output_processor.counters()
+        return counters
+
+    async def idle(self) -> None:
+        """Return as soon as no request is in flight."""
+        await self.output_processor.idle.wait()

@@ -1,0 +1,73 @@
+"""vLLM's OpenAI-compatible routes on our engine: models, completions and chat completions.
+
+They are an app of their own under a prefix, so that vLLM's exception handlers and state touch none of our routes. Every
+request passes the door of `GatedLLM`, which salts the prefix cache and holds requests back during a commit. Sampling
+defaults are vLLM's, not the model's.
+"""
+
+import asyncio
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from vllm.entrypoints.openai.chat_completion.api_router import router as chat_router
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.api_router import router as completion_router
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.models.api_router import router as models_router
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+from vllm.renderers.online_renderer import OnlineRenderer
+
+from generator.engine import Engine
+from generator.gated_llm import GatedLLM
+
+PREFIX = "/openai"
+
+
+async def mount_openai_routes(
+    app: FastAPI, *, engine: Engine, served_model_name: str, dependencies: Sequence[Any] = (), prefix: str = PREFIX
+) -> None:
+    """Serve `prefix`/v1/models, /v1/completions and /v1/chat/completions in `app`.
+
+    The engine must have been started with its tokenizer. `dependencies` are FastAPI dependencies of every route, such
+    as a check of the bearer token.
+    """
+    openai = FastAPI(openapi_url=None, dependencies=list(dependencies))
+    renderer = _fill_state(openai, llm=engine.llm, served_model_name=served_model_name)
+    for router in (models_router, completion_router, chat_router):
+        openai.include_router(router)
+    init_exception_handler(openai)
+    app.mount(prefix, openai)
+    await asyncio.to_thread(renderer.warmup)
+
+
+def _fill_state(app: FastAPI, *, llm: GatedLLM, served_model_name: str) -> OnlineRenderer:
+    """The names are those that vLLM's routers look for. Returns what renders the chat template."""
+    paths = [BaseModelPath(name=served_model_name, model_path=llm.model_config.model)]
+    models = OpenAIServingModels(engine_client=llm, base_model_paths=paths)
+    renderer = OnlineRenderer(
+        model_config=llm.model_config,
+        renderer=llm.renderer,
+        request_logger=None,
+        chat_template=None,
+        chat_template_content_format="auto",
+    )
+    app.state.openai_serving_models = models
+    app.state.openai_serving_completion = OpenAIServingCompletion(
+        llm, models, online_renderer=renderer, request_logger=None
+    )
+    app.state.openai_serving_chat = OpenAIServingChat(
+        llm,
+        models,
+        "assistant",
+        online_renderer=renderer,
+        request_logger=None,
+        chat_template=None,
+        chat_template_content_format="auto",
+    )
+    app.state.openai_serving_chat_batch = None
+    app.state.args = Namespace(log_error_stack=False, sse_keep_alive_interval=0)
+    return renderer

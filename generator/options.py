@@ -1,0 +1,76 @@
+"""How an engine is started. Nothing here imports vllm or torch, so that a command can parse its config first."""
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+OWNER_PID_VARIABLE = "HEADWAY_ENGINE_OWNER_PID"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """One engine. Sizes are per engine, not per worker.
+
+    `model` is a local folder. `threads` is the number of CPU threads that compute (ignored on a GPU).
+    `kv_cache_gb` is the size of the cache of keys and values on a CPU, in GiB; a GPU uses `gpu_memory_fraction`.
+    `stream_interval` is how many tokens of a completion are gathered before a part is handed out; the OpenAI routes
+    stream each token.
+    `staging` says where an update is received: beside the old weights while they serve, or within the pause.
+    `tokenizer` says whether to load the model's; our own routes take and give tokens, the OpenAI routes need it.
+    `initial_version` stamps the tokens that are sampled before the first commit.
+    """
+
+    model: str
+    dtype: str = "auto"
+    max_model_len: int = 4096
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    kv_cache_gb: float = 1.0
+    gpu_memory_fraction: float = 0.9
+    tensor_parallel_size: int = 1
+    threads: int = 1
+    seed: int = 0
+    enforce_eager: bool = True
+    stream_interval: int = 32
+    staging: Literal["staging", "none"] = "staging"
+    load_format: str = "auto"
+    tokenizer: bool = True
+    initial_version: str = "0.0"
+    bucket_timeout_s: float = 10.0
+    pause_ttl_s: float = 60.0
+    verbose: bool = False
+
+
+def prepare_environment(options: EngineOptions) -> None:
+    """Set what vllm reads from the environment. Call it before vllm or torch is first imported.
+
+    A variable that the user has set already is left alone, but for the owner's process id.
+    """
+    for name, value in _defaults(options).items():
+        os.environ.setdefault(name, value)
+    os.environ[OWNER_PID_VARIABLE] = str(os.getpid())
+
+
+def _defaults(options: EngineOptions) -> dict[str, str]:
+    threads = str(options.threads)
+    # Eager mode alone leaves a few small functions to torch.compile: 15 s at the first request, and no gain.
+    compile_nothing = {"TORCHDYNAMO_DISABLE": "1"} if options.enforce_eager else {}
+    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
+    return {
+        **compile_nothing,
+        **({} if options.verbose else quiet),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        # With more than one worker vLLM binds its threads to cores, which hurts where the cores are shared.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Read as "the engine core and its one worker share a process" on a CPU, which otherwise insists on two.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        # A thread that spins while it waits takes the core from the learner.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }

@@ -1,0 +1,116 @@
+"""What a generator is to others: is it serving, which version, how much, and is it being drained."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from generator.engine import Engine, EngineGone
+from generator.measures import Measures
+from protocol.generation import GeneratePart, GenerateRequest, GeneratorState
+from services.http_app import RequestRefused
+
+log = logging.getLogger(__name__)
+
+
+class Serving:
+    """Checks requests and passes them to the engine. `vocabulary_size` and `max_model_len` bound what is taken."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        generator_id: str,
+        vocabulary_size: int,
+        max_model_len: int,
+        max_waiting_requests: int,
+        measures: Measures,
+    ) -> None:
+        self._engine = engine
+        self._generator_id = generator_id
+        self._vocabulary_size = vocabulary_size
+        self._max_model_len = max_model_len
+        self._max_waiting_requests = max_waiting_requests
+        self._measures = measures
+        self._in_flight = 0
+        self._draining = False
+        self.version: str | None = None
+        """The version served; None until the first commit."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return self.version is not None and not self._draining and not self._engine.unloaded and self._engine.is_alive
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raises RequestRefused for a request that cannot be served, before any of it is."""
+        if not self.ready:
+            raise RequestRefused(503, "not_serving", "the generator holds no weights of a learner yet, or is draining")
+        if self._in_flight >= self._max_waiting_requests:
+            raise RequestRefused(429, "busy", f"{self._in_flight} requests are here already: try another generator")
+        largest = max(request.prompt_token_ids)
+        if largest >= self._vocabulary_size:
+            raise RequestRefused(
+                422, "token_out_of_range", f"prompt_token_ids: token id {largest} is not in the vocabulary",
+                field="prompt_token_ids", expected=f"ids below {self._vocabulary_size}", got=largest,
+            )  # fmt: skip
+        length = len(request.prompt_token_ids) + request.sampling.max_tokens
+        if length > self._max_model_len:
+            raise RequestRefused(
+                422, "too_long",
+                f"prompt_token_ids: {len(request.prompt_token_ids)} tokens and max_tokens {request.sampling.max_tokens} "
+                f"together exceed the {self._max_model_len} tokens that this generator was started with",
+                field="prompt_token_ids", expected=f"at most {self._max_model_len} in all", got=length,
+            )  # fmt: skip
+        forbidden = request.sampling.forbidden_in_training()
+        if request.purpose == "train" and forbidden:
+            raise RequestRefused(
+                422, "forbidden_in_training",
+                f"sampling: {', '.join(forbidden)} would sample from another distribution than the learner's full "
+                "softmax; leave them out, or ask with purpose 'evaluate'",
+                field=f"sampling.{forbidden[0]}",
+            )  # fmt: skip
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GeneratePart]:
+        """Parts of all completions as they come. The engine's request has an id of its own: clients may repeat theirs."""
+        self._in_flight += 1
+        try:
+            parts = self._engine.generate(
+                request_id=f"{request.request_id}-{uuid.uuid4().hex[:8]}",
+                prompt_token_ids=request.prompt_token_ids,
+                n=request.n,
+                sampling=request.sampling,
+            )
+            async with aclosing(parts):
+                async for part in parts:
+                    self._measures.part(part)
+                    yield part
+        finally:
+            self._in_flight -= 1
+
+    async def drain(self, *, timeout_s: float) -> None:
+        """Takes nothing new and lets what runs finish."""
+        self._draining = True
+        if not await self._engine.drain(timeout_s=timeout_s):
+            log.warning("%d requests did not finish within %.0f s and are aborted", self._in_flight, timeout_s)
+
+    def state(self) -> GeneratorState:
+        """What `GET /v1/state` answers."""
+        counters = self._engine.counters()
+        return GeneratorState(
+            generator_id=self._generator_id,
+            serving=self.ready,
+            policy_version=self.version,
+            running=counters.running + counters.waiting,
+            tokens_generated=counters.tokens_total,
+            idle_s=counters.idle_s,
+            uptime_s=counters.uptime_s,
+        )
+
+
+async def watch_engine(engine: Engine) -> None:
+    """Raises EngineGone when the engine's process has died."""
+    while engine.is_alive:
+        await asyncio.sleep(1.0)
+    raise EngineGone("the engine's process has died; restart this generator")

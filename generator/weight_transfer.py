@@ -1,0 +1,298 @@
+"""vLLM's weight transfer backend `headway`: buckets over a private process group, staged beside the weights that serve.
+
+It lives in the worker process. The worker's RPC loop is serial, so whatever waits for the network runs in a thread of
+its own: joining a group, and receiving into the staging buffers. Only a load touches the model, and it runs within one
+call, so that no step can see half of it.
+"""
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+from vllm.config import VllmConfig
+from vllm.config.weight_transfer import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+from generator.broadcast_group import BroadcastGroup
+from generator.options import OWNER_PID_VARIABLE
+from generator.weight_plan import BucketSpec, GroupSpec, StagePlan, WeightSyncError
+
+BACKEND = "headway"
+DIGEST_CHUNK_BYTES = 64 << 20
+
+
+@dataclass
+class GroupInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """vLLM's init call: the GroupSpec, as JSON."""
+
+    spec: str
+
+
+@dataclass
+class PlanInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """vLLM's update call. Empty: the plan is given to `stage` before."""
+
+
+class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type: ignore[misc]
+    """Joins, receives and loads. One operation of the network runs at a time; a failed one throws the group away."""
+
+    init_info_cls = GroupInfo
+    update_info_cls = PlanInfo
+    supports_draft_weight_update = False
+
+    def __init__(
+        self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
+    ) -> None:
+        super().__init__(config, vllm_config, device, model)
+        _watch_owner()
+        self._group: BroadcastGroup | None = None
+        self._operation: Future[None] | None = None
+        self._plan: StagePlan | None = None
+        self._staged: list[torch.Tensor] | None = None
+        self._spare: list[torch.Tensor] = []
+        self._deadline = float("inf")
+        self.touched = False
+        self._parameters = frozenset(name for name, _ in model.named_parameters())
+
+    def init_transfer_engine(self, init_info: GroupInfo) -> None:
+        """Begin to join a group; `progress` says when that is done. A group held before is dropped."""
+        self.abandon()
+        spec = GroupSpec.from_json(init_info.spec)
+        self._run(lambda operation: self._join(operation, spec))
+
+    def stage(self, plan: StagePlan) -> None:
+        """Begin to receive every bucket of `plan`; `progress` says when all are here and verified."""
+        group = self._joined()
+        self._staged = None
+        self._plan = plan
+        self._run(lambda _: self._receive_all(group, plan))
+
+    def stage_files(self, plan: StagePlan, paths: Sequence[str]) -> None:
+        """Begin to read every bucket of `plan` from a local file each; `progress` as for `stage`."""
+        self._staged = None
+        self._plan = plan
+        self._run(lambda _: self._read_all(plan, paths))
+
+    def expect(self, plan: StagePlan) -> None:
+        """Take note of a plan whose buckets will be received during the load itself."""
+        self._joined()
+        self._staged = None
+        self._plan = plan
+
+    def progress(self) -> bool:
+        """Whether the last operation has ended well. Raises WeightSyncError if it failed."""
+        if self._operation is None:
+            raise WeightSyncError("no operation was begun: the group was abandoned")
+        if not self._operation.done():
+            return False
+        self._operation.result()
+        return True
+
+    def abandon(self) -> None:
+        """Drop the group, and what was staged. A thread that still waits in it ends by its own timeout, unheard."""
+        self._group = None
+        self._operation = None
+        self._plan = None
+        self._staged = None
+
+    def start_weight_update(self) -> None:
+        self.touched = True
+        _forget_half_loaded_layers(self.model)
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load every bucket of the plan. Unlike the base class it does not ask for an accelerator."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+    def receive_weights(self, update_info: PlanInfo) -> None:
+        plan = self._plan
+        assert plan is not None, "nothing was staged"
+        loaded: set[str] = set()
+        for bucket, buffer in self._buffers(plan):
+            loaded |= self.model.load_weights(_views(bucket=bucket, buffer=buffer))
+        missing = sorted(self._parameters - loaded)
+        if missing:
+            raise WeightSyncError(f"the plan has no value for {len(missing)} parameters: {', '.join(missing[:5])}")
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+        _pack_heads_again(self.model)
+        self.touched = False
+        self._spare = self._staged or []
+        self._staged = None
+        self._plan = None
+
+    def first_bucket(self, *, ttl_s: float) -> None:
+        """Without staging, wait for the first bucket: until it is here and verified, the old weights are whole.
+
+        The load that follows may not wait for a bucket later than `ttl_s` from now.
+        """
+        self._deadline = time.monotonic() + ttl_s
+        plan = self._plan
+        if plan is None:
+            raise WeightSyncError("there is nothing to load: stage a plan first")
+        if self._staged is None and plan.buckets:
+            self._staged = [self._receive(group=self._joined(), bucket=plan.buckets[0], index=0)]
+
+    def fingerprint(self) -> str:
+        """XXH3 over the loaded parameters of this worker, by name. Equal weights on equal devices give equal ones."""
+        digest = xxhash.xxh3_64()
+        for name, parameter in self.model.named_parameters():
+            digest.update(name.encode())
+            _update_digest(digest, parameter.detach())
+        return str(digest.hexdigest())
+
+    def shutdown(self) -> None:
+        self.abandon()
+
+    def _run(self, work: Callable[[Future[None]], None]) -> None:
+        operation: Future[None] = Future()
+        self._operation = operation
+
+        def target() -> None:
+            try:
+                work(operation)
+            except (WeightSyncError, RuntimeError, OSError) as error:
+                if self._operation is operation:
+                    self._group = None
+                operation.set_exception(error)
+            else:
+                operation.set_result(None)
+
+        threading.Thread(target=target, name="headway-weights", daemon=True).start()
+
+    def _joined(self) -> BroadcastGroup:
+        if self._group is None:
+            raise WeightSyncError("this worker is in no group: the last one failed or was abandoned; join a new one")
+        return self._group
+
+    def _join(self, operation: Future[None], spec: GroupSpec) -> None:
+        group = BroadcastGroup(spec=spec, worker_rank=self.parallel_config.rank, device=self.device)
+        if self._operation is operation:
+            self._group = group
+
+    def _receive_all(self, group: BroadcastGroup, plan: StagePlan) -> None:
+        staged = [self._receive(group=group, bucket=bucket, index=i) for i, bucket in enumerate(plan.buckets)]
+        if self._plan is plan:
+            self._staged = staged
+
+    def _read_all(self, plan: StagePlan, paths: Sequence[str]) -> None:
+        if len(paths) != len(plan.buckets):
+            raise WeightSyncError(f"the plan has {len(plan.buckets)} buckets, there are {len(paths)} files")
+        staged = []
+        for index, (bucket, path) in enumerate(zip(plan.buckets, paths, strict=True)):
+            bucket.offsets()
+            raw = torch.from_file(path, size=bucket.nbytes, dtype=torch.uint8)
+            _verify(raw, bucket=bucket, index=index)
+            staged.append(raw.to(self.device, copy=True))
+        if self._plan is plan:
+            self._staged = staged
+
+    def _receive(self, *, group: BroadcastGroup, bucket: BucketSpec, index: int) -> torch.Tensor:
+        bucket.offsets()
+        buffer = self._buffer(bucket.nbytes)
+        group.receive(buffer=buffer, index=index)
+        _verify(buffer, bucket=bucket, index=index)
+        return buffer
+
+    def _buffer(self, nbytes: int) -> torch.Tensor:
+        """A buffer of the last update if one has the size: fresh memory costs a page fault for each page."""
+        for i, buffer in enumerate(self._spare):
+            if buffer.numel() == nbytes:
+                return self._spare.pop(i)
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def _buffers(self, plan: StagePlan) -> Iterator[tuple[BucketSpec, torch.Tensor]]:
+        """The staged buckets, and then the rest as it arrives."""
+        staged = self._staged or []
+        yield from zip(plan.buckets, staged, strict=False)
+        for index in range(len(staged), len(plan.buckets)):
+            if time.monotonic() > self._deadline:
+                raise WeightSyncError(f"the pause outlived its time to live at bucket {index} of {len(plan.buckets)}")
+            bucket = plan.buckets[index]
+            yield bucket, self._receive(group=self._joined(), bucket=bucket, index=index)
+
+
+def _verify(buffer: torch.Tensor, *, bucket: BucketSpec, index: int) -> None:
+    found = xxhash.xxh3_64_hexdigest(_bytes(buffer))
+    if found != bucket.xxh3:
+        raise WeightSyncError(f"bucket {index} has hash {found}, its plan says {bucket.xxh3}")
+
+
+def _views(*, bucket: BucketSpec, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    for tensor, start in zip(bucket.tensors, bucket.offsets(), strict=True):
+        raw = buffer[start : start + tensor.nbytes]
+        yield tensor.name, raw.view(getattr(torch, tensor.dtype)).view(tensor.shape)
+
+
+def _pack_heads_again(model: torch.nn.Module) -> None:
+    """A tied head gets no weight of its own in a reload, so its packed copy would keep the old embedding."""
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _forget_half_loaded_layers(model: torch.nn.Module) -> None:
+    """After a load that failed midway, the next would finish a layer too early that still counts what it got."""
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            info.loaded_weights.clear()
+            info.load_numel = 0
+
+
+def _update_digest(digest: xxhash.xxh3_64, tensor: torch.Tensor) -> None:
+    raw = tensor.contiguous().view(-1).view(torch.uint8)
+    for start in range(0, raw.numel(), DIGEST_CHUNK_BYTES):
+        digest.update(_bytes(raw[start : start + DIGEST_CHUNK_BYTES]))
+
+
+def _bytes(raw: torch.Tensor) -> Any:
+    """The bytes of a tensor of uint8, not copied if it is on the CPU."""
+    return raw.cpu().numpy()
+
+
+def _watch_owner() -> None:
+    """End this process when the one that started the engine ends, however that comes about: nobody else would."""
+    threading.Thread(target=_exit_after_owner, name="headway-owner", daemon=True).start()
+
+
+def _exit_after_owner() -> None:
+    try:
+        watch = os.pidfd_open(int(os.environ[OWNER_PID_VARIABLE]))
+    except ProcessLookupError:
+        os._exit(1)
+    poll = select.poll()
+    poll.register(watch, select.POLLIN)
+    poll.poll()
+    os._exit(1)
+
+
+def register() -> None:
+    """Make the backend known to vLLM in this process. Safe to call more than once."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, HeadwayTransferEngine)
+
+
+def timed(call: Callable[[], None]) -> float:
+    """Seconds that `call` takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

@@ -1,0 +1,1 @@
+"""The learner: consumes trajectory groups, trains with DeepSpeed, publishes weights."""

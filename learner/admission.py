@@ -1,0 +1,67 @@
+"""What a group must be before the ledger sees it: whole, scored, and made of tokens that this run's policy sampled."""
+
+from dataclasses import dataclass
+
+from protocol.messages import Failed
+from protocol.trajectories import Trajectory, TrajectoryGroup
+
+
+@dataclass(frozen=True)
+class GroupRules:
+    """`vocabulary_size` bounds token ids; a group of fewer than `min_group_size` scored trajectories is a failure."""
+
+    vocabulary_size: int
+    min_group_size: int
+    drop_uniform_groups: bool
+
+
+def admissible(group: TrajectoryGroup, *, rules: GroupRules, newest_version: int) -> TrajectoryGroup | Failed:
+    """The group without the trajectories that could not be scored, or the failure that it amounts to.
+
+    A reward that could not be computed is not a reward of 0: its trajectory leaves the group.
+    """
+    fault = _fault(group, rules=rules, newest_version=newest_version)
+    if fault is not None:
+        return _failed(group, reason=fault, data_fault=True)
+    scored = tuple(trajectory for trajectory in group.trajectories if trajectory.reward.reward is not None)
+    if len(scored) == len(group.trajectories):
+        return group
+    if len(scored) < rules.min_group_size:
+        first = next(trajectory for trajectory in group.trajectories if trajectory.reward.reward is None)
+        reason = f"{len(group.trajectories) - len(scored)} of {len(group.trajectories)} rewards failed: {_error(first)}"
+        return _failed(group, reason=reason, data_fault=first.reward.error_kind != "infrastructure")
+    return group.model_copy(update={"trajectories": scored})
+
+
+def is_uniform(group: TrajectoryGroup) -> bool:
+    """Whether all rewards are equal, so that a group baseline leaves nothing to learn."""
+    return len({trajectory.reward.reward for trajectory in group.trajectories}) == 1
+
+
+def _fault(group: TrajectoryGroup, *, rules: GroupRules, newest_version: int) -> str | None:
+    for trajectory in group.trajectories:
+        largest = int(trajectory.token_ids.max())
+        if largest >= rules.vocabulary_size:
+            return f"token id {largest} is outside the model's vocabulary of {rules.vocabulary_size}"
+        if not trajectory.loss_mask.any():
+            return "a trajectory holds no sampled token"
+        if trajectory.loss_mask[0]:
+            return "a trajectory's first token is marked as sampled, yet nothing precedes it"
+        newest = int(trajectory.token_versions().max())
+        if newest > newest_version:
+            return f"a token is stamped with policy version {newest}; the learner has published {newest_version}"
+    return None
+
+
+def _error(trajectory: Trajectory) -> str:
+    return trajectory.reward.error or "no reason was given"
+
+
+def _failed(group: TrajectoryGroup, *, reason: str, data_fault: bool) -> Failed:
+    return Failed(
+        lease_id=group.lease_id,
+        attempt=group.attempt,
+        purpose=group.purpose,
+        data_fault=data_fault,
+        reason=reason[:4096],
+    )

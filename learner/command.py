@@ -1,0 +1,40 @@
+"""The command `learner`."""
+
+import os
+import sys
+
+from learner.config import LearnerConfig
+from services.config import load_or_exit
+from services.logs import configure_logging
+from services.process import run_process
+
+
+def main() -> None:
+    """Reads the config, then trains. torch is imported after the config is known to be good."""
+    config = load_or_exit(LearnerConfig, process="learner", description="Trains a policy, online or from files.")
+    configure_logging("learner", level=config.log.level, format=config.log.format)
+    _tune_environment(config)
+    if int(os.environ.get("RANK", "0")) > 0:
+        from learner.training.ranks import ranks_from_environment
+        from learner.training_setup import follow
+
+        ranks = ranks_from_environment(os.environ)
+        assert ranks is not None, "RANK is set"
+        follow(config, ranks)
+        return
+    if config.algo.type == "sft":
+        from learner.offline import train_offline as train
+    else:
+        from learner.service import train_online as train
+    sys.exit(run_process("learner", lambda stop: train(config, stop)))
+
+
+def _tune_environment(config: LearnerConfig) -> None:
+    """Read by OpenMP when torch is loaded. Spinning threads starve the other processes of a small machine."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+if __name__ == "__main__":
+    main()

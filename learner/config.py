@@ -1,0 +1,140 @@
+"""What a user can set about the learner. Loads no torch."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from learner.algorithms.config import AlgorithmConfig, GrpoConfig
+from learner.training.config import TrainingConfig
+from protocol.fleet import Backend
+from services.config import ConfigModel, HttpConfig, ProcessConfig
+
+
+class RolloutConfig(ConfigModel):
+    """What env_services are asked for. The sampling temperature is `training.temperature`: the two must be one."""
+
+    environment: str | None = Field(
+        None, description="environment to take tasks from; the only one offered, if left out"
+    )
+    group_size: int = Field(8, ge=1, description="trajectories per task")
+    max_tokens: int = Field(64, ge=1, description="most tokens in one completion")
+    stop_token_ids: tuple[int, ...] = Field((), description="token ids that end a completion, besides the model's own")
+    seed: int = Field(0, ge=0, description="seed from which every lease's own seed is derived")
+    min_group_size: int = Field(
+        2, ge=1, description="fewest trajectories with a reward that make a group worth keeping"
+    )
+    drop_uniform_groups: bool = Field(
+        False, description="leave out groups whose rewards are all equal, and take others"
+    )
+
+
+class LagConfig(ConfigModel):
+    """What is done about rollouts that take long. The bound itself is `max_lag`."""
+
+    on_lag: Literal["wait", "drop"] = Field("wait", description="before a step that would make a running group too old")
+    straggler_timeout_s: float = Field(
+        60.0, gt=0, description="longest such wait, in seconds; then the group is dropped"
+    )
+    max_drops_per_lease: int = Field(2, ge=0, description="after so many drops a lease is always waited for")
+
+
+class LeaseConfig(ConfigModel):
+    """Leases, and what happens to those that fail."""
+
+    address: str = Field("tcp://127.0.0.1:7301", description="ZeroMQ address that env_services connect to")
+    heartbeat_every_s: float = Field(2.0, gt=0, description="how often an env_service reports, in seconds")
+    timeout_s: float = Field(30.0, gt=0, description="a lease of which nothing is heard for so long is granted again")
+    infrastructure_retries: int = Field(8, ge=0, description="retries of a lease after failures of infrastructure")
+    data_retries: int = Field(1, ge=0, description="retries of a lease after failures of its own data")
+    max_dead_letter_share: float = Field(
+        0.25, gt=0, le=1, description="share of leases given up, of at least 20 finished, at which the run stops"
+    )
+
+
+class WeightsConfig(ConfigModel):
+    """Weight sync."""
+
+    backend: Backend = Field("gloo", description="collective: gloo on CPUs, nccl on GPUs")
+    host: str = Field("127.0.0.1", description="address on which generators meet the learner; a private network")
+    bucket_mb: int = Field(64, ge=1, le=2048, description="size of one broadcast, in MiB")
+    bucket_timeout_s: float = Field(10.0, gt=0, description="longest wait for one bucket, in seconds")
+    meet_timeout_s: float = Field(30.0, gt=0, description="longest wait for all generators to meet, in seconds")
+    commit_timeout_s: float = Field(60.0, gt=0, description="longest wait for a generator to load weights, in seconds")
+    announce_every_s: float = Field(2.0, gt=0, description="how often a generator announces itself, in seconds")
+    silence_s: float = Field(15.0, gt=0, description="a generator silent for so long leaves the fleet")
+    probe_tokens: int = Field(12, ge=2, le=512, description="length of the prompt whose logprobs are compared")
+    probe_tolerance: float = Field(1e-3, gt=0, description="largest gap of those logprobs at join, in nats; bf16: 0.5")
+    probe_floor: float = Field(1e-3, gt=0, description="a gap up to this is never held against a generator, in nats")
+    generator_token: SecretStr | None = Field(None, description="bearer token of the generators")
+
+
+class EvaluationConfig(ConfigModel):
+    """Held-out evaluation, by the same generators."""
+
+    tasks: int = Field(200, ge=0, description="held-out tasks in an evaluation during the run; 0 turns it off")
+    every_steps: int = Field(50, ge=1, description="steps between evaluations")
+    final_tasks: int = Field(500, ge=0, description="held-out tasks before the first and after the last step")
+    temperature: float = Field(1.0, ge=0, description="sampling temperature; 0 is greedy")
+    success_reward: float = Field(1.0, description="a reward of at least this counts as solved")
+
+
+class CheckpointConfig(ConfigModel):
+    """Checkpoints, in the run's folder."""
+
+    every_steps: int = Field(100, ge=1, description="steps between checkpoints")
+    keep: int = Field(2, ge=1, description="how many of the newest are kept")
+
+
+class DataConfig(ConfigModel):
+    """Examples for the algorithms that learn from files: JSONL of `prompt` and `completion`, or of `messages`."""
+
+    path: Path | None = Field(None, description="JSONL file; needed by sft")
+    batch_size: int = Field(128, ge=1, description="examples per step")
+    seed: int = Field(0, ge=0, description="seed of the order of examples")
+
+
+class LearnerConfig(ProcessConfig):
+    """The table [learner]."""
+
+    http: HttpConfig = Field(HttpConfig(port=7300), description="the learner's HTTP address")
+    model: Path = Field(description="Hugging Face directory of the initial model")
+    output: Path | None = Field(None, description="where the trained model goes; the run's folder if left out")
+    algo: AlgorithmConfig = Field(GrpoConfig(), description="the algorithm")
+    steps: int = Field(100, ge=1, description="steps to train; each consumes groups_per_step groups")
+    groups_per_step: int = Field(32, ge=1, description="groups (tasks) in one step")
+    max_lag: int = Field(
+        4, ge=0, description="no token older than this many policy versions is trained on; 0 is synchronous"
+    )
+    ranks: int = Field(1, ge=1, description="data-parallel ranks on this host")
+    threads: int = Field(1, ge=1, description="CPU threads of each rank")
+    seed: int = Field(0, ge=0, description="seed of the learner's random numbers")
+    resume: bool = Field(False, description="continue the run of this name from its newest checkpoint")
+    training: TrainingConfig = Field(TrainingConfig(), description="the training step")
+    rollouts: RolloutConfig = RolloutConfig()
+    lag: LagConfig = LagConfig()
+    leases: LeaseConfig = LeaseConfig()
+    weights: WeightsConfig = WeightsConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    data: DataConfig = DataConfig()
+
+    @property
+    def exported_model(self) -> Path:
+        """Where the trained model is written."""
+        return self.output or self.run.folder / "model"
+
+    @model_validator(mode="after")
+    def _data_where_needed(self) -> Self:
+        if self.algo.type == "sft" and self.data.path is None:
+            raise ValueError("algo sft learns from a file and none is set: set data.path to a JSONL file")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_large_enough(self) -> Self:
+        if self.algo.type != "sft" and self.rollouts.min_group_size > self.rollouts.group_size:
+            raise ValueError(
+                f"rollouts.min_group_size is {self.rollouts.min_group_size} and rollouts.group_size "
+                f"{self.rollouts.group_size}: no group could be kept; lower the first or raise the second"
+            )
+        return self

@@ -1,0 +1,100 @@
+"""The env_services that said hello: their addresses, what each can run, and which leases each holds."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from learner.ledger import AttemptId, EndedAttempt
+from protocol.messages import Cancelled, EnvironmentInfo, Hello, Message, RunningLease
+from services.sockets import RouterSocket, SocketError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Holder:
+    """An env_service under its socket's address. `running` are its training leases."""
+
+    peer: str
+    hello: Hello
+    last_seen: float
+    running: set[AttemptId] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        return self.hello.env_id
+
+    def environment(self, name: str | None) -> EnvironmentInfo | None:
+        """The environment of that name, or the only one if no name is given; None if it is not offered."""
+        offered = self.hello.environments
+        if name is None:
+            return offered[0] if len(offered) == 1 else None
+        return next((info for info in offered if info.name == name), None)
+
+
+class Holders:
+    """All env_services, by name and by address. Sends never wait: a peer that is gone is dropped from the books."""
+
+    def __init__(self, socket: RouterSocket) -> None:
+        self._socket = socket
+        self._by_name: dict[str, Holder] = {}
+        self._names: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[Holder]:
+        return iter(list(self._by_name.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def at(self, peer: str) -> Holder | None:
+        """Who speaks from this address."""
+        return self._by_name.get(self._names.get(peer, ""))
+
+    def welcome(self, *, peer: str, hello: Hello, now: float) -> tuple[Holder, bool]:
+        """Takes an env_service in; also says whether it is a new one. One that moved keeps its leases."""
+        known = self._by_name.get(hello.env_id)
+        if known is not None:
+            self._names.pop(known.peer, None)
+        holder = Holder(peer=peer, hello=hello, last_seen=now, running=known.running if known else set())
+        self._by_name[hello.env_id] = holder
+        self._names[peer] = hello.env_id
+        return holder, known is None
+
+    def part(self, holder: Holder) -> None:
+        """Forgets an env_service."""
+        self._by_name.pop(holder.name, None)
+        self._names.pop(holder.peer, None)
+
+    def release(self, attempts: Iterable[AttemptId]) -> None:
+        """These attempts are over, whoever held them."""
+        over = set(attempts)
+        for holder in self._by_name.values():
+            holder.running -= over
+
+    async def send(self, holder: Holder, message: Message) -> None:
+        """Sends, or notes that the peer is gone: its leases then expire."""
+        await self.answer(holder.peer, message)
+
+    async def answer(self, peer: str, message: Message) -> None:
+        """Sends to an address that need not be a holder's."""
+        try:
+            await self._socket.send(peer, message)
+        except SocketError as error:
+            log.debug("a %s could not be sent: %s", message.kind, error)
+
+    async def broadcast(self, message: Message) -> None:
+        """Sends to all."""
+        for holder in self:
+            await self.send(holder, message)
+
+    async def cancel(self, ended: Iterable[EndedAttempt]) -> None:
+        """Tells the holders of these attempts that nobody waits for them any more."""
+        by_holder: dict[str, list[RunningLease]] = {}
+        for attempt in ended:
+            if attempt.holder is not None:
+                lease = RunningLease(lease_id=attempt.lease_id, attempt=attempt.attempt, purpose="train")
+                by_holder.setdefault(attempt.holder, []).append(lease)
+        for name, leases in by_holder.items():
+            holder = self._by_name.get(name)
+            if holder is not None:
+                await self.send(holder, Cancelled(leases=tuple(leases)))

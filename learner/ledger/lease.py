@@ -1,0 +1,211 @@
+"""Where every lease is and how its attempts ended: the moves that keep the books, not the rules that choose them."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from learner.ledger.records import Books, EndedAttempt, FailureKind, LedgerSnapshot
+
+
+class Outcome(StrEnum):
+    """Where an attempt is, or how it ended."""
+
+    RUNNING = "running"
+    ACCEPTED = "accepted"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    DROPPED = "dropped"
+
+
+class Closed(StrEnum):
+    """How a lease ended for good."""
+
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    DEAD_LETTERED = "dead_lettered"
+
+
+@dataclass(slots=True, kw_only=True)
+class Lease:
+    """A lease that is not closed. `attempts[i]` is the outcome of attempt i."""
+
+    lease_id: int
+    attempts: list[Outcome] = field(default_factory=list)
+    drops: int = 0
+    failures: dict[FailureKind, int] = field(default_factory=lambda: {"infrastructure": 0, "data": 0})
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningAttempt:
+    """version: a lower bound on the versions of the group's tokens. deadline: seconds on the caller's clock."""
+
+    attempt: int
+    holder: str
+    version: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferedGroup:
+    """version: of the group's oldest token. size: in the caller's measure."""
+
+    attempt: int
+    version: int
+    size: int
+
+
+class LeaseTable:
+    """All leases below `cursor`. One that is not closed is in exactly one of the four places; closed ones are counted.
+
+    Public for reading; only the methods change it.
+    """
+
+    def __init__(self) -> None:
+        self.cursor = 0
+        self.leases: dict[int, Lease] = {}
+        self.pending: dict[int, float] = {}  # lease id -> not to be granted before
+        self.running: dict[int, RunningAttempt] = {}
+        self.buffered: dict[int, BufferedGroup] = {}
+        self.untrained: deque[tuple[int, ...]] = deque()  # batches taken or replayed whose step has not ended
+        self.closed: Counter[Closed] = Counter()
+        self.outcomes: Counter[Outcome] = Counter()
+
+    def open_up_to(self, cursor: int) -> None:
+        """Opens the leases below `cursor` that do not exist yet, as pending."""
+        for lease_id in range(self.cursor, cursor):
+            self.leases[lease_id] = Lease(lease_id=lease_id)
+            self.pending[lease_id] = 0.0
+        self.cursor = max(self.cursor, cursor)
+
+    def next_pending(self, now: float) -> int:
+        """The oldest lease that may be granted again at `now`, else a new one."""
+        ready = (lease_id for lease_id, not_before in self.pending.items() if not_before <= now)
+        lease_id = min(ready, default=self.cursor)
+        self.open_up_to(lease_id + 1)
+        return lease_id
+
+    def start(self, lease_id: int, *, holder: str, version: int, deadline: float) -> int:
+        """Pending to running. Returns the number of the new attempt."""
+        del self.pending[lease_id]
+        attempt = self._new_attempt(lease_id, Outcome.RUNNING)
+        self.running[lease_id] = RunningAttempt(attempt=attempt, holder=holder, version=version, deadline=deadline)
+        return attempt
+
+    def stop(self, lease_id: int, outcome: Outcome, *, not_before: float = 0.0) -> EndedAttempt:
+        """Running to pending, and not to be granted before `not_before`."""
+        running = self.running.pop(lease_id)
+        self.pending[lease_id] = not_before
+        self._settle(lease_id, running.attempt, outcome)
+        return EndedAttempt(lease_id=lease_id, attempt=running.attempt, holder=running.holder, size=None)
+
+    def drop(self, lease_id: int) -> EndedAttempt:
+        """Running or buffered to pending, counted among the lease's drops."""
+        self.leases[lease_id].drops += 1
+        if lease_id in self.running:
+            return self.stop(lease_id, Outcome.DROPPED)
+        group = self.buffered.pop(lease_id)
+        self.pending[lease_id] = 0.0
+        self._settle(lease_id, group.attempt, Outcome.DROPPED)
+        return EndedAttempt(lease_id=lease_id, attempt=group.attempt, holder=None, size=group.size)
+
+    def buffer(self, lease_id: int, group: BufferedGroup) -> tuple[EndedAttempt, ...]:
+        """Running or pending to buffered. Returns the running attempt if it was another than the group's."""
+        cancelled: tuple[EndedAttempt, ...] = ()
+        if lease_id in self.running:
+            ended = self.stop(lease_id, Outcome.DROPPED)
+            cancelled = (ended,) if ended.attempt != group.attempt else ()
+        del self.pending[lease_id]
+        self._settle(lease_id, group.attempt, Outcome.ACCEPTED)
+        self.buffered[lease_id] = group
+        return cancelled
+
+    def newest_attempt(self, lease_id: int) -> int:
+        """The number of the lease's newest attempt. One that has none gets one that counts as expired."""
+        if not self.leases[lease_id].attempts:
+            return self._new_attempt(lease_id, Outcome.EXPIRED)
+        return len(self.leases[lease_id].attempts) - 1
+
+    def take(self, lease_ids: tuple[int, ...]) -> None:
+        """Buffered to in training."""
+        for lease_id in lease_ids:
+            del self.buffered[lease_id]
+        self.untrained.append(lease_ids)
+
+    def close(self, lease_id: int, how: Closed) -> None:
+        """Any place but in training, to closed; a running attempt must have been stopped before."""
+        self.pending.pop(lease_id, None)
+        self.buffered.pop(lease_id, None)
+        del self.leases[lease_id]
+        self.closed[how] += 1
+
+    def close_trained(self) -> None:
+        """The oldest batch in training is trained."""
+        for lease_id in self.untrained.popleft():
+            self.close(lease_id, Closed.TRAINED)
+
+    def books(self) -> Books:
+        return Books(
+            leases=self.cursor,
+            trained=self.closed[Closed.TRAINED] + sum(map(len, self.untrained)),
+            filtered=self.closed[Closed.FILTERED],
+            dead_lettered=self.closed[Closed.DEAD_LETTERED],
+            buffered=len(self.buffered),
+            running=len(self.running),
+            pending=len(self.pending),
+            attempts=self.outcomes.total(),
+            accepted=self.outcomes[Outcome.ACCEPTED],
+            failed=self.outcomes[Outcome.FAILED],
+            expired=self.outcomes[Outcome.EXPIRED],
+            dropped=self.outcomes[Outcome.DROPPED],
+        )
+
+    def snapshot(self, *, version: int, reasons: dict[str, int]) -> LedgerSnapshot:
+        leases = list(self.leases.values())
+        return LedgerSnapshot(
+            version=version,
+            cursor=self.cursor,
+            closed={how.value: count for how, count in self.closed.items()},
+            outcomes={outcome.value: count for outcome, count in self.outcomes.items()},
+            reasons=reasons,
+            lease_ids=[lease.lease_id for lease in leases],
+            attempts=[[outcome.value for outcome in lease.attempts] for lease in leases],
+            drops=[lease.drops for lease in leases],
+            infrastructure_failures=[lease.failures["infrastructure"] for lease in leases],
+            data_failures=[lease.failures["data"] for lease in leases],
+        )
+
+    @classmethod
+    def restored(cls, snapshot: LedgerSnapshot) -> "LeaseTable":
+        """Every lease that is not closed is pending; attempts that ran, or whose groups waited, count as expired."""
+        table = cls()
+        table.cursor = snapshot.cursor
+        table.closed.update({Closed(how): count for how, count in snapshot.closed.items()})
+        table.outcomes.update({Outcome(outcome): count for outcome, count in snapshot.outcomes.items()})
+        columns = (snapshot.attempts, snapshot.drops, snapshot.infrastructure_failures, snapshot.data_failures)
+        for lease_id, attempts, drops, infrastructure, data in zip(snapshot.lease_ids, *columns, strict=True):
+            table.leases[lease_id] = Lease(
+                lease_id=lease_id,
+                attempts=[Outcome(outcome) for outcome in attempts],
+                drops=drops,
+                failures={"infrastructure": infrastructure, "data": data},
+            )
+            table.pending[lease_id] = 0.0
+            table._forget_unfinished(lease_id)
+        return table
+
+    def _forget_unfinished(self, lease_id: int) -> None:
+        for attempt, outcome in enumerate(self.leases[lease_id].attempts):
+            if outcome in (Outcome.RUNNING, Outcome.ACCEPTED):
+                self._settle(lease_id, attempt, Outcome.EXPIRED)
+
+    def _new_attempt(self, lease_id: int, outcome: Outcome) -> int:
+        attempts = self.leases[lease_id].attempts
+        attempts.append(outcome)
+        self.outcomes[outcome] += 1
+        return len(attempts) - 1
+
+    def _settle(self, lease_id: int, attempt: int, outcome: Outcome) -> None:
+        attempts = self.leases[lease_id].attempts
+        self.outcomes[attempts[attempt]] -= 1
+        self.outcomes[outcome] += 1
+        attempts[attempt] = outcome

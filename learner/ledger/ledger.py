@@ -1,0 +1,331 @@
+"""The rules of the ledger: what is granted, what is accepted, what a batch takes, and the bound on its lag."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from learner.ledger.lease import BufferedGroup, Closed, LeaseTable, Outcome
+from learner.ledger.records import (
+    Answer,
+    AttemptId,
+    Batch,
+    Books,
+    EndedAttempt,
+    FailureKind,
+    FailureResult,
+    Grant,
+    LedgerConfig,
+    LedgerSnapshot,
+    Straggler,
+    Verdict,
+    Waiting,
+)
+from learner.ledger.stragglers import Blockage, Remaining, blockage
+
+
+class Ledger:
+    """Hands out leases and makes batches of which no group lags more than `max_lag` versions.
+
+    Everything is judged by `next_version`, the version at which the next batch will be taken: the learner's own, or,
+    while batches that were taken or replayed wait for the end of their step, the one that it will have then. So a group
+    that arrives during a step is not accepted only to be too old when the step ends.
+    """
+
+    def __init__(self, config: LedgerConfig) -> None:
+        self.config = config
+        self._table = LeaseTable()
+        self._version = 0
+        self._served: int | None = None
+        self._reasons: Counter[str] = Counter()
+        self._blocked_since: float | None = None
+
+    @property
+    def version(self) -> int:
+        """The learner's policy version."""
+        return self._version
+
+    @property
+    def next_version(self) -> int:
+        """The version at which the next batch will be taken."""
+        return self._version + len(self._table.untrained)
+
+    @property
+    def served(self) -> int | None:
+        """The oldest policy version that a serving generator holds; None if none serves."""
+        return self._served
+
+    def served_changed(self, served: int | None) -> None:
+        """Tells the oldest policy version held by a serving generator, or None if none serves.
+
+        Raises ValueError for a version that this learner has not made: a generator of a former life whose steps were
+        lost holds another policy under that number.
+        """
+        if served is not None and not 0 <= served <= self.next_version:
+            raise ValueError(
+                f"a generator cannot serve policy version {served}: this learner knows versions 0 to "
+                f"{self.next_version}; count a generator as serving only while it holds one of this learner's versions"
+            )
+        self._served = served
+
+    def places(self) -> int:
+        """How many more leases may be granted now."""
+        if self._served is None:
+            return 0
+        table, per_step = self._table, self.config.groups_per_step
+        consumed = self.next_version * per_step  # so it counts from the moment at which a batch is taken
+        limit = (self._served + self.config.max_lag + 1) * per_step
+        return max(0, limit - consumed - len(table.buffered) - len(table.running))
+
+    def grant(self, *, now: float, holder: str, room: int) -> tuple[Grant, ...]:
+        """Grants at most `room` leases to `holder`: those to be granted again by rising id, then new tasks."""
+        return tuple(self._grant_one(now=now, holder=holder) for _ in range(min(room, self.places())))
+
+    def _grant_one(self, *, now: float, holder: str) -> Grant:
+        assert self._served is not None
+        version, deadline = self._served, now + self.config.lease_timeout_s
+        lease_id = self._table.next_pending(now)
+        attempt = self._table.start(lease_id, holder=holder, version=version, deadline=deadline)
+        return Grant(lease_id=lease_id, attempt=attempt, holder=holder, version=version, deadline=deadline)
+
+    def heartbeat(
+        self, *, now: float, holder: str, running: Mapping[tuple[int, int], int | None]
+    ) -> tuple[AttemptId, ...]:
+        """Extends the deadlines of the attempts that `holder` reports. Returns those that it should cancel.
+
+        running: (lease id, attempt) -> the oldest version that any of the group's tokens was or will be sampled under,
+            None if that is not known yet. An attempt is reported until its group is acknowledged; one that is not
+            reported (its grant was lost, say) expires.
+        """
+        unwanted: list[AttemptId] = []
+        for (lease_id, attempt), oldest_version in running.items():
+            known = self._table.running.get(lease_id)
+            if known is None or (known.attempt, known.holder) != (attempt, holder):
+                unwanted.append(AttemptId(lease_id, attempt))
+                continue
+            known.deadline = max(known.deadline, now + self.config.lease_timeout_s)
+            if oldest_version is not None:
+                known.version = max(known.version, oldest_version)
+        return tuple(unwanted)
+
+    def would_accept(self, *, lease_id: int, attempt: int, oldest_version: int) -> Verdict:
+        """The verdict that `accept` would give; changes nothing, so that the journal can be written in between."""
+        if not self._was_granted(lease_id, attempt):
+            return Verdict.UNKNOWN
+        if not self._is_wanted(lease_id):
+            return Verdict.DUPLICATE
+        if self._is_admissible(oldest_version):
+            return Verdict.ACCEPTED
+        running = self._table.running.get(lease_id)
+        return Verdict.STALE if running is not None and running.attempt == attempt else Verdict.LATE
+
+    def accept(self, *, lease_id: int, attempt: int, oldest_version: int, size: int) -> Answer:
+        """Takes a finished group into the buffer if its lease wants it. The first admissible attempt wins.
+
+        oldest_version: of all the group's tokens, as stamped by the engine.
+        size: the caller's measure of the group (tokens, say), handed back if the group is dropped.
+        """
+        verdict = self.would_accept(lease_id=lease_id, attempt=attempt, oldest_version=oldest_version)
+        if verdict is Verdict.ACCEPTED:
+            group = BufferedGroup(attempt=attempt, version=oldest_version, size=size)
+            return Answer(verdict=verdict, cancelled=self._table.buffer(lease_id, group))
+        if verdict is Verdict.STALE:
+            self._table.drop(lease_id)
+        return Answer(verdict=verdict)
+
+    def filter(self, *, lease_id: int, attempt: int | None = None) -> tuple[EndedAttempt, ...]:
+        """Closes a lease whose group teaches nothing: the buffered one, or, if `attempt` is given, one just arrived.
+
+        Its place is given back. Returns the running attempt (none or one) that this makes needless. Raises ValueError
+        if there can be no such group: `would_accept` tells for one that has just arrived.
+        """
+        cancelled: tuple[EndedAttempt, ...] = ()
+        if attempt is not None and self._is_wanted(lease_id) and self._was_granted(lease_id, attempt):
+            arrived = BufferedGroup(attempt=attempt, version=self.next_version, size=0)
+            cancelled = self._table.buffer(lease_id, arrived)
+        elif attempt is not None or lease_id not in self._table.buffered:
+            raise ValueError(f"lease {lease_id} (attempt {attempt}) has no group that could be filtered")
+        self._table.close(lease_id, Closed.FILTERED)
+        return cancelled
+
+    def _was_granted(self, lease_id: int, attempt: int) -> bool:
+        """A closed lease's attempts are forgotten, so that any number passes for them."""
+        lease = self._table.leases.get(lease_id)
+        return 0 <= lease_id < self._table.cursor and (lease is None or 0 <= attempt < len(lease.attempts))
+
+    def _is_wanted(self, lease_id: int) -> bool:
+        return lease_id in self._table.running or lease_id in self._table.pending
+
+    def _is_admissible(self, oldest_version: int) -> bool:
+        return 0 <= self.next_version - oldest_version <= self.config.max_lag
+
+    def fail(self, *, now: float, lease_id: int, attempt: int, kind: FailureKind, reason: str) -> FailureResult:
+        """Ends a running attempt that failed: its lease is granted again, or dead-lettered once its budget is spent."""
+        running = self._table.running.get(lease_id)
+        if running is None or running.attempt != attempt:
+            return FailureResult.IGNORED
+        self._reasons[f"{kind}: {reason}"] += 1
+        failures = self._table.leases[lease_id].failures
+        failures[kind] += 1
+        infrastructure = kind == "infrastructure"
+        backoff_s = self._backoff_s(failures[kind]) if infrastructure else 0.0
+        self._table.stop(lease_id, Outcome.FAILED, not_before=now + backoff_s)
+        if failures[kind] <= (self.config.infrastructure_retries if infrastructure else self.config.data_retries):
+            return FailureResult.RETRIED
+        self._table.close(lease_id, Closed.DEAD_LETTERED)
+        return FailureResult.DEAD_LETTERED
+
+    def _backoff_s(self, failures: int) -> float:
+        doublings = min(failures - 1, 30)  # far beyond any useful pause, and short of overflow
+        return min(self.config.infrastructure_backoff_max_s, self.config.infrastructure_backoff_s * 2.0**doublings)
+
+    def commonest_reasons(self, count: int) -> tuple[tuple[str, int], ...]:
+        """The reasons of failed attempts, as ("kind: reason", how often), the commonest first."""
+        return tuple(self._reasons.most_common(count))
+
+    def expire(self, *, now: float) -> tuple[EndedAttempt, ...]:
+        """Ends the attempts whose deadline has passed; their leases will be granted again."""
+        silent = [lease_id for lease_id, running in self._table.running.items() if running.deadline <= now]
+        return tuple(self._table.stop(lease_id, Outcome.EXPIRED) for lease_id in silent)
+
+    def holder_gone(self, holder: str) -> tuple[EndedAttempt, ...]:
+        """Ends all attempts of a holder that is known to be gone; their leases will be granted again."""
+        held = [lease_id for lease_id, running in self._table.running.items() if running.holder == holder]
+        return tuple(self._table.stop(lease_id, Outcome.EXPIRED) for lease_id in held)
+
+    def take(self, *, now: float) -> Batch | Waiting:
+        """The next batch, or why there is none yet. Only between steps: after `trained` has told the last one's end.
+
+        Groups are taken by rising oldest version, then by lease id: those that another step would make too old come
+        first, and the order in which groups were completed plays no part.
+        """
+        assert not self._table.untrained, "a batch was asked for before the step of the last one had ended"
+        need = self.config.groups_per_step
+        ready = sorted(self._table.buffered, key=lambda lease_id: (self._table.buffered[lease_id].version, lease_id))
+        if len(ready) < need:
+            self._blocked_since = None
+            return Waiting(have=len(ready), need=need)
+        blocked = self._blockage(ready[need:])
+        if self._must_wait(blocked, now):
+            stragglers = tuple(self._straggler(lease_id) for lease_id in blocked.stragglers)
+            return Waiting(have=len(ready), need=need, stragglers=stragglers, since=self._blocked_since)
+        self._blocked_since = None
+        return self._take(tuple(ready[:need]), drop=blocked.drop)
+
+    def _blockage(self, left: Iterable[int]) -> Blockage:
+        table, config = self._table, self.config
+        remaining = [Remaining(version=table.buffered[lease_id].version, lease_id=lease_id) for lease_id in left]
+        for lease_id, running in table.running.items():
+            drops = table.leases[lease_id].drops
+            droppable = drops < config.max_drops_per_lease
+            remaining.append(
+                Remaining(version=running.version, lease_id=lease_id, running=True, drops=drops, droppable=droppable)
+            )
+        return blockage(
+            remaining, version=self._version, max_lag=config.max_lag, groups_per_step=config.groups_per_step
+        )
+
+    def _must_wait(self, blocked: Blockage, now: float) -> bool:
+        if not blocked.stragglers:
+            return False
+        if self._blocked_since is None:
+            self._blocked_since = now
+        patient = self.config.on_lag == "wait" and now - self._blocked_since < self.config.straggler_timeout_s
+        return patient or blocked.must_wait
+
+    def _straggler(self, lease_id: int) -> Straggler:
+        running = self._table.running[lease_id]
+        return Straggler(lease_id=lease_id, attempt=running.attempt, holder=running.holder, version=running.version)
+
+    def _take(self, lease_ids: tuple[int, ...], *, drop: tuple[int, ...]) -> Batch:
+        version, table = self._version, self._table
+        lags = tuple(version - table.buffered[lease_id].version for lease_id in lease_ids)
+        assert all(0 <= lag <= self.config.max_lag for lag in lags), (version, lease_ids, lags)
+        table.take(lease_ids)
+        too_old = [lease_id for lease_id, group in table.buffered.items() if not self._is_admissible(group.version)]
+        dropped = tuple(table.drop(lease_id) for lease_id in (*drop, *too_old))
+        return Batch(version=version, lease_ids=lease_ids, lags=lags, dropped=dropped)
+
+    def trained(self, version: int) -> None:
+        """The oldest batch that was taken or replayed has been trained, which made `version`."""
+        assert self._table.untrained, "no batch is in training"
+        assert version == self._version + 1, (version, self._version)
+        self._table.close_trained()
+        self._version = version
+
+    def books(self) -> Books:
+        """The counts of everything; `Books.check` asserts that they balance."""
+        return self._table.books()
+
+    def snapshot(self) -> LedgerSnapshot:
+        """What a checkpoint of the present version holds. A batch in training is not part of it: its log is."""
+        return self._table.snapshot(version=self._version, reasons=dict(self._reasons))
+
+    @classmethod
+    def restore(cls, config: LedgerConfig, snapshot: LedgerSnapshot) -> "Ledger":
+        """The ledger of a learner that resumes from a checkpoint. No generator serves yet.
+
+        The caller then replays, in this order, the logged batches since the checkpoint, the logged decisions, and the
+        journaled groups. Attempt numbers begin again where the snapshot left them, so that two lives may give the same
+        number: the caller tells attempts of different lives apart by the learner's incarnation.
+        """
+        ledger = cls(config)
+        ledger._table = LeaseTable.restored(snapshot)
+        ledger._version = snapshot.version
+        ledger._reasons.update(snapshot.reasons)
+        return ledger
+
+    def replay(self, lease_ids: tuple[int, ...]) -> None:
+        """Consumes a batch that a former life logged; it is trained next, in the order of the calls.
+
+        Leases up to the highest of its ids that are not known become pending. Raises ValueError if one of the leases
+        is closed or consumed already: the log does not belong to this checkpoint.
+        """
+        in_use = self._table.running or self._table.buffered
+        assert not in_use, "logged batches are replayed before anything is granted or readmitted"
+        self._table.open_up_to(max(lease_ids, default=-1) + 1)
+        known = [lease_id for lease_id in lease_ids if lease_id in self._table.pending]
+        if len(set(known)) != len(lease_ids):
+            raise ValueError(
+                f"the logged batch {lease_ids} names a lease twice, or one that was trained or given up before; "
+                "resume from the checkpoint that the log follows, or without the log"
+            )
+        for lease_id in lease_ids:
+            attempt = self._table.newest_attempt(lease_id)
+            self._table.buffer(lease_id, BufferedGroup(attempt=attempt, version=self.next_version, size=0))
+        self._table.take(lease_ids)
+
+    def replay_filtered(self, lease_ids: Iterable[int]) -> None:
+        """Closes leases that a former life filtered; those that are closed already stay as they are."""
+        for lease_id in self._replayable(lease_ids):
+            attempt = self._table.newest_attempt(lease_id)
+            self._table.buffer(lease_id, BufferedGroup(attempt=attempt, version=self.next_version, size=0))
+            self._table.close(lease_id, Closed.FILTERED)
+
+    def replay_dead_lettered(self, lease_ids: Iterable[int]) -> None:
+        """Closes leases that a former life dead-lettered; those that are closed already stay as they are."""
+        for lease_id in self._replayable(lease_ids):
+            self._table.close(lease_id, Closed.DEAD_LETTERED)
+
+    def _replayable(self, lease_ids: Iterable[int]) -> list[int]:
+        lease_ids = list(lease_ids)
+        self._table.open_up_to(max(lease_ids, default=-1) + 1)
+        return [lease_id for lease_id in lease_ids if lease_id in self._table.pending]
+
+    def readmit(self, *, lease_id: int, oldest_version: int, size: int) -> Answer:
+        """Accepts a group that an attempt of a former life made: from the journal, or from a holder that lived on.
+
+        It counts in the place of the lease's newest attempt, which is cancelled if it runs. The caller lets in only
+        groups whose versions belong to this learner's history (none newer than where a damaged batch log ends), and
+        only ids that a former life can have given: leases up to `lease_id` that are not known become pending.
+        """
+        self._table.open_up_to(lease_id + 1)
+        if not self._is_wanted(lease_id):
+            return Answer(verdict=Verdict.DUPLICATE)
+        if not self._is_admissible(oldest_version):
+            return Answer(verdict=Verdict.LATE)
+        running = self._table.running.get(lease_id)
+        ended: tuple[EndedAttempt, ...] = ()
+        if running is not None:
+            ended = (self._table.stop(lease_id, Outcome.DROPPED),)
+        attempt = self._table.newest_attempt(lease_id)
+        self._table.buffer(lease_id, BufferedGroup(attempt=attempt, version=oldest_version, size=size))
+        return Answer(verdict=Verdict.ACCEPTED, cancelled=ended)

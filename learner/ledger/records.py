@@ -1,0 +1,198 @@
+"""What goes into the ledger and what comes out of it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+FailureKind = Literal["infrastructure", "data"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerConfig:
+    """The rules. Times are seconds, everything else counts.
+
+    on_lag: what to do before a step that would make a running group too old: `wait` for it, at most
+        `straggler_timeout_s`, then drop it; or `drop` it at once. A lease that was dropped `max_drops_per_lease` times
+        is always waited for, or long answers would starve.
+    lease_timeout_s: an attempt of which no heartbeat spoke for so long is granted again.
+    infrastructure_retries, data_retries: failures of each kind that a lease survives; the next one dead-letters it.
+    infrastructure_backoff_s: pause before the first retry after an infrastructure failure; it doubles with each further
+        one, up to `infrastructure_backoff_max_s`. A data failure is retried without a pause.
+    """
+
+    groups_per_step: int
+    max_lag: int
+    on_lag: Literal["wait", "drop"]
+    straggler_timeout_s: float
+    lease_timeout_s: float
+    infrastructure_retries: int
+    data_retries: int
+    max_drops_per_lease: int = 2
+    infrastructure_backoff_s: float = 1.0
+    infrastructure_backoff_max_s: float = 60.0
+
+
+class AttemptId(NamedTuple):
+    """Names one attempt of one lease; equal to the plain pair."""
+
+    lease_id: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """The right and duty to roll out one task, given to one holder.
+
+    lease_id: stable over attempts, and the position of the task in the endless order of tasks (`task_index`).
+    attempt: 0 at the first grant; each further grant of the lease has the next number.
+    version: the served policy version at the grant; no token of the group is older.
+    deadline: when the attempt expires unless a heartbeat extends it, on the clock of `now`.
+    """
+
+    lease_id: int
+    attempt: int
+    holder: str
+    version: int
+    deadline: float
+
+    @property
+    def task_index(self) -> int:
+        """Position of the task in the order of tasks: the cursor when the lease was first granted, so its id."""
+        return self.lease_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedAttempt:
+    """An attempt that the ledger has ended: the caller cancels it with its holder, or forgets its group.
+
+    holder: None if the group had been delivered.
+    size: as given to `accept`; None if the group had not been delivered.
+    """
+
+    lease_id: int
+    attempt: int
+    holder: str | None
+    size: int | None
+
+
+class Verdict(StrEnum):
+    """What a delivered group is to the ledger. Every verdict but ACCEPTED is acknowledged, and the group forgotten."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    """The lease has its group already, or is closed."""
+    STALE = "stale"
+    """The running attempt's group is outside the versions that the next batch admits: dropped, granted again."""
+    LATE = "late"
+    """The same of an attempt that had ended before: nothing changes."""
+    UNKNOWN = "unknown"
+    """No such attempt was ever granted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A verdict, and the running attempt (none or one) that an accepted group of another attempt has made needless."""
+
+    verdict: Verdict
+    cancelled: tuple[EndedAttempt, ...] = ()
+
+
+class FailureResult(StrEnum):
+    """What became of a lease whose attempt failed."""
+
+    RETRIED = "retried"
+    DEAD_LETTERED = "dead_lettered"
+    IGNORED = "ignored"
+    """The attempt was not running any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One step's groups, in the order in which they are trained.
+
+    version: the learner's version at which the batch is trained; the step makes version + 1.
+    lags: version minus the oldest version of each group, parallel to `lease_ids`; each in 0..max_lag.
+    dropped: attempts that this step makes too old. Their leases will be granted again.
+    """
+
+    version: int
+    lease_ids: tuple[int, ...]
+    lags: tuple[int, ...]
+    dropped: tuple[EndedAttempt, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A running attempt that would become too old if the step were taken without it."""
+
+    lease_id: int
+    attempt: int
+    holder: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Why there is no batch yet: `have` of `need` groups are there, or, with enough of them, `stragglers` are awaited.
+
+    since: when the ledger began to wait for stragglers; None if groups are missing.
+    """
+
+    have: int
+    need: int
+    stragglers: tuple[Straggler, ...] = ()
+    since: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """Counts over the history of the present weights. `trained` includes what is in training.
+
+    An attempt counts once, where it ended last: one that expired and was accepted after all is accepted. Stale groups
+    are dropped attempts. Late duplicates are not attempts.
+    """
+
+    leases: int
+    trained: int
+    filtered: int
+    dead_lettered: int
+    buffered: int
+    running: int
+    pending: int
+    attempts: int
+    accepted: int
+    failed: int
+    expired: int
+    dropped: int
+
+    @property
+    def outstanding(self) -> int:
+        """Leases that are neither trained nor given up."""
+        return self.buffered + self.running + self.pending
+
+    def check(self) -> None:
+        """Raises AssertionError if a lease or an attempt is missing, or counted twice."""
+        assert self.leases == self.trained + self.filtered + self.dead_lettered + self.outstanding, self
+        assert self.attempts == self.accepted + self.failed + self.expired + self.dropped + self.running, self
+        assert self.accepted == self.trained + self.filtered + self.buffered, self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSnapshot:
+    """The ledger as a restarted learner takes it up: integers, strings, lists and dicts of them.
+
+    `dataclasses.asdict` gives a form that JSON and msgpack can hold; `LedgerSnapshot(**form)` takes it back.
+    Everything that is not trained, filtered or dead-lettered is a lease to grant again, the batch in training included.
+    The five lists are parallel, one entry per such lease; `attempts` holds how each attempt ended.
+    """
+
+    version: int
+    cursor: int
+    closed: dict[str, int]
+    outcomes: dict[str, int]
+    reasons: dict[str, int]
+    lease_ids: list[int]
+    attempts: list[list[str]]
+    drops: list[int]
+    infrastructure_failures: list[int]
+    data_failures: list[int]

@@ -1,0 +1,51 @@
+"""The learner's Prometheus metrics."""
+
+from learner.publisher import PublishReport
+from learner.records import StepRecord
+from learner.training.metrics import StepMetrics
+from services.metrics import Metrics
+
+
+class Measures:
+    """Gauges and counters of the newest step, publish and wait."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._version = metrics.gauge("policy_version", "Version of the learner's policy.")
+        self._reward = metrics.gauge("reward_mean", "Mean reward of the newest batch.")
+        self._steps = metrics.counter("steps", "Training steps.")
+        self._tokens = metrics.counter("trained_tokens", "Sampled tokens that entered a loss, by lag.", labels=("lag",))
+        self._trajectories = metrics.counter("trained_trajectories", "Trained trajectories, by lag.", labels=("lag",))
+        self._wait = metrics.counter("batch_wait_seconds", "Time that the trainer waited for batches.")
+        self._train = metrics.counter("train_seconds", "Time in training steps.")
+        self._waited = metrics.counter("waited_seconds", "Time of all waits, by whom was waited for.", labels=("whom",))
+        self._ess = metrics.gauge("effective_sample_share", "Effective sample size over sample size, newest batch.")
+        self._mismatch = metrics.gauge("mismatch_kl", "Numerical gap between engine and learner, nats, newest batch.")
+        self._publish = metrics.gauge("publish_seconds", "Duration of the newest publish.")
+        self._pause = metrics.gauge("publish_pause_seconds", "Longest pause of a generator in the newest publish.")
+        self._gap = metrics.gauge("probe_gap_nats", "Largest logprob gap of the probe in the newest publish.")
+
+    def step(self, record: StepRecord, step: StepMetrics) -> None:
+        """Notes a training step."""
+        self._version.set(record.step)
+        self._reward.set(record.reward_mean)
+        self._steps.inc()
+        self._wait.inc(record.wait_s)
+        self._train.inc(record.train_s)
+        for lag, count in record.token_lag_counts.items():
+            self._tokens.labels(lag=lag).inc(count)
+        for lag, count in record.lag_counts.items():
+            self._trajectories.labels(lag=lag).inc(count)
+        if step.effective_sample_share is not None:
+            self._ess.set(step.effective_sample_share)
+        if step.mismatch_kl is not None:
+            self._mismatch.set(step.mismatch_kl)
+
+    def published(self, report: PublishReport) -> None:
+        """Notes a publish."""
+        self._publish.set(report.total_s)
+        self._pause.set(report.pause_s)
+        self._gap.set(report.probe_gap)
+
+    def waited(self, whom: str, seconds: float) -> None:
+        """Notes a wait; `whom` is cut to its kind, to keep the number of labels small."""
+        self._waited.labels(whom=whom.split()[0].rstrip(":")).inc(seconds)

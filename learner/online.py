@@ -1,0 +1,185 @@
+"""Training on what generators sample: the loop of the trainer's thread.
+
+    take batch → advantages → train_step → host copy → offer to the publisher → records
+      │ waits for the intake: enough groups, none too old        │ never waits: at most one publish is in flight
+      └ a coroutine of the event loop, called from this thread   └ the next step trains meanwhile
+
+The event loop of the process owns intake, fleet and publisher; this thread owns the trainer.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from typing import TypeVar, cast
+
+import numpy as np
+
+from learner.checkpoints import Checkpoints
+from learner.config import LearnerConfig
+from learner.evaluation import EvaluationResult
+from learner.generator_watch import IdleWatch
+from learner.intake import Intake, TakenBatch
+from learner.measures import Measures
+from learner.publisher import Publisher, Snapshot
+from learner.records import Records, Timing, step_record
+from learner.sequences import sequences_of
+from learner.training.batch import TrainSequence
+from learner.training.metrics import StepMetrics
+from learner.training.trainer import Trainer
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class OnlineTraining:
+    """The steps of one run, from `first_version` on. `run` is called in a thread of its own.
+
+    `replay` are the batches of the log that are newer than the checkpoint: trained again, in order, without generators.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: LearnerConfig,
+        trainer: Trainer,
+        intake: Intake,
+        publisher: Publisher,
+        records: Records,
+        measures: Measures,
+        idle: IdleWatch,
+        checkpoints: Checkpoints,
+        vocabulary_size: int,
+        first_version: int,
+        replay: Sequence[TakenBatch],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._config = config
+        self._trainer = trainer
+        self._intake = intake
+        self._publisher = publisher
+        self._records = records
+        self._measures = measures
+        self._idle = idle
+        self._checkpoints = checkpoints
+        self._version = first_version
+        self._replay = replay
+        self._loop = loop
+        self._probe = _probe_tokens(vocabulary_size, count=config.weights.probe_tokens)
+        self._began: float | None = None
+        self._underway: list[Future[None]] = []
+        self._awaited: Future[object] | None = None
+        self.train_wall_s = 0.0
+
+    def run(self) -> None:
+        """Replays, publishes, evaluates, trains until `steps`, evaluates again, exports."""
+        config = self._config
+        for batch in self._replay:
+            log.info("replaying the batch of step %d from the log", batch.version + 1)
+            self._train(batch)
+            self._call(self._intake.trained(self._version))
+        self._publish()
+        if self._version == 0:
+            self._evaluate_and_wait()
+        self._call(self._idle.begin())
+        self._began = time.monotonic()
+        while self._version < config.steps:
+            self._step()
+        self.train_wall_s = time.monotonic() - self._began
+        self._call(self._idle.end())
+        for evaluation in self._underway:
+            evaluation.result()
+        self._evaluate_and_wait()
+        self._trainer.export(config.exported_model)
+        log.info("the trained model is in %s", config.exported_model)
+
+    def _step(self) -> None:
+        start = time.monotonic()
+        batch = self._call(self._intake.take())
+        taken = time.monotonic()
+        metrics = self._train(batch)
+        self._call(self._intake.trained(self._version))
+        trained = time.monotonic()
+        self._publish()
+        copied = time.monotonic()
+        assert self._began is not None
+        timing = Timing(
+            time_s=copied - self._began, wait_s=taken - start, train_s=trained - taken, copy_s=copied - trained
+        )
+        success = self._config.evaluation.success_reward
+        record = step_record(batch.groups, version=batch.version, timing=timing, success_reward=success)
+        self._records.step(record, metrics, batch.groups)
+        self._measures.step(record, metrics)
+        self._after_step()
+
+    def _train(self, batch: TakenBatch) -> StepMetrics:
+        metrics = self._trainer.train_step(self._sequences(batch), version=batch.version)
+        self._version = batch.version + 1
+        return metrics
+
+    def _sequences(self, batch: TakenBatch) -> list[TrainSequence]:
+        assert batch.version == self._version, f"a batch of version {batch.version} at version {self._version}"
+        advantages = self._trainer.preset.advantages
+        assert advantages is not None, "an algorithm that samples has an advantage"
+        return sequences_of(batch.groups, version=batch.version, max_lag=self._config.max_lag, advantages=advantages)
+
+    def _publish(self) -> None:
+        copy = self._trainer.host_copy()
+        probe = self._trainer.probe_logprobs(self._probe)
+        self._publisher.offer(
+            Snapshot(
+                version=self._version,
+                tensors=[(tensor.name, tensor.value) for tensor in copy.tensors],
+                probe_token_ids=self._probe,
+                probe_logprobs=tuple(float(logprob) for logprob in probe),
+            )
+        )
+
+    def _after_step(self) -> None:
+        config = self._config
+        if self._version % config.checkpoint.every_steps == 0:
+            self._checkpoint()
+        evaluation = config.evaluation
+        if evaluation.tasks and self._version % evaluation.every_steps == 0 and self._version < config.steps:
+            work = self._evaluate_beside(evaluation.tasks, self._version)
+            self._underway.append(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def _checkpoint(self) -> None:
+        ledger = self._call(self._intake.ledger_snapshot())
+        start = time.monotonic()
+        path = self._checkpoints.write(version=self._version, ledger=ledger, save_trainer=self._trainer.save)
+        log.info("checkpoint %s, %.1f s", path, time.monotonic() - start)
+
+    def _evaluate_and_wait(self) -> None:
+        if self._config.evaluation.final_tasks:
+            result = self._call(self._evaluate(self._config.evaluation.final_tasks, self._version))
+            if result is not None:
+                self._records.evaluation(result)
+
+    async def _evaluate(self, tasks: int, version: int) -> EvaluationResult | None:
+        await self._publisher.wait_until_served(version)
+        future = await self._intake.evaluate(tasks=tasks, version=version)
+        return None if future is None else await future
+
+    async def _evaluate_beside(self, tasks: int, version: int) -> None:
+        future = await self._intake.evaluate(tasks=tasks, version=version)
+        if future is not None:
+            self._records.evaluation(await future)
+
+    def interrupt(self) -> None:
+        """From the event loop: makes `run` raise CancelledError if it waits for the loop."""
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+    def _call(self, work: Coroutine[None, None, T]) -> T:
+        """Runs a coroutine in the event loop and waits for it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._awaited = cast("Future[object]", future)
+        return future.result()
+
+
+def _probe_tokens(vocabulary_size: int, *, count: int) -> tuple[int, ...]:
+    """A fixed prompt of distinct tokens, spread over the vocabulary."""
+    count = min(count, vocabulary_size)
+    return tuple(int(token) for token in np.random.default_rng(0).permutation(vocabulary_size)[:count])

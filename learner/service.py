@@ -1,0 +1,269 @@
+"""The learner of an online algorithm, wired: HTTP, intake, fleet, publisher, and the trainer's thread.
+
+    event loop                                        trainer's thread
+    ──────────                                        ────────────────
+    http       ◀─ announcements of generators         OnlineTraining.run
+    fleet_watch  waits for a change of the fleet,       │ intake.take()   (waits for a batch)
+                 tells intake and publisher             │ train_step
+    silence      waits for the clock                    │ publisher.offer() (never waits)
+    intake       waits for an env_service               │ intake.trained()
+    tick         waits for the clock
+    publisher    waits for an offer or a new member
+
+Nothing in the event loop waits for the trainer's thread, so no cycle of waits can close.
+"""
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from functools import partial
+
+from learner.admission import GroupRules
+from learner.app import add_routes
+from learner.checkpoints import Checkpoints
+from learner.config import LearnerConfig
+from learner.curves import draw_curves
+from learner.evaluation import Evaluator
+from learner.fleet import Fleet
+from learner.generator_watch import IdleWatch
+from learner.intake import Intake, IntakeOptions
+from learner.journal import Journal
+from learner.ledger import LedgerConfig
+from learner.measures import Measures
+from learner.online import OnlineTraining
+from learner.publisher import Publisher, PublisherOptions, PublishReport
+from learner.records import Records
+from learner.recovery import Recovered, recover
+from learner.run_folder import open_run_folder
+from learner.summary import summarize, table, write_summary
+from learner.trainer_thread import TrainerThread
+from learner.training_setup import OpenTrainer, open_trainer, vocabulary_size
+from protocol.fingerprints import fingerprint_directory
+from protocol.generation import Sampling
+from services.http_app import create_app
+from services.http_client import HttpClient
+from services.http_server import Listener, serve_http
+from services.metrics import Metrics
+from services.process import Stop
+from services.sockets import RouterSocket
+from services.waiting import Waiting
+
+log = logging.getLogger(__name__)
+
+
+async def train_online(config: LearnerConfig, stop: Stop) -> None:
+    """Runs the learner until its last step. A stop cancels it; its files are whole at any moment."""
+    incarnation = open_run_folder(config.run.folder, resume=config.resume)
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port))
+        socket = await stack.enter_async_context(RouterSocket.bind(config.leases.address))
+        thread = await stack.enter_async_context(TrainerThread())
+        client = await stack.enter_async_context(HttpClient(token=config.weights.generator_token))
+        records = stack.enter_context(Records(folder=config.run.folder, total_steps=config.steps))
+        recovered = recover(config.run.folder, config=_ledger_config(config), resume=config.resume)
+        journal = stack.enter_context(Journal.open(config.run.folder / "journal.log"))
+        parts = _Parts(
+            config=config, incarnation=incarnation, socket=socket, client=client, records=records,
+            recovered=recovered, journal=journal,
+        )  # fmt: skip
+        async with asyncio.TaskGroup() as group:
+            loops = [group.create_task(loop, name=name) for name, loop in parts.loops(listener).items()]
+            opened = await thread.run(partial(open_trainer, config, argv=sys.argv, should_stop=thread.stopping))
+            stack.callback(opened.close)
+            await _train(parts, opened, thread)
+            for loop in loops:
+                loop.cancel()
+    sys.stdout.write(parts.closing_words)
+
+
+async def _train(parts: "_Parts", opened: OpenTrainer, thread: TrainerThread) -> None:
+    """The trainer's thread from its first publish to the exported model, then the summary."""
+    config, recovered = parts.config, parts.recovered
+    if recovered.trainer_folder is not None:
+        await thread.run(partial(opened.trainer.load, recovered.trainer_folder))
+    training = OnlineTraining(
+        config=config,
+        trainer=opened.trainer,
+        intake=parts.intake,
+        publisher=parts.publisher,
+        records=parts.records,
+        measures=parts.measures,
+        idle=parts.idle,
+        checkpoints=Checkpoints(config.run.folder, keep=config.checkpoint.keep),
+        vocabulary_size=vocabulary_size(config.model),
+        first_version=recovered.version,
+        replay=recovered.batches,
+        loop=asyncio.get_running_loop(),
+    )
+    thread.on_stop(training.interrupt)
+    parts.waits.started()
+    await thread.run(training.run)
+    summary = summarize(
+        parts.records,
+        books=parts.intake.books(),
+        max_lag=config.max_lag,
+        train_wall_s=training.train_wall_s,
+        generator_idle_share=parts.idle.share,
+    )
+    folder = config.run.folder
+    write_summary(summary, folder)
+    draw_curves(
+        parts.records,
+        title=f"{config.run.name}: {config.algo.type}, max_lag {config.max_lag}",
+        path=folder / "curves.png",
+    )
+    parts.closing_words = f"\n{table(summary, folder=folder)}\n"
+
+
+class _Parts:
+    """The objects of the event loop, made in the order of who needs whom."""
+
+    def __init__(
+        self,
+        *,
+        config: LearnerConfig,
+        incarnation: int,
+        socket: RouterSocket,
+        client: HttpClient,
+        records: Records,
+        recovered: Recovered,
+        journal: Journal,
+    ) -> None:
+        self.config = config
+        self.records = records
+        self.recovered = recovered
+        self.metrics = Metrics("learner")
+        self.measures = Measures(self.metrics)
+        self.waits = Waiting(on_waited=self.measures.waited)
+        self.closing_words = ""
+        self._fleet_stirred = asyncio.Event()
+        self.fleet = Fleet(
+            fingerprints=fingerprint_directory(config.model),
+            incarnation=incarnation,
+            announce_every_s=config.weights.announce_every_s,
+            silence_s=config.weights.silence_s,
+            changed=self._fleet_stirred.set,
+        )
+        self.idle = IdleWatch(fleet=self.fleet, client=client)
+        self.publisher = Publisher(
+            fleet=self.fleet,
+            client=client,
+            options=_publisher_options(config, incarnation),
+            waits=self.waits,
+            published=self._published,
+        )
+        self.intake = Intake(
+            socket=socket,
+            ledger=recovered.ledger,
+            journal=journal,
+            fleet=self.fleet,
+            evaluator=_evaluator(config),
+            waits=self.waits,
+            options=_intake_options(config, incarnation, self.fleet),
+        )
+        self.intake.readmit(recovered.spare_groups)
+
+    def loops(self, listener: Listener) -> dict[str, Coroutine[object, object, None]]:
+        """What runs beside the trainer's thread."""
+        http = self.config.http
+        app = create_app(
+            service="learner",
+            version="1",
+            token=http.token,
+            readiness=self.waits.readiness,
+            metrics=self.metrics,
+            max_body_bytes=http.max_body_bytes,
+        )
+        add_routes(app, fleet=self.fleet)
+        return {
+            "http": serve_http(app, listener),
+            "intake": self.intake.receive(),
+            "tick": self.intake.tick(),
+            "publisher": self.publisher.run(),
+            "fleet_watch": self._watch_fleet(),
+            "silence": self._drop_silent(),
+            "idle": self.idle.run(),
+        }
+
+    def _published(self, report: PublishReport) -> None:
+        self.records.publish(report)
+        self.measures.published(report)
+
+    async def _watch_fleet(self) -> None:
+        while True:
+            await self._fleet_stirred.wait()
+            self._fleet_stirred.clear()
+            self.publisher.fleet_changed()
+            await self.intake.fleet_changed()
+
+    async def _drop_silent(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            for name in self.fleet.expire(now=time.monotonic()):
+                log.warning("generator %s is silent for %.0f s and leaves", name, self.config.weights.silence_s)
+
+
+def _ledger_config(config: LearnerConfig) -> LedgerConfig:
+    return LedgerConfig(
+        groups_per_step=config.groups_per_step,
+        max_lag=config.max_lag,
+        on_lag=config.lag.on_lag,
+        straggler_timeout_s=config.lag.straggler_timeout_s,
+        max_drops_per_lease=config.lag.max_drops_per_lease,
+        lease_timeout_s=config.leases.timeout_s,
+        infrastructure_retries=config.leases.infrastructure_retries,
+        data_retries=config.leases.data_retries,
+    )
+
+
+def _publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOptions:
+    weights = config.weights
+    return PublisherOptions(
+        incarnation=incarnation,
+        backend=weights.backend,
+        host=weights.host,
+        bucket_bytes=weights.bucket_mb << 20,
+        bucket_timeout_s=weights.bucket_timeout_s,
+        meet_timeout_s=weights.meet_timeout_s,
+        commit_timeout_s=weights.commit_timeout_s,
+        probe_tolerance=weights.probe_tolerance,
+        probe_floor=weights.probe_floor,
+    )
+
+
+def _evaluator(config: LearnerConfig) -> Evaluator:
+    return Evaluator(
+        config=config.evaluation,
+        max_tokens=config.rollouts.max_tokens,
+        timeout_s=config.leases.timeout_s,
+    )
+
+
+def _intake_options(config: LearnerConfig, incarnation: int, fleet: Fleet) -> IntakeOptions:
+    rollouts = config.rollouts
+    return IntakeOptions(
+        incarnation=incarnation,
+        environment=rollouts.environment,
+        group_size=rollouts.group_size,
+        sampling=Sampling(
+            temperature=config.training.temperature,
+            max_tokens=rollouts.max_tokens,
+            stop_token_ids=rollouts.stop_token_ids,
+        ),
+        seed=rollouts.seed,
+        lease_timeout_s=config.leases.timeout_s,
+        heartbeat_every_s=config.leases.heartbeat_every_s,
+        total_groups=config.steps * config.groups_per_step,
+        max_dead_letter_share=config.leases.max_dead_letter_share,
+        tokenizer=fleet.fingerprints.tokenizer,
+        chat_template=fleet.fingerprints.chat_template,
+        dead_letters=config.run.folder / "dead_letters.jsonl",
+        rules=GroupRules(
+            vocabulary_size=vocabulary_size(config.model),
+            min_group_size=rollouts.min_group_size,
+            drop_uniform_groups=rollouts.drop_uniform_groups,
+        ),
+    )

@@ -1,0 +1,118 @@
+"""What a step measures: sums over the trained tokens of this rank, then means over those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from learner.algorithms import corrections, kl
+from learner.training.packing import Microbatch
+
+
+@dataclass(frozen=True)
+class TokenMeans:
+    """Means over the trained tokens of all ranks. Logprobs and entropies are in nats; what does not apply is None.
+
+    `loss`: the mean over the step's updates. `mismatch_kl`: KL(behavior || learner) where both hold the same weights, so
+    that engine numerics alone make it (tokens of lag 0 in sequences of a single version; None if there were none).
+    `behavior_kl`: the same over all trained tokens, lag included. `importance_ratio_mean` and `_max`: exp(learner -
+    behavior). `effective_sample_share`: (sum w)^2 / (n sum w^2) of those ratios, in (0, 1]. `clip_fraction`: share of
+    tokens whose policy loss was clipped; None with one update per step, where the ratio to the proximal policy is always 1.
+    `correction_fraction`: share of tokens whose correction weight was capped.
+    """
+
+    loss: float
+    entropy: float | None
+    mismatch_kl: float | None
+    behavior_kl: float | None
+    importance_ratio_mean: float | None
+    importance_ratio_max: float | None
+    effective_sample_share: float | None
+    clip_fraction: float | None
+    correction_fraction: float | None
+
+
+@dataclass(frozen=True)
+class StepMetrics(TokenMeans):
+    """One step, over all ranks.
+
+    `grad_norm`: before clipping, the mean over the updates. `learning_rate`: of the last update. `microbatches`: of all
+    ranks. The times are this rank's, in seconds.
+    """
+
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    trained_tokens: int
+    sequences: int
+    microbatches: int
+    updates: int
+    forward_backward_s: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True)
+class MicrobatchRecord:
+    """What is kept of a microbatch for the metrics, without gradient; each tensor [N] but the scalar `loss`."""
+
+    loss: Tensor
+    proximal_logprobs: Tensor
+    entropy: Tensor | None
+    clipped: Tensor | None
+    corrected: Tensor | None
+    microbatch: Microbatch
+
+
+def token_means(
+    records: Sequence[MicrobatchRecord], *, updates: int, samples_policy: bool, ratio_moves: bool
+) -> TokenMeans:
+    """Means over the trained tokens of all ranks. Every rank must call it."""
+    sums, largest = _rank_sums(records)
+    if torch.distributed.get_world_size() > 1:
+        torch.distributed.all_reduce(sums)
+        torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+    loss, count, entropy, clipped, corrected, ratio, squared, behavior_kl, fresh, fresh_kl = sums.tolist()
+    first = records[0]
+    tokens = max(count, 1.0)
+    return TokenMeans(
+        loss=loss / updates,
+        entropy=None if first.entropy is None else entropy / tokens,
+        mismatch_kl=fresh_kl / fresh if samples_policy and fresh else None,
+        behavior_kl=behavior_kl / tokens if samples_policy else None,
+        importance_ratio_mean=ratio / tokens if samples_policy else None,
+        importance_ratio_max=float(largest) if samples_policy else None,
+        effective_sample_share=ratio * ratio / (tokens * squared) if samples_policy and squared else None,
+        clip_fraction=clipped / tokens if ratio_moves and first.clipped is not None else None,
+        correction_fraction=None if first.corrected is None else corrected / tokens,
+    )
+
+
+def _rank_sums(records: Sequence[MicrobatchRecord]) -> tuple[Tensor, Tensor]:
+    """Ten sums, float64 [10], in the order that `token_means` unpacks, and the largest importance ratio."""
+    proximal = torch.cat([record.proximal_logprobs for record in records]).double()
+    behavior = torch.cat([record.microbatch.behavior_logprobs for record in records]).double()
+    current = torch.cat([record.microbatch.current for record in records])
+    ratio = corrections.importance_ratio(proximal_logprobs=proximal, behavior_logprobs=behavior)
+    gaps = kl.mismatch(proximal_logprobs=proximal, behavior_logprobs=behavior)
+    zero = proximal.new_zeros(())
+    sums = [
+        torch.stack([record.loss for record in records]).sum(dtype=torch.float64),
+        zero + len(proximal),
+        _total([record.entropy for record in records], zero),
+        _total([record.clipped for record in records], zero),
+        _total([record.corrected for record in records], zero),
+        ratio.sum(),
+        ratio.square().sum(),
+        gaps.sum(),
+        current.sum(dtype=torch.float64),
+        (gaps * current).sum(),
+    ]
+    return torch.stack(sums), ratio.max() if len(ratio) else zero
+
+
+def _total(parts: Sequence[Tensor | None], zero: Tensor) -> Tensor:
+    present = [part for part in parts if part is not None]
+    return torch.cat(present).sum(dtype=torch.float64) if present else zero

@@ -1,0 +1,20 @@
+"""The command `reward-service`."""
+
+import sys
+
+from reward_service.config import RewardServiceConfig
+from services.config import load_or_exit
+
+
+def main() -> None:
+    """Read the configuration, then load the service and run it until it is told to stop."""
+    config = load_or_exit(
+        RewardServiceConfig, process="reward-service", description="Scores completions over HTTP with named verifiers."
+    )
+    # Deferred, so that --help and a faulty configuration answer at once.
+    from reward_service.service import serve
+    from services.logs import configure_logging
+    from services.process import run_process
+
+    configure_logging("reward-service", level=config.log.level, format=config.log.format)
+    sys.exit(run_process("reward-service", lambda stop: serve(config, stop)))

@@ -1,0 +1,43 @@
+"""The configuration of the reward service: the table [reward-service]."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from services.config import ConfigModel, HttpConfig, ProcessConfig
+
+Sandbox = Literal["required", "unsafe"]
+
+
+class CustomVerifier(ConfigModel):
+    """A verifier of one's own: an entry of [[reward-service.verifiers]]."""
+
+    name: str = Field(min_length=1, max_length=256, description="name by which items ask for it")
+    function: str = Field(description="import path of the function, package.module:function")
+    version: str = Field("0", description="recorded with each reward; raise it when the function changes")
+
+
+class WorkerConfig(ConfigModel):
+    """The worker processes, in which the sync verifiers run that could hang."""
+
+    count: int = Field(2, ge=1, le=256, description="worker processes for each verifier; they start at its first item")
+    prewarm: tuple[str, ...] = Field((), description="verifiers whose workers start with the service")
+    compute_timeout_s: float = Field(10.0, gt=0, description="seconds for one item, after which its worker is killed")
+    start_timeout_s: float = Field(60.0, gt=0, description="seconds for a worker to load its verifier")
+    memory_limit_mib: int = Field(4096, ge=512, description="address space of one worker, in MiB")
+    max_attempts: int = Field(2, ge=1, le=10, description="attempts at an item whose worker dies")
+
+
+class RewardServiceConfig(ProcessConfig):
+    """The reward service."""
+
+    http: HttpConfig = HttpConfig(port=8200)
+    verifiers: tuple[CustomVerifier, ...] = Field((), description="verifiers of one's own: name, function, version")
+    sandbox: Sandbox = Field(
+        "required",
+        description="required: refuse what runs a completion as code without isolation; unsafe: run it all the same",
+    )
+    max_deadline_s: float = Field(120.0, gt=0, description="longest deadline that a request can ask for, in seconds")
+    max_pending_items: int = Field(16384, ge=1, description="items in the service at once; more are turned away")
+    async_concurrency: int = Field(64, ge=1, description="items at once in each async verifier")
+    workers: WorkerConfig = WorkerConfig()

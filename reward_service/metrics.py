@@ -1,0 +1,39 @@
+"""What the reward service counts, by verifier."""
+
+from dataclasses import dataclass
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from services.metrics import Metrics
+
+_LATENCY_BUCKETS_S = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
+
+# The label of items that name no verifier of ours: their own words would make labels without bound.
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringMetrics:
+    """`latency` has one observation for each item, those that end in an error included."""
+
+    latency: Histogram
+    errors: Counter
+    killed_workers: Counter
+    pending_items: Gauge
+
+
+def make_metrics(metrics: Metrics) -> ScoringMetrics:
+    """Register the service's metrics."""
+    return ScoringMetrics(
+        latency=metrics.histogram(
+            "score_seconds",
+            "Time from an item's arrival to its result.",
+            buckets=_LATENCY_BUCKETS_S,
+            labels=["verifier"],
+        ),
+        errors=metrics.counter("errors", "Items without a reward, by whose fault it was.", labels=["verifier", "kind"]),
+        killed_workers=metrics.counter(
+            "killed_workers", "Worker processes killed or lost in a job.", labels=["verifier"]
+        ),
+        pending_items=metrics.gauge("pending_items", "Items that have arrived and have no result yet."),
+    )

@@ -1,0 +1,156 @@
+"""What a verifier is: a function of a submission and typed arguments that returns a reward.
+
+A verifier of one's own is a plain function, sync or async, whose second parameter is annotated with a pydantic model:
+
+    class Arguments(BaseModel):
+        word: str
+
+    def contains(submission: Submission, arguments: Arguments) -> float:
+        \"\"\"1 when the completion contains the word.\"\"\"
+        return float(arguments.word in submission.completion)
+
+It may return a number, a bool or a `Score`. When it cannot judge, it raises: an exception becomes an error of the item,
+never a reward of 0. A sync function runs in a worker process that is killed at its deadline; an async one runs on the
+service's event loop, is cancelled at its deadline, and must not block.
+"""
+
+import importlib
+import inspect
+import math
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pydantic import BaseModel, JsonValue, ValidationError
+
+from protocol.rewards import ScoreError
+from protocol.trajectories import ErrorKind
+
+MAX_MESSAGE_CHARS = 1000
+
+# What says nothing about the input: no memory, or a peer of the verifier's that did not answer.
+_PASSING_TROUBLE = (MemoryError, TimeoutError, ConnectionError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What is judged: the completion, as text, and the prompt that it answers (empty if the caller sent none)."""
+
+    completion: str
+    prompt: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A reward, and the numbers that it was made of by name. All are finite."""
+
+    reward: float
+    components: Mapping[str, float] = field(default_factory=dict)
+
+
+class VerifierError(Exception):
+    """The reward could not be computed; `kind` says whose fault that is."""
+
+    kind: ClassVar[ErrorKind]
+
+
+class UserError(VerifierError):
+    """The request is wrong: an unknown verifier, arguments that do not fit, a verifier that returns no number."""
+
+    kind = "user"
+
+
+class DataError(VerifierError):
+    """The verifier cannot judge this input."""
+
+    kind = "data"
+
+
+class InfrastructureError(VerifierError):
+    """It might work at another time or place: a deadline, a dead worker, no memory."""
+
+    kind = "infrastructure"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The end of one item: a score or an error, and how many attempts it took."""
+
+    result: Score | ScoreError
+    attempts: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierFunction:
+    """A verifier's code with what its signature says about it."""
+
+    function: Callable[..., object]
+    arguments: type[BaseModel]
+    is_async: bool
+    description: str
+
+
+def load_function(path: str) -> VerifierFunction:
+    """The verifier at the import path `package.module:function`. Raises UserError if it cannot be one."""
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise UserError(f"a verifier's import path is written package.module:function, got {path!r}")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(f"verifier {path!r}: cannot import {module_name!r}: {error}; is it installed here?") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"verifier {path!r}: {module_name!r} has no function {name!r}")
+    return inspect_function(function=function, path=path)
+
+
+def inspect_function(*, function: Callable[..., object], path: str) -> VerifierFunction:
+    """Read a verifier's signature. Raises UserError unless its second parameter is annotated with a pydantic model."""
+    parameters = list(inspect.signature(function).parameters)
+    model = typing.get_type_hints(function).get(parameters[1]) if len(parameters) == 2 else None
+    if not (inspect.isclass(model) and issubclass(model, BaseModel)):
+        raise UserError(
+            f"verifier {path!r} has the signature {inspect.signature(function)}, expected two parameters, "
+            "(submission: Submission, arguments: A), where A is a pydantic model"
+        )
+    description = (inspect.getdoc(function) or "").partition("\n")[0]
+    is_async = inspect.iscoroutinefunction(function)
+    return VerifierFunction(function=function, arguments=model, is_async=is_async, description=description)
+
+
+def validate_arguments(*, model: type[BaseModel], arguments: Mapping[str, JsonValue]) -> BaseModel:
+    """The arguments as the verifier's own model. Raises UserError that names the fields that do not fit."""
+    try:
+        return model.model_validate(arguments)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors())
+        expected = ", ".join(model.model_fields)
+        raise UserError(f"arguments do not fit: {faults} (the verifier takes: {expected})") from error
+
+
+def to_score(value: object) -> Score:
+    """What a verifier returned, as a score. Raises UserError if it is no number, DataError if it is not finite."""
+    score = value if isinstance(value, Score) else Score(reward=_number(value))
+    components = {name: _number(part) for name, part in score.components.items()}
+    checked = Score(reward=_number(score.reward), components=components)
+    not_finite = [name for name, part in {"reward": checked.reward, **components}.items() if not math.isfinite(part)]
+    if not_finite:
+        raise DataError(f"the verifier returned a value that is not finite: {', '.join(not_finite)}")
+    return checked
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool | int | float):
+        return float(value)
+    raise UserError(f"the verifier returned {type(value).__name__}, expected a number or a Score")
+
+
+def error_of(exception: Exception) -> ScoreError:
+    """An exception out of a verifier as the item's error: its own kind, or by its class."""
+    if isinstance(exception, VerifierError):
+        return ScoreError(kind=exception.kind, message=str(exception)[:MAX_MESSAGE_CHARS])
+    kind: ErrorKind = "infrastructure" if isinstance(exception, _PASSING_TROUBLE) else "data"
+    message = f"the verifier raised {type(exception).__name__}: {exception}"
+    return ScoreError(kind=kind, message=message[:MAX_MESSAGE_CHARS])

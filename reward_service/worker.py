@@ -1,0 +1,71 @@
+"""A worker process: `python -m reward_service.worker PATH MEMORY_LIMIT_MIB PARENT_PID`.
+
+It runs the verifier at one import path: reads jobs from its standard input and answers each on its standard output, in
+order. It ends with its input, and it is killed with its parent. It has no deadline of its own: whoever asked kills it.
+"""
+
+import os
+import resource
+import signal
+import sys
+from typing import BinaryIO
+
+from reward_service.jobs import MAX_LINE_BYTES, Job, Reply
+from reward_service.verifier import Submission, VerifierFunction, error_of, load_function, to_score, validate_arguments
+from services.process import parent_death_signal
+
+
+def main() -> None:
+    """Say whether the verifier could be loaded, then answer jobs until the input ends."""
+    path, memory_limit_mib, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    parent_death_signal(signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    _limit_memory(mib=memory_limit_mib)
+    jobs, replies = _private_pipes()
+    try:
+        verifier = load_function(path)
+    except Exception as error:  # noqa: BLE001  loading runs the user's module, and the parent must hear why it failed
+        _send(replies, Reply(error=error_of(error)))
+        return
+    _send(replies, Reply())
+    for line in jobs:
+        _send(replies, answer(verifier=verifier, job=Job.model_validate_json(line)))
+
+
+def answer(*, verifier: VerifierFunction, job: Job) -> Reply:
+    """The verifier's score of the job, or its error. Never raises what the verifier raises."""
+    submission = Submission(completion=job.completion, prompt=job.prompt)
+    try:
+        arguments = validate_arguments(model=verifier.arguments, arguments=job.arguments)
+        score = to_score(verifier.function(submission, arguments))
+    except Exception as error:  # noqa: BLE001  whatever a verifier raises becomes an error of this item alone
+        return Reply(error=error_of(error))
+    return Reply(reward=score.reward, components=dict(score.components))
+
+
+def _send(replies: BinaryIO, reply: Reply) -> None:
+    line = reply.model_dump_json().encode()
+    if len(line) >= MAX_LINE_BYTES:
+        line = Reply(error=error_of(ValueError("the result is too large"))).model_dump_json().encode()
+    replies.write(line + b"\n")
+    replies.flush()
+
+
+def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Move the pipes off descriptors 0 and 1, so that a verifier that prints or reads does not break the exchange."""
+    jobs, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    os.close(nothing)
+    return jobs, replies
+
+
+def _limit_memory(*, mib: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (mib << 20, mib << 20))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""The FastAPI application of a process: health, readiness, metrics, and clear refusals.
+
+A refusal is an answer with status 4xx whose body is a `protocol.http.ErrorBody`; each is counted by its kind.
+"""
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import Counter, generate_latest
+from pydantic import BaseModel, JsonValue, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.responses import StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from protocol.http import ErrorBody, ErrorDetail, Readiness
+from services.metrics import Metrics
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class RequestRefused(HTTPException):
+    """A request that cannot be served; answered with `status` and an ErrorBody, counted under `kind`."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        field: str | None = None,
+        expected: JsonValue = None,
+        got: JsonValue = None,
+    ) -> None:
+        super().__init__(status, message)
+        self.problem = ErrorDetail(kind=kind, message=message, field=field, expected=expected, got=got)
+
+
+def create_app(
+    *,
+    service: str,
+    version: str,
+    token: SecretStr | None,
+    readiness: Callable[[], Readiness],
+    metrics: Metrics,
+    max_body_bytes: int = 64 << 20,
+) -> FastAPI:
+    """An application with `/healthz`, `/readyz` and `/metrics`, to which a process adds its routes.
+
+    Every other route wants `Authorization: Bearer <token>` if there is a token. Handlers take their body with
+    `json_body`, and refuse by raising RequestRefused.
+    """
+    app = FastAPI(title=service, version=version, docs_url=None, redoc_url=None)
+    install_shell(
+        app, service=service, token=token, readiness=readiness, metrics=metrics, max_body_bytes=max_body_bytes
+    )
+    return app
+
+
+def install_shell(
+    app: FastAPI,
+    *,
+    service: str,
+    token: SecretStr | None,
+    readiness: Callable[[], Readiness],
+    metrics: Metrics,
+    max_body_bytes: int = 64 << 20,
+) -> None:
+    """Add to an application of somebody else's what `create_app` gives its own."""
+    refused = metrics.counter("refused_requests", "Requests that were refused, by reason.", labels=("reason",))
+    _add_health_routes(app, service=service, readiness=readiness, metrics=metrics)
+    _add_error_handlers(app, refused)
+    app.add_middleware(_BodyLimit, max_bytes=max_body_bytes, refused=refused)
+    if token is not None:
+        app.add_middleware(_BearerToken, token=token.get_secret_value(), refused=refused)
+
+
+def json_body(model: type[M]) -> Callable[[Request], Awaitable[M]]:
+    """A FastAPI dependency that reads the body as `model`: `body: Annotated[Ask, Depends(json_body(Ask))]`.
+
+    Parses the bytes directly, which is faster than FastAPI's way over Python objects, and lets strict models
+    take JSON's arrays as tuples. Refuses with 400 what is not JSON, and with 422 what is not the model.
+    """
+
+    async def read(request: Request) -> M:
+        raw = await request.body()
+        try:
+            return model.model_validate_json(raw)
+        except ValidationError as error:
+            raise _refusal(error.errors(include_url=False, include_context=False)) from error
+
+    return read
+
+
+def json_answer(body: BaseModel, *, status: int = 200) -> Response:
+    """A model as a JSON answer, without FastAPI's second validation."""
+    return Response(body.model_dump_json(), status_code=status, media_type="application/json")
+
+
+def streamed_answer(parts: AsyncIterator[BaseModel]) -> Response:
+    """Models as a streamed answer, one JSON object a line.
+
+    The status is sent before the first part, so a RequestRefused that `parts` raises later becomes a last line with an
+    ErrorBody. Any other error breaks the connection. `parts` is closed when the client goes away.
+    """
+
+    async def lines() -> AsyncIterator[bytes]:
+        try:
+            async for part in parts:
+                yield part.model_dump_json().encode() + b"\n"
+                # Writing to a client that left suspends nothing: without this, nobody could stop a ready producer.
+                await asyncio.sleep(0)
+        except RequestRefused as refusal:
+            yield ErrorBody(error=refusal.problem).model_dump_json().encode() + b"\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+def _add_health_routes(app: FastAPI, *, service: str, readiness: Callable[[], Readiness], metrics: Metrics) -> None:
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"service": service, "status": "alive"}
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        state = readiness()
+        return json_answer(state, status=200 if state.ready else 503)
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        return Response(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _add_error_handlers(app: FastAPI, refused: Counter) -> None:
+    async def answer(request: Request, error: Exception) -> Response:
+        refusal = _as_refusal(error, request)
+        refused.labels(reason=refusal.problem.kind).inc()
+        return json_answer(ErrorBody(error=refusal.problem), status=refusal.status_code)
+
+    async def fail(request: Request, error: Exception) -> Response:
+        detail = ErrorDetail(kind="internal", message=f"{type(error).__name__} in the service; its log says more")
+        return json_answer(ErrorBody(error=detail), status=500)
+
+    for kind in (RequestValidationError, StarletteHTTPException):
+        app.add_exception_handler(kind, answer)
+    app.add_exception_handler(Exception, fail)
+
+
+def _as_refusal(error: Exception, request: Request) -> RequestRefused:
+    if isinstance(error, RequestRefused):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _refusal(error.errors())
+    assert isinstance(error, StarletteHTTPException), error
+    kinds = {404: "unknown_route", 405: "wrong_method"}
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return RequestRefused(error.status_code, kinds.get(error.status_code, "http"), message)
+
+
+def _refusal(problems: Sequence[ErrorDetails]) -> RequestRefused:
+    """The refusal for a body that does not fit; the first problem is told in full, others are counted."""
+    first = problems[0]
+    if first["type"] == "json_invalid":
+        return RequestRefused(400, "malformed_json", f"the body is not JSON: {first['msg']}")
+    parts = [str(part) for part in first["loc"]]
+    name = ".".join(parts[1:] if parts[:1] == ["body"] else parts) or "body"
+    expected = first["msg"].removeprefix("Value error, ").replace("Input should be ", "", 1)
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return RequestRefused(
+        422,
+        "unknown_field" if first["type"] == "extra_forbidden" else "invalid_field",
+        f"{name}: {first['msg']}{more}",
+        field=name,
+        expected=expected,
+        got=_excerpt(first["input"]),
+    )
+
+
+def _excerpt(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+class _BearerToken:
+    """Refuses with 401 whoever does not show the token."""
+
+    def __init__(self, app: ASGIApp, *, token: str, refused: Counter) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode()
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        shown = next((value for name, value in scope["headers"] if name == b"authorization"), None)
+        if shown is not None and hmac.compare_digest(shown, self._expected):
+            await self._app(scope, receive, send)
+            return
+        got = "none" if shown is None else "another"
+        message = f"this service wants 'Authorization: Bearer <token>' with its configured token; got {got}"
+        await _send_refusal(RequestRefused(401, "unauthorized", message), self._refused, scope, receive, send)
+
+
+class _BodyLimit:
+    """Refuses with 413 a body over the limit, announced or not."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, refused: Counter) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if announced.isdigit() and int(announced) > self._max_bytes:
+            await _send_refusal(self._too_large(int(announced)), self._refused, scope, receive, send)
+            return
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._max_bytes:
+                raise self._too_large(seen)
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _too_large(self, size: int) -> RequestRefused:
+        message = f"a body of at least {size} bytes; at most {self._max_bytes} are taken"
+        return RequestRefused(413, "body_too_large", message, expected=self._max_bytes, got=size)
+
+
+async def _send_refusal(refusal: RequestRefused, refused: Counter, scope: Scope, receive: Receive, send: Send) -> None:
+    refused.labels(reason=refusal.problem.kind).inc()
+    response = json_answer(ErrorBody(error=refusal.problem), status=refusal.status_code)
+    if refusal.status_code == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    response.headers["Connection"] = "close"
+    await response(scope, receive, send)

@@ -1,0 +1,277 @@
+"""HTTP between the processes: models out, models in, a deadline on everything, and errors that name the counterpart.
+
+ServiceError
+├── ServiceUnreachable   no connection, or it broke
+├── ServiceTimeout       no answer within the deadline
+├── ServiceRefused       4xx: the request is at fault, and will be again
+└── ServiceFailed        5xx, or an answer that does not fit its model
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+import aiohttp
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from protocol.http import ErrorBody
+
+R = TypeVar("R", bound=BaseModel)
+P = TypeVar("P", bound=BaseModel)
+
+_ERROR_LINE = b'{"error":'
+
+
+class ServiceError(Exception):
+    """A call to another process came to nothing; `url` is the counterpart's."""
+
+    def __init__(self, url: str, text: str) -> None:
+        super().__init__(f"{url}: {text}")
+        self.url = url
+
+
+class ServiceUnreachable(ServiceError):
+    """There is no connection; `sent` tells whether the request may have arrived before it broke."""
+
+    def __init__(self, url: str, text: str, *, sent: bool) -> None:
+        super().__init__(url, text)
+        self.sent = sent
+
+
+class ServiceTimeout(ServiceError):
+    """The deadline passed; the counterpart may still be at work."""
+
+
+class ServiceRefused(ServiceError):
+    """Status 4xx. `kind` and `message` are the counterpart's."""
+
+    def __init__(self, url: str, *, status: int, kind: str, message: str) -> None:
+        super().__init__(url, f"refused with {status} {kind}: {message}")
+        self.status = status
+        self.kind = kind
+        self.message = message
+
+
+class ServiceFailed(ServiceError):
+    """Status 5xx, or an answer that is not what was agreed (`kind` is then `bad_answer`)."""
+
+    def __init__(self, url: str, *, status: int, kind: str, message: str) -> None:
+        super().__init__(url, f"failed with {status} {kind}: {message}")
+        self.status = status
+        self.kind = kind
+        self.message = message
+
+
+class HttpClient:
+    """A pool of connections, kept alive between calls; an async context manager.
+
+    `token` is shown to every counterpart. A retry waits about `backoff_s` seconds, twice as long each time.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: SecretStr | None = None,
+        max_connections: int = 256,
+        connect_timeout_s: float = 5.0,
+        max_answer_bytes: int = 64 << 20,
+        backoff_s: float = 0.1,
+    ) -> None:
+        self._headers = {"Content-Type": "application/json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token.get_secret_value()}"
+        self._max_connections = max_connections
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
+        self._max_answer_bytes = max_answer_bytes
+        self._backoff_s = backoff_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=self._max_connections)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=self._headers)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._open_session.close()
+
+    async def post(
+        self,
+        url: str,
+        body: BaseModel,
+        response: type[R],
+        *,
+        deadline_s: float,
+        retries: int = 0,
+        idempotent: bool = False,
+    ) -> R:
+        """Send `body` and return the answer.
+
+        Up to `retries` more attempts within the one deadline, with backoff: always if no connection was made; after a
+        broken connection or a 5xx only if the call is `idempotent`. Raises a ServiceError.
+        """
+        payload = body.model_dump_json().encode()
+        return await self._with_retries(
+            url, lambda: self._call("POST", url, payload, response), deadline_s, retries, idempotent
+        )
+
+    async def get(self, url: str, response: type[R], *, deadline_s: float, retries: int = 0) -> R:
+        """Fetch a model; retried as an idempotent call. Raises a ServiceError."""
+        return await self._with_retries(url, lambda: self._call("GET", url, None, response), deadline_s, retries, True)
+
+    @asynccontextmanager
+    async def stream(
+        self, url: str, body: BaseModel, part: type[P], *, deadline_s: float, idle_timeout_s: float
+    ) -> AsyncIterator[AsyncIterator[P]]:
+        """Send `body` and read the answer line by line, each a `part`; leaving the block closes the connection.
+
+        `async with client.stream(...) as parts: async for part in parts: ...`. The whole must end within `deadline_s`,
+        each line arrive within `idle_timeout_s`. Nothing is retried. Raises a ServiceError.
+        """
+        ends_at = asyncio.get_running_loop().time() + deadline_s
+        with _naming(url):
+            async with asyncio.timeout(min(deadline_s, idle_timeout_s)):
+                answer = await self._open_session.post(url, data=body.model_dump_json().encode())
+        async with answer:
+            if answer.status >= 400:
+                with _naming(url):
+                    async with asyncio.timeout_at(ends_at):
+                        raise _error_of(url, answer.status, await self._read(url, answer))
+            yield _Parts(
+                url, answer, part, ends_at=ends_at, idle_timeout_s=idle_timeout_s, limit=self._max_answer_bytes
+            )
+
+    @property
+    def _open_session(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "HttpClient is used outside of its `async with`"
+        return self._session
+
+    async def _with_retries(
+        self, url: str, attempt: Callable[[], Awaitable[R]], deadline_s: float, retries: int, idempotent: bool
+    ) -> R:
+        with _naming(url):
+            async with asyncio.timeout(deadline_s):
+                for number in range(retries):
+                    try:
+                        return await attempt()
+                    except (ServiceUnreachable, ServiceFailed) as error:
+                        if not idempotent and (isinstance(error, ServiceFailed) or error.sent):
+                            raise
+                    await asyncio.sleep(min(2.0, self._backoff_s * 2**number) * random.uniform(0.5, 1.0))
+                return await attempt()
+
+    async def _call(self, method: str, url: str, payload: bytes | None, response: type[R]) -> R:
+        with _naming(url):
+            async with self._open_session.request(method, url, data=payload) as answer:
+                raw = await self._read(url, answer)
+        if answer.status >= 400:
+            raise _error_of(url, answer.status, raw)
+        return _parsed(url, answer.status, raw, response)
+
+    async def _read(self, url: str, answer: aiohttp.ClientResponse) -> bytes:
+        raw = bytearray()
+        async for chunk in answer.content.iter_any():
+            raw += chunk
+            if len(raw) > self._max_answer_bytes:
+                text = f"the answer is larger than {self._max_answer_bytes} bytes"
+                raise ServiceFailed(url, status=answer.status, kind="bad_answer", message=text)
+        return bytes(raw)
+
+
+@contextmanager
+def _naming(url: str) -> Iterator[None]:
+    """Turn the library's errors into ours, which name the counterpart."""
+    try:
+        yield
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise ServiceUnreachable(url, f"cannot connect: {error}", sent=False) from error
+    except aiohttp.ClientError as error:
+        text = str(error) or type(error).__name__
+        raise ServiceUnreachable(url, f"the connection broke: {text}", sent=True) from error
+    except TimeoutError as error:
+        raise ServiceTimeout(url, "no answer within the deadline") from error
+
+
+class _Parts(Generic[P]):
+    """The lines of a streamed answer, parsed."""
+
+    def __init__(
+        self,
+        url: str,
+        answer: aiohttp.ClientResponse,
+        part: type[P],
+        *,
+        ends_at: float,
+        idle_timeout_s: float,
+        limit: int,
+    ) -> None:
+        self._url = url
+        self._answer = answer
+        self._part = part
+        self._ends_at = ends_at
+        self._idle_timeout_s = idle_timeout_s
+        self._limit = limit
+        self._buffer = bytearray()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> P:
+        line = await self._line()
+        if line.startswith(_ERROR_LINE):
+            raise _error_of(self._url, 500, line)
+        return _parsed(self._url, self._answer.status, line, self._part)
+
+    async def _line(self) -> bytes:
+        searched = 0
+        while (end := self._buffer.find(b"\n", searched)) < 0:
+            searched = len(self._buffer)
+            if searched > self._limit:
+                text = f"a line of the answer is longer than {self._limit} bytes"
+                raise ServiceFailed(self._url, status=self._answer.status, kind="bad_answer", message=text)
+            chunk = await self._chunk()
+            if not chunk:
+                return self._rest()
+            self._buffer += chunk
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return line
+
+    async def _chunk(self) -> bytes:
+        now = asyncio.get_running_loop().time()
+        with _naming(self._url):
+            async with asyncio.timeout_at(min(self._ends_at, now + self._idle_timeout_s)):
+                return await self._answer.content.readany()
+
+    def _rest(self) -> bytes:
+        """What follows the last newline; it counts as a line."""
+        if not self._buffer:
+            raise StopAsyncIteration
+        line = bytes(self._buffer)
+        self._buffer.clear()
+        return line
+
+
+def _parsed(url: str, status: int, raw: bytes, model: type[R]) -> R:
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        text = f"expected a {model.__name__}, got {raw[:200]!r}: {where}: {first['msg']}"
+        raise ServiceFailed(url, status=status, kind="bad_answer", message=text) from error
+
+
+def _error_of(url: str, status: int, raw: bytes) -> ServiceRefused | ServiceFailed:
+    """The error for an answer of status 4xx or 5xx, in the counterpart's words if it has the agreed form."""
+    try:
+        problem = ErrorBody.model_validate_json(raw).error
+        kind, message = problem.kind, problem.message
+    except ValidationError:
+        kind, message = "unknown", raw[:200].decode(errors="replace")
+    made = ServiceRefused if status < 500 else ServiceFailed
+    return made(url, status=status, kind=kind, message=message)

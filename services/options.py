@@ -1,0 +1,220 @@
+"""The flat view of a config model: one `Option` for each key, found by walking the nested groups.
+
+A group is a field whose type is another config model. A choice is a field whose type is a union of config models with
+a discriminator: its options belong to one variant each, and the discriminator's own key (`algo.type`) picks it.
+"""
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+REQUIRED = PydanticUndefined
+
+
+@dataclass(frozen=True)
+class Option:
+    """One key that can be set; `variants` is empty, or holds the default for each variant that has this key."""
+
+    key: str
+    annotation: object
+    default: object
+    description: str
+    variants: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def is_list(self) -> bool:
+        return any(get_origin(part) in (list, tuple, set, frozenset) for part in _union_parts(self.annotation))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a string from a command line is taken as it is, though it may look like JSON."""
+        return str in _union_parts(self.annotation)
+
+    @property
+    def is_bool(self) -> bool:
+        return bool in _union_parts(self.annotation)
+
+    @property
+    def is_optional(self) -> bool:
+        return type(None) in _union_parts(self.annotation)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A group of one of several types: `key` is the group's, `discriminator` the name of the field that picks."""
+
+    key: str
+    discriminator: str
+    variants: tuple[str, ...]
+    default: str | None
+
+    @property
+    def type_key(self) -> str:
+        return f"{self.key}.{self.discriminator}"
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Every option of a config model by dotted key, its groups, and its choices by group key."""
+
+    options: Mapping[str, Option]
+    groups: frozenset[str]
+    choices: Mapping[str, Choice]
+
+    def choice_of(self, key: str) -> Choice | None:
+        """The choice whose type decides whether `key` exists."""
+        return next((choice for name, choice in self.choices.items() if key.startswith(f"{name}.")), None)
+
+
+def schema_of(model: type[BaseModel]) -> Schema:
+    """The schema of a config model. Defaults come from the default instances of its groups."""
+    options: dict[str, Option] = {}
+    groups: set[str] = set()
+    choices: dict[str, Choice] = {}
+    _walk(model, default=REQUIRED, prefix="", variant=None, into=(options, groups, choices))
+    return Schema(options=options, groups=frozenset(groups), choices=choices)
+
+
+_Collected = tuple[dict[str, Option], set[str], dict[str, Choice]]
+
+
+def _walk(model: type[BaseModel], *, default: object, prefix: str, variant: str | None, into: _Collected) -> None:
+    options, groups, choices = into
+    for name, info in model.model_fields.items():
+        key = f"{prefix}{name}"
+        value = _default(info) if default is REQUIRED else getattr(default, name)
+        parts = [part for part in _union_parts(info.annotation) if _is_model(part)]
+        if info.discriminator is not None and parts:
+            groups.add(key)
+            choices[key] = _walk_choice(key, info, parts, value, into)
+        elif len(parts) == 1:
+            groups.add(key)
+            _walk(parts[0], default=_instance(value, parts[0]), prefix=f"{key}.", variant=variant, into=into)
+        else:
+            variants = {} if variant is None else {variant: value}
+            _add(options, Option(key, info.annotation, value, info.description or "", variants))
+
+
+def _walk_choice(
+    key: str, info: FieldInfo, parts: Sequence[type[BaseModel]], default: object, into: _Collected
+) -> Choice:
+    discriminator = str(info.discriminator)
+    variants = {str(get_args(part.model_fields[discriminator].annotation)[0]): part for part in parts}
+    for variant, part in variants.items():
+        _walk(part, default=_instance(default, part), prefix=f"{key}.", variant=variant, into=into)
+    picked = next((name for name, part in variants.items() if type(default) is part), None)
+    choice = Choice(key=key, discriminator=discriminator, variants=tuple(variants), default=picked)
+    into[0][choice.type_key] = Option(
+        key=choice.type_key,
+        annotation=Literal[choice.variants],
+        default=REQUIRED if picked is None else picked,
+        description=info.description or f"which {key}",
+    )
+    return choice
+
+
+def _add(options: dict[str, Option], option: Option) -> None:
+    """Two variants may have a field of the same name: one option then, which belongs to both."""
+    known = options.get(option.key)
+    both = option if known is None else replace(known, variants={**known.variants, **option.variants})
+    options[option.key] = both
+
+
+def _default(info: FieldInfo) -> object:
+    value: object = info.get_default(call_default_factory=True, validated_data={})
+    return value
+
+
+def _instance(value: object, model: type[BaseModel]) -> object:
+    return value if type(value) is model else REQUIRED
+
+
+def _is_model(part: object) -> typing.TypeGuard[type[BaseModel]]:
+    return isinstance(part, type) and issubclass(part, BaseModel)
+
+
+def _union_parts(annotation: object) -> list[object]:
+    if get_origin(annotation) is Annotated:
+        return _union_parts(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [inner for part in get_args(annotation) for inner in _union_parts(part)]
+    return [annotation]
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known dotted name that is most like `name`, by whole name or by last part; None if nothing is close."""
+
+    def likeness(candidate: str) -> float:
+        whole = difflib.SequenceMatcher(None, name, candidate).ratio()
+        last = difflib.SequenceMatcher(None, name.rsplit(".", 1)[-1], candidate.rsplit(".", 1)[-1]).ratio()
+        return max(whole, last * 0.95)
+
+    best = max(known, key=likeness, default=None)
+    return best if best is not None and likeness(best) >= 0.6 else None
+
+
+def flag_of(key: str) -> str:
+    """`algo.clip_low` → `--algo.clip-low`."""
+    return "--" + key.replace("_", "-")
+
+
+def environment_name_of(key: str, *, process: str) -> str:
+    """`algo.clip_low` of the learner → `HEADWAY_LEARNER__ALGO__CLIP_LOW`; `run.name` → `HEADWAY_RUN__NAME`."""
+    path = key if key.startswith("run.") else f"{process}.{key}"
+    return "HEADWAY_" + path.replace("-", "_").replace(".", "__").upper()
+
+
+def help_lines(schema: Schema) -> Iterator[str]:
+    """One paragraph for each option: flag, kind, default, whose it is, and what it means."""
+    for option in schema.options.values():
+        owner = f" [only for {' or '.join(option.variants)}]" if option.variants else ""
+        choice = schema.choice_of(option.key)
+        short = f", or {flag_of(choice.key)}" if choice is not None and choice.type_key == option.key else ""
+        yield f"  {flag_of(option.key)}{short}  {kind_name(option.annotation)}, {_default_text(option)}{owner}"
+        if option.description:
+            yield f"      {option.description}"
+
+
+def kind_name(annotation: object) -> str:
+    """A short name of a type for help texts."""
+    if get_origin(annotation) is Annotated:
+        return kind_name(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return "|".join(str(value) for value in get_args(annotation))
+    if get_origin(annotation) in (list, tuple, set, frozenset):
+        return "list of " + kind_name(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join(kind_name(part) for part in get_args(annotation))
+    if annotation is type(None):
+        return "none"
+    names = {"str": "text", "SecretStr": "secret", "float": "number", "int": "integer", "bool": "true|false"}
+    name = getattr(annotation, "__name__", str(annotation))
+    return names.get(name, name.lower())
+
+
+def _default_text(option: Option) -> str:
+    defaults = [_one_default(value) for value in option.variants.values()]
+    if len(set(defaults)) < 2:
+        return _one_default(option.default)
+    return ", ".join(f"{text} ({name})" for name, text in zip(option.variants, defaults, strict=True))
+
+
+def _one_default(value: object) -> str:
+    if value is REQUIRED:
+        return "required"
+    return "default none" if value is None else f"default {_plain(value)}"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_plain(item) for item in value) + "]"
+    return str(value)

@@ -1,0 +1,183 @@
+"""The life of a process: signals, one TaskGroup, one line about what went wrong, an exit code.
+
+    def main() -> None:
+        config = load_or_exit(LearnerConfig, process="learner")
+        sys.exit(run_process("learner", lambda stop: run(config, stop)))
+
+    async def run(config: LearnerConfig, stop: Stop) -> None:
+        async with HttpClient() as client, DealerSocket.connect(...) as intake:
+            await run_loops(http=serve_http(app, ...), intake=take_in(intake), train=train(stop))
+
+A signal, or `stop.request`, cancels `main`; its context managers clean up. A loop that raises ends all others.
+"""
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+
+import uvloop
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+
+class LoopCrashed(Exception):
+    """A loop raised; the cause is what it raised."""
+
+    def __init__(self, loop: str, error: BaseException) -> None:
+        super().__init__(f"{loop}: {describe_error(error)}")
+
+
+class Stop:
+    """The wish that the process ends, set once, with its reason."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.reason: str | None = None
+
+    def request(self, reason: str) -> None:
+        """Ask the process to end cleanly; the first reason counts."""
+        if self.reason is None:
+            self.reason = reason
+            self._event.set()
+
+    @property
+    def requested(self) -> bool:
+        """Whether the process is to end."""
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        """Return when the process is to end."""
+        await self._event.wait()
+
+
+Main = Callable[[Stop], Awaitable[None]]
+
+
+def run_process(name: str, main: Main, *, finish_s: float = 0.0, clean_up_s: float = 8.0) -> int:
+    """Run `main` until it ends, raises, or SIGTERM or SIGINT arrives; returns the exit code.
+
+    0: it returned, or a stop was requested and it ended. 1: it raised; the reason is logged in one line, with the
+    traceback at debug. After a request, `main` has `finish_s` seconds to return by itself, is then cancelled, and has
+    `clean_up_s` seconds; if it still runs then, its tasks and threads are logged and the process exits at once with 1.
+    """
+    watchdog = _Watchdog(clean_up_s)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_supervise(name, main, finish_s=finish_s, watchdog=watchdog))
+    finally:
+        watchdog.cancel()
+
+
+async def run_loops(**loops: Coroutine[object, object, None]) -> None:
+    """Run coroutines beside each other until all return. The first that raises cancels the rest.
+
+    Raises an ExceptionGroup of LoopCrashed, which name the loop.
+    """
+    async with asyncio.TaskGroup() as group:
+        for name, loop in loops.items():
+            group.create_task(_named(name, loop), name=name)
+
+
+def parent_death_signal(signal_number: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal when its parent dies. Linux only; elsewhere nothing happens.
+
+    To be called in the child, before it does anything else: the parent may have died before, so a child that finds
+    itself with another parent than it expects should exit.
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0) != 0:
+            error = ctypes.get_errno()
+            raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+
+
+def describe_error(error: BaseException) -> str:
+    """An error in one line; of a group, each member's."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(describe_error(inner) for inner in error.exceptions)
+    if isinstance(error, LoopCrashed):
+        return str(error)
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+async def _named(name: str, loop: Coroutine[object, object, None]) -> None:
+    try:
+        await loop
+    except Exception as error:
+        raise LoopCrashed(name, error) from error
+
+
+class _Watchdog:
+    """Ends the process from a thread, since a hanging clean-up may hold the event loop or wait for another thread."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._timer: threading.Timer | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is None:
+            self._timer = threading.Timer(self._limit_s, self._end, [loop])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end(self, loop: asyncio.AbstractEventLoop) -> None:
+        tasks = sorted(task.get_name() for task in asyncio.all_tasks(loop))
+        threads = sorted(thread.name for thread in threading.enumerate() if thread is not threading.current_thread())
+        logger.critical(
+            "clean-up took more than %g s and is cut off; running tasks: %s; threads: %s",
+            self._limit_s,
+            ", ".join(tasks) or "none",
+            ", ".join(threads),
+        )
+        logging.shutdown()
+        os._exit(1)
+
+
+async def _supervise(name: str, main: Main, *, finish_s: float, watchdog: _Watchdog) -> int:
+    stop = Stop()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.request, number.name)
+    try:
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(_run_main(main, stop), name=name)
+            ending = group.create_task(_end_on_request(work, stop, finish_s=finish_s, watchdog=watchdog))
+            work.add_done_callback(lambda _: ending.cancel())
+    finally:
+        watchdog.start(loop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+    if work.cancelled():
+        return 0 if stop.requested else 1
+    return work.result()
+
+
+async def _run_main(main: Main, stop: Stop) -> int:
+    try:
+        await main(stop)
+    except Exception as error:
+        logger.critical("stopped by an error: %s", describe_error(error))
+        logger.debug("traceback", exc_info=error)
+        return 1
+    return 0
+
+
+async def _end_on_request(work: asyncio.Task[int], stop: Stop, *, finish_s: float, watchdog: _Watchdog) -> None:
+    await stop.wait()
+    logger.info("stopping: %s", stop.reason)
+    if finish_s > 0:
+        await asyncio.wait([work], timeout=finish_s)
+    watchdog.start(asyncio.get_running_loop())
+    work.cancel()

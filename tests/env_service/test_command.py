@@ -1,0 +1,89 @@
+"""The real process against scripted peers."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+
+from protocol.messages import Acknowledged, Finished, Goodbye
+from services.sockets import RouterSocket
+from tests.env_service.peers import (
+    END,
+    ScriptedGenerator,
+    ScriptedLearner,
+    ScriptedRewards,
+    lease,
+    part,
+    served,
+    serving,
+)
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "from env_service.command import main; main()"]
+
+
+def test_help_answers_within_a_second_and_loads_nothing_heavy() -> None:
+    probe = (
+        "import sys, runpy; sys.argv = ['env-service', '--help']\n"
+        "from env_service.command import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'vllm', 'transformers', 'reasoning_gym', 'tokenizers', 'fastapi'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    answer = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, timeout=30)
+
+    assert answer.returncode == 0, answer.stderr
+    assert "--reward-urls" in answer.stdout
+
+
+def test_the_running_process_loads_no_torch() -> None:
+    probe = "import sys, env_service.app; sys.exit(bool({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
+
+    answer = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    assert answer.returncode == 0, answer.stderr
+
+
+async def _ready(url: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as answer:
+        return answer.status, await answer.text()
+
+
+async def test_the_process_rolls_out_a_lease_reports_its_state_and_leaves_on_sigterm(model: Path) -> None:
+    generator = ScriptedGenerator(lambda request: [part(index, [0, 8, 5, END]) for index in range(request.n)])
+    rewards = ScriptedRewards(lambda text, arguments: 1.0 if text == arguments["answer"] else 0.0)
+    async with (
+        RouterSocket.bind("tcp://127.0.0.1:*") as router,
+        served(generator.handle, "/v1/generate") as generator_url,
+        served(rewards.handle, "/v1/score") as reward_url,
+    ):
+        options = ["--model", str(model), "--learner", router.address, "--reward-urls", reward_url, "--http.port", "0"]
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, *options, cwd=ROOT, env=dict(os.environ), stderr=asyncio.subprocess.PIPE
+        )
+        assert process.stderr is not None
+        url = ""
+        while "serving HTTP at" not in url:
+            async with asyncio.timeout(30):
+                url = (await process.stderr.readline()).decode()
+        url = url.split("serving HTTP at ")[1].strip()
+        learner = ScriptedLearner(router)
+        status, body = await _ready(url)
+        assert status == 503, body
+        await learner.welcome(serving("g0", generator_url))
+        await learner.grant(lease(3))
+        group = (await learner.expect(Finished)).group
+        assert (group.lease_id, group.trajectories[0].completion_text) == (3, "085")
+        await learner.say(Acknowledged(lease_id=3, attempt=0, purpose="train"))
+        assert (await _ready(url))[0] == 200
+        begun = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        await learner.expect(Goodbye)
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert time.monotonic() - begun < 5

@@ -1,0 +1,54 @@
+"""The choice of a generator."""
+
+import asyncio
+
+from env_service.fleet import GeneratorFleet
+from tests.env_service.peers import serving
+
+A, B, C = (serving(name, f"http://{name}") for name in "abc")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_the_generator_with_the_fewest_completions_outstanding_is_chosen() -> None:
+    fleet = GeneratorFleet()
+    fleet.replace([A, B])
+    with fleet.occupy(A, completions=8):
+        assert await fleet.choose() == B
+        with fleet.occupy(B, completions=16):
+            assert await fleet.choose() == A
+    assert not fleet.outstanding
+
+
+async def test_one_that_was_tried_is_chosen_only_if_there_is_no_other() -> None:
+    fleet = GeneratorFleet()
+    fleet.replace([A, B])
+    assert await fleet.choose(avoid=["a"]) == B
+    fleet.replace([A])
+    assert await fleet.choose(avoid=["a"]) == A
+
+
+async def test_one_that_has_failed_rests_for_a_while() -> None:
+    clock = Clock()
+    fleet = GeneratorFleet(rest_s=2.0, clock=clock)
+    fleet.replace([A, B])
+    fleet.failed(A)
+    with fleet.occupy(B, completions=8):
+        assert await fleet.choose() == B
+        clock.now = 3.0
+        assert await fleet.choose() == A
+
+
+async def test_a_choice_waits_until_somebody_serves() -> None:
+    fleet = GeneratorFleet()
+    choice = asyncio.ensure_future(fleet.choose())
+    await asyncio.sleep(0)
+    assert not choice.done()
+    fleet.replace([C])
+    assert await choice == C

@@ -1,0 +1,398 @@
+"""Rollouts against scripted generators and reward services."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from env_service.backoff import Backoff
+from env_service.config import AdditionTasks
+from env_service.environments import catalog
+from env_service.environments.interface import (
+    Action,
+    ChatMessage,
+    OfferedEnvironment,
+    Prompt,
+    Step,
+    Task,
+    TaskSource,
+    Verification,
+)
+from env_service.environments.single_turn import SingleTurn
+from env_service.fleet import GeneratorFleet
+from env_service.generation import Generation
+from env_service.metrics import RolloutMetrics
+from env_service.progress import Progress
+from env_service.rollout import Rollout
+from env_service.scoring import Scoring
+from env_service.tokenization import Tokenization
+from protocol.codec import decode, encode
+from protocol.generation import GeneratePart, GenerateRequest
+from protocol.messages import Failed, Finished, Lease
+from protocol.trajectories import Purpose, VersionSpan
+from services.http_client import HttpClient
+from services.metrics import Metrics
+from tests.env_service.peers import END, ScriptedGenerator, ScriptedRewards, lease, part, served, serving
+
+Script = Callable[[GenerateRequest], Sequence[GeneratePart | None] | int]
+
+
+def well(request: GenerateRequest) -> Sequence[GeneratePart | None]:
+    return [part(index, [0, 8, 5, END]) for index in range(request.n)]
+
+
+def exact(completion: str, arguments: dict[str, object]) -> float | str:
+    return 1.0 if completion == arguments["answer"] else 0.0
+
+
+@dataclass
+class Bench:
+    """A rollout and all that it talks to."""
+
+    rollout: Rollout
+    fleet: GeneratorFleet
+    generators: list[ScriptedGenerator]
+    rewards: list[ScriptedRewards]
+    pauses: list[float]
+
+    async def run(self, granted: Lease) -> Finished | Failed:
+        async with asyncio.timeout(20):
+            return await self.rollout.run(granted, Progress())
+
+    async def finished(self, granted: Lease) -> Finished:
+        outcome = await self.run(granted)
+        assert isinstance(outcome, Finished), outcome
+        return outcome
+
+    async def failed(self, granted: Lease) -> Failed:
+        outcome = await self.run(granted)
+        assert isinstance(outcome, Failed)
+        return outcome
+
+
+MakeBench = Callable[..., Awaitable[Bench]]
+
+
+@pytest.fixture
+async def bench(model: Path) -> AsyncIterator[MakeBench]:
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(HttpClient())
+
+        async def make(
+            *scripts: Script,
+            rewards: Sequence[ScriptedRewards] | None = None,
+            extra: Sequence[OfferedEnvironment] = (),
+            timeout_s: float = 20.0,
+            silence_s: float = 5.0,
+        ) -> Bench:
+            generators = [ScriptedGenerator(script) for script in scripts or (well,)]
+            judges = list(rewards or [ScriptedRewards(exact)])
+            for generator in generators:
+                generator.url = await stack.enter_async_context(served(generator.handle, "/v1/generate"))
+            for judge in judges:
+                judge.url = await stack.enter_async_context(served(judge.handle, "/v1/score"))
+            fleet = GeneratorFleet()
+            fleet.replace([serving(f"g{index}", generator.url) for index, generator in enumerate(generators)])
+            pauses: list[float] = []
+
+            async def note(pause_s: float) -> None:
+                pauses.append(pause_s)
+
+            backoff = Backoff(first_s=1.0, max_s=8.0, sleep=note)
+            metrics = RolloutMetrics(Metrics("env-service"))
+            offered = {**catalog.build([AdditionTasks()]), **{each.name: each for each in extra}}
+            rollout = Rollout(
+                env_id="env-0",
+                environments=offered,
+                tokenization=Tokenization(model),
+                generation=Generation(
+                    http=http,
+                    fleet=fleet,
+                    attempts=3,
+                    silence_s=silence_s,
+                    deadline_s=20,
+                    backoff=backoff,
+                    metrics=metrics,
+                ),
+                scoring=Scoring(
+                    http=http, urls=[j.url for j in judges], attempts=3, deadline_s=5, backoff=backoff, metrics=metrics
+                ),
+                timeout_s=timeout_s,
+                metrics=metrics,
+            )
+            return Bench(rollout, fleet, generators, judges, pauses)
+
+        yield make
+
+
+async def test_a_lease_becomes_a_group_with_tokens_versions_and_rewards(bench: MakeBench) -> None:
+    made = await bench(lambda r: [part(0, [0, 8, 5, END]), part(1, [1, 1, END], version="1.4")])
+
+    group = (await made.finished(lease(lease_id=9, attempt=2))).group
+
+    prompt = list(made.generators[0].requests[0].prompt_token_ids)
+    first, second = group.trajectories
+    assert (group.lease_id, group.attempt, group.purpose, group.task_index) == (9, 2, "train", 0)
+    assert first.token_ids.tolist() == [*prompt, 0, 8, 5, END]
+    assert first.loss_mask.tolist() == [0] * len(prompt) + [1] * 4
+    assert first.behavior_logprobs.tolist() == [0.0] * len(prompt) + [-0.5] * 4
+    assert first.version_spans == (VersionSpan(version="1.3", start=6, end=10),)
+    assert second.token_versions().tolist() == [-1] * 6 + [4] * 3
+    assert first.turns[0].completion_start == 6
+    assert first.turns[0].generator_id == "g0"
+    assert [len(group.prompt_text), first.completion_text, second.completion_text] == [6, "085", "11"]
+    assert all(trajectory.reward.reward is not None for trajectory in group.trajectories)
+
+
+async def test_a_finished_group_survives_the_wire(bench: MakeBench) -> None:
+    made = await bench()
+
+    sent = await made.finished(lease())
+
+    received = decode([bytes(frame) for frame in encode(sent)])
+    assert isinstance(received, Finished)
+    assert np.array_equal(received.group.trajectories[0].token_ids, sent.group.trajectories[0].token_ids)
+
+
+async def test_the_prompt_is_what_the_tokenizer_makes_of_the_task_and_decodes_to_it(
+    bench: MakeBench, model: Path
+) -> None:
+    made = await bench()
+
+    group = (await made.finished(lease(task_index=5))).group
+
+    trajectory = group.trajectories[0]
+    start = trajectory.turns[0].completion_start
+    tokenization = Tokenization(model)
+    assert tokenization.encode(group.prompt_text)[1] == trajectory.token_ids[:start].tolist()
+    assert tokenization.decode([trajectory.token_ids.tolist()]) == [group.prompt_text + trajectory.completion_text]
+
+
+async def test_the_end_token_is_trained_on(bench: MakeBench) -> None:
+    made = await bench()
+
+    trajectory = (await made.finished(lease())).group.trajectories[0]
+
+    assert trajectory.token_ids[-1] == END
+    assert trajectory.loss_mask[-1] == 1
+
+
+async def test_parts_are_put_together_and_the_last_spans_count(bench: MakeBench) -> None:
+    def in_parts(_: GenerateRequest) -> Sequence[GeneratePart]:
+        spans = (VersionSpan(version="1.3", start=0, end=2), VersionSpan(version="1.5", start=2, end=3))
+        last = GeneratePart(
+            index=0, token_ids=(END,), behavior_logprobs=(-1.0,), version_spans=spans, finish_reason="stop"
+        )
+        return [part(0, [1, 2], last=False), last]
+
+    made = await bench(in_parts)
+
+    trajectory = (await made.finished(lease(group_size=1))).group.trajectories[0]
+
+    assert trajectory.token_ids[6:].tolist() == [1, 2, END]
+    assert trajectory.token_versions()[6:].tolist() == [3, 3, 5]
+    assert trajectory.oldest_version == 3
+
+
+async def test_a_group_is_scored_in_one_request(bench: MakeBench) -> None:
+    made = await bench()
+
+    await made.finished(lease(group_size=8))
+
+    assert [len(request.items) for request in made.rewards[0].requests] == [8]
+
+
+async def test_evaluation_is_seeded_by_its_lease_and_training_is_not(bench: MakeBench) -> None:
+    made = await bench()
+
+    await made.finished(lease(purpose="train"))
+    await made.finished(lease(purpose="evaluate"))
+
+    assert [request.sampling.seed for request in made.generators[0].requests] == [None, 7]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param(lambda r: 503, id="503"),
+        pytest.param(lambda r: 401, id="401"),
+        pytest.param(lambda r: [part(0, [1], last=False), None], id="connection lost"),
+        pytest.param(lambda r: [part(0, [1, END])], id="ends early"),
+        pytest.param(lambda r: [GeneratePart(index=0, error="engine died")], id="error line"),
+        pytest.param(lambda r: [part(7, [1, END])], id="unknown index"),
+        pytest.param(lambda r: [part(0, [END]), part(0, [END])], id="goes on after the end"),
+        pytest.param(
+            lambda r: [GeneratePart(index=0, token_ids=(1,), behavior_logprobs=(-1.0,), finish_reason="stop")],
+            id="no stamp",
+        ),
+        pytest.param(
+            lambda r: [part(0, [1]).model_copy(update={"behavior_logprobs": (-1.0, -2.0)})], id="logprobs too many"
+        ),
+        pytest.param(lambda r: [part(0, [1]).model_copy(update={"finish_reason": "abort"})], id="aborted"),
+        pytest.param(lambda r: [GeneratePart(index=0, finish_reason="stop")], id="empty"),
+    ],
+)
+async def test_a_generator_that_fails_is_replaced_by_another(bench: MakeBench, broken: Script) -> None:
+    made = await bench(broken, well)
+
+    group = (await made.finished(lease())).group
+
+    assert {trajectory.turns[0].generator_id for trajectory in group.trajectories} == {"g1"}
+    assert group.trajectories[0].token_ids[6:].tolist() == [0, 8, 5, END]
+    assert len(made.generators[0].requests) == 1
+
+
+async def test_a_silent_generator_is_replaced_by_another(bench: MakeBench) -> None:
+    made = await bench(lambda r: [part(0, [1], last=False)], well, silence_s=0.2)
+    made.generators[0].hold = asyncio.Event()
+
+    group = (await made.finished(lease())).group
+
+    assert group.trajectories[0].turns[0].generator_id == "g1"
+    made.generators[0].hold.set()
+
+
+async def test_a_lease_fails_as_infrastructure_when_all_attempts_are_used_up(bench: MakeBench) -> None:
+    made = await bench(lambda r: 500, lambda r: 500)
+
+    failed = await made.failed(lease(lease_id=4, attempt=1))
+
+    assert (failed.lease_id, failed.attempt, failed.data_fault) == (4, 1, False)
+    assert "3 attempts at generators failed" in failed.reason
+    assert [pause > 0 for pause in made.pauses] == [True, True]
+
+
+async def test_a_prompt_that_the_generator_refuses_is_a_fault_of_the_data(bench: MakeBench) -> None:
+    made = await bench(lambda r: 422, well)
+
+    failed = await made.failed(lease())
+
+    assert failed.data_fault
+    assert "scripted 422" in failed.reason
+    assert made.generators[1].requests == []
+
+
+async def test_a_rollout_that_takes_too_long_fails_as_infrastructure(bench: MakeBench) -> None:
+    made = await bench(timeout_s=0.1)
+    made.fleet.replace([])
+
+    failed = await made.failed(lease())
+
+    assert not failed.data_fault
+    assert "not finished within 0.1 s" in failed.reason
+
+
+async def test_a_scoring_error_is_a_record_and_no_reward_of_zero(bench: MakeBench) -> None:
+    made = await bench(
+        lambda r: [part(0, [1, END]), part(1, [2, END])],
+        rewards=[ScriptedRewards(lambda text, _: "cannot parse" if text == "1" else 0.5)],
+    )
+
+    first, second = (await made.finished(lease())).group.trajectories
+
+    assert (first.reward.reward, first.reward.error, first.reward.error_kind) == (None, "cannot parse", "data")
+    assert second.reward.reward == 0.5
+
+
+async def test_another_reward_service_is_asked_when_one_fails(bench: MakeBench) -> None:
+    made = await bench(rewards=[ScriptedRewards(exact, statuses=[500]), ScriptedRewards(exact)])
+
+    await made.finished(lease())
+
+    assert [len(judge.requests) for judge in made.rewards] == [1, 1]
+    assert made.pauses == []
+
+
+async def test_unreachable_reward_services_fail_the_lease_as_infrastructure(bench: MakeBench) -> None:
+    made = await bench(rewards=[ScriptedRewards(exact, statuses=[503] * 9)])
+
+    failed = await made.failed(lease())
+
+    assert not failed.data_fault
+    assert "3 attempts at reward services failed" in failed.reason
+
+
+async def test_a_request_that_the_reward_service_refuses_is_a_fault_of_the_data(bench: MakeBench) -> None:
+    made = await bench(rewards=[ScriptedRewards(exact, statuses=[422])])
+
+    assert (await made.failed(lease())).data_fault
+
+
+class _OneTask:
+    """One training task."""
+
+    train_tasks = 1
+    evaluation_tasks = 0
+
+    def __init__(self, prompt: Prompt = "1+1=") -> None:
+        self._prompt = prompt
+
+    def task(self, purpose: Purpose, index: int) -> Task:
+        return Task(prompt=self._prompt, verification=Verification("exact_match", {"answer": "2"}))
+
+
+class _RaisingTask(_OneTask):
+    def task(self, purpose: Purpose, index: int) -> Task:
+        raise RuntimeError("no such puzzle")
+
+
+class _TimingOut(SingleTurn):
+    def step(self, action: Action) -> Step:
+        raise TimeoutError("a database did not answer")
+
+
+class _Talkative(SingleTurn):
+    def step(self, action: Action) -> Step:
+        return Step(messages=(ChatMessage("user", "go on"),))
+
+
+class _Asynchronous(SingleTurn):
+    async def reset(self, task: Task, seed: int) -> Prompt:  # type: ignore[override]
+        return super().reset(task, seed)
+
+
+def _offered(name: str, tasks: TaskSource, start: Callable[[], SingleTurn] = SingleTurn) -> OfferedEnvironment:
+    return OfferedEnvironment(name=name, tasks=tasks, start=start)
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        (_offered("odd", _RaisingTask()), "RuntimeError: no such puzzle"),
+        (_offered("odd", _OneTask(), _TimingOut), "TimeoutError: a database did not answer"),
+        (_offered("odd", _OneTask(), _Talkative), "only environments of a single turn"),
+        (_offered("other", _OneTask()), "there is no environment 'odd'"),
+    ],
+)
+async def test_an_environment_that_fails_is_a_fault_of_the_data(
+    bench: MakeBench, environment: OfferedEnvironment, reason: str
+) -> None:
+    made = await bench(extra=[environment])
+
+    failed = await made.failed(lease(environment="odd"))
+
+    assert failed.data_fault
+    assert reason in failed.reason
+
+
+async def test_a_task_index_beyond_the_tasks_is_a_fault_of_the_data(bench: MakeBench) -> None:
+    made = await bench()
+
+    failed = await made.failed(lease(task_index=8_000))
+
+    assert failed.data_fault
+    assert "has 8000 tasks to train, got index 8000" in failed.reason
+
+
+async def test_an_environment_may_be_asynchronous_and_speak_in_messages(bench: MakeBench) -> None:
+    messages = (ChatMessage("user", "1+1="),)
+    made = await bench(extra=[_offered("chat", _OneTask(messages), _Asynchronous)])
+
+    group = (await made.finished(lease(environment="chat"))).group
+
+    assert group.prompt_text == "<|end|><|user|>1+1=\n<|assistant|>"
+    assert made.rewards[0].requests[0].items[0].prompt == "1+1="

@@ -1,0 +1,100 @@
+"""vLLM's OpenAI routes in an app of ours, over a real engine."""
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+from fastapi import FastAPI
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tests.generator.conftest import VOCABULARY, Rig, start_rig
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    folder = tmp_path_factory.mktemp("chat")
+    save_tokenizer(folder)
+    rig = await start_rig(folder=folder, tied=True, change=lambda options: dataclasses.replace(options, tokenizer=True))
+    yield rig
+    await rig.engine.shutdown()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(rig: Rig) -> AsyncIterator[httpx.AsyncClient]:
+    from generator.openai_routes import mount_openai_routes
+
+    app = FastAPI()
+    await mount_openai_routes(app, engine=rig.engine, served_model_name="policy")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test/openai") as client:
+        yield client
+
+
+async def test_the_model_is_listed_by_its_served_name(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/v1/models")
+    assert [model["id"] for model in answer.json()["data"]] == ["policy"]
+
+
+@pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning")
+async def test_chat_completions_give_text_and_logprobs(client: httpx.AsyncClient) -> None:
+    question = {"role": "user", "content": "12+30="}
+    body = {"model": "policy", "messages": [question], "max_tokens": 5, "logprobs": True, "ignore_eos": True}
+    answer = await client.post("/v1/chat/completions", json=body)
+    choice = answer.json()["choices"][0]
+    assert answer.status_code == 200
+    assert choice["finish_reason"] == "length"
+    assert len(choice["logprobs"]["content"]) == 5
+
+
+async def test_completions_stream_each_token(client: httpx.AsyncClient) -> None:
+    body = {"model": "policy", "prompt": [3, 4, 5], "max_tokens": 6, "stream": True, "ignore_eos": True}
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        lines = [line.removeprefix("data: ") async for line in answer.aiter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    assert len([json.loads(line) for line in lines[:-1]]) == 6
+
+
+async def test_a_request_for_another_model_is_refused(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/completions", json={"model": "other", "prompt": [3], "max_tokens": 1})
+    assert answer.status_code == 404
+
+
+async def test_a_request_waits_while_the_gate_is_closed(rig: Rig, client: httpx.AsyncClient) -> None:
+    await rig.engine.llm.close_gate()
+    body = {"model": "policy", "prompt": [3, 4], "max_tokens": 1}
+    waiting = asyncio.create_task(client.post("/v1/completions", json=body))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(waiting), 0.1)
+    rig.engine.llm.open_gate()
+    assert (await waiting).status_code == 200
+
+
+async def test_the_prefix_cache_is_not_shared_between_versions(rig: Rig, client: httpx.AsyncClient) -> None:
+    body = {"model": "policy", "prompt": [3 + i % 20 for i in range(300)], "max_tokens": 1}
+    for version, cached in (("1.1", 0), ("1.1", 256), ("1.2", 0), ("1.2", 256)):
+        rig.engine.llm.cache_version = version
+        before = await prompt_tokens_cached(rig)
+        await client.post("/v1/completions", json=body)
+        assert await prompt_tokens_cached(rig) - before == cached
+
+
+async def prompt_tokens_cached(rig: Rig) -> int:
+    return rig.engine.counters().cached_tokens_total
+
+
+def save_tokenizer(folder: Path) -> None:
+    """One token per character, and a template that is the text of the messages."""
+    numbers = {token: number for number, token in enumerate(VOCABULARY)}
+    characters = Tokenizer(models.WordLevel(numbers, unk_token="<pad>"))
+    characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    characters.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, bos_token="<s>", eos_token="</s>")
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,544 @@
+"""The rules of the ledger, one by one."""
+
+import json
+from dataclasses import asdict
+from typing import Literal
+
+import pytest
+
+from learner.ledger import (
+    AttemptId,
+    Batch,
+    FailureKind,
+    FailureResult,
+    Grant,
+    Ledger,
+    LedgerConfig,
+    LedgerSnapshot,
+    Verdict,
+    Waiting,
+)
+
+OnLag = Literal["wait", "drop"]
+
+CONFIG = LedgerConfig(
+    groups_per_step=2,
+    max_lag=1,
+    on_lag="wait",
+    straggler_timeout_s=30.0,
+    lease_timeout_s=60.0,
+    infrastructure_retries=2,
+    data_retries=1,
+)
+
+
+def make_ledger(
+    *, groups_per_step: int = 2, max_lag: int = 1, on_lag: OnLag = "wait", max_drops_per_lease: int = 2
+) -> Ledger:
+    ledger = Ledger(
+        LedgerConfig(
+            groups_per_step=groups_per_step,
+            max_lag=max_lag,
+            on_lag=on_lag,
+            straggler_timeout_s=CONFIG.straggler_timeout_s,
+            lease_timeout_s=CONFIG.lease_timeout_s,
+            infrastructure_retries=CONFIG.infrastructure_retries,
+            data_retries=CONFIG.data_retries,
+            max_drops_per_lease=max_drops_per_lease,
+        )
+    )
+    ledger.served_changed(0)
+    return ledger
+
+
+def granted(ledger: Ledger, *, room: int = 100, holder: str = "a", now: float = 0.0) -> list[int]:
+    return [grant.lease_id for grant in ledger.grant(now=now, holder=holder, room=room)]
+
+
+def finish(ledger: Ledger, *lease_ids: int, version: int, attempt: int = 0) -> list[Verdict]:
+    return [
+        ledger.accept(lease_id=lease_id, attempt=attempt, oldest_version=version, size=10).verdict
+        for lease_id in lease_ids
+    ]
+
+
+def take(ledger: Ledger, *, now: float = 0.0) -> Batch:
+    batch = ledger.take(now=now)
+    assert isinstance(batch, Batch), batch
+    return batch
+
+
+def wait(ledger: Ledger, *, now: float = 0.0) -> Waiting:
+    waiting = ledger.take(now=now)
+    assert isinstance(waiting, Waiting), waiting
+    return waiting
+
+
+def step(ledger: Ledger, *, now: float = 0.0, served: bool = True) -> Batch:
+    batch = take(ledger, now=now)
+    ledger.trained(batch.version + 1)
+    if served:
+        ledger.served_changed(batch.version + 1)
+    return batch
+
+
+def revived(ledger: Ledger) -> Ledger:
+    form = json.loads(json.dumps(asdict(ledger.snapshot())))
+    return Ledger.restore(ledger.config, LedgerSnapshot(**form))
+
+
+# Granting
+
+
+def test_nothing_is_granted_while_no_generator_serves() -> None:
+    ledger = Ledger(CONFIG)
+    assert granted(ledger) == []
+    ledger.served_changed(0)
+    assert granted(ledger, room=1) == [0]
+    ledger.served_changed(None)
+    assert granted(ledger) == []
+
+
+def test_a_grant_names_its_task_version_and_deadline() -> None:
+    ledger = make_ledger()
+    (grant,) = ledger.grant(now=5.0, holder="a", room=1)
+    assert grant == Grant(lease_id=0, attempt=0, holder="a", version=0, deadline=65.0)
+    assert grant.task_index == 0
+
+
+def test_grants_stop_at_the_served_version_plus_the_lag_plus_one_times_the_groups_of_a_step() -> None:
+    ledger = make_ledger(groups_per_step=2, max_lag=1)
+    assert granted(ledger) == [0, 1, 2, 3]
+    finish(ledger, 0, 1, version=0)
+    take(ledger)
+    assert granted(ledger) == [], "a taken batch counts as consumed before its step ends"
+    ledger.trained(1)
+    assert granted(ledger) == [], "the served version counts, not the learner's"
+    ledger.served_changed(1)
+    assert granted(ledger) == [4, 5]
+
+
+def test_a_version_that_the_learner_has_not_made_cannot_be_served() -> None:
+    ledger = make_ledger()
+    with pytest.raises(ValueError, match="cannot serve policy version 3"):
+        ledger.served_changed(3)
+
+
+def test_leases_are_granted_again_before_new_tasks_and_keep_their_id() -> None:
+    ledger = make_ledger()
+    assert granted(ledger, room=2, holder="a") == [0, 1]
+    ledger.holder_gone("a")
+    grants = ledger.grant(now=0.0, holder="b", room=3)
+    assert [(grant.lease_id, grant.attempt) for grant in grants] == [(0, 1), (1, 1), (2, 0)]
+
+
+# Heartbeats and deadlines
+
+
+def test_a_heartbeat_extends_the_deadline_of_what_it_reports_only() -> None:
+    ledger = make_ledger()
+    granted(ledger, room=2)
+    ledger.heartbeat(now=50.0, holder="a", running={(0, 0): None})
+    assert [ended.lease_id for ended in ledger.expire(now=60.0)] == [1]
+    assert [ended.lease_id for ended in ledger.expire(now=109.0)] == []
+    assert [ended.lease_id for ended in ledger.expire(now=110.0)] == [0]
+    assert ledger.books().expired == 2
+
+
+def test_a_heartbeat_learns_which_attempts_are_not_wanted_any_more() -> None:
+    ledger = make_ledger()
+    granted(ledger, room=3)
+    finish(ledger, 0, version=0)
+    reported = {(0, 0): 0, (1, 0): 0, (1, 7): 0, (2, 0): 0, (99, 0): 0}
+    assert ledger.heartbeat(now=1.0, holder="a", running=reported) == (
+        AttemptId(0, 0),
+        AttemptId(1, 7),
+        AttemptId(99, 0),
+    )
+    assert ledger.heartbeat(now=1.0, holder="b", running={(2, 0): 0}) == (AttemptId(2, 0),)
+
+
+def test_a_heartbeat_raises_the_version_of_a_running_group_and_never_lowers_it() -> None:
+    ledger = make_ledger(groups_per_step=1, max_lag=1)
+    assert granted(ledger) == [0, 1]
+    finish(ledger, 1, version=0)
+    step(ledger)
+    assert granted(ledger) == [2]
+    finish(ledger, 2, version=1)
+    assert [straggler.lease_id for straggler in wait(ledger).stragglers] == [0]
+    ledger.heartbeat(now=1.0, holder="a", running={(0, 0): 0})
+    assert [straggler.version for straggler in wait(ledger).stragglers] == [0]
+    ledger.heartbeat(now=1.0, holder="a", running={(0, 0): 1})
+    ledger.heartbeat(now=1.0, holder="a", running={(0, 0): 0})
+    assert take(ledger).lease_ids == (2,)
+
+
+# Accepting
+
+
+def test_an_accepted_group_that_comes_again_is_a_duplicate_wherever_its_lease_is_by_then() -> None:
+    ledger = make_ledger()
+    granted(ledger)
+    assert finish(ledger, 0, 1, 0, version=0) == [Verdict.ACCEPTED, Verdict.ACCEPTED, Verdict.DUPLICATE]
+    take(ledger)
+    assert finish(ledger, 0, version=0) == [Verdict.DUPLICATE]
+    ledger.trained(1)
+    assert finish(ledger, 0, version=0) == [Verdict.DUPLICATE]
+    assert ledger.books().attempts == 4
+
+
+def test_attempts_that_were_never_granted_are_unknown() -> None:
+    ledger = make_ledger()
+    granted(ledger, room=1)
+    assert finish(ledger, 1, -1, version=0) == [Verdict.UNKNOWN, Verdict.UNKNOWN]
+    assert finish(ledger, 0, version=0, attempt=1) == [Verdict.UNKNOWN]
+
+
+def test_asking_for_a_verdict_changes_nothing() -> None:
+    ledger = make_ledger()
+    granted(ledger)
+    before = (ledger.books(), ledger.snapshot())
+    assert ledger.would_accept(lease_id=0, attempt=0, oldest_version=0) is Verdict.ACCEPTED
+    assert ledger.would_accept(lease_id=0, attempt=0, oldest_version=-5) is Verdict.STALE
+    assert (ledger.books(), ledger.snapshot()) == before
+
+
+def test_the_first_admissible_attempt_wins_and_the_newer_one_is_cancelled() -> None:
+    ledger = make_ledger()
+    granted(ledger, room=1, holder="a")
+    ledger.expire(now=60.0)
+    granted(ledger, room=1, holder="b", now=60.0)
+    answer = ledger.accept(lease_id=0, attempt=0, oldest_version=0, size=10)
+    assert answer.verdict is Verdict.ACCEPTED
+    assert [(ended.lease_id, ended.attempt, ended.holder) for ended in answer.cancelled] == [(0, 1, "b")]
+    assert finish(ledger, 0, version=0, attempt=1) == [Verdict.DUPLICATE]
+    books = ledger.books()
+    assert (books.accepted, books.dropped, books.expired) == (1, 1, 0)
+
+
+def test_an_attempt_that_expired_is_accepted_while_its_lease_waits_to_be_granted_again() -> None:
+    ledger = make_ledger()
+    granted(ledger, room=1)
+    ledger.holder_gone("a")
+    assert finish(ledger, 0, version=0) == [Verdict.ACCEPTED]
+    assert granted(ledger, room=1) == [1]
+
+
+def test_a_group_that_arrives_during_a_step_is_judged_by_the_version_that_the_step_makes() -> None:
+    ledger = make_ledger(groups_per_step=1, max_lag=0)
+    granted(ledger, holder="a")
+    ledger.holder_gone("a")
+    granted(ledger, holder="b")
+    finish(ledger, 0, version=0, attempt=1)
+    take(ledger)
+    ledger.served_changed(0)
+    assert granted(ledger) == []
+    ledger.trained(1)
+    ledger.served_changed(1)
+    assert granted(ledger) == [1]
+    assert finish(ledger, 1, version=0) == [Verdict.STALE]
+
+
+def test_a_stale_group_is_dropped_and_its_lease_granted_again() -> None:
+    ledger = make_ledger()
+    granted(ledger, room=1)
+    assert finish(ledger, 0, version=-2) == [Verdict.STALE]
+    assert ledger.books().dropped == 1
+    assert [(grant.lease_id, grant.attempt) for grant in ledger.grant(now=0.0, holder="a", room=1)] == [(0, 1)]
+
+
+def test_a_group_of_a_version_that_the_learner_has_not_made_is_not_admitted() -> None:
+    ledger = make_ledger()
+    granted(ledger, room=1)
+    assert finish(ledger, 0, version=1) == [Verdict.STALE]
+
+
+def test_an_old_attempt_that_is_too_old_changes_nothing() -> None:
+    ledger = make_ledger()
+    granted(ledger, room=1, holder="a")
+    ledger.holder_gone("a")
+    granted(ledger, room=1, holder="b")
+    assert finish(ledger, 0, version=-2, attempt=0) == [Verdict.LATE]
+    assert finish(ledger, 0, version=0, attempt=1) == [Verdict.ACCEPTED]
+
+
+# Filtering
+
+
+def test_a_filtered_group_gives_its_place_back() -> None:
+    ledger = make_ledger(groups_per_step=1, max_lag=1)
+    assert granted(ledger) == [0, 1]
+    finish(ledger, 0, version=0)
+    assert granted(ledger) == []
+    ledger.filter(lease_id=0)
+    assert granted(ledger) == [2]
+    ledger.filter(lease_id=1, attempt=0)
+    assert granted(ledger) == [3]
+    assert finish(ledger, 0, 1, version=0) == [Verdict.DUPLICATE, Verdict.DUPLICATE]
+    assert ledger.books().filtered == 2
+
+
+def test_filtering_what_has_no_group_is_refused() -> None:
+    ledger = make_ledger()
+    granted(ledger, room=1)
+    refused: tuple[tuple[int, int | None], ...] = ((0, None), (0, 1), (5, 0), (5, None))
+    for lease_id, attempt in refused:
+        with pytest.raises(ValueError, match="no group that could be filtered"):
+            ledger.filter(lease_id=lease_id, attempt=attempt)
+    ledger.filter(lease_id=0, attempt=0)
+    with pytest.raises(ValueError, match="no group that could be filtered"):
+        ledger.filter(lease_id=0, attempt=0)
+
+
+# Failing
+
+
+def fail(ledger: Ledger, lease_id: int, *, attempt: int, kind: FailureKind, now: float = 0.0) -> FailureResult:
+    return ledger.fail(now=now, lease_id=lease_id, attempt=attempt, kind=kind, reason="HTTP 503")
+
+
+def test_an_infrastructure_failure_is_retried_after_a_pause_that_doubles_and_then_given_up() -> None:
+    ledger = make_ledger()
+    granted(ledger, room=1)
+    assert fail(ledger, 0, attempt=0, kind="infrastructure", now=10.0) is FailureResult.RETRIED
+    assert granted(ledger, room=1, now=10.9) == [1], "new tasks do not wait for the pause"
+    assert granted(ledger, room=1, now=11.0) == [0]
+    assert fail(ledger, 0, attempt=1, kind="infrastructure", now=20.0) is FailureResult.RETRIED
+    assert granted(ledger, room=1, now=21.9) == [2]
+    assert granted(ledger, room=1, now=22.0) == [0]
+    assert fail(ledger, 0, attempt=2, kind="infrastructure", now=30.0) is FailureResult.DEAD_LETTERED
+    assert ledger.books().dead_lettered == 1
+    assert ledger.commonest_reasons(1) == (("infrastructure: HTTP 503", 3),)
+
+
+def test_a_data_failure_is_retried_at_once_and_little() -> None:
+    ledger = make_ledger()
+    granted(ledger, room=1)
+    assert fail(ledger, 0, attempt=0, kind="data") is FailureResult.RETRIED
+    assert granted(ledger, room=1) == [0]
+    assert fail(ledger, 0, attempt=1, kind="data") is FailureResult.DEAD_LETTERED
+    assert granted(ledger) == [1, 2, 3, 4], "a dead letter gives its place back"
+
+
+def test_the_failure_of_an_attempt_that_does_not_run_is_ignored() -> None:
+    ledger = make_ledger()
+    granted(ledger, room=2)
+    finish(ledger, 0, version=0)
+    ledger.holder_gone("a")
+    for lease_id in (0, 1, 77):
+        assert fail(ledger, lease_id, attempt=0, kind="data") is FailureResult.IGNORED
+    assert ledger.books().failed == 0
+
+
+# Taking
+
+
+def test_a_batch_waits_for_enough_groups() -> None:
+    ledger = make_ledger()
+    granted(ledger)
+    finish(ledger, 3, version=0)
+    assert wait(ledger) == Waiting(have=1, need=2)
+
+
+def test_a_batch_takes_the_oldest_leases_and_not_the_first_completed() -> None:
+    ledger = make_ledger()
+    granted(ledger)
+    finish(ledger, 3, 1, 2, 0, version=0)
+    assert take(ledger).lease_ids == (0, 1)
+
+
+def test_groups_of_old_versions_come_before_old_leases_so_that_none_falls_due_without_a_place() -> None:
+    ledger = make_ledger(groups_per_step=2, max_lag=2)
+    assert granted(ledger) == [0, 1, 2, 3, 4, 5]
+    ledger.filter(lease_id=0, attempt=0)
+    fail(ledger, 1, attempt=0, kind="data")
+    finish(ledger, 2, 3, version=0)
+    step(ledger)
+    assert granted(ledger, room=1) == [1]
+    finish(ledger, 1, version=1, attempt=1)
+    finish(ledger, 4, 5, version=0)
+    batch = step(ledger)
+    assert (batch.lease_ids, batch.lags) == ((4, 5), (1, 1))
+
+
+def test_more_groups_than_a_batch_never_fall_due_at_once() -> None:
+    """At version 1 nothing is due, but a step without one of 3, 4 and 5 would leave three groups for two places."""
+    ledger = make_ledger(groups_per_step=2, max_lag=2)
+    granted(ledger)
+    finish(ledger, 0, 1, version=0)
+    step(ledger)
+    assert granted(ledger) == [6, 7]
+    finish(ledger, 2, version=0)
+    finish(ledger, 6, 7, version=1)
+    assert [straggler.lease_id for straggler in wait(ledger).stragglers] == [3, 4, 5]
+    finish(ledger, 5, version=0)
+    assert take(ledger).lease_ids == (2, 5)
+
+
+def straggling(*, on_lag: OnLag = "wait", max_drops_per_lease: int = 2) -> Ledger:
+    """Lease 0 of version 0 runs on at version 1 with max_lag 1, so the step that is ready would make it too old."""
+    ledger = make_ledger(groups_per_step=1, max_lag=1, on_lag=on_lag, max_drops_per_lease=max_drops_per_lease)
+    granted(ledger)
+    finish(ledger, 1, version=0)
+    step(ledger)
+    granted(ledger)
+    finish(ledger, 2, version=1)
+    return ledger
+
+
+def test_a_step_waits_for_a_straggler_and_then_takes_it_first() -> None:
+    ledger = straggling()
+    waiting = wait(ledger, now=100.0)
+    assert (waiting.have, waiting.need, waiting.since) == (1, 1, 100.0)
+    (straggler,) = waiting.stragglers
+    assert (straggler.lease_id, straggler.attempt, straggler.holder, straggler.version) == (0, 0, "a", 0)
+    finish(ledger, 0, version=0)
+    batch = take(ledger, now=129.0)
+    assert (batch.version, batch.lease_ids, batch.lags, batch.dropped) == (1, (0,), (1,), ())
+
+
+def test_a_straggler_is_dropped_when_patience_ends_and_its_lease_granted_again() -> None:
+    ledger = straggling()
+    wait(ledger, now=100.0)
+    assert wait(ledger, now=129.9).since == 100.0
+    batch = take(ledger, now=130.0)
+    assert batch.lease_ids == (2,)
+    assert [(ended.lease_id, ended.attempt, ended.holder, ended.size) for ended in batch.dropped] == [(0, 0, "a", None)]
+    ledger.trained(2)
+    ledger.served_changed(2)
+    assert granted(ledger, room=1) == [0]
+
+
+def test_on_lag_drop_does_not_wait() -> None:
+    ledger = straggling(on_lag="drop")
+    assert [ended.lease_id for ended in take(ledger).dropped] == [0]
+
+
+def test_a_lease_that_was_dropped_often_enough_is_waited_for_without_end() -> None:
+    modes: tuple[OnLag, ...] = ("wait", "drop")
+    for on_lag in modes:
+        ledger = straggling(on_lag=on_lag, max_drops_per_lease=0)
+        wait(ledger, now=0.0)
+        assert [straggler.lease_id for straggler in wait(ledger, now=1e9).stragglers] == [0]
+        ledger.holder_gone("a")
+        assert take(ledger, now=1e9).lease_ids == (2,)
+
+
+def test_finished_groups_that_come_back_beyond_the_places_are_given_up_and_reported() -> None:
+    ledger = make_ledger(groups_per_step=1, max_lag=0)
+    assert granted(ledger, holder="a") == [0]
+    fail(ledger, 0, attempt=0, kind="infrastructure", now=0.0)
+    assert granted(ledger, holder="b") == [1]
+    finish(ledger, 0, 1, version=0)
+    batch = take(ledger)
+    assert batch.lease_ids == (0,)
+    assert [(ended.lease_id, ended.holder, ended.size) for ended in batch.dropped] == [(1, None, 10)]
+
+
+def test_a_second_batch_before_the_end_of_the_step_is_a_bug_of_the_caller() -> None:
+    ledger = make_ledger()
+    granted(ledger)
+    finish(ledger, 0, 1, 2, 3, version=0)
+    take(ledger)
+    with pytest.raises(AssertionError):
+        ledger.take(now=0.0)
+    with pytest.raises(AssertionError):
+        ledger.trained(2)
+    ledger.trained(1)
+    with pytest.raises(AssertionError):
+        ledger.trained(2)
+
+
+# Restarting
+
+
+def test_after_a_restart_everything_unfinished_is_granted_again_with_the_next_attempt() -> None:
+    ledger = make_ledger()
+    granted(ledger)
+    finish(ledger, 0, 1, 2, version=0)
+    take(ledger)
+    second = revived(ledger)
+    second.books().check()
+    assert (second.version, second.served, second.books().outstanding, second.books().trained) == (0, None, 4, 0)
+    second.served_changed(0)
+    grants = second.grant(now=0.0, holder="a", room=9)
+    assert [(grant.lease_id, grant.attempt) for grant in grants] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+
+
+def test_logged_batches_are_consumed_again_and_trained_in_their_order() -> None:
+    ledger = make_ledger(groups_per_step=1, max_lag=1)
+    granted(ledger)
+    second = revived(ledger)
+    second.replay((3,))
+    second.replay((1,))
+    second.served_changed(1)
+    assert second.next_version == 2
+    assert granted(second) == [0], "places are counted from the version that the replay leads to"
+    second.trained(1)
+    second.trained(2)
+    second.served_changed(2)
+    assert granted(second) == [2], "a lease below the logged ones is granted, not lost"
+    second.books().check()
+    assert second.books().trained == 2
+    assert finish(second, 3, version=0) == [Verdict.DUPLICATE]
+
+
+def test_a_log_that_does_not_follow_the_checkpoint_is_refused() -> None:
+    ledger = make_ledger(groups_per_step=1)
+    granted(ledger)
+    finish(ledger, 0, version=0)
+    step(ledger)
+    second = revived(ledger)
+    for batch in ((0,), (1, 1)):
+        with pytest.raises(ValueError, match="the logged batch"):
+            second.replay(batch)
+
+
+def test_logged_decisions_are_replayed_once() -> None:
+    ledger = make_ledger()
+    granted(ledger)
+    ledger.filter(lease_id=0, attempt=0)
+    second = revived(ledger)
+    second.replay_filtered([0, 2, 5])
+    second.replay_dead_lettered([5, 6])
+    books = second.books()
+    books.check()
+    assert (books.leases, books.filtered, books.dead_lettered, books.pending) == (7, 3, 1, 3)
+
+
+def test_a_journaled_group_is_readmitted_within_the_bound() -> None:
+    ledger = make_ledger(groups_per_step=1, max_lag=1)
+    granted(ledger)
+    second = revived(ledger)
+    second.replay((0,))
+    second.replay((1,))
+    assert second.readmit(lease_id=2, oldest_version=0, size=1).verdict is Verdict.LATE
+    assert second.readmit(lease_id=2, oldest_version=1, size=1).verdict is Verdict.ACCEPTED
+    assert second.readmit(lease_id=2, oldest_version=1, size=1).verdict is Verdict.DUPLICATE
+    second.trained(1)
+    second.trained(2)
+    assert take(second).lease_ids == (2,)
+    second.books().check()
+
+
+def test_a_group_of_a_former_life_replaces_the_attempt_that_runs_for_it_now() -> None:
+    ledger = make_ledger()
+    granted(ledger)
+    second = revived(ledger)
+    second.served_changed(0)
+    granted(second, room=1, holder="b")
+    answer = second.readmit(lease_id=0, oldest_version=0, size=1)
+    assert answer.verdict is Verdict.ACCEPTED
+    assert [(ended.attempt, ended.holder) for ended in answer.cancelled] == [(1, "b")]
+    second.books().check()
+
+
+def test_reasons_and_drops_survive_a_restart() -> None:
+    ledger = make_ledger(max_drops_per_lease=1)
+    granted(ledger)
+    fail(ledger, 0, attempt=0, kind="data")
+    second = revived(ledger)
+    second.served_changed(0)
+    granted(second)
+    assert fail(second, 0, attempt=1, kind="data") is FailureResult.DEAD_LETTERED
+    assert second.commonest_reasons(5) == (("data: HTTP 503", 2),)

@@ -1,0 +1,100 @@
+"""Fingerprints change with what decides the meaning of tokens and weights, and with nothing else."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from protocol.fingerprints import chat_template, fingerprint_directory
+
+CONFIG = {"model_type": "llama", "hidden_size": 8, "vocab_size": 16, "tie_word_embeddings": True}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_json(tmp_path / "config.json", CONFIG)
+    write_json(tmp_path / "tokenizer.json", {"model": {"vocab": {"a": 0}}})
+    write_json(tmp_path / "tokenizer_config.json", {"eos_token": "a", "chat_template": "{{ messages }}"})
+    return tmp_path
+
+
+def write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def other_width(model: Path) -> None:
+    write_json(model / "config.json", CONFIG | {"hidden_size": 16})
+
+
+def untied(model: Path) -> None:
+    write_json(model / "config.json", CONFIG | {"tie_word_embeddings": False})
+
+
+def other_vocabulary(model: Path) -> None:
+    write_json(model / "tokenizer.json", {"model": {"vocab": {"b": 0}}})
+
+
+def more_merges(model: Path) -> None:
+    (model / "merges.txt").write_text("a b\n", encoding="utf-8")
+
+
+def other_template(model: Path) -> None:
+    write_json(model / "tokenizer_config.json", {"eos_token": "a", "chat_template": "{{ messages[0] }}"})
+
+
+def template_in_a_file(model: Path) -> None:
+    (model / "chat_template.jinja").write_text("{{ messages | length }}", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (other_width, "model"),
+        (untied, "model"),
+        (other_vocabulary, "tokenizer"),
+        (more_merges, "tokenizer"),
+        (other_template, "chat_template"),
+        (template_in_a_file, "chat_template"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_change_shows_in_its_own_fingerprint_alone(model: Path, change: Callable[[Path], None], part: str) -> None:
+    before = fingerprint_directory(model).model_dump()
+    change(model)
+    after = fingerprint_directory(model).model_dump()
+    assert {name for name in before if before[name] != after[name]} == {part}
+
+
+def test_order_of_keys_release_and_weights_do_not_matter(model: Path) -> None:
+    before = fingerprint_directory(model)
+    reordered = {"transformers_version": "99", "dtype": "float16", **dict(reversed(CONFIG.items()))}
+    write_json(model / "config.json", reordered)
+    (model / "model.safetensors").write_bytes(b"other weights")
+    assert fingerprint_directory(model) == before
+
+
+def test_a_template_in_a_file_wins_over_the_one_in_the_settings(model: Path) -> None:
+    assert chat_template(model) == "{{ messages }}"
+    template_in_a_file(model)
+    assert chat_template(model) == "{{ messages | length }}"
+
+
+def test_a_model_without_a_template_has_an_empty_one(model: Path) -> None:
+    (model / "tokenizer_config.json").unlink()
+    assert chat_template(model) == ""
+    write_json(model / "tokenizer_config.json", {"chat_template": None})
+    assert chat_template(model) == ""
+
+
+@pytest.mark.parametrize(("missing", "named"), [("config.json", "config.json"), ("tokenizer.json", "tokenizer")])
+def test_a_missing_file_is_named(model: Path, missing: str, named: str) -> None:
+    (model / missing).unlink()
+    with pytest.raises(FileNotFoundError, match=named):
+        fingerprint_directory(model)
+
+
+def test_a_configuration_that_is_no_object_is_refused(model: Path) -> None:
+    write_json(model / "config.json", [1])
+    with pytest.raises(ValueError, match="holds list, expected an object"):
+        fingerprint_directory(model)

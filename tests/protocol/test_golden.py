@@ -1,0 +1,117 @@
+"""The bytes of one message of each kind, as they were when the kind came into the protocol.
+
+`golden/<kind>.hex` holds a frame per line. A test that fails here means that older peers can no longer read us: either
+undo the change, or raise `PROTOCOL_VERSION` and write the vectors anew.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocol import messages
+from protocol.codec import decode, encode
+from protocol.generation import Sampling
+from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def trajectory(*, mixed: bool) -> Trajectory:
+    spans = [VersionSpan(version="1.6", start=3, end=4), VersionSpan(version="1.7", start=4, end=6)]
+    failed = RewardRecord(verifier="math", error_kind="infrastructure", error="the worker died", attempts=3)
+    scored = RewardRecord(
+        reward=0.5, components={"format": 1.0, "answer": 0.0}, verifier="math", verifier_version="2", latency_s=0.25
+    )
+    return Trajectory(
+        token_ids=np.array([5, 6, 7, 260, 70000, 2], dtype=np.int32),
+        loss_mask=np.array([0, 0, 0, 1, 1, 1], dtype=np.uint8),
+        behavior_logprobs=np.array([0, 0, 0, -0.5, -1.25, -0.0625], dtype=np.float32),
+        version_spans=tuple(spans) if mixed else (VersionSpan(version="1.7", start=3, end=6),),
+        turns=(Turn(start=0, completion_start=3, end=6, finish_reason="stop", generator_id="generator-0"),),
+        reward=scored if mixed else failed,
+        completion_text="085 ✓",
+    )
+
+
+GROUP = TrajectoryGroup(
+    lease_id=70000,
+    attempt=1,
+    purpose="train",
+    environment="addition",
+    task_index=4711,
+    prompt_text="37+48=",
+    trajectories=(trajectory(mixed=True), trajectory(mixed=False)),
+    rollout_s=1.5,
+)
+LEASE = messages.Lease(
+    lease_id=3,
+    attempt=0,
+    purpose="evaluate",
+    environment="addition",
+    task_index=12,
+    seed=(1 << 63) - 1,
+    group_size=8,
+    sampling=Sampling(max_tokens=48, stop_token_ids=(2, 0), seed=17, temperature=0.75),
+    timeout_s=60.0,
+)
+RUNNING = messages.RunningLease(lease_id=1 << 40, attempt=2, purpose="train", oldest_version="1.42")
+WAITING = messages.RunningLease(lease_id=9, attempt=0, purpose="evaluate")
+
+EXAMPLES: dict[str, messages.Message] = {
+    "hello": messages.Hello(
+        env_id="env-0",
+        capacity=64,
+        environments=(messages.EnvironmentInfo(name="addition", train_tasks=8000, evaluation_tasks=2000),),
+        tokenizer="0123456789abcdef0123456789abcdef",
+        chat_template="",
+    ),
+    "welcome": messages.Welcome(incarnation=1, heartbeat_every_s=0.5),
+    "refused": messages.Refused(reason="malformed", message="loss_mask has 5 entries for 6 tokens"),
+    "granted": messages.Granted(leases=(LEASE,)),
+    "heartbeat": messages.Heartbeat(running=(RUNNING, WAITING)),
+    "finished": messages.Finished(group=GROUP),
+    "failed": messages.Failed(
+        lease_id=3, attempt=0, purpose="train", data_fault=True, reason="the task's answer is not a number"
+    ),
+    "acknowledged": messages.Acknowledged(lease_id=3, attempt=0, purpose="train"),
+    "cancelled": messages.Cancelled(leases=(RUNNING,)),
+    "fleet": messages.Fleet(
+        generators=(
+            messages.ServingGenerator(
+                generator_id="generator-0", url="http://127.0.0.1:8101", policy_version="999999999.0"
+            ),
+        )
+    ),
+    "goodbye": messages.Goodbye(reason="SIGTERM"),
+}
+
+
+def frames_of(kind: str) -> list[bytes]:
+    return [bytes.fromhex(line) for line in (GOLDEN / f"{kind}.hex").read_text(encoding="ascii").splitlines()]
+
+
+def test_every_kind_of_message_has_an_example_and_a_vector() -> None:
+    kinds = {message.kind for message in messages.ALL}
+    assert set(EXAMPLES) == kinds
+    assert {file.stem for file in GOLDEN.glob("*.hex")} == kinds
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_a_message_is_encoded_to_its_golden_bytes(kind: str) -> None:
+    assert [bytes(frame).hex() for frame in encode(EXAMPLES[kind])] == [frame.hex() for frame in frames_of(kind)]
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_golden_bytes_are_decoded_to_their_message(kind: str) -> None:
+    decoded = decode(frames_of(kind))
+    assert type(decoded) is type(EXAMPLES[kind])
+    # repr shows every field, arrays included; == on arrays has no single truth value.
+    assert repr(decoded) == repr(EXAMPLES[kind])
+
+
+def test_a_decoded_group_knows_the_versions_of_its_tokens() -> None:
+    decoded = decode(frames_of("finished"))
+    assert isinstance(decoded, messages.Finished)
+    assert decoded.group.trajectories[0].token_versions().tolist() == [-1, -1, -1, 6, 7, 7]
+    assert decoded.group.oldest_version == 6

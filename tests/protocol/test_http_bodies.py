@@ -1,0 +1,152 @@
+"""The HTTP bodies: JSON and back, and nothing in them that is not theirs."""
+
+import pytest
+from pydantic import ValidationError
+
+from protocol import fleet, generation, http, rewards
+from protocol.model import WireModel
+from protocol.trajectories import VersionSpan
+
+FINGERPRINTS = fleet.Fingerprints(model="a1", tokenizer="b2", chat_template="c3")
+BODIES: list[WireModel] = [
+    generation.GenerateRequest(
+        request_id="r-1",
+        prompt_token_ids=(1, 2, (1 << 31) - 1),
+        n=8,
+        purpose="evaluate",
+        sampling=generation.Sampling(max_tokens=16, temperature=0.0, stop_token_ids=(2,), seed=(1 << 63) - 1),
+    ),
+    generation.GeneratePart(
+        index=3,
+        token_ids=(5, 2),
+        behavior_logprobs=(-0.25, -1.5e-7),
+        version_spans=(VersionSpan(version="1.7", start=0, end=2),),
+        finish_reason="stop",
+    ),
+    generation.GeneratorState(
+        generator_id="g", serving=True, policy_version="1.7", running=3, tokens_generated=99, idle_s=0.5, uptime_s=9.0
+    ),
+    rewards.ScoreRequest(
+        items=(
+            rewards.ScoreItem(id="a", verifier="exact_match", completion="085", arguments={"answer": ["085", None]}),
+        ),
+        deadline_s=5.0,
+    ),
+    rewards.ScoreResponse(
+        results=(
+            rewards.ScoreResult(
+                id="a", verifier="math", verifier_version="1", reward=1.0, components={"x": 0.5}, latency_s=0.1
+            ),
+            rewards.ScoreResult(
+                id="b", verifier="math", latency_s=5.0, error=rewards.ScoreError(kind="data", message="no number")
+            ),
+        )
+    ),
+    rewards.VerifierList(
+        verifiers=(
+            rewards.VerifierInfo(name="m", version="1", description="…", arguments_schema={"properties": {"a": {}}}),
+        )
+    ),
+    fleet.Announcement(
+        generator_id="g",
+        url="http://127.0.0.1:1",
+        protocol_version=1,
+        fingerprints=FINGERPRINTS,
+        backend="gloo",
+        max_model_len=64,
+        serving_version=None,
+    ),
+    fleet.AnnouncementAnswer(incarnation=2, announce_every_s=1.0),
+    fleet.JoinGroup(
+        epoch=1, backend="gloo", host="127.0.0.1", port=29500, rank_offset=1, world_size=2, bucket_timeout_s=10.0
+    ),
+    fleet.Prepare(
+        version="1.7",
+        epoch=1,
+        buckets=(
+            fleet.BucketSpec(
+                nbytes=24,
+                xxh3="00ff",
+                tensors=(fleet.TensorSpec(name="model.norm.weight", dtype="float32", shape=(2, 3), offset=0),),
+            ),
+        ),
+    ),
+    fleet.Prepared(version="1.7", receive_s=0.25),
+    fleet.Commit(version="1.7", epoch=1, probe_token_ids=(1, 2, 3)),
+    fleet.Committed(version="1.7", fingerprint="00ff", probe_logprobs=(-1.0, -0.5), load_s=0.1, pause_s=0.03),
+    http.ErrorBody(
+        error=http.ErrorDetail(kind="user", message="n is 0", field="n", expected="at least 1", got={"n": 0})
+    ),
+    http.Readiness(ready=False, waiting_for=("generator",), waiting_s=2.5),
+]
+NAMES = [type(body).__name__ for body in BODIES]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=NAMES)
+def test_a_body_survives_json(body: WireModel) -> None:
+    assert type(body).model_validate_json(body.model_dump_json()) == body
+
+
+@pytest.mark.parametrize("body", BODIES, ids=NAMES)
+def test_a_body_with_a_field_too_many_is_refused(body: WireModel) -> None:
+    text = '{"colour": "red", ' + body.model_dump_json()[1:]
+    with pytest.raises(ValidationError, match=r"colour\s+Extra inputs are not permitted"):
+        type(body).model_validate_json(text)
+
+
+@pytest.mark.parametrize("body", BODIES, ids=NAMES)
+def test_a_body_cannot_be_changed(body: WireModel) -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(body, next(iter(type(body).model_fields)), None)
+
+
+@pytest.mark.parametrize(
+    ("body_type", "text", "complaint"),
+    [
+        (
+            generation.GenerateRequest,
+            '{"request_id": "r", "prompt_token_ids": [], "sampling": {"max_tokens": 1}}',
+            "1 item",
+        ),
+        (
+            generation.GenerateRequest,
+            '{"request_id": "r", "prompt_token_ids": [2147483648], "sampling": {"max_tokens": 1}}',
+            "prompt_token_ids.0",
+        ),
+        (
+            generation.GenerateRequest,
+            '{"request_id": "r", "prompt_token_ids": [1.5], "sampling": {"max_tokens": 1}}',
+            "prompt_token_ids.0",
+        ),
+        (
+            generation.GenerateRequest,
+            '{"request_id": "r", "prompt_token_ids": [true], "sampling": {"max_tokens": 1}}',
+            "prompt_token_ids.0",
+        ),
+        (generation.Sampling, '{"max_tokens": "16"}', "max_tokens"),
+        (generation.Sampling, '{"max_tokens": 16, "temperature": NaN}', "temperature"),
+        (generation.Sampling, '{"max_tokens": 16, "logit_bias": {}}', "logit_bias"),
+        (rewards.ScoreRequest, '{"items": []}', "items"),
+        (rewards.ScoreResult, '{"id": "a", "verifier": "v", "latency_s": 0}', "either a reward or an error"),
+        (rewards.ScoreResult, '{"id": "a", "verifier": "v", "latency_s": 0, "reward": NaN}', "finite number"),
+        (http.Readiness, "[]", "object"),
+        (http.Readiness, "{", "Invalid JSON"),
+        (rewards.ScoreItem, '{"id": "a", "verifier": "v", "completion": "\\ud800"}', "Invalid JSON"),
+        (
+            rewards.ScoreItem,
+            '{"id": "a", "verifier": "v", "completion": "", "arguments": {"a": ' + "[" * 9999 + "}",
+            "recursion limit",
+        ),
+    ],
+)
+def test_a_body_that_does_not_fit_is_refused_with_its_field(
+    body_type: type[WireModel], text: str, complaint: str
+) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        body_type.model_validate_json(text)
+
+
+def test_training_forbids_what_changes_the_sampled_distribution() -> None:
+    assert generation.Sampling(max_tokens=4, temperature=0.7, seed=1).forbidden_in_training() == []
+    shaped = generation.Sampling(max_tokens=4, top_p=0.9, top_k=5, min_tokens=2, temperature=0.0)
+    assert shaped.forbidden_in_training() == ["top_p", "top_k", "min_tokens", "temperature"]

@@ -1,0 +1,223 @@
+"""Any valid message survives the wire unchanged, and its arrays are not copied on the way."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from protocol import messages
+from protocol.codec import Frame, decode, encode
+from protocol.generation import Sampling
+from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
+
+COUNTS = st.integers(0, (1 << 64) - 1)
+NAMES = st.text(min_size=1, max_size=12)
+PURPOSES = st.sampled_from(["train", "evaluate"])
+SECONDS = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+VERSIONS = st.builds("{}.{}".format, st.integers(0, 999_999_999), st.integers(0, 999_999_999))
+REWARDS = st.builds(
+    RewardRecord,
+    reward=st.floats(allow_nan=False, allow_infinity=False),
+    components=st.dictionaries(st.text(max_size=8), st.floats(allow_nan=False), max_size=3),
+    verifier=NAMES,
+    verifier_version=st.text(max_size=8),
+    latency_s=SECONDS,
+    attempts=st.integers(1, 99),
+)
+REWARD_ERRORS = st.builds(
+    RewardRecord,
+    verifier=NAMES,
+    error_kind=st.sampled_from(["user", "data", "infrastructure", None]),
+    error=st.text(max_size=20),
+)
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.floats(0, 10),
+    max_tokens=st.integers(1, 1 << 20),
+    stop_token_ids=st.lists(st.integers(0, (1 << 31) - 1), max_size=3).map(tuple),
+    seed=st.none() | st.integers(0, (1 << 63) - 1),
+    top_p=st.floats(0, 1, exclude_min=True),
+)
+LEASES = st.builds(
+    messages.Lease,
+    lease_id=COUNTS,
+    attempt=COUNTS,
+    purpose=PURPOSES,
+    environment=NAMES,
+    task_index=COUNTS,
+    seed=st.integers(0, (1 << 63) - 1),
+    group_size=st.integers(1, 4096),
+    sampling=SAMPLINGS,
+    timeout_s=SECONDS,
+)
+RUNNING = st.builds(
+    messages.RunningLease,
+    lease_id=COUNTS,
+    attempt=COUNTS,
+    purpose=PURPOSES,
+    oldest_version=st.none() | VERSIONS,
+)
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    """A prompt, then a completion under one version or two; some of the completion's tokens may be masked."""
+    prompt, completion = draw(st.integers(0, 9)), draw(st.integers(1, 9))
+    total = prompt + completion
+    mask = np.concatenate(
+        [np.zeros(prompt, np.uint8), draw(hnp.arrays(np.uint8, completion, elements=st.integers(0, 1)))]
+    )
+    cut = draw(st.integers(prompt, total))
+    edges = [(prompt, cut), (cut, total)]
+    return Trajectory(
+        token_ids=draw(hnp.arrays(np.int32, total, elements=st.integers(0, (1 << 31) - 1))),
+        loss_mask=mask,
+        behavior_logprobs=draw(hnp.arrays(np.float32, total, elements=st.floats(-50, 0, width=32))),
+        version_spans=tuple(VersionSpan(version=draw(VERSIONS), start=a, end=b) for a, b in edges if a < b),
+        turns=(
+            Turn(
+                start=0,
+                completion_start=prompt,
+                end=total,
+                finish_reason=draw(st.sampled_from(["stop", "length", "abort"])),
+                generator_id=draw(NAMES),
+            ),
+        ),
+        reward=draw(REWARDS | REWARD_ERRORS),
+        completion_text=draw(st.text(max_size=20)),
+    )
+
+
+GROUPS = st.builds(
+    TrajectoryGroup,
+    lease_id=COUNTS,
+    attempt=COUNTS,
+    purpose=PURPOSES,
+    environment=NAMES,
+    task_index=COUNTS,
+    prompt_text=st.text(max_size=20),
+    trajectories=st.lists(trajectories(), min_size=1, max_size=4).map(tuple),
+    rollout_s=SECONDS,
+)
+ENVIRONMENTS = st.builds(
+    messages.EnvironmentInfo, name=NAMES, train_tasks=st.integers(1, 1 << 40), evaluation_tasks=COUNTS
+)
+GENERATORS = st.builds(messages.ServingGenerator, generator_id=NAMES, url=NAMES, policy_version=VERSIONS)
+
+
+def rows(elements: st.SearchStrategy[Any], *, min_size: int = 1) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(elements, min_size=min_size, max_size=3).map(tuple)
+
+
+MESSAGES: dict[str, st.SearchStrategy[messages.Message]] = {
+    "hello": st.builds(
+        messages.Hello,
+        env_id=NAMES,
+        capacity=st.integers(1, 1 << 20),
+        environments=rows(ENVIRONMENTS),
+        tokenizer=st.text(max_size=32),
+        chat_template=st.text(max_size=32),
+    ),
+    "welcome": st.builds(messages.Welcome, incarnation=st.integers(1, 1 << 40), heartbeat_every_s=SECONDS),
+    "refused": st.builds(messages.Refused, reason=st.text(max_size=20), message=st.text(max_size=20)),
+    "granted": st.builds(messages.Granted, leases=rows(LEASES)),
+    "heartbeat": st.builds(messages.Heartbeat, running=rows(RUNNING, min_size=0)),
+    "finished": st.builds(messages.Finished, group=GROUPS),
+    "failed": st.builds(
+        messages.Failed,
+        lease_id=COUNTS,
+        attempt=COUNTS,
+        purpose=PURPOSES,
+        data_fault=st.booleans(),
+        reason=st.text(max_size=20),
+    ),
+    "acknowledged": st.builds(messages.Acknowledged, lease_id=COUNTS, attempt=COUNTS, purpose=PURPOSES),
+    "cancelled": st.builds(messages.Cancelled, leases=rows(RUNNING)),
+    "fleet": st.builds(messages.Fleet, generators=rows(GENERATORS, min_size=0)),
+    "goodbye": st.builds(messages.Goodbye, reason=st.text(max_size=20)),
+}
+
+
+def plain(value: object) -> object:
+    """A message's content with arrays as type, length and bytes, so that == compares all of it."""
+    if isinstance(value, np.ndarray):
+        return (value.dtype.str, value.shape, value.tobytes())
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(plain(part) for part in value)
+    return value
+
+
+def as_received(frames: list[Frame]) -> list[Frame]:
+    """Fresh memory for each frame, as a socket would deliver it."""
+    return [bytes(frame) for frame in frames]
+
+
+def shares_memory(array: npt.NDArray[Any], frame: Frame) -> bool:
+    return bool(np.shares_memory(array, np.frombuffer(frame, dtype=np.uint8)))
+
+
+def group_of(message: messages.Message) -> TrajectoryGroup:
+    assert isinstance(message, messages.Finished)
+    return message.group
+
+
+def test_there_is_a_strategy_for_every_kind() -> None:
+    assert set(MESSAGES) == {message.kind for message in messages.ALL}
+
+
+@settings(deadline=None)
+@given(message=st.one_of(*MESSAGES.values()))
+def test_a_message_comes_out_as_it_went_in(message: messages.Message) -> None:
+    decoded = decode(as_received(encode(message)))
+    assert type(decoded) is type(message)
+    assert plain(decoded.model_dump()) == plain(message.model_dump())
+
+
+@settings(deadline=None, max_examples=30)
+@given(group=GROUPS)
+def test_sent_frames_are_the_memory_of_the_messages_arrays(group: TrajectoryGroup) -> None:
+    frames = encode(messages.Finished(group=group))
+    arrays = [a for t in group.trajectories for a in (t.token_ids, t.loss_mask, t.behavior_logprobs)]
+    assert len(frames) == 1 + len(arrays)
+    assert all(shares_memory(array, frame) for array, frame in zip(arrays, frames[1:], strict=True))
+
+
+@settings(deadline=None, max_examples=30)
+@given(group=GROUPS)
+def test_received_arrays_are_the_memory_of_the_frames_and_cannot_be_written(group: TrajectoryGroup) -> None:
+    frames = [memoryview(bytearray(frame)) for frame in encode(messages.Finished(group=group))]
+    decoded = group_of(decode(frames))
+    arrays = [a for t in decoded.trajectories for a in (t.token_ids, t.loss_mask, t.behavior_logprobs)]
+    assert all(shares_memory(array, frame) for array, frame in zip(arrays, frames[1:], strict=True))
+    assert not any(array.flags.writeable for array in arrays)
+
+
+@settings(deadline=None, max_examples=30)
+@given(trajectory=trajectories())
+def test_every_sampled_token_has_a_version_and_no_other_token_has_one(trajectory: Trajectory) -> None:
+    versions = trajectory.token_versions()
+    assert ((versions >= 0) == (trajectory.loss_mask == 1)).all()
+    sampled = versions[versions >= 0]
+    assert trajectory.oldest_version == (int(sampled.min()) if sampled.size else None)
+
+
+def test_an_array_that_is_a_slice_with_gaps_is_sent_whole() -> None:
+    every_second = np.arange(12, dtype=np.int32)[::2]
+    trajectory = Trajectory(
+        token_ids=every_second,
+        loss_mask=np.zeros(6, dtype=np.uint8),
+        behavior_logprobs=np.zeros(6, dtype=np.float32),
+        version_spans=(),
+        turns=(Turn(start=0, completion_start=6, end=6, finish_reason="abort", generator_id="g"),),
+        reward=RewardRecord(reward=0.0, verifier="exact_match"),
+    )
+    group = TrajectoryGroup(
+        lease_id=0, attempt=0, purpose="train", environment="e", task_index=0, trajectories=(trajectory,)
+    )
+    decoded = group_of(decode(as_received(encode(messages.Finished(group=group)))))
+    assert decoded.trajectories[0].token_ids.tolist() == [0, 2, 4, 6, 8, 10]

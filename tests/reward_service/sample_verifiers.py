@@ -1,0 +1,114 @@
+"""Verifiers as a user would write them, good and bad. Imported by path, by the tests and by worker processes."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from reward_service.verifier import DataError, Score, Submission
+
+
+class NoArguments(BaseModel):
+    """For verifiers that take none."""
+
+
+class WordArguments(BaseModel):
+    word: str
+
+
+class FileArguments(BaseModel):
+    file: str
+
+
+def contains(submission: Submission, arguments: WordArguments) -> float:
+    """1 when the completion contains the word."""
+    return float(arguments.word in submission.completion)
+
+
+async def contains_async(submission: Submission, arguments: WordArguments) -> Score:
+    """1 when the completion contains the word, after giving way once."""
+    await asyncio.sleep(0)
+    found = arguments.word in submission.completion
+    return Score(reward=float(found), components={"length": len(submission.completion)})
+
+
+def hang_on_request(submission: Submission, arguments: NoArguments) -> float:
+    """Never returns for the completion `hang`."""
+    if submission.completion == "hang":
+        signal.pause()
+    return 1.0
+
+
+async def hang_async(submission: Submission, arguments: NoArguments) -> float:
+    """Never returns."""
+    await asyncio.Event().wait()
+    return 1.0
+
+
+def raise_error(submission: Submission, arguments: NoArguments) -> float:
+    """Divides by zero."""
+    return 1 / 0
+
+
+def reject(submission: Submission, arguments: NoArguments) -> float:
+    """Rejects every input."""
+    raise DataError("the table of expected outputs is empty")
+
+
+def not_a_number(submission: Submission, arguments: NoArguments) -> float:
+    """Returns NaN."""
+    return float("nan")
+
+
+def returns_text(submission: Submission, arguments: NoArguments) -> object:
+    """Returns the wrong type."""
+    return "good"
+
+
+def chatty(submission: Submission, arguments: NoArguments) -> float:
+    """Prints, on the stream that workers answer on if nobody protects it."""
+    print("this is not JSON")
+    os.write(1, b"nor is this\n")
+    return 0.5
+
+
+def die(submission: Submission, arguments: NoArguments) -> float:
+    """Kills its own process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+
+
+def die_once(submission: Submission, arguments: FileArguments) -> float:
+    """Kills its own process unless the file exists, which it makes first."""
+    marker = Path(arguments.file)
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+
+
+def too_much_memory(submission: Submission, arguments: NoArguments) -> float:
+    """Asks for 64 GiB."""
+    return float(len(bytes(1 << 36)))
+
+
+def sees_variable(submission: Submission, arguments: NoArguments) -> float:
+    """1 when the variable HEADWAY_TEST_SECRET is in the environment."""
+    return float("HEADWAY_TEST_SECRET" in os.environ)
+
+
+def process_id(submission: Submission, arguments: NoArguments) -> float:
+    """The worker's process id."""
+    return float(os.getpid())
+
+
+def one_parameter(submission: Submission) -> float:
+    """Has no arguments."""
+    return 1.0
+
+
+def untyped_arguments(submission: Submission, arguments: dict[str, str]) -> float:
+    """Its arguments are no model."""
+    return 1.0

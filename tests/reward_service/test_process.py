@@ -1,0 +1,91 @@
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+CONFIG = """
+[reward-service]
+http = { port = 0 }
+workers = { count = 1 }
+
+[[reward-service.verifiers]]
+name = "process_id"
+function = "sample_verifiers:process_id"
+
+[[reward-service.verifiers]]
+name = "hang"
+function = "sample_verifiers:hang_on_request"
+"""
+
+
+@contextmanager
+def service(folder: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """The real process on a port that the system chooses, and a client of it."""
+    config = folder / "run.toml"
+    config.write_text(CONFIG)
+    command = [sys.executable, "-c", "from reward_service.command import main; main()", "--config", str(config)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            lines = iter(process.stderr.readline, "")
+            url = next(found.group() for line in lines if (found := re.search(r"http://\S+", line)))
+            with httpx.Client(base_url=url, timeout=60, transport=httpx.HTTPTransport(retries=5)) as client:
+                yield process, client
+        finally:
+            process.kill()
+
+
+def score(client: httpx.Client, verifier: str, completion: str = "") -> dict[str, float]:
+    item = {"id": "a", "verifier": verifier, "completion": completion}
+    result = client.post("/v1/score", json={"items": [item]}).json()["results"][0]
+    assert isinstance(result, dict)
+    return result
+
+
+def ends_within(pid: int, *, timeout_s: float) -> bool:
+    """Whether the process is gone, or goes, within that time."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], timeout_s)[0])
+    finally:
+        os.close(handle)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -9)])
+def test_however_the_service_ends_it_leaves_no_worker_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    with service(tmp_path) as (process, client):
+        worker = int(score(client, "process_id")["reward"])
+        process.send_signal(number)
+        assert process.wait(timeout=10) == code
+        assert ends_within(worker, timeout_s=5)
+
+
+def test_a_worker_that_is_killed_between_items_is_replaced(tmp_path: Path) -> None:
+    with service(tmp_path) as (_, client):
+        first = int(score(client, "process_id")["reward"])
+        os.kill(first, signal.SIGKILL)
+        assert ends_within(first, timeout_s=5)
+        assert int(score(client, "process_id")["reward"]) != first
+
+
+def test_a_verifier_that_cannot_be_loaded_stops_the_start_with_a_reason(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(CONFIG.replace("sample_verifiers:process_id", "no_such_module:f"))
+    command = [sys.executable, "-c", "from reward_service.command import main; main()", "--config", str(config)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "cannot import 'no_such_module'" in ended.stderr

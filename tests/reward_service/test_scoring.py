@@ -1,0 +1,164 @@
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from pydantic import JsonValue
+
+from protocol.rewards import ScoreItem, ScoreRequest, ScoreResult
+from reward_service.config import RewardServiceConfig, WorkerConfig
+from reward_service.jobs import Job
+from reward_service.pool import WorkerPool
+from reward_service.scoring import Scorer, pool_settings
+from reward_service.verifier import Score, UserError
+
+OpenScorer = Callable[..., Awaitable[Scorer]]
+
+
+def item(verifier: str, completion: str = "", /, **arguments: JsonValue) -> ScoreItem:
+    return ScoreItem(id=f"{verifier}/{completion}", verifier=verifier, completion=completion, arguments=arguments)
+
+
+async def score(scorer: Scorer, *items: ScoreItem, deadline_s: float = 30.0) -> tuple[ScoreResult, ...]:
+    response = await scorer.score(ScoreRequest(items=items, deadline_s=deadline_s))
+    assert [result.id for result in response.results] == [item.id for item in items]
+    return response.results
+
+
+def kind_of(result: ScoreResult) -> str:
+    assert result.reward is None, "a failed score has no reward, not one of 0"
+    assert result.error is not None
+    return result.error.kind
+
+
+def message_of(result: ScoreResult) -> str:
+    assert result.error is not None
+    return result.error.message
+
+
+async def test_each_item_is_scored_by_its_own_verifier_in_order(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer()
+    results = await score(
+        scorer,
+        item("contains", "the sea is blue", word="sea"),
+        item("exact_match", " 42\n", answer="42"),
+        item("contains_async", "the sea", word="sky"),
+        item("exact_match", "41", answer="42"),
+    )
+    assert [result.reward for result in results] == [1.0, 1.0, 0.0, 0.0]
+    assert results[2].components == {"length": 7.0}
+    assert [result.verifier_version for result in results] == ["7", "1", "7", "1"]
+
+
+async def test_one_failing_item_never_disturbs_the_others(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer()
+    results = await score(
+        scorer,
+        item("no_such_verifier"),
+        item("exact_match", "42", answer="42"),
+        item("exact_match", "42", anwser="42"),
+        item("raise_error"),
+        item("reject"),
+        item("not_a_number"),
+        item("returns_text"),
+        item("contains", "sea", word=3),
+        item("contains", "sea", word="sea"),
+    )
+    assert [results[1].reward, results[8].reward] == [1.0, 1.0]
+    kinds = [kind_of(result) for index, result in enumerate(results) if index not in (1, 8)]
+    assert kinds == ["user", "user", "data", "data", "data", "user", "user"]
+    assert "exact_match" in message_of(results[0])
+    assert "anwser" in message_of(results[2])
+    assert "ZeroDivisionError" in message_of(results[3])
+    assert "the table of expected outputs is empty" in message_of(results[4])
+
+
+async def test_a_verifier_that_hangs_is_killed_and_the_next_item_is_scored(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer(workers=WorkerConfig(count=1, compute_timeout_s=0.3))
+    hanging, after, other = await score(
+        scorer, item("hang_on_request", "hang"), item("hang_on_request", "go"), item("exact_match", "1", answer="1")
+    )
+    assert kind_of(hanging) == "infrastructure"
+    assert "deadline" in message_of(hanging)
+    assert [after.reward, other.reward] == [1.0, 1.0]
+
+
+async def test_the_deadline_of_the_request_is_kept_by_every_kind_of_verifier(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer(workers=WorkerConfig(count=1, compute_timeout_s=60.0))
+    await score(scorer, item("hang_on_request", "warm the worker"))
+    items = (item("hang_on_request", "hang"), item("hang_on_request", "waits behind"), item("hang_async"))
+    results = await score(scorer, *items, deadline_s=0.3)
+    assert [kind_of(result) for result in results] == ["infrastructure"] * 3
+    assert all("deadline" in message_of(result) for result in results)
+    assert max(result.latency_s for result in results) < 5.0
+
+
+async def test_an_item_whose_deadline_passes_while_its_worker_starts_leaves_the_worker_to_the_next(
+    open_scorer: OpenScorer,
+) -> None:
+    scorer = await open_scorer()
+    (early,) = await score(scorer, item("process_id"), deadline_s=0.001)
+    assert kind_of(early) == "infrastructure"
+    first, second = await score(scorer, item("process_id"), item("process_id"))
+    assert first.reward == second.reward
+
+
+async def test_an_item_is_tried_again_when_its_worker_dies(open_scorer: OpenScorer, tmp_path: Path) -> None:
+    scorer = await open_scorer()
+    once, always = await score(scorer, item("die_once", file=str(tmp_path / "marker")), item("die"))
+    assert (once.reward, once.attempts) == (1.0, 2)
+    assert (kind_of(always), always.attempts) == ("infrastructure", 2)
+
+
+async def test_a_cancelled_request_leaves_its_worker_fit_for_the_next(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer(workers=WorkerConfig(count=1, compute_timeout_s=60.0))
+    await score(scorer, item("hang_on_request", "warm the worker"))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await score(scorer, item("hang_on_request", "hang"))
+    (after,) = await score(scorer, item("hang_on_request", "go"))
+    assert (after.reward, after.attempts) == (1.0, 1)
+
+
+async def test_a_verifier_that_prints_does_not_break_the_exchange(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer()
+    results = await score(scorer, item("chatty"), item("chatty"))
+    assert [result.reward for result in results] == [0.5, 0.5]
+
+
+async def test_a_verifier_without_memory_is_an_error_of_the_infrastructure(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer()
+    (result,) = await score(scorer, item("too_much_memory"))
+    assert kind_of(result) == "infrastructure"
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_only_the_workers_of_a_trusted_verifier_see_the_environment(
+    monkeypatch: pytest.MonkeyPatch, trusted: bool
+) -> None:
+    monkeypatch.setenv("HEADWAY_TEST_SECRET", "token")
+    settings = pool_settings(RewardServiceConfig(), trusted=trusted)
+    async with WorkerPool(path="sample_verifiers:sees_variable", settings=settings, on_kill=lambda: None) as pool:
+        job = Job(completion="", prompt="", arguments={})
+        outcome = await pool.run(job=job, deadline=asyncio.get_running_loop().time() + 30)
+    assert outcome.result == Score(reward=float(trusted))
+
+
+async def test_items_beyond_the_limit_are_turned_away_with_an_error(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer(max_pending_items=2)
+    refused = await score(scorer, *[item("exact_match", "1", answer="1")] * 3)
+    assert {kind_of(result) for result in refused} == {"infrastructure"}
+    accepted = await score(scorer, *[item("exact_match", "1", answer="1")] * 2)
+    assert [result.reward for result in accepted] == [1.0, 1.0]
+
+
+async def test_a_prewarmed_verifier_must_have_workers(open_scorer: OpenScorer) -> None:
+    with pytest.raises(UserError, match="exact_match"):
+        await open_scorer(workers=WorkerConfig(count=1, prewarm=("exact_match",)))
+
+
+async def test_prewarmed_workers_start_with_the_scorer(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer(workers=WorkerConfig(count=2, prewarm=("process_id",)))
+    first, second = await score(scorer, item("process_id"), item("process_id"))
+    assert first.reward is not None
+    assert second.reward is not None

@@ -1,0 +1,181 @@
+"""Exit codes, signals, and what is left behind."""
+
+import asyncio
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from services.process import LoopCrashed, Stop, describe_error, run_loops, run_process
+
+PRELUDE = """
+import asyncio, logging, os, signal, sys, threading
+from services.logs import configure_logging
+from services.process import parent_death_signal, run_loops, run_process
+configure_logging("learner", level=os.environ.get("LEVEL", "info"))
+"""
+
+
+def run_child(code: str, **environ: str) -> tuple[int, str]:
+    """Exit code and stderr of a process that runs `code`."""
+    child = subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environ},
+    )
+    return child.returncode, child.stderr
+
+
+SIGNALLED = """
+async def main(stop):
+    try:
+        os.kill(os.getpid(), signal.{name})
+        await run_loops(idle=asyncio.Event().wait())
+    finally:
+        await asyncio.sleep(0)
+        logging.info("cleaned up")
+sys.exit(run_process("learner", main))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_ends_the_process_cleanly_with_0(name: str) -> None:
+    code, log = run_child(SIGNALLED.format(name=name))
+    assert code == 0, log
+    assert f"stopping: {name}" in log
+    assert "cleaned up" in log
+    assert "Traceback" not in log
+
+
+CRASHING = """
+async def crash():
+    raise KeyError("what went wrong")
+async def main(stop):
+    try:
+        await run_loops(intake=crash(), idle=asyncio.Event().wait())
+    finally:
+        logging.info("cleaned up")
+sys.exit(run_process("learner", main))
+"""
+
+
+def test_a_crashed_loop_ends_the_process_with_1_and_one_line() -> None:
+    code, log = run_child(CRASHING)
+    assert code == 1
+    assert "CRITICAL stopped by an error: intake: KeyError: 'what went wrong'" in log
+    assert "cleaned up" in log
+    assert "Traceback" not in log
+    assert "Traceback" in run_child(CRASHING, LEVEL="debug")[1]
+
+
+def test_a_clean_up_that_hangs_is_cut_off_and_named() -> None:
+    code, log = run_child("""
+        async def main(stop):
+            stop.request("enough")
+            try:
+                await asyncio.to_thread(threading.Event().wait)
+            finally:
+                await asyncio.Event().wait()
+        sys.exit(run_process("learner", main, clean_up_s=0.2))
+    """)
+    assert code == 1
+    assert "clean-up took more than 0.2 s" in log
+    assert "running tasks: Task-1, learner; threads: MainThread" in log
+
+
+def test_a_child_dies_with_its_parent() -> None:
+    code, log = run_child("""
+        import subprocess
+        read, write = os.pipe()
+        program = (
+            "import os, signal; from services.process import parent_death_signal; parent_death_signal();"
+            f"os.write({write}, str(os.getpid()).encode()); signal.pause()"
+        )
+        subprocess.Popen([sys.executable, "-c", program], pass_fds=[write])
+        print(os.read(read, 20).decode(), file=sys.stderr)
+    """)
+    assert code == 0
+    pid = int(log.split()[-1])
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    assert select.select([descriptor], [], [], 10)[0]
+    os.close(descriptor)
+
+
+def test_a_main_that_returns_exits_with_0_and_a_request_ends_it() -> None:
+    async def returns(stop: Stop) -> None:
+        assert not stop.requested
+
+    async def asks(stop: Stop) -> None:
+        stop.request("finished")
+        stop.request("again")
+        assert stop.reason == "finished"
+        await asyncio.Event().wait()
+
+    assert run_process("learner", returns) == 0
+    assert run_process("learner", asks) == 0
+
+
+def test_main_may_finish_by_itself_within_its_time() -> None:
+    seen = []
+
+    async def main(stop: Stop) -> None:
+        stop.request("finished")
+        await stop.wait()
+        await asyncio.sleep(0)
+        seen.append("saved")
+
+    assert run_process("learner", main, finish_s=10) == 0
+    assert seen == ["saved"]
+
+
+def test_an_error_while_cleaning_up_exits_with_1(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(stop: Stop) -> None:
+        stop.request("finished")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise OSError("disk full")
+
+    with caplog.at_level(logging.CRITICAL):
+        assert run_process("learner", main) == 1
+    assert "OSError: disk full" in caplog.text
+
+
+async def test_a_crashed_loop_cancels_the_others_and_is_named() -> None:
+    cancelled = []
+
+    async def crash() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("x")
+
+    async def idle() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append("idle")
+            raise
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await run_loops(intake=crash(), idle=idle())
+    assert cancelled == ["idle"]
+    assert isinstance(caught.value.exceptions[0], LoopCrashed)
+    assert describe_error(caught.value) == "intake: ValueError: x"
+
+
+def test_signal_handlers_are_taken_back_at_the_end() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def main(stop: Stop) -> None: ...
+
+    run_process("learner", main)
+    assert signal.getsignal(signal.SIGTERM) is before
