@@ -39,7 +39,7 @@ $(INSTALLED): requirements/cpu.lock pyproject.toml
 	echo "setup: installing $$(grep -c == $<) packages from $< (some 2.6 GB; minutes at the first time)"
 	errors=$$(mktemp)
 	trap 'rm -f "$$errors"' EXIT
-	if ! DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r $< 2> >(tee "$$errors" >&2); then
+	if ! DS_BUILD_OPS=0 $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r $< 2> >(tee "$$errors" >&2); then
 		if grep -q 'No matching distribution found for torch==' "$$errors"; then
 			echo "error: pip found no CPU build of PyTorch ($$(grep '^torch==' $<))." >&2
 			echo "It is not on PyPI: configure pip with PyTorch's index of CPU wheels, as pytorch.org's" >&2
@@ -48,7 +48,7 @@ $(INSTALLED): requirements/cpu.lock pyproject.toml
 		exit 1
 	fi
 	echo "setup: installing headway"
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 	echo "setup: done"
 

@@ -68,14 +68,14 @@ class RetryConfig(ConfigModel):
 class EnvServiceConfig(ProcessConfig):
     """Everything that an env_service can be told."""
 
-    http: HttpConfig = HttpConfig(port=8300)
+    http: HttpConfig = HttpConfig(port=7330)
     model: Path = Field(description="Hugging Face directory whose tokenizer and chat template are used")
     env_id: str | None = Field(
         None, min_length=1, max_length=256, description="name of this process; host name and process id if not given"
     )
     learner: str = Field("tcp://127.0.0.1:7301", description="ZeroMQ address of the learner's intake")
     reward_urls: tuple[str, ...] = Field(
-        ("http://127.0.0.1:8200",), min_length=1, description="addresses of the reward services, tried in turn"
+        ("http://127.0.0.1:7320",), min_length=1, description="addresses of the reward services, tried in turn"
     )
     reward_token: SecretStr | None = Field(None, description="bearer token of the reward services")
     generator_token: SecretStr | None = Field(None, description="bearer token of the generators")

@@ -1,12 +1,15 @@
 """The generators that serve now, as the learner says, and which of them takes the next request."""
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from protocol.messages import ServingGenerator
+
+logger = logging.getLogger(__name__)
 
 
 class GeneratorFleet:
@@ -62,6 +65,9 @@ class GeneratorFleet:
             if self._outstanding[generator.generator_id] <= 0:
                 del self._outstanding[generator.generator_id]
 
-    def failed(self, generator: ServingGenerator) -> None:
-        """Let the others have the next requests for a while."""
-        self._resting_until[generator.generator_id] = self._clock() + self._rest_s
+    def failed(self, generator: ServingGenerator, *, why: str) -> None:
+        """Let the others have the next requests for a while; said once a while, however many requests have failed."""
+        now = self._clock()
+        if self._resting_until.get(generator.generator_id, now) <= now:
+            logger.warning("generator %s rests for %.0f s: %s", generator.generator_id, self._rest_s, why)
+        self._resting_until[generator.generator_id] = now + self._rest_s

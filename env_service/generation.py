@@ -61,9 +61,9 @@ class Generation:
                 return await self._attempt(generator, request, progress)
             except InfrastructureFailure as failure:
                 tried.append(generator.generator_id)
-                self._fleet.failed(generator)
+                self._fleet.failed(generator, why=str(failure))
                 self._metrics.generator_failures.labels(generator_id=generator.generator_id).inc()
-                logger.warning("generator %s failed: %s", generator.generator_id, failure)
+                logger.debug("generator %s failed: %s", generator.generator_id, failure)
                 if len(tried) >= self._attempts:
                     raise InfrastructureFailure(
                         f"{len(tried)} attempts at generators failed, last: {failure}"

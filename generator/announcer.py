@@ -23,8 +23,10 @@ async def announce(
     """Announces until cancelled; waits for a learner that is away. Raises JoinRefusedByLearner."""
     while True:
         with waits.wait(f"the learner at {learner}", quiet_s=2.0, blocks_readiness=False):
-            while (answer := await _announce_once(learner, client, announcement, serving)) is None:
+            answer = await _announce_once(learner, client, announcement, serving)
+            while answer is None:
                 await asyncio.sleep(_RETRY_S)
+                answer = await _announce_once(learner, client, announcement, serving)
         await asyncio.sleep(answer.announce_every_s)
 
 

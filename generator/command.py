@@ -17,7 +17,7 @@ def main() -> None:
     prepare_environment(options)
     from generator.service import serve
 
-    sys.exit(run_process("generator", lambda stop: serve(config, options, stop), clean_up_s=config.drain_s + 8.0))
+    sys.exit(run_process("generator", lambda stop: serve(config, options, stop), finish_s=config.drain_s + 3.0))
 
 
 def engine_options(config: GeneratorConfig) -> EngineOptions:

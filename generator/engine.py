@@ -10,6 +10,7 @@ Import this module after `generator.options.prepare_environment` was called: it 
 """
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
@@ -33,6 +34,7 @@ from generator.completions import (
 )
 from generator.gated_llm import GatedLLM
 from generator.options import EngineOptions
+from generator.owner import OwnerTie
 from generator.weight_plan import GroupSpec, LoadReport, StagePlan, WeightSyncError
 
 JOIN_GRACE_S = 5.0
@@ -309,6 +311,7 @@ def _engine_args(options: EngineOptions) -> AsyncEngineArgs:
         logprobs_mode="processed_logprobs",
         generation_config="vllm",
         enable_prefix_caching=True,
+        additional_config=OwnerTie(owner_pid=os.getpid()),
         worker_extension_cls="generator.worker.WorkerExtension",
         weight_transfer_config=WeightTransferConfig(backend="headway"),
         disable_log_stats=True,

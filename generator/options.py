@@ -4,8 +4,6 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-OWNER_PID_VARIABLE = "HEADWAY_ENGINE_OWNER_PID"
-
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
@@ -44,24 +42,29 @@ class EngineOptions:
 def prepare_environment(options: EngineOptions) -> None:
     """Set what vllm reads from the environment. Call it before vllm or torch is first imported.
 
-    A variable that the user has set already is left alone, but for the owner's process id.
+    A variable that the user has set already is left alone.
     """
     for name, value in _defaults(options).items():
         os.environ.setdefault(name, value)
-    os.environ[OWNER_PID_VARIABLE] = str(os.getpid())
 
 
 def _defaults(options: EngineOptions) -> dict[str, str]:
     threads = str(options.threads)
     # Eager mode alone leaves a few small functions to torch.compile: 15 s at the first request, and no gain.
     compile_nothing = {"TORCHDYNAMO_DISABLE": "1"} if options.enforce_eager else {}
-    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
+    quiet = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "TORCH_LOGS": "-torch._library.triton",
+        "PYTHONWARNINGS": "ignore",
+    }
     return {
         **compile_nothing,
         **({} if options.verbose else quiet),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         # With more than one worker vLLM binds its threads to cores, which hurts where the cores are shared.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

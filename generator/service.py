@@ -28,7 +28,7 @@ from services.http_app import create_app
 from services.http_client import HttpClient
 from services.http_server import Listener, serve_http
 from services.metrics import Metrics
-from services.process import Stop, run_loops
+from services.process import Stop
 from services.waiting import Waiting
 
 FIRST_VERSION = "0.0"
@@ -88,10 +88,12 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
             loops["announce"] = announce(
                 learner=config.join.learner, client=client, announcement=announcement, serving=serving, waits=waits
             )
-        try:
-            await run_loops(**loops)
-        finally:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(loop, name=name) for name, loop in loops.items()]
+            await stop.wait()
             await serving.drain(timeout_s=config.drain_s)
+            for task in tasks:
+                task.cancel()
 
 
 def _readiness(serving: Serving, waits: Waiting) -> Readiness:

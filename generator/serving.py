@@ -6,9 +6,11 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+from generator.completions import CompletionPart, SamplingOptions
 from generator.engine import Engine, EngineGone
 from generator.measures import Measures
-from protocol.generation import GeneratePart, GenerateRequest, GeneratorState
+from protocol.generation import GeneratePart, GenerateRequest, GeneratorState, Sampling
+from protocol.trajectories import VersionSpan
 from services.http_app import RequestRefused
 
 log = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ class Serving:
     @property
     def ready(self) -> bool:
         """Whether requests are taken."""
-        return self.version is not None and not self._draining and not self._engine.unloaded and self._engine.is_alive
+        return self.version is not None and not self._draining and self._engine.is_alive
 
     def check(self, request: GenerateRequest) -> None:
         """Raises RequestRefused for a request that cannot be served, before any of it is."""
@@ -59,8 +61,8 @@ class Serving:
         if length > self._max_model_len:
             raise RequestRefused(
                 422, "too_long",
-                f"prompt_token_ids: {len(request.prompt_token_ids)} tokens and max_tokens {request.sampling.max_tokens} "
-                f"together exceed the {self._max_model_len} tokens that this generator was started with",
+                f"prompt_token_ids: {len(request.prompt_token_ids)} tokens and max_tokens "
+                f"{request.sampling.max_tokens} together exceed the {self._max_model_len} tokens of this generator",
                 field="prompt_token_ids", expected=f"at most {self._max_model_len} in all", got=length,
             )  # fmt: skip
         forbidden = request.sampling.forbidden_in_training()
@@ -73,19 +75,21 @@ class Serving:
             )  # fmt: skip
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GeneratePart]:
-        """Parts of all completions as they come. The engine's request has an id of its own: clients may repeat theirs."""
+        """Parts of all completions as they come. The engine gets an id of its own: clients may repeat theirs."""
         self._in_flight += 1
         try:
             parts = self._engine.generate(
                 request_id=f"{request.request_id}-{uuid.uuid4().hex[:8]}",
                 prompt_token_ids=request.prompt_token_ids,
                 n=request.n,
-                sampling=request.sampling,
+                sampling=_options(request.sampling),
             )
             async with aclosing(parts):
                 async for part in parts:
                     self._measures.part(part)
-                    yield part
+                    yield _wire(part)
+        except (EngineGone, ValueError) as error:
+            raise RequestRefused(503, "engine", f"request {request.request_id}: {error}") from error
         finally:
             self._in_flight -= 1
 
@@ -111,6 +115,29 @@ class Serving:
 
 async def watch_engine(engine: Engine) -> None:
     """Raises EngineGone when the engine's process has died."""
-    while engine.is_alive:
+    while True:
         await asyncio.sleep(1.0)
-    raise EngineGone("the engine's process has died; restart this generator")
+        if not engine.is_alive:
+            raise EngineGone("the engine's process has died; restart this generator")
+
+
+def _options(sampling: Sampling) -> SamplingOptions:
+    return SamplingOptions(
+        temperature=sampling.temperature,
+        max_tokens=sampling.max_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+        seed=sampling.seed,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+    )
+
+
+def _wire(part: CompletionPart) -> GeneratePart:
+    return GeneratePart(
+        index=part.index,
+        token_ids=part.token_ids,
+        behavior_logprobs=part.behavior_logprobs,
+        version_spans=tuple(VersionSpan(version=s.version, start=s.start, end=s.end) for s in part.spans),
+        finish_reason=part.finish_reason,
+    )

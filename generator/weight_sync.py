@@ -1,11 +1,12 @@
 """The generator's side of weight sync: meet, prepare, commit, as the learner asks for them over HTTP."""
 
 import logging
+import time
 
 from generator.engine import Engine
 from generator.measures import Measures
 from generator.serving import Serving
-from generator.weight_plan import WeightSyncError
+from generator.weight_plan import BucketSpec, StagePlan, TensorSpec, WeightSyncError
 from protocol.fleet import Commit, Committed, JoinedGroup, JoinGroup, Prepare, Prepared
 from protocol.versions import PolicyVersion
 from services.http_app import RequestRefused
@@ -27,7 +28,14 @@ class WeightSync:
         """Joins the process group of an epoch. Raises RequestRefused."""
         self._epoch, self._staged = 0, None
         try:
-            await self._engine.join_group(group=request)
+            await self._engine.join_group(
+                epoch=request.epoch,
+                backend=request.backend,
+                host=request.host,
+                port=request.port,
+                rank=request.rank_offset,
+                world_size=request.world_size,
+            )
         except WeightSyncError as error:
             raise self._failed("group", error) from error
         self._epoch = request.epoch
@@ -38,7 +46,21 @@ class WeightSync:
         self._check_epoch(request.epoch)
         self._staged = None
         try:
-            receive_s = await self._engine.stage(plan=request)
+            began = time.monotonic()
+            await self._engine.stage(
+                plan=StagePlan(
+                    version=request.version,
+                    buckets=tuple(
+                        BucketSpec(
+                            tensors=tuple(TensorSpec(name=t.name, dtype=t.dtype, shape=t.shape) for t in b.tensors),
+                            nbytes=b.nbytes,
+                            xxh3=b.xxh3,
+                        )
+                        for b in request.buckets
+                    ),
+                )
+            )
+            receive_s = time.monotonic() - began
         except WeightSyncError as error:
             self._epoch = 0
             raise self._failed("prepare", error) from error

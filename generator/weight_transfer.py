@@ -5,8 +5,6 @@ its own: joining a group, and receiving into the staging buffers. Only a load to
 call, so that no step can see half of it.
 """
 
-import os
-import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +27,6 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from generator.broadcast_group import BroadcastGroup
-from generator.options import OWNER_PID_VARIABLE
 from generator.weight_plan import BucketSpec, GroupSpec, StagePlan, WeightSyncError
 
 BACKEND = "headway"
@@ -59,7 +56,6 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
     ) -> None:
         super().__init__(config, vllm_config, device, model)
-        _watch_owner()
         self._group: BroadcastGroup | None = None
         self._operation: Future[None] | None = None
         self._plan: StagePlan | None = None
@@ -267,22 +263,6 @@ def _update_digest(digest: xxhash.xxh3_64, tensor: torch.Tensor) -> None:
 def _bytes(raw: torch.Tensor) -> Any:
     """The bytes of a tensor of uint8, not copied if it is on the CPU."""
     return raw.cpu().numpy()
-
-
-def _watch_owner() -> None:
-    """End this process when the one that started the engine ends, however that comes about: nobody else would."""
-    threading.Thread(target=_exit_after_owner, name="headway-owner", daemon=True).start()
-
-
-def _exit_after_owner() -> None:
-    try:
-        watch = os.pidfd_open(int(os.environ[OWNER_PID_VARIABLE]))
-    except ProcessLookupError:
-        os._exit(1)
-    poll = select.poll()
-    poll.register(watch, select.POLLIN)
-    poll.poll()
-    os._exit(1)
 
 
 def register() -> None:

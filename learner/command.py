@@ -34,6 +34,8 @@ def _tune_environment(config: LearnerConfig) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TORCH_LOGS", "-torch._library.triton")  # it says once more that a CPU has no triton
+    os.environ.setdefault("TQDM_DISABLE", "1")  # transformers draws a bar for each file that it writes
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from learner.ledger import (
     Verdict,
     Waiting,
 )
+from learner.pacing import Pacing
 from learner.task_order import TaskOrder
 from protocol.generation import Sampling
 from protocol.messages import (
@@ -120,6 +121,9 @@ class Intake:
         self._options = options
         self._clock = clock
         self._buffer: dict[int, TrajectoryGroup] = {}
+        config = ledger.config
+        self._pacing = Pacing(groups_per_step=config.groups_per_step, max_lag=config.max_lag)
+        self._last_taken = clock()
         self._order: TaskOrder | None = None
         self._stirred = asyncio.Event()
         self._failure: RunFailed | None = None
@@ -130,17 +134,22 @@ class Intake:
 
     async def take(self) -> TakenBatch:
         """The next batch, once there is one; it is in the journal, on disk, before it is returned. Raises RunFailed."""
+        began = self._clock()
         while True:
             self._stirred.clear()
             if self._failure is not None:
                 raise self._failure
             decision = self._ledger.take(now=self._clock())
             if isinstance(decision, Batch):
-                return await self._taken(decision)
+                return await self._taken(decision, began=began)
             with self._waits.wait(_whom(decision), quiet_s=10.0, blocks_readiness=False):
                 await self._stirred.wait()
 
-    async def _taken(self, batch: Batch) -> TakenBatch:
+    async def _taken(self, batch: Batch, *, began: float) -> TakenBatch:
+        now = self._clock()
+        left_over = self._ledger.books().buffered
+        self._pacing.taken(waited_s=now - began, since_last_s=now - self._last_taken, left_over=left_over)
+        self._last_taken = now
         self._forget(batch.dropped, why="too_old")
         groups = tuple(self._buffer.pop(lease_id) for lease_id in batch.lease_ids)
         await asyncio.to_thread(self._journal.append_batch, version=batch.version, lease_ids=batch.lease_ids)
@@ -394,7 +403,8 @@ class Intake:
 
     def _still_needed(self) -> int:
         books = self._ledger.books()
-        return self._options.total_groups - books.trained - books.buffered - books.running
+        left = self._options.total_groups - books.trained - books.buffered - books.running
+        return min(left, self._pacing.room(running=books.running, buffered=books.buffered))
 
     def _lease(self, grant: Grant, holder: Holder) -> Lease:
         assert self._order is not None, "an env_service said hello before anything is granted"

@@ -31,7 +31,7 @@ class WorkerConfig(ConfigModel):
 class RewardServiceConfig(ProcessConfig):
     """The reward service."""
 
-    http: HttpConfig = HttpConfig(port=8200)
+    http: HttpConfig = HttpConfig(port=7320)
     verifiers: tuple[CustomVerifier, ...] = Field((), description="verifiers of one's own: name, function, version")
     sandbox: Sandbox = Field(
         "required",

@@ -246,9 +246,9 @@ def _explained_one(item: ErrorDetails, settings: Mapping[str, Setting], schema: 
     setting = _setting_at(key, settings)
     if item["type"] in ("missing", "union_tag_not_found"):
         return _missing(key, schema, process)
-    if item["type"] == "union_tag_invalid" and setting is not None:
-        variants = schema.choices[key.rpartition(".")[0]].variants
-        return f"{setting.origin}: got {setting.value!r}: expected one of {', '.join(variants)}"
+    choice = schema.choices.get(key.rpartition(".")[0])
+    if item["type"] == "union_tag_invalid" and setting is not None and choice is not None:
+        return f"{setting.origin}: got {setting.value!r}: expected one of {', '.join(choice.variants)}"
     where = key if setting is None else setting.origin
     reason = item["msg"].removeprefix("Value error, ").replace("Input should be", "expected", 1)
     got = "" if item["type"] == "value_error" else f": got {_shown(item['input'], key, schema)}"

@@ -81,9 +81,8 @@ def _split(overrides: Sequence[str]) -> dict[str, list[str]]:
         if word.startswith("--"):
             process, _, option = word.removeprefix("--").partition(".")
             if process not in (*PROCESSES, "run") or not option:
-                raise ConfigError(
-                    [f"command line: {word}: expected --PROCESS.OPTION with one of {', '.join(PROCESSES)}"]
-                )
+                names = ", ".join(("run", *PROCESSES))
+                raise ConfigError([f"command line: {word}: expected --PROCESS.OPTION, PROCESS being one of {names}"])
             targets = PROCESSES if process == "run" else (process,)
             flag = f"--run.{option}" if process == "run" else f"--{option}"
             for target in targets:
@@ -111,7 +110,7 @@ def _load_all(path: Path, arguments: Mapping[str, Sequence[str]]) -> dict[str, P
             configs[name] = load_config(_config_model(name), process=name, argv=argv, environ=os.environ)
         except ConfigError as error:
             problems += error.problems
-    problems = list(dict.fromkeys(problems)) + _clashes(configs)
+    problems = [*dict.fromkeys(problems), *_clashes(configs)]
     if problems:
         raise ConfigError(problems)
     return configs

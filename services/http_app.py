@@ -5,7 +5,7 @@ A refusal is an answer with status 4xx whose body is a `protocol.http.ErrorBody`
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -107,19 +107,36 @@ def streamed_answer(parts: AsyncIterator[BaseModel]) -> Response:
     """Models as a streamed answer, one JSON object a line.
 
     The status is sent before the first part, so a RequestRefused that `parts` raises later becomes a last line with an
-    ErrorBody. Any other error breaks the connection. `parts` is closed when the client goes away.
+    ErrorBody. Any other error breaks the connection. A generator is closed when the client goes away.
     """
+    return _StreamedAnswer(parts)
 
-    async def lines() -> AsyncIterator[bytes]:
+
+class _StreamedAnswer(StreamingResponse):
+    """Closes its generators itself: one that was cut off between two parts would wait for the garbage collector."""
+
+    def __init__(self, parts: AsyncIterator[BaseModel]) -> None:
+        self._parts = parts
+        self._lines = _lines(parts)
+        super().__init__(self._lines, media_type="application/x-ndjson")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async for part in parts:
-                yield part.model_dump_json().encode() + b"\n"
-                # Writing to a client that left suspends nothing: without this, nobody could stop a ready producer.
-                await asyncio.sleep(0)
-        except RequestRefused as refusal:
-            yield ErrorBody(error=refusal.problem).model_dump_json().encode() + b"\n"
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._lines.aclose()
+            if isinstance(self._parts, AsyncGenerator):
+                await self._parts.aclose()
 
-    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+async def _lines(parts: AsyncIterator[BaseModel]) -> AsyncGenerator[bytes, None]:
+    try:
+        async for part in parts:
+            yield part.model_dump_json().encode() + b"\n"
+            # Writing to a client that left suspends nothing: without this, nobody could stop a ready producer.
+            await asyncio.sleep(0)
+    except RequestRefused as refusal:
+        yield ErrorBody(error=refusal.problem).model_dump_json().encode() + b"\n"
 
 
 def _add_health_routes(app: FastAPI, *, service: str, readiness: Callable[[], Readiness], metrics: Metrics) -> None:

@@ -5,13 +5,14 @@ caller keeps the groups under their lease ids and writes the journal. One thread
 
 A lease is at every moment in exactly one place:
 
-    granted for the first time ──▶ running ──accept──▶ buffered ──take──▶ in training ──trained──▶ closed
-                          ▲           │                   │
-                          │   expire, fail, drop, stale   │ filter, or too old for every later step
-                          └─ pending ◀┴───────────────────┴──▶ closed (filtered), pending
+    pending ──grant──▶ running ──accept──▶ buffered ──take──▶ in training ──trained──▶ closed
 
-`records` is what goes in and out, `lease` the state of one lease, `stragglers` whom a step has to wait for, and
-`ledger` the machine.
+From running it goes back to pending when the attempt expires, fails, is dropped, or brings a group that is too old;
+from buffered when the group has become too old. It is closed early when its group is filtered, or when it is
+dead-lettered after too many failures.
+
+`records` is what goes in and out, `lease` where each lease is and the books, `stragglers` whom a step has to wait for,
+and `ledger` the machine.
 """
 
 from learner.ledger.ledger import Ledger

@@ -83,9 +83,10 @@ def _forward_rows(
             exponentials = logits.exp_()
         total = scale * total + exponentials.sum(dim=1, keepdim=True)
         highest = raised
-    normalizer = highest + total.log()
+    # Both differences are small where the logits are large: subtracting the normalizer itself would lose digits.
+    logprob = (chosen - highest) - total.log()
     entropy = total.log() - moment / total if with_entropy else moment
-    return (chosen - normalizer)[:, 0], normalizer[:, 0], entropy[:, 0]
+    return logprob[:, 0], (highest + total.log())[:, 0], entropy[:, 0]
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -207,7 +208,7 @@ class LogprobHead(nn.Linear):
         target: Tensor | None = None,
         *,
         temperature: float = 1.0,
-        chunking: Chunking = Chunking(),  # noqa: B008
+        chunking: Chunking = Chunking(),
         with_entropy: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor | None]:
         """Without `target`, logits of `input` [..., H]; with it, logprobs [T] and entropy [T] of `input` [T, H]."""

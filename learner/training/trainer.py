@@ -30,7 +30,7 @@ from learner.training.logprobs import Chunking
 from learner.training.metrics import StepMetrics
 from learner.training.packing import pack
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
-from learner.training.ranks import Command, CommandChannel, Ranks, close_process_group
+from learner.training.ranks import Command, CommandChannel, Ranks
 from learner.training.step import Step, TrainingStopped
 from learner.training.weights import WeightSnapshot, host_copy, torch_dtype, write_model_directory
 
@@ -127,12 +127,12 @@ class Trainer:
                 self._obey(command)
             except TrainingStopped:
                 logger.info("rank %d left a step that was stopped", self._ranks.rank)
-        self._release()
+        self._engine.close()
 
     def close(self) -> None:
-        """Ends the other ranks' `follow`, and leaves the process group."""
+        """Ends the other ranks' `follow`, and releases the model. The process group stays open."""
         self._tell(Command(action="stop"))
-        self._release()
+        self._engine.close()
 
     def _obey(self, command: Command) -> None:
         if command.action == "train_step":
@@ -148,10 +148,6 @@ class Trainer:
 
     def _tell(self, command: Command) -> None:
         self._commands.send(command)
-
-    def _release(self) -> None:
-        self._engine.close()
-        close_process_group()
 
     def _load_policy(self, *, with_entropy: bool) -> PolicyModel:
         causal_lm = load_causal_lm(self._model_path, dtype=torch_dtype(self._config.dtype))

@@ -38,7 +38,7 @@ async def test_one_that_has_failed_rests_for_a_while() -> None:
     clock = Clock()
     fleet = GeneratorFleet(rest_s=2.0, clock=clock)
     fleet.replace([A, B])
-    fleet.failed(A)
+    fleet.failed(A, why="it died")
     with fleet.occupy(B, completions=8):
         assert await fleet.choose() == B
         clock.now = 3.0

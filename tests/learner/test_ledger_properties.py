@@ -376,7 +376,7 @@ def seeded(examples: int) -> settings:
     )
 
 
-@seeded(350)
+@seeded(200)
 @given(config=configs, seed=seeds, mishaps=st.sets(st.sampled_from(sorted(MISHAPS))))
 def test_no_group_lags_too_far_and_none_is_lost_or_trained_twice_and_the_run_goes_on(
     config: LedgerConfig, seed: int, mishaps: set[str]
@@ -386,7 +386,7 @@ def test_no_group_lags_too_far_and_none_is_lost_or_trained_twice_and_the_run_goe
     assert not world.is_stuck(steps=3)
 
 
-@seeded(150)
+@seeded(100)
 @given(config=configs, seed=seeds)
 def test_a_patient_learner_in_a_world_without_mishaps_never_drops_anything(config: LedgerConfig, seed: int) -> None:
     """Every group that was granted finds a place in time, in whatever order the groups are completed."""

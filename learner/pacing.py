@@ -1,0 +1,36 @@
+"""How far sampling runs ahead of training, within what `max_lag` allows.
+
+Groups that wait in the buffer only grow older. So the learner asks for as few groups at once as keep it from waiting:
+more when it had to wait for a batch, fewer when a good part of another batch lay ready. The hard bound is the ledger's
+and does not depend on this.
+"""
+
+from dataclasses import dataclass
+
+_WAITED_SHARE = 0.03
+_GROW, _SHRINK = 0.25, 0.06
+_SPARE = 0.5
+
+
+@dataclass
+class Pacing:
+    """`ahead` is the number of groups that may be running or buffered; it moves between one step's and the bound's."""
+
+    groups_per_step: int
+    max_lag: int
+    ahead: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.ahead = min(2.0, self.max_lag + 1.0) * self.groups_per_step
+
+    def taken(self, *, waited_s: float, since_last_s: float, left_over: int) -> None:
+        """A batch was taken: the trainer had waited so long for it, and so many groups stay in the buffer."""
+        step = self.groups_per_step
+        if waited_s > _WAITED_SHARE * since_last_s:
+            self.ahead = min(self.ahead + _GROW * step, (self.max_lag + 1.0) * step)
+        elif left_over > _SPARE * step:
+            self.ahead = max(self.ahead - _SHRINK * step, float(step))
+
+    def room(self, *, running: int, buffered: int) -> int:
+        """How many more groups may be granted now."""
+        return max(0, int(self.ahead) - running - buffered)

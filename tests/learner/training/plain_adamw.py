@@ -1,0 +1,50 @@
+"""The same training in the plainest way: unpacked sequences, whole logits, torch's AdamW. What the trainer must equal."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from learner.training.batch import TrainSequence
+from learner.training.config import OptimizerConfig
+
+
+@dataclass(frozen=True)
+class PlainResult:
+    weights: dict[str, torch.Tensor]
+    losses: list[float]
+    grad_norms: list[float]
+
+
+def plain_training(path: Path, steps: list[list[TrainSequence]], *, optimizer: OptimizerConfig) -> PlainResult:
+    """`grpo` with its defaults and one update per step, where the gradient is that of -w A logprob, w the capped ratio."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    adamw = torch.optim.AdamW(
+        model.parameters(),
+        lr=optimizer.learning_rate,
+        betas=(optimizer.beta1, optimizer.beta2),
+        eps=optimizer.epsilon,
+        weight_decay=optimizer.weight_decay,
+    )
+    losses, norms = [], []
+    for step in steps:
+        tokens = sum(int(sequence.loss_mask.sum()) for sequence in step)
+        adamw.zero_grad()
+        loss = sum((_sequence_loss(model, sequence) for sequence in step), torch.zeros(())) / tokens
+        loss.backward()  # type: ignore[no-untyped-call]
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer.max_grad_norm)))
+        adamw.step()
+        losses.append(loss.item())
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    return PlainResult(weights=weights, losses=losses, grad_norms=norms)
+
+
+def _sequence_loss(model: torch.nn.Module, sequence: TrainSequence) -> torch.Tensor:
+    ids = torch.from_numpy(sequence.token_ids).long()
+    trained = torch.from_numpy(np.flatnonzero(sequence.loss_mask))
+    logprobs = torch.log_softmax(model(input_ids=ids[None]).logits[0], dim=1)[trained - 1, ids[trained]]
+    weight = (logprobs.detach() - torch.from_numpy(sequence.behavior_logprobs)[trained]).exp().clamp(max=2.0)
+    ratio = (logprobs - logprobs.detach()).exp()
+    return -(weight * torch.from_numpy(sequence.advantages)[trained] * ratio).sum()

@@ -1,0 +1,230 @@
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from learner.algorithms.config import AlgorithmConfig, GrpoConfig, SftConfig
+from learner.training.batch import TrainSequence, flatten
+from learner.training.config import OptimizerConfig, TrainingConfig
+from learner.training.ranks import CommandChannel, Ranks
+from learner.training.step import TrainingStopped
+from learner.training.trainer import Trainer
+from learner.training.weights import WeightSnapshot
+from tests.learner.training.plain_adamw import plain_training
+from tests.learner.training.tiny_model import random_sequences
+
+# A large epsilon keeps AdamW's first steps from turning rounding of a tiny gradient into a whole step.
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2, epsilon=1e-4, weight_decay=0.1, max_grad_norm=0.5)
+CONFIG = TrainingConfig(optimizer=OPTIMIZER, microbatch_tokens=64)
+
+
+@contextmanager
+def trainer(
+    path: Path,
+    commands: CommandChannel,
+    *,
+    algorithm: AlgorithmConfig | None = None,
+    config: TrainingConfig = CONFIG,
+) -> Iterator[Trainer]:
+    made = Trainer(path, algorithm=algorithm or GrpoConfig(), config=config, ranks=Ranks(), commands=commands)
+    yield made
+    made.close()
+
+
+def assert_same_weights(snapshot: WeightSnapshot, expected: dict[str, torch.Tensor], *, atol: float = 1e-5) -> None:
+    assert [tensor.name for tensor in snapshot.tensors] == list(expected)
+    for tensor in snapshot.tensors:
+        torch.testing.assert_close(tensor.value, expected[tensor.name], rtol=0, atol=atol)
+
+
+def config_with(**changes: object) -> TrainingConfig:
+    return TrainingConfig.model_validate({**CONFIG.model_dump(exclude_none=True), **changes})
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_two_steps_move_the_weights_like_plain_adamw(tiny_llama: Path, commands: CommandChannel, stage: int) -> None:
+    steps = [random_sequences(20, seed=1), random_sequences(7, seed=2)]
+    expected = plain_training(tiny_llama, steps, optimizer=OPTIMIZER)
+    with trainer(tiny_llama, commands, config=config_with(zero_stage=stage)) as made:
+        metrics = [made.train_step(step, version=i) for i, step in enumerate(steps)]
+        assert_same_weights(made.host_copy(), expected.weights)
+        assert made.updates == 2
+    assert [m.loss for m in metrics] == pytest.approx(expected.losses, abs=1e-5)
+    assert [m.grad_norm for m in metrics] == pytest.approx(expected.grad_norms, rel=1e-4)
+    assert metrics[0].microbatches > 1
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence_mean", "sequence_sum", "constant"])
+def test_the_split_into_microbatches_changes_neither_loss_nor_weights(
+    tied_llama: Path, commands: CommandChannel, aggregation: str
+) -> None:
+    algorithm = GrpoConfig.model_validate({"type": "grpo", "aggregation": aggregation})
+    results = []
+    for budget in (1, 50, 10_000):
+        config = config_with(microbatch_tokens=budget)
+        with trainer(tied_llama, commands, algorithm=algorithm, config=config) as made:
+            metrics = made.train_step(random_sequences(16), version=0)
+            results.append((metrics, {tensor.name: tensor.value for tensor in made.host_copy().tensors}))
+    assert [metrics.microbatches for metrics, _ in results][::2] == [16, 1]
+    for metrics, weights in results[1:]:
+        assert metrics.loss == pytest.approx(results[0][0].loss, abs=1e-5)
+        assert metrics.grad_norm == pytest.approx(results[0][0].grad_norm, rel=1e-5)
+        for name, value in weights.items():
+            torch.testing.assert_close(value, results[0][1][name], rtol=0, atol=1e-5)
+
+
+def test_metrics_are_those_worked_out_from_the_logprobs(tied_llama: Path, commands: CommandChannel) -> None:
+    sequences = random_sequences(16)
+    with trainer(tied_llama, commands, config=config_with(temperature=0.8)) as made:
+        learner = np.concatenate([_learner_logprobs(made, sequence) for sequence in sequences]).astype(np.float64)
+        metrics = made.train_step(sequences, version=3)
+    batch = flatten(sequences)
+    behavior = batch.behavior_logprobs[batch.loss_mask].astype(np.float64)
+    gap = learner - behavior
+    ratio = np.exp(gap)
+    owner = np.repeat(np.arange(16), batch.lengths)[batch.loss_mask]
+    current = (batch.lags[batch.loss_mask] == 0) & ~batch.mixed_versions[owner]
+    divergence = ratio - 1 - gap
+    assert metrics.mismatch_kl == pytest.approx(divergence[current].mean(), rel=1e-4)
+    assert metrics.behavior_kl == pytest.approx(divergence.mean(), rel=1e-4)
+    assert metrics.importance_ratio_mean == pytest.approx(ratio.mean(), rel=1e-4)
+    assert metrics.importance_ratio_max == pytest.approx(ratio.max(), rel=1e-4)
+    assert metrics.effective_sample_share == pytest.approx(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum()), rel=1e-4)
+    assert metrics.correction_fraction == pytest.approx((ratio >= 2).mean(), abs=1e-6)
+    assert metrics.clip_fraction is None
+    assert (metrics.tokens, metrics.trained_tokens) == (batch.lengths.sum(), len(gap))
+
+
+def _learner_logprobs(made: Trainer, sequence: TrainSequence) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return made.probe_logprobs(sequence.token_ids.tolist())[sequence.loss_mask[1:]]
+
+
+def test_several_updates_per_step_keep_the_policy_of_the_steps_start_as_their_anchor(
+    tied_llama: Path, commands: CommandChannel
+) -> None:
+    sequences = random_sequences(16)
+    with trainer(tied_llama, commands, config=config_with(updates_per_step=4)) as made:
+        metrics = made.train_step(sequences, version=0)
+        assert made.updates == metrics.updates == 4
+    assert metrics.clip_fraction is not None
+    assert metrics.clip_fraction > 0
+
+
+def test_the_penalty_towards_the_initial_model_changes_nothing_at_first_and_then_pulls_back(
+    tied_llama: Path, commands: CommandChannel
+) -> None:
+    def distance(coefficient: float) -> tuple[float, float]:
+        algorithm = GrpoConfig(kl_coefficient=coefficient)
+        with trainer(tied_llama, commands, algorithm=algorithm) as made:
+            start = {tensor.name: tensor.value for tensor in made.host_copy().tensors}
+            losses = [made.train_step(random_sequences(16), version=i).loss for i in range(4)]
+            end = made.host_copy()
+        return losses[0], sum(float((t.value - start[t.name]).square().sum()) for t in end.tensors)
+
+    free_loss, free = distance(0.0)
+    held_loss, held = distance(5.0)
+    assert held_loss == pytest.approx(free_loss, abs=1e-5)
+    assert held < free
+
+
+def test_supervised_training_lowers_the_loss_and_reports_nothing_about_sampling(
+    tiny_llama: Path, commands: CommandChannel
+) -> None:
+    with trainer(tiny_llama, commands, algorithm=SftConfig()) as made:
+        metrics = [made.train_step(random_sequences(16), version=0) for _ in range(10)]
+    assert metrics[-1].loss < 0.8 * metrics[0].loss
+    assert metrics[0].importance_ratio_mean is None
+    assert metrics[0].mismatch_kl is None
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_bfloat16_trains_and_keeps_float32_masters(tied_llama: Path, commands: CommandChannel, stage: int) -> None:
+    config = config_with(dtype="bfloat16", zero_stage=stage)
+    with trainer(tied_llama, commands, algorithm=SftConfig(), config=config) as made:
+        losses = [made.train_step(random_sequences(16), version=0).loss for _ in range(10)]
+        copy = made.host_copy()
+    assert losses[-1] < 0.8 * losses[0]
+    assert all(tensor.value.dtype == torch.float32 for tensor in copy.tensors)
+    assert any(not torch.equal(tensor.value, tensor.value.bfloat16().float()) for tensor in copy.tensors)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_checkpoint_continues_as_if_nothing_had_happened(
+    tied_llama: Path, commands: CommandChannel, tmp_path: Path, stage: int
+) -> None:
+    config = config_with(
+        zero_stage=stage, optimizer={**OPTIMIZER.model_dump(), "schedule": "linear", "total_updates": 5}
+    )
+    steps = [random_sequences(8, seed=seed) for seed in range(4)]
+    with trainer(tied_llama, commands, config=config) as made:
+        for step in steps[:2]:
+            made.train_step(step, version=0)
+        made.save(tmp_path / "checkpoint")
+        straight = [made.train_step(step, version=0) for step in steps[2:]][-1]
+        expected = {tensor.name: tensor.value for tensor in made.host_copy().tensors}
+    with trainer(tied_llama, commands, config=config) as made:
+        made.load(tmp_path / "checkpoint")
+        resumed = [made.train_step(step, version=0) for step in steps[2:]][-1]
+        assert_same_weights(made.host_copy(), expected, atol=1e-7)
+    assert resumed.learning_rate == straight.learning_rate
+    assert resumed.loss == pytest.approx(straight.loss, abs=1e-7)
+
+
+def test_loading_what_is_not_there_says_what_was_expected(
+    tied_llama: Path, commands: CommandChannel, tmp_path: Path
+) -> None:
+    with trainer(tied_llama, commands) as made, pytest.raises(FileNotFoundError, match=r"trainer\.json"):
+        made.load(tmp_path)
+
+
+def test_an_export_is_a_model_directory_with_the_tokenizer_and_the_trained_weights(
+    tiny_llama: Path, commands: CommandChannel, tmp_path: Path
+) -> None:
+    with trainer(tiny_llama, commands) as made:
+        made.train_step(random_sequences(8), version=0)
+        made.export(tmp_path / "export")
+        ours = made.probe_logprobs([3, 4, 5, 6])
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    with torch.no_grad():
+        logits = exported(input_ids=torch.tensor([[3, 4, 5, 6]])).logits[0]
+    expected = torch.log_softmax(logits, dim=1)[torch.arange(3), [4, 5, 6]]
+    torch.testing.assert_close(torch.from_numpy(ours), expected, rtol=0, atol=1e-5)
+    assert (tmp_path / "export" / "tokenizer.json").is_file()
+
+
+def test_a_copy_on_the_host_is_not_changed_by_the_next_step(tied_llama: Path, commands: CommandChannel) -> None:
+    with trainer(tied_llama, commands) as made:
+        copy = made.host_copy()
+        before = [tensor.value.clone() for tensor in copy.tensors]
+        made.train_step(random_sequences(8), version=0)
+    assert all(torch.equal(tensor.value, value) for tensor, value in zip(copy.tensors, before, strict=True))
+
+
+def test_a_step_can_be_stopped_between_microbatches_and_leaves_the_weights_alone(
+    tied_llama: Path, commands: CommandChannel
+) -> None:
+    answers = iter([False, False, True])
+    made = Trainer(
+        tied_llama,
+        algorithm=GrpoConfig(),
+        config=CONFIG,
+        ranks=Ranks(),
+        commands=commands,
+        should_stop=lambda: next(answers, False),
+    )
+    before = made.host_copy()
+    with pytest.raises(TrainingStopped):
+        made.train_step(random_sequences(20), version=0)
+    after = made.host_copy()
+    pairs = zip(before.tensors, after.tensors, strict=True)
+    assert all(torch.equal(one.value, other.value) for one, other in pairs)
+    expected = plain_training(tied_llama, [random_sequences(20)], optimizer=OPTIMIZER)
+    made.train_step(random_sequences(20), version=0)
+    assert_same_weights(made.host_copy(), expected.weights)
+    made.close()
+
+

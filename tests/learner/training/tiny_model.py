@@ -1,0 +1,52 @@
+"""A tiny Llama and batches for it, shared by the tests of training."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from learner.training.batch import TrainSequence
+
+VOCABULARY = 40
+
+
+def write_tiny_llama(path: Path, *, tied: bool) -> Path:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        vocab_size=VOCABULARY,
+        tie_word_embeddings=tied,
+        max_position_embeddings=128,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=None,
+        initializer_range=0.1,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    (path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    return path
+
+
+def random_sequences(count: int, *, seed: int = 0, longest: int = 24) -> list[TrainSequence]:
+    """Sequences of 2 to `longest` tokens; about half of the tokens are trained."""
+    generator = np.random.default_rng(seed)
+    sequences = []
+    for number in range(count):
+        length = int(generator.integers(2, longest + 1))
+        mask = np.arange(length) >= generator.integers(1, length)
+        sequences.append(
+            TrainSequence(
+                token_ids=generator.integers(0, VOCABULARY, length).astype(np.int32),
+                loss_mask=mask,
+                behavior_logprobs=np.where(mask, generator.normal(-4.0, 1.0, length), 0).astype(np.float32),
+                advantages=np.where(mask, generator.normal(), 0).astype(np.float32),
+                lags=np.where(mask, number % 3, 0).astype(np.int32),
+                mixed_versions=number % 4 == 0,
+            )
+        )
+    return sequences
