@@ -64,8 +64,6 @@ class CompletionGroup:
 
     def take(self, part: GeneratePart) -> None:
         """Add a part to its completion."""
-        if part.error is not None:
-            raise InfrastructureFailure(f"the generator ended its answer with an error: {part.error}")
         if part.index >= len(self.completions):
             raise InfrastructureFailure(
                 f"the generator sent completion {part.index} of a request for {len(self.completions)}"

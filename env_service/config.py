@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, SecretStr, model_validator
 
 from services.config import ConfigModel, HttpConfig, ProcessConfig
+from services.links import EqualTo, ModelFolder, Reaches
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name that leases refer to")]
 
@@ -69,16 +70,24 @@ class EnvServiceConfig(ProcessConfig):
     """Everything that an env_service can be told."""
 
     http: HttpConfig = HttpConfig(port=7330)
-    model: Path = Field(description="Hugging Face directory whose tokenizer and chat template are used")
+    model: Annotated[Path, ModelFolder(("tokenizer", "chat_template"))] = Field(
+        description="Hugging Face directory whose tokenizer and chat template are used"
+    )
     env_id: str | None = Field(
         None, min_length=1, max_length=256, description="name of this process; host name and process id if not given"
     )
-    learner: str = Field("tcp://127.0.0.1:7301", description="ZeroMQ address of the learner's intake")
-    reward_urls: tuple[str, ...] = Field(
+    learner: Annotated[str, Reaches("learner", "leases.address")] = Field(
+        "tcp://127.0.0.1:7301", description="ZeroMQ address of the learner's intake"
+    )
+    reward_urls: Annotated[tuple[str, ...], Reaches("reward-service")] = Field(
         ("http://127.0.0.1:7320",), min_length=1, description="addresses of the reward services, tried in turn"
     )
-    reward_token: SecretStr | None = Field(None, description="bearer token of the reward services")
-    generator_token: SecretStr | None = Field(None, description="bearer token of the generators")
+    reward_token: Annotated[SecretStr | None, EqualTo("reward-service", "http.token")] = Field(
+        None, description="bearer token of the reward services"
+    )
+    generator_token: Annotated[SecretStr | None, EqualTo("generator", "http.token")] = Field(
+        None, description="bearer token of the generators"
+    )
     capacity: int = Field(64, ge=1, le=1 << 16, description="groups that are rolled out at once")
     resend_s: float = Field(5.0, gt=0, description="an unacknowledged group is sent again after so long")
     drain_s: float = Field(2.0, ge=0, le=60, description="time for acknowledgements when stopping")

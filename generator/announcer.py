@@ -22,7 +22,7 @@ async def announce(
 ) -> None:
     """Announces until cancelled; waits for a learner that is away. Raises JoinRefusedByLearner."""
     while True:
-        with waits.wait(f"the learner at {learner}", quiet_s=2.0, blocks_readiness=False):
+        with waits.wait(f"the learner at {learner}", quiet_s=2.0, blocks_readiness=serving.version is None):
             answer = await _announce_once(learner, client, announcement, serving)
             while answer is None:
                 await asyncio.sleep(_RETRY_S)

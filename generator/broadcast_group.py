@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from generator.weight_plan import GroupSpec, WeightSyncError
+from generator.weight_plan import WeightSyncError
+from protocol.fleet import JoinGroup
 
 # torch's stubs lack the parts of these classes that are used here.
 c10d: Any = dist
@@ -22,12 +23,12 @@ NCCL_POLL_S = 0.001
 class BroadcastGroup:
     """One rank of the group. The constructor returns when all ranks have joined, or raises WeightSyncError."""
 
-    def __init__(self, *, spec: GroupSpec, worker_rank: int, device: torch.device) -> None:
+    def __init__(self, *, spec: JoinGroup, worker_rank: int, device: torch.device) -> None:
         self._spec = spec
         self._device = device
         self._timeout = datetime.timedelta(seconds=spec.bucket_timeout_s)
         try:
-            self._group = self._join(rank=spec.rank + worker_rank)
+            self._group = self._join(rank=spec.rank_offset + worker_rank)
         except (RuntimeError, OSError) as error:
             raise WeightSyncError(
                 f"could not join group {spec.epoch} of {spec.world_size} at {spec.host}:{spec.port}: {error}"

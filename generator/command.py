@@ -1,6 +1,9 @@
 """The command `generator`."""
 
+import os
+import signal
 import sys
+from types import FrameType
 
 from generator.config import GeneratorConfig
 from generator.options import EngineOptions, prepare_environment
@@ -15,9 +18,16 @@ def main() -> None:
     configure_logging("generator", level=config.log.level, format=config.log.format)
     options = engine_options(config)
     prepare_environment(options)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # The import takes some ten seconds, and nothing has been started that needs to be ended.
+        signal.signal(number, _exit)
     from generator.service import serve
 
     sys.exit(run_process("generator", lambda stop: serve(config, options, stop), finish_s=config.drain_s + 3.0))
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    os._exit(0)
 
 
 def engine_options(config: GeneratorConfig) -> EngineOptions:
@@ -39,7 +49,6 @@ def engine_options(config: GeneratorConfig) -> EngineOptions:
         staging=engine.staging,
         tokenizer=config.openai,
         pause_ttl_s=config.join.pause_ttl_s,
-        bucket_timeout_s=config.join.bucket_timeout_s,
         verbose=engine.verbose,
     )
 

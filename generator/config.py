@@ -1,12 +1,13 @@
 """What a user can set about a generator. Loads neither vllm nor torch."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 
 from protocol.fleet import Backend
 from services.config import ConfigModel, HttpConfig, ProcessConfig
+from services.links import EqualTo, ModelFolder, Reaches
 
 
 class EngineConfig(ConfigModel):
@@ -38,12 +39,23 @@ class EngineConfig(ConfigModel):
 class JoinConfig(ConfigModel):
     """The learner whose policy is served."""
 
-    learner: str | None = Field("http://127.0.0.1:7300", description="the learner's HTTP address; none serves alone")
-    token: SecretStr | None = Field(None, description="bearer token of the learner")
+    learner: Annotated[str | None, Reaches("learner")] = Field(
+        "http://127.0.0.1:7300", description="the learner's HTTP address; none serves alone"
+    )
+    token: Annotated[SecretStr | None, EqualTo("learner", "http.token")] = Field(
+        None, description="bearer token of the learner"
+    )
     url: str | None = Field(None, description="address under which others reach this generator, if not its own")
-    backend: Backend = Field("gloo", description="collective of weight broadcasts: gloo on CPUs, nccl on GPUs")
+    backend: Annotated[Backend, EqualTo("learner", "weights.backend")] = Field(
+        "gloo", description="collective of weight broadcasts: gloo on CPUs, nccl on GPUs"
+    )
     pause_ttl_s: float = Field(60.0, gt=0, description="longest pause for a commit; the old weights serve on after it")
-    bucket_timeout_s: float = Field(10.0, gt=0, description="longest wait for one broadcast, in seconds")
+
+    @field_validator("learner", mode="before")
+    @classmethod
+    def _none_in_toml(cls, value: object) -> object:
+        """TOML has no word for nothing."""
+        return None if value == "none" else value
 
 
 class GeneratorConfig(ProcessConfig):
@@ -53,7 +65,9 @@ class GeneratorConfig(ProcessConfig):
     id: str | None = Field(
         None, description="name of this generator; made from host and port if left out", max_length=256
     )
-    model: Path = Field(description="Hugging Face directory of the model")
+    model: Annotated[Path, ModelFolder(("model", "tokenizer", "chat_template"))] = Field(
+        description="Hugging Face directory of the model"
+    )
     served_model_name: str = Field("policy", description="name of the model on the OpenAI routes")
     openai: bool = Field(True, description="serve vLLM's OpenAI-compatible routes")
     max_waiting_requests: int = Field(4096, ge=1, description="requests at once; more are refused with status 429")

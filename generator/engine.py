@@ -10,35 +10,27 @@ Import this module after `generator.options.prepare_environment` was called: it 
 """
 
 import asyncio
-import os
+import multiprocessing
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import xxhash
-from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.outputs import CompletionOutput
-from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from generator.completions import (
-    CommitReport,
-    CompletionPart,
-    EngineCounters,
-    SamplingOptions,
-    VersionSpan,
-)
 from generator.gated_llm import GatedLLM
 from generator.options import EngineOptions
-from generator.owner import OwnerTie
-from generator.weight_plan import GroupSpec, LoadReport, StagePlan, WeightSyncError
+from generator.reports import CommitReport, EngineCounters
+from generator.vllm_records import engine_args, generate_part, sampling_params, scoring_params
+from generator.weight_plan import LoadReport, WeightSyncError, check_plan
+from protocol.fleet import JoinGroup, Prepare
+from protocol.generation import GeneratePart, Sampling
 
-JOIN_GRACE_S = 5.0
-SHUTDOWN_S = 2.0
+GRACE_S = 5.0
+FILE_TIMEOUT_S = 10.0
+SHUTDOWN_S = 1.0
 POLL_FIRST_S = 0.002
 POLL_MOST_S = 0.02
 
@@ -60,12 +52,16 @@ class Engine:
         self._llm = llm
         self._sync_lock = asyncio.Lock()
         self._unloaded = False
+        self._bucket_timeout_s = FILE_TIMEOUT_S
         self._commit_task: asyncio.Future[CommitReport] | None = None
 
     @classmethod
     async def start(cls, *, options: EngineOptions) -> "Engine":
-        """Load the model and start the worker; takes tens of seconds. Raises RuntimeError if vLLM cannot start."""
-        llm = await asyncio.to_thread(GatedLLM.from_engine_args, _engine_args(options))
+        """Load the model and start the worker; takes tens of seconds. Raises RuntimeError if vLLM cannot start.
+
+        If cancelled, it ends what has been started.
+        """
+        llm = await _started(options)
         engine = cls(options=options, llm=llm)
         await llm.update_weight_version(options.initial_version)
         llm.cache_version = options.initial_version
@@ -96,20 +92,20 @@ class Engine:
         request_id: str,
         prompt_token_ids: Sequence[int],
         n: int,
-        sampling: SamplingOptions,
+        sampling: Sampling,
         cache_salt: str = "",
-    ) -> AsyncGenerator[CompletionPart, None]:
+    ) -> AsyncGenerator[GeneratePart, None]:
         """Sample n completions of one prompt. Closing the iterator aborts the request.
 
         The prefix cache is always salted with the version; `cache_salt` is added to it. Raises ValueError for a request
         that the engine refuses, and EngineGone.
         """
         prompt = {"type": "token", "prompt_token_ids": list(prompt_token_ids), "cache_salt": cache_salt}
-        params = _sampling_params(n=n, sampling=sampling, stream_interval=self._options.stream_interval)
+        params = sampling_params(n=n, sampling=sampling, stream_interval=self._options.stream_interval)
         try:
             async for output in self._llm.generate(prompt, params, request_id):
                 for completion in output.outputs:
-                    yield _part(completion)
+                    yield generate_part(completion)
         except EngineDeadError as error:
             raise EngineGone(str(error)) from error
 
@@ -119,15 +115,7 @@ class Engine:
         Never reads the prefix cache. One shorter than `token_ids`.
         """
         prompt = {"type": "token", "prompt_token_ids": list(token_ids), "cache_salt": "score"}
-        params = SamplingParams(
-            max_tokens=1,
-            prompt_logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            skip_reading_prefix_cache=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,
-        )
+        params = scoring_params()
         try:
             async for output in self._llm.generate(prompt, params, request_id):
                 return tuple(output.prompt_logprobs.logprobs)
@@ -135,27 +123,18 @@ class Engine:
             raise EngineGone(str(error)) from error
         raise EngineGone("the engine gave no answer")
 
-    async def join_group(
-        self, *, epoch: int, backend: Literal["gloo", "nccl"], host: str, port: int, rank: int, world_size: int
-    ) -> None:
-        """Join the learner's process group for `epoch`; the store at host:port is the learner's.
+    async def join_group(self, group: JoinGroup) -> None:
+        """Join the learner's process group; the store at its host and port is the learner's.
 
         Returns when all ranks have joined. Raises WeightSyncError; the engine serves on either way.
         """
-        spec = GroupSpec(
-            epoch=epoch,
-            backend=backend,
-            host=host,
-            port=port,
-            rank=rank,
-            world_size=world_size,
-            bucket_timeout_s=self._options.bucket_timeout_s,
-        )
+        self._bucket_timeout_s = group.bucket_timeout_s
+        request = WeightTransferInitRequest({"spec": group.model_dump_json()})
         async with self._sync_lock, self._abandoned_on_failure():
-            await self._call(self._llm.init_weight_transfer_engine(WeightTransferInitRequest({"spec": spec.to_json()})))
-            await self._settled(deadline_s=self._options.bucket_timeout_s + JOIN_GRACE_S)
+            await self._call(self._llm.init_weight_transfer_engine(request))
+            await self._settled(deadline_s=self._bucket_timeout_s + GRACE_S)
 
-    async def stage(self, *, plan: StagePlan) -> None:
+    async def stage(self, plan: Prepare) -> None:
         """Receive all buckets of `plan` while the engine serves on, and verify them.
 
         Without staging this only takes note of the plan. Raises WeightSyncError: the old weights serve on, and the next
@@ -163,18 +142,22 @@ class Engine:
         """
         staging = self._options.staging == "staging"
         async with self._sync_lock, self._abandoned_on_failure():
-            await self._told(self._llm.collective_rpc("headway_stage", args=(plan.to_json(), staging)))
+            check_plan(plan.buckets)
+            await self._told(self._llm.collective_rpc("headway_stage", args=(plan.model_dump_json(), staging)))
             if staging:
-                await self._settled(deadline_s=(len(plan.buckets) + 1) * self._options.bucket_timeout_s + JOIN_GRACE_S)
+                await self._settled(deadline_s=len(plan.buckets) * self._bucket_timeout_s + GRACE_S)
 
-    async def stage_files(self, *, plan: StagePlan, paths: Sequence[str]) -> None:
+    async def stage_files(self, plan: Prepare, *, paths: Sequence[str]) -> None:
         """Stage buckets that were downloaded: one local file per bucket, its bytes those of the bucket.
 
         Needs no group. The files may be removed after the commit. Raises WeightSyncError.
         """
         async with self._sync_lock, self._abandoned_on_failure():
-            await self._told(self._llm.collective_rpc("headway_stage_files", args=(plan.to_json(), list(paths))))
-            await self._settled(deadline_s=(len(paths) + 1) * self._options.bucket_timeout_s + JOIN_GRACE_S)
+            check_plan(plan.buckets)
+            await self._told(
+                self._llm.collective_rpc("headway_stage_files", args=(plan.model_dump_json(), list(paths)))
+            )
+            await self._settled(deadline_s=len(paths) * self._bucket_timeout_s + GRACE_S)
 
     async def commit(self, *, version: str, clear_cache: bool = False) -> CommitReport:
         """Pause at a token boundary, load what is staged, stamp `version` on what follows, and resume.
@@ -292,63 +275,19 @@ class Engine:
             raise EngineGone(str(error)) from error
 
 
-def _engine_args(options: EngineOptions) -> AsyncEngineArgs:
-    return AsyncEngineArgs(
-        model=options.model,
-        dtype=options.dtype,
-        max_model_len=options.max_model_len,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        kv_cache_memory_bytes=int(options.kv_cache_gb * 2**30) if current_platform.is_cpu() else None,
-        use_tqdm_on_load=options.verbose,
-        gpu_memory_utilization=options.gpu_memory_fraction,
-        tensor_parallel_size=options.tensor_parallel_size,
-        distributed_executor_backend="uni" if options.tensor_parallel_size == 1 else "mp",
-        seed=options.seed,
-        enforce_eager=options.enforce_eager,
-        load_format=options.load_format,
-        skip_tokenizer_init=not options.tokenizer,
-        logprobs_mode="processed_logprobs",
-        generation_config="vllm",
-        enable_prefix_caching=True,
-        additional_config=OwnerTie(owner_pid=os.getpid()),
-        worker_extension_cls="generator.worker.WorkerExtension",
-        weight_transfer_config=WeightTransferConfig(backend="headway"),
-        disable_log_stats=True,
-        enable_log_requests=False,
-    )
-
-
-def _sampling_params(*, n: int, sampling: SamplingOptions, stream_interval: int) -> SamplingParams:
-    return SamplingParams(
-        n=n,
-        temperature=sampling.temperature,
-        max_tokens=sampling.max_tokens,
-        stop_token_ids=list(sampling.stop_token_ids),
-        seed=sampling.seed,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        ignore_eos=sampling.ignore_eos,
-        logprobs=0,
-        flat_logprobs=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-        stream_interval=stream_interval,
-        skip_clone=True,
-    )
-
-
-def _part(completion: CompletionOutput) -> CompletionPart:
-    spans = completion.weight_versions or ()
-    logprobs = completion.logprobs
-    return CompletionPart(
-        index=completion.index,
-        token_ids=tuple(completion.token_ids),
-        behavior_logprobs=tuple(logprobs.logprobs) if logprobs is not None else (),
-        spans=tuple(VersionSpan(version=span.version, start=span.start, end=span.end) for span in spans),
-        finish_reason=completion.finish_reason,
-    )
+async def _started(options: EngineOptions) -> GatedLLM:
+    starting = asyncio.ensure_future(asyncio.to_thread(GatedLLM.from_engine_args, engine_args(options)))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # A thread cannot be stopped, but it gives up when the process that it waits for has ended.
+        while not starting.done():
+            for child in multiprocessing.active_children():
+                child.kill()
+            await asyncio.wait([starting], timeout=0.1)
+        if starting.exception() is None:
+            await starting.result().stop(timeout_s=SHUTDOWN_S)
+        raise
 
 
 def _combined(fingerprints: Sequence[str]) -> str:

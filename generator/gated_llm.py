@@ -8,8 +8,8 @@ from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from generator.completions import EngineCounters
 from generator.output_processor import CountingOutputProcessor
+from generator.reports import EngineCounters
 
 
 class GatedLLM(AsyncLLM):  # type: ignore[misc]

@@ -1,8 +1,8 @@
 """The generator's Prometheus metrics."""
 
-from generator.completions import CompletionPart
 from generator.engine import Engine
 from protocol.fleet import Committed
+from protocol.generation import GeneratePart
 from services.metrics import Metrics
 
 
@@ -27,7 +27,7 @@ class Measures:
         idle = metrics.gauge("idle_seconds", "Time without any request since the start.")
         idle.set_function(lambda: engine.counters().idle_s)
 
-    def part(self, part: CompletionPart) -> None:
+    def part(self, part: GeneratePart) -> None:
         """Notes tokens handed out."""
         self._tokens.inc(len(part.token_ids))
         if part.finish_reason is not None:

@@ -7,10 +7,9 @@ defaults are vLLM's, not the model's.
 
 import asyncio
 from argparse import Namespace
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from vllm.entrypoints.openai.chat_completion.api_router import router as chat_router
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.api_router import router as completion_router
@@ -28,20 +27,23 @@ PREFIX = "/openai"
 
 
 async def mount_openai_routes(
-    app: FastAPI, *, engine: Engine, served_model_name: str, dependencies: Sequence[Any] = (), prefix: str = PREFIX
+    app: FastAPI, *, engine: Engine, served_model_name: str, check_ready: Callable[[], None], prefix: str = PREFIX
 ) -> None:
     """Serve `prefix`/v1/models, /v1/completions and /v1/chat/completions in `app`.
 
-    The engine must have been started with its tokenizer. `dependencies` are FastAPI dependencies of every route, such
-    as a check of the bearer token.
+    The engine must have been started with its tokenizer. `check_ready` raises RequestRefused when no request is taken.
     """
-    openai = FastAPI(openapi_url=None, dependencies=list(dependencies))
+
+    async def ready() -> None:
+        check_ready()
+
+    openai = FastAPI(openapi_url=None, dependencies=[Depends(ready)])
     renderer = _fill_state(openai, llm=engine.llm, served_model_name=served_model_name)
     for router in (models_router, completion_router, chat_router):
         openai.include_router(router)
     init_exception_handler(openai)
-    app.mount(prefix, openai)
     await asyncio.to_thread(renderer.warmup)
+    app.mount(prefix, openai)
 
 
 def _fill_state(app: FastAPI, *, llm: GatedLLM, served_model_name: str) -> OnlineRenderer:

@@ -1,5 +1,6 @@
 """How an engine is started. Nothing here imports vllm or torch, so that a command can parse its config first."""
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import Literal
@@ -34,7 +35,6 @@ class EngineOptions:
     load_format: str = "auto"
     tokenizer: bool = True
     initial_version: str = "0.0"
-    bucket_timeout_s: float = 10.0
     pause_ttl_s: float = 60.0
     verbose: bool = False
 
@@ -46,6 +46,9 @@ def prepare_environment(options: EngineOptions) -> None:
     """
     for name, value in _defaults(options).items():
         os.environ.setdefault(name, value)
+    if not options.verbose:
+        # vLLM sets this level itself, but only after its first modules have said something.
+        logging.getLogger("vllm").setLevel(logging.ERROR)
 
 
 def _defaults(options: EngineOptions) -> dict[str, str]:
@@ -54,6 +57,7 @@ def _defaults(options: EngineOptions) -> dict[str, str]:
     compile_nothing = {"TORCHDYNAMO_DISABLE": "1"} if options.enforce_eager else {}
     quiet = {
         "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "TORCH_LOGS": "-torch._library.triton",
         "PYTHONWARNINGS": "ignore",

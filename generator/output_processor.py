@@ -12,7 +12,7 @@ from typing import Any
 from vllm.outputs import CompletionOutput
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
-from generator.completions import EngineCounters
+from generator.reports import EngineCounters
 
 
 class SpannedRequestState(RequestState):  # type: ignore[misc]

@@ -1,14 +1,17 @@
 """The generator's HTTP routes: tokens in and out, and weight sync."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
-from fastapi import Depends, FastAPI, Response
+from fastapi import Depends, FastAPI, Request, Response
+from starlette.routing import Route
 
 from generator.serving import Serving
 from generator.weight_sync import WeightSync
 from protocol.fleet import Commit, JoinGroup, Prepare
 from protocol.generation import GenerateRequest
-from services.http_app import json_answer, json_body, streamed_answer
+from services.http_app import RequestRefused, json_answer, json_body, streamed_answer
 
 
 def add_token_routes(app: FastAPI, *, serving: Serving) -> None:
@@ -38,3 +41,18 @@ def add_weight_routes(app: FastAPI, *, sync: WeightSync) -> None:
     @app.post("/v1/weights/commit")
     async def commit(request: Annotated[Commit, Depends(json_body(Commit))]) -> Response:
         return json_answer(await sync.commit(request))
+
+
+@contextmanager
+def refused_while_starting(app: FastAPI) -> Iterator[None]:
+    """Within it, whatever `app` has no route for is refused with 503, and not as something that will never be there."""
+
+    async def refuse(request: Request) -> Response:
+        raise RequestRefused(503, "starting", "this generator is starting its engine: try again in half a minute")
+
+    route = Route("/{path:path}", refuse, methods=["GET", "POST"])
+    app.router.routes.append(route)
+    try:
+        yield
+    finally:
+        app.router.routes.remove(route)

@@ -1,15 +1,17 @@
 """A generator, wired: the engine, our routes and vLLM's, and the announcements to the learner.
 
-Loops, and what each waits for: `http` for requests; `announce` for the clock, or for the learner; `engine` watches
-that the engine's process lives.
+Loops, and what each waits for: `http` for requests; `announce` for the clock, or for the learner; `weights` for a
+commit; `engine` watches that the engine's process lives. HTTP is up before the engine, so that health and readiness
+can be asked for while it starts.
 """
 
 import asyncio
 import json
 import socket
-from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from pathlib import Path
+from importlib.metadata import version
+
+from fastapi import FastAPI
 
 from generator.announcer import announce
 from generator.config import GeneratorConfig
@@ -17,12 +19,11 @@ from generator.engine import Engine
 from generator.measures import Measures
 from generator.openai_routes import mount_openai_routes
 from generator.options import EngineOptions
-from generator.routes import add_token_routes, add_weight_routes
+from generator.routes import add_token_routes, add_weight_routes, refused_while_starting
 from generator.serving import Serving, watch_engine
 from generator.weight_sync import WeightSync
 from protocol.fingerprints import fingerprint_directory
 from protocol.fleet import Announcement
-from protocol.http import Readiness
 from protocol.versions import PROTOCOL_VERSION
 from services.http_app import create_app
 from services.http_client import HttpClient
@@ -31,77 +32,97 @@ from services.metrics import Metrics
 from services.process import Stop
 from services.waiting import Waiting
 
-FIRST_VERSION = "0.0"
-"""What a generator without a learner serves: the weights of its model directory."""
-
 
 async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> None:
-    """Serves until cancelled; then drains."""
-    fingerprints = fingerprint_directory(config.model)
+    """Serves until a stop is requested, then drains. Raises JoinRefusedByLearner, EngineGone, OSError."""
+    waits, metrics = Waiting(), Metrics("generator")
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port))
         client = await stack.enter_async_context(HttpClient(token=config.join.token))
-        waits = Waiting()
-        engine = await Engine.start(options=options)
-        stack.push_async_callback(engine.shutdown)
-        name = config.id or f"{socket.gethostname()}:{listener.port}"
-        metrics = Metrics("generator")
-        measures = Measures(metrics, engine=engine)
-        serving = Serving(
-            engine=engine,
-            generator_id=name,
-            vocabulary_size=_vocabulary_size(config.model),
-            max_model_len=options.max_model_len,
-            max_waiting_requests=config.max_waiting_requests,
-            measures=measures,
-        )
+        announcement = _announcement(config, listener=listener)
         app = create_app(
             service="generator",
-            version="1",
+            version=version("headway"),
             token=config.http.token,
-            readiness=lambda: _readiness(serving, waits),
+            readiness=waits.readiness,
             metrics=metrics,
             max_body_bytes=config.http.max_body_bytes,
         )
-        add_token_routes(app, serving=serving)
-        add_weight_routes(app, sync=WeightSync(engine=engine, serving=serving, measures=measures))
-        if config.openai:
-            await mount_openai_routes(app, engine=engine, served_model_name=config.served_model_name)
-        loops: dict[str, Coroutine[object, object, None]] = {
-            "http": serve_http(app, listener),
-            "engine": watch_engine(engine),
-        }
-        waits.started()
-        if config.join.learner is None:
-            serving.version = FIRST_VERSION
-        else:
-            announcement = Announcement(
-                generator_id=name,
-                url=config.join.url or listener.url,
-                protocol_version=PROTOCOL_VERSION,
-                fingerprints=fingerprints,
-                world_size=options.tensor_parallel_size,
-                backend=config.join.backend,
-                max_model_len=options.max_model_len,
-                serving_version=None,
-            )
-            loops["announce"] = announce(
-                learner=config.join.learner, client=client, announcement=announcement, serving=serving, waits=waits
-            )
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(loop, name=name) for name, loop in loops.items()]
-            await stop.wait()
-            await serving.drain(timeout_s=config.drain_s)
-            for task in tasks:
-                task.cancel()
+            loops = [group.create_task(serve_http(app, listener), name="http")]
+            with refused_while_starting(app):
+                engine = await _engine_unless_stopped(options, stop)
+            if engine is not None:
+                stack.push_async_callback(engine.shutdown)
+                measures = Measures(metrics, engine=engine)
+                serving = _serving(config, engine=engine, measures=measures, name=announcement.generator_id)
+                await _add_routes(app, config=config, engine=engine, serving=serving, measures=measures)
+                waits.started()
+                works = {"engine": watch_engine(engine), "weights": serving.watch_weights(waits)}
+                if config.join.learner is None:
+                    serving.holds(engine.version)
+                else:
+                    works["announce"] = announce(
+                        learner=config.join.learner,
+                        client=client,
+                        announcement=announcement,
+                        serving=serving,
+                        waits=waits,
+                    )
+                loops += [group.create_task(work, name=name) for name, work in works.items()]
+                await stop.wait()
+                with waits.wait("its last requests to end", quiet_s=0.5):
+                    await serving.drain(timeout_s=config.drain_s)
+            for loop in loops:
+                loop.cancel()
 
 
-def _readiness(serving: Serving, waits: Waiting) -> Readiness:
-    state = waits.readiness()
-    if not state.ready or serving.ready:
-        return state
-    return Readiness(ready=False, waiting_for=("weights of the learner",))
+async def _engine_unless_stopped(options: EngineOptions, stop: Stop) -> Engine | None:
+    """The engine, or None if a stop is requested before it is up."""
+    starting = asyncio.ensure_future(Engine.start(options=options))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return starting.result() if starting.done() else None
+    finally:
+        stopping.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
 
 
-def _vocabulary_size(model: Path) -> int:
-    return int(json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+def _serving(config: GeneratorConfig, *, engine: Engine, measures: Measures, name: str) -> Serving:
+    model = json.loads((config.model / "config.json").read_text(encoding="utf-8"))
+    return Serving(
+        engine=engine,
+        generator_id=name,
+        vocabulary_size=int(model["vocab_size"]),
+        max_model_len=config.engine.max_model_len,
+        max_waiting_requests=config.max_waiting_requests,
+        measures=measures,
+    )
+
+
+async def _add_routes(
+    app: FastAPI, *, config: GeneratorConfig, engine: Engine, serving: Serving, measures: Measures
+) -> None:
+    add_token_routes(app, serving=serving)
+    add_weight_routes(app, sync=WeightSync(engine=engine, serving=serving, measures=measures))
+    if config.openai:
+        await mount_openai_routes(
+            app, engine=engine, served_model_name=config.served_model_name, check_ready=serving.check_ready
+        )
+
+
+def _announcement(config: GeneratorConfig, *, listener: Listener) -> Announcement:
+    """What the learner is told about this generator. Raises FileNotFoundError for an incomplete model directory."""
+    return Announcement(
+        generator_id=config.id or f"{socket.gethostname()}:{listener.port}",
+        url=config.join.url or listener.url,
+        protocol_version=PROTOCOL_VERSION,
+        fingerprints=fingerprint_directory(config.model),
+        world_size=config.engine.tensor_parallel_size,
+        backend=config.join.backend,
+        max_model_len=config.engine.max_model_len,
+        serving_version=None,
+    )

@@ -6,12 +6,11 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from generator.completions import CompletionPart, SamplingOptions
 from generator.engine import Engine, EngineGone
 from generator.measures import Measures
-from protocol.generation import GeneratePart, GenerateRequest, GeneratorState, Sampling
-from protocol.trajectories import VersionSpan
+from protocol.generation import GeneratePart, GenerateRequest, GeneratorState
 from services.http_app import RequestRefused
+from services.waiting import Waiting
 
 log = logging.getLogger(__name__)
 
@@ -37,41 +36,67 @@ class Serving:
         self._measures = measures
         self._in_flight = 0
         self._draining = False
-        self.version: str | None = None
-        """The version served; None until the first commit."""
+        self._version: str | None = None
+        self._version_changed = asyncio.Event()
+
+    @property
+    def version(self) -> str | None:
+        """The version served; None until the first commit, and after a load that failed midway."""
+        return self._version
+
+    def holds(self, version: str | None) -> None:
+        """The engine holds whole weights of this version from now on, or none."""
+        self._version = version
+        self._version_changed.set()
+
+    async def watch_weights(self, waits: Waiting) -> None:
+        """Tells `waits` when there are no weights to serve, until cancelled."""
+        while True:
+            self._version_changed.clear()
+            if self._version is None:
+                with waits.wait("weights of the learner", quiet_s=10.0):
+                    await self._version_changed.wait()
+            else:
+                await self._version_changed.wait()
 
     @property
     def ready(self) -> bool:
         """Whether requests are taken."""
-        return self.version is not None and not self._draining and self._engine.is_alive
+        return self._version is not None and not self._draining and self._engine.is_alive
+
+    def check_ready(self) -> None:
+        """Raises RequestRefused if no request is taken now, whatever it asks for."""
+        if self._draining:
+            raise RequestRefused(503, "draining", "this generator is stopping: try another one")
+        if not self.ready:
+            raise RequestRefused(503, "not_serving", "this generator holds no weights of a learner yet: try again")
+        if self._in_flight >= self._max_waiting_requests:
+            raise RequestRefused(429, "busy", f"{self._in_flight} requests are here already: try another generator")
 
     def check(self, request: GenerateRequest) -> None:
         """Raises RequestRefused for a request that cannot be served, before any of it is."""
-        if not self.ready:
-            raise RequestRefused(503, "not_serving", "the generator holds no weights of a learner yet, or is draining")
-        if self._in_flight >= self._max_waiting_requests:
-            raise RequestRefused(429, "busy", f"{self._in_flight} requests are here already: try another generator")
-        largest = max(request.prompt_token_ids)
+        self.check_ready()
+        self._check_tokens("prompt_token_ids", request.prompt_token_ids)
+        self._check_tokens("sampling.stop_token_ids", request.sampling.stop_token_ids)
+        self._check_length(request)
+        _check_sampling(request)
+
+    def _check_tokens(self, field: str, token_ids: tuple[int, ...]) -> None:
+        largest = max(token_ids, default=0)
         if largest >= self._vocabulary_size:
             raise RequestRefused(
-                422, "token_out_of_range", f"prompt_token_ids: token id {largest} is not in the vocabulary",
-                field="prompt_token_ids", expected=f"ids below {self._vocabulary_size}", got=largest,
+                422, "token_out_of_range", f"{field}: token id {largest} is not in the vocabulary",
+                field=field, expected=f"ids below {self._vocabulary_size}", got=largest,
             )  # fmt: skip
-        length = len(request.prompt_token_ids) + request.sampling.max_tokens
-        if length > self._max_model_len:
+
+    def _check_length(self, request: GenerateRequest) -> None:
+        prompt, most = len(request.prompt_token_ids), request.sampling.max_tokens
+        if prompt + most > self._max_model_len:
             raise RequestRefused(
                 422, "too_long",
-                f"prompt_token_ids: {len(request.prompt_token_ids)} tokens and max_tokens "
-                f"{request.sampling.max_tokens} together exceed the {self._max_model_len} tokens of this generator",
-                field="prompt_token_ids", expected=f"at most {self._max_model_len} in all", got=length,
-            )  # fmt: skip
-        forbidden = request.sampling.forbidden_in_training()
-        if request.purpose == "train" and forbidden:
-            raise RequestRefused(
-                422, "forbidden_in_training",
-                f"sampling: {', '.join(forbidden)} would sample from another distribution than the learner's full "
-                "softmax; leave them out, or ask with purpose 'evaluate'",
-                field=f"sampling.{forbidden[0]}",
+                f"prompt_token_ids: {prompt} tokens and max_tokens {most} together exceed the {self._max_model_len} "
+                "tokens of this generator",
+                field="prompt_token_ids", expected=f"at most {self._max_model_len} in all", got=prompt + most,
             )  # fmt: skip
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GeneratePart]:
@@ -82,12 +107,12 @@ class Serving:
                 request_id=f"{request.request_id}-{uuid.uuid4().hex[:8]}",
                 prompt_token_ids=request.prompt_token_ids,
                 n=request.n,
-                sampling=_options(request.sampling),
+                sampling=request.sampling,
             )
             async with aclosing(parts):
                 async for part in parts:
                     self._measures.part(part)
-                    yield _wire(part)
+                    yield part
         except (EngineGone, ValueError) as error:
             raise RequestRefused(503, "engine", f"request {request.request_id}: {error}") from error
         finally:
@@ -105,7 +130,7 @@ class Serving:
         return GeneratorState(
             generator_id=self._generator_id,
             serving=self.ready,
-            policy_version=self.version,
+            policy_version=self._version,
             running=counters.running + counters.waiting,
             tokens_generated=counters.tokens_total,
             idle_s=counters.idle_s,
@@ -121,23 +146,17 @@ async def watch_engine(engine: Engine) -> None:
             raise EngineGone("the engine's process has died; restart this generator")
 
 
-def _options(sampling: Sampling) -> SamplingOptions:
-    return SamplingOptions(
-        temperature=sampling.temperature,
-        max_tokens=sampling.max_tokens,
-        stop_token_ids=sampling.stop_token_ids,
-        seed=sampling.seed,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-    )
-
-
-def _wire(part: CompletionPart) -> GeneratePart:
-    return GeneratePart(
-        index=part.index,
-        token_ids=part.token_ids,
-        behavior_logprobs=part.behavior_logprobs,
-        version_spans=tuple(VersionSpan(version=s.version, start=s.start, end=s.end) for s in part.spans),
-        finish_reason=part.finish_reason,
-    )
+def _check_sampling(request: GenerateRequest) -> None:
+    forbidden = request.sampling.forbidden_in_training()
+    if request.purpose == "train" and forbidden:
+        raise RequestRefused(
+            422, "forbidden_in_training",
+            f"sampling: {', '.join(forbidden)} would sample from another distribution than the learner's full "
+            "softmax; leave them out, or ask with purpose 'evaluate'",
+            field=f"sampling.{forbidden[0]}",
+        )  # fmt: skip
+    if request.n > 1 and request.sampling.temperature == 0:
+        raise RequestRefused(
+            422, "greedy_repeated", "n: greedy sampling gives the same completion each time",
+            field="n", expected="1 at temperature 0", got=request.n,
+        )  # fmt: skip

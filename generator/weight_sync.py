@@ -6,7 +6,7 @@ import time
 from generator.engine import Engine
 from generator.measures import Measures
 from generator.serving import Serving
-from generator.weight_plan import BucketSpec, StagePlan, TensorSpec, WeightSyncError
+from generator.weight_plan import WeightSyncError
 from protocol.fleet import Commit, Committed, JoinedGroup, JoinGroup, Prepare, Prepared
 from protocol.versions import PolicyVersion
 from services.http_app import RequestRefused
@@ -28,14 +28,7 @@ class WeightSync:
         """Joins the process group of an epoch. Raises RequestRefused."""
         self._epoch, self._staged = 0, None
         try:
-            await self._engine.join_group(
-                epoch=request.epoch,
-                backend=request.backend,
-                host=request.host,
-                port=request.port,
-                rank=request.rank_offset,
-                world_size=request.world_size,
-            )
+            await self._engine.join_group(request)
         except WeightSyncError as error:
             raise self._failed("group", error) from error
         self._epoch = request.epoch
@@ -45,27 +38,14 @@ class WeightSync:
         """Receives all buckets while serving goes on. Raises RequestRefused; the old weights serve on."""
         self._check_epoch(request.epoch)
         self._staged = None
+        began = time.monotonic()
         try:
-            began = time.monotonic()
-            await self._engine.stage(
-                plan=StagePlan(
-                    version=request.version,
-                    buckets=tuple(
-                        BucketSpec(
-                            tensors=tuple(TensorSpec(name=t.name, dtype=t.dtype, shape=t.shape) for t in b.tensors),
-                            nbytes=b.nbytes,
-                            xxh3=b.xxh3,
-                        )
-                        for b in request.buckets
-                    ),
-                )
-            )
-            receive_s = time.monotonic() - began
+            await self._engine.stage(request)
         except WeightSyncError as error:
             self._epoch = 0
             raise self._failed("prepare", error) from error
         self._staged = request.version
-        return Prepared(version=request.version, receive_s=receive_s)
+        return Prepared(version=request.version, receive_s=time.monotonic() - began)
 
     async def commit(self, request: Commit) -> Committed:
         """Loads what is staged and serves it; then the logprobs of the probe. Raises RequestRefused."""
@@ -79,9 +59,9 @@ class WeightSync:
         except WeightSyncError as error:
             self._epoch = 0
             if error.unloaded:
-                self._serving.version = None
+                self._serving.holds(None)
             raise self._failed("commit", error) from error
-        self._serving.version = request.version
+        self._serving.holds(request.version)
         probe = await self._probe(request)
         committed = Committed(
             version=request.version,

@@ -27,7 +27,8 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from generator.broadcast_group import BroadcastGroup
-from generator.weight_plan import BucketSpec, GroupSpec, StagePlan, WeightSyncError
+from generator.weight_plan import WeightSyncError, tensor_bytes
+from protocol.fleet import BucketSpec, JoinGroup, Prepare
 
 BACKEND = "headway"
 DIGEST_CHUNK_BYTES = 64 << 20
@@ -35,7 +36,7 @@ DIGEST_CHUNK_BYTES = 64 << 20
 
 @dataclass
 class GroupInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """vLLM's init call: the GroupSpec, as JSON."""
+    """vLLM's init call: the JoinGroup, as JSON."""
 
     spec: str
 
@@ -58,7 +59,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         super().__init__(config, vllm_config, device, model)
         self._group: BroadcastGroup | None = None
         self._operation: Future[None] | None = None
-        self._plan: StagePlan | None = None
+        self._plan: Prepare | None = None
         self._staged: list[torch.Tensor] | None = None
         self._spare: list[torch.Tensor] = []
         self._deadline = float("inf")
@@ -68,23 +69,23 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
     def init_transfer_engine(self, init_info: GroupInfo) -> None:
         """Begin to join a group; `progress` says when that is done. A group held before is dropped."""
         self.abandon()
-        spec = GroupSpec.from_json(init_info.spec)
+        spec = JoinGroup.model_validate_json(init_info.spec)
         self._run(lambda operation: self._join(operation, spec))
 
-    def stage(self, plan: StagePlan) -> None:
+    def stage(self, plan: Prepare) -> None:
         """Begin to receive every bucket of `plan`; `progress` says when all are here and verified."""
         group = self._joined()
         self._staged = None
         self._plan = plan
         self._run(lambda _: self._receive_all(group, plan))
 
-    def stage_files(self, plan: StagePlan, paths: Sequence[str]) -> None:
+    def stage_files(self, plan: Prepare, paths: Sequence[str]) -> None:
         """Begin to read every bucket of `plan` from a local file each; `progress` as for `stage`."""
         self._staged = None
         self._plan = plan
         self._run(lambda _: self._read_all(plan, paths))
 
-    def expect(self, plan: StagePlan) -> None:
+    def expect(self, plan: Prepare) -> None:
         """Take note of a plan whose buckets will be received during the load itself."""
         self._joined()
         self._staged = None
@@ -179,22 +180,21 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
             raise WeightSyncError("this worker is in no group: the last one failed or was abandoned; join a new one")
         return self._group
 
-    def _join(self, operation: Future[None], spec: GroupSpec) -> None:
+    def _join(self, operation: Future[None], spec: JoinGroup) -> None:
         group = BroadcastGroup(spec=spec, worker_rank=self.parallel_config.rank, device=self.device)
         if self._operation is operation:
             self._group = group
 
-    def _receive_all(self, group: BroadcastGroup, plan: StagePlan) -> None:
+    def _receive_all(self, group: BroadcastGroup, plan: Prepare) -> None:
         staged = [self._receive(group=group, bucket=bucket, index=i) for i, bucket in enumerate(plan.buckets)]
         if self._plan is plan:
             self._staged = staged
 
-    def _read_all(self, plan: StagePlan, paths: Sequence[str]) -> None:
+    def _read_all(self, plan: Prepare, paths: Sequence[str]) -> None:
         if len(paths) != len(plan.buckets):
             raise WeightSyncError(f"the plan has {len(plan.buckets)} buckets, there are {len(paths)} files")
         staged = []
         for index, (bucket, path) in enumerate(zip(plan.buckets, paths, strict=True)):
-            bucket.offsets()
             raw = torch.from_file(path, size=bucket.nbytes, dtype=torch.uint8)
             _verify(raw, bucket=bucket, index=index)
             staged.append(raw.to(self.device, copy=True))
@@ -202,7 +202,6 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
             self._staged = staged
 
     def _receive(self, *, group: BroadcastGroup, bucket: BucketSpec, index: int) -> torch.Tensor:
-        bucket.offsets()
         buffer = self._buffer(bucket.nbytes)
         group.receive(buffer=buffer, index=index)
         _verify(buffer, bucket=bucket, index=index)
@@ -215,7 +214,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
                 return self._spare.pop(i)
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
-    def _buffers(self, plan: StagePlan) -> Iterator[tuple[BucketSpec, torch.Tensor]]:
+    def _buffers(self, plan: Prepare) -> Iterator[tuple[BucketSpec, torch.Tensor]]:
         """The staged buckets, and then the rest as it arrives."""
         staged = self._staged or []
         yield from zip(plan.buckets, staged, strict=False)
@@ -233,8 +232,8 @@ def _verify(buffer: torch.Tensor, *, bucket: BucketSpec, index: int) -> None:
 
 
 def _views(*, bucket: BucketSpec, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    for tensor, start in zip(bucket.tensors, bucket.offsets(), strict=True):
-        raw = buffer[start : start + tensor.nbytes]
+    for tensor in bucket.tensors:
+        raw = buffer[tensor.offset : tensor.offset + tensor_bytes(tensor)]
         yield tensor.name, raw.view(getattr(torch, tensor.dtype)).view(tensor.shape)
 
 

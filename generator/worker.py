@@ -6,8 +6,9 @@ Arguments and answers are JSON or plain values, since vLLM's own encoding keeps 
 
 from typing import Any
 
-from generator.weight_plan import LoadReport, StagePlan, WeightSyncError
+from generator.weight_plan import LoadReport, WeightSyncError
 from generator.weight_transfer import HeadwayTransferEngine, register, timed
+from protocol.fleet import Prepare
 
 # What the network, vLLM's weight loaders and torch raise for bytes that do not fit the model.
 LOAD_ERRORS = (
@@ -35,16 +36,16 @@ class WorkerExtension:
         engine = self.weight_transfer_engine
         try:
             if staging:
-                engine.stage(StagePlan.from_json(plan))
+                engine.stage(Prepare.model_validate_json(plan))
             else:
-                engine.expect(StagePlan.from_json(plan))
+                engine.expect(Prepare.model_validate_json(plan))
         except WeightSyncError as error:
             return error.reason
         return ""
 
     def headway_stage_files(self, plan: str, paths: list[str]) -> str:
         """Begin to read the buckets of `plan` from local files."""
-        self.weight_transfer_engine.stage_files(StagePlan.from_json(plan), paths)
+        self.weight_transfer_engine.stage_files(Prepare.model_validate_json(plan), paths)
         return ""
 
     def headway_progress(self) -> tuple[bool, str]:

@@ -24,13 +24,16 @@ def admissible(group: TrajectoryGroup, *, rules: GroupRules, newest_version: int
     if fault is not None:
         return _failed(group, reason=fault, data_fault=True)
     scored = tuple(trajectory for trajectory in group.trajectories if trajectory.reward.reward is not None)
-    if len(scored) == len(group.trajectories):
-        return group
-    if len(scored) < rules.min_group_size:
-        first = next(trajectory for trajectory in group.trajectories if trajectory.reward.reward is None)
-        reason = f"{len(group.trajectories) - len(scored)} of {len(group.trajectories)} rewards failed: {_error(first)}"
-        return _failed(group, reason=reason, data_fault=first.reward.error_kind != "infrastructure")
-    return group.model_copy(update={"trajectories": scored})
+    unscored = [trajectory for trajectory in group.trajectories if trajectory.reward.reward is None]
+    if len(scored) >= rules.min_group_size:
+        return group.model_copy(update={"trajectories": scored}) if unscored else group
+    if not unscored:
+        reason = f"the group has {len(scored)} trajectories; at least {rules.min_group_size} are needed"
+        return _failed(group, reason=reason, data_fault=False)
+    reason = f"{len(unscored)} of {len(group.trajectories)} rewards failed: {_error(unscored[0])}"
+    # One that might work at another time is worth a retry, whatever ails the others.
+    transient = any(trajectory.reward.error_kind == "infrastructure" for trajectory in unscored)
+    return _failed(group, reason=reason, data_fault=not transient)
 
 
 def is_uniform(group: TrajectoryGroup) -> bool:

@@ -55,7 +55,9 @@ def read_ledger(checkpoint: Path) -> LedgerSnapshot:
 
 def _sync(folder: Path) -> None:
     for path in folder.rglob("*"):
-        if path.is_file():
+        if path.is_dir():
+            _sync_folder(path)
+        elif path.is_file():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
     _sync_folder(folder)

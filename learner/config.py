@@ -1,7 +1,7 @@
 """What a user can set about the learner. Loads no torch."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -9,6 +9,7 @@ from learner.algorithms.config import AlgorithmConfig, GrpoConfig
 from learner.training.config import TrainingConfig
 from protocol.fleet import Backend
 from services.config import ConfigModel, HttpConfig, ProcessConfig
+from services.links import EqualTo, Listens, ModelFolder
 
 
 class RolloutConfig(ConfigModel):
@@ -42,7 +43,9 @@ class LagConfig(ConfigModel):
 class LeaseConfig(ConfigModel):
     """Leases, and what happens to those that fail."""
 
-    address: str = Field("tcp://127.0.0.1:7301", description="ZeroMQ address that env_services connect to")
+    address: Annotated[str, Listens()] = Field(
+        "tcp://127.0.0.1:7301", description="ZeroMQ address that env_services connect to"
+    )
     heartbeat_every_s: float = Field(2.0, gt=0, description="how often an env_service reports, in seconds")
     timeout_s: float = Field(30.0, gt=0, description="a lease of which nothing is heard for so long is granted again")
     infrastructure_retries: int = Field(8, ge=0, description="retries of a lease after failures of infrastructure")
@@ -66,7 +69,9 @@ class WeightsConfig(ConfigModel):
     probe_tokens: int = Field(12, ge=2, le=512, description="length of the prompt whose logprobs are compared")
     probe_tolerance: float = Field(1e-3, gt=0, description="largest gap of those logprobs at join, in nats; bf16: 0.5")
     probe_floor: float = Field(1e-3, gt=0, description="a gap up to this is never held against a generator, in nats")
-    generator_token: SecretStr | None = Field(None, description="bearer token of the generators")
+    generator_token: Annotated[SecretStr | None, EqualTo("generator", "http.token")] = Field(
+        None, description="bearer token of the generators"
+    )
 
 
 class EvaluationConfig(ConfigModel):
@@ -98,7 +103,9 @@ class LearnerConfig(ProcessConfig):
     """The table [learner]."""
 
     http: HttpConfig = Field(HttpConfig(port=7300), description="the learner's HTTP address")
-    model: Path = Field(description="Hugging Face directory of the initial model")
+    model: Annotated[Path, ModelFolder(("model", "tokenizer", "chat_template"))] = Field(
+        description="Hugging Face directory of the initial model"
+    )
     output: Path | None = Field(None, description="where the trained model goes; the run's folder if left out")
     algo: AlgorithmConfig = Field(GrpoConfig(), description="the algorithm")
     steps: int = Field(100, ge=1, description="steps to train; each consumes groups_per_step groups")

@@ -35,7 +35,8 @@ def draw_curves(records: Records, *, title: str, path: Path) -> None:
     )
     lags.plot(steps, _smoothed(np.array([record.lag_mean for record in records.steps])), color=_BLUE, label="mean")
     lags.set_ylabel("lag (versions)")
-    lags.legend(loc="lower right", frameon=False)
+    lags.legend(loc="upper left", frameon=False, ncols=2)
+    lags.set_ylim(0, 1.4 * max(1, max(record.lag_max for record in records.steps)))
 
     parts = [("train", _BLUE, "train_s"), ("copy weights", _GREY, "copy_s"), ("wait for groups", _ORANGE, "wait_s")]
     times.stackplot(
@@ -48,7 +49,8 @@ def draw_curves(records: Records, *, title: str, path: Path) -> None:
     times.legend(loc="upper right", frameon=False, ncols=3)
     for axes in (rewards, lags, times):
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_ylim(bottom=0)
+    rewards.set_ylim(min(0.0, reward.min()), max(1.0, reward.max()))
+    times.set_ylim(bottom=0)
     figure.savefig(path, dpi=110)
 
 

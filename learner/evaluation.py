@@ -1,12 +1,12 @@
 """Held-out evaluation: leases of its own beside the ledger's, for which nothing is trained and no version is too old.
 
 The event loop owns an `Evaluator`. An evaluation hands out one lease per held-out task, before any training lease, and
-ends when every task has an outcome; a task that fails twice counts as not evaluated.
+ends when every task has an outcome; a task that fails three times counts as not evaluated.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from learner.config import EvaluationConfig
@@ -34,24 +34,38 @@ class EvaluationResult:
 
 
 @dataclass
+class _Attempt:
+    """`number` of a task's attempt, at an env_service until `deadline`, in seconds."""
+
+    task: int
+    number: int
+    holder: str
+    deadline: float
+
+
+@dataclass
 class _Running:
     version: int
     waiting: deque[tuple[int, int]]
-    outstanding: dict[int, tuple[int, int, str]] = field(default_factory=dict)
+    outstanding: dict[int, _Attempt] = field(default_factory=dict)
     groups: list[TrajectoryGroup] = field(default_factory=list)
     failed: int = 0
     done: "asyncio.Future[EvaluationResult]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Evaluator:
-    """Runs one evaluation at a time; others wait in line."""
+    """Runs one evaluation at a time; others wait in line.
 
-    def __init__(self, *, config: EvaluationConfig, max_tokens: int, timeout_s: float) -> None:
+    A lease of which nothing is heard for `timeout_s` seconds goes to somebody else. `first_lease_id` sets the leases of
+    this start of the learner apart from those of former ones.
+    """
+
+    def __init__(self, *, config: EvaluationConfig, max_tokens: int, timeout_s: float, first_lease_id: int = 0) -> None:
         self._config = config
         self._sampling = Sampling(temperature=config.temperature, max_tokens=max_tokens)
         self._timeout_s = timeout_s
         self._line: deque[_Running] = deque()
-        self._next_id = 0
+        self._next_id = first_lease_id
 
     def start(self, *, tasks: int, version: int) -> "asyncio.Future[EvaluationResult]":
         """Evaluates held-out tasks 0..tasks-1 as soon as envs have room. `version` labels the result."""
@@ -60,15 +74,15 @@ class Evaluator:
         self._line.append(run)
         return run.done
 
-    def grant(self, *, holder: str, environment: str, room: int) -> list[Lease]:
-        """At most `room` leases for an env_service."""
+    def grant(self, *, now: float, holder: str, environment: str, room: int) -> list[Lease]:
+        """At most `room` leases for an env_service. `now` is in seconds, here and below."""
         leases: list[Lease] = []
         if not self._line:
             return leases
         run = self._line[0]
         while run.waiting and len(leases) < room:
             index, attempt = run.waiting.popleft()
-            run.outstanding[self._next_id] = (index, attempt, holder)
+            run.outstanding[self._next_id] = _Attempt(index, attempt, holder, now + self._timeout_s)
             leases.append(self._lease(self._next_id, index, environment))
             self._next_id += 1
         return leases
@@ -90,7 +104,23 @@ class Evaluator:
         """How many leases an env_service holds."""
         if not self._line:
             return 0
-        return sum(1 for _, _, name in self._line[0].outstanding.values() if name == holder)
+        return sum(attempt.holder == holder for attempt in self._line[0].outstanding.values())
+
+    def heartbeat(self, *, now: float, holder: str, lease_ids: Iterable[int]) -> list[int]:
+        """These leases are alive at an env_service. Returns those that nobody waits for any more."""
+        outstanding = self._line[0].outstanding if self._line else {}
+        unwanted = []
+        for lease_id in lease_ids:
+            attempt = outstanding.get(lease_id)
+            if attempt is None or attempt.holder != holder:
+                unwanted.append(lease_id)
+            else:
+                attempt.deadline = now + self._timeout_s
+        return unwanted
+
+    def expire(self, *, now: float) -> None:
+        """Leases of which nothing was heard until their deadline go back into the line."""
+        self._take_back(lambda attempt: attempt.deadline <= now)
 
     def finished(self, group: TrajectoryGroup) -> None:
         """Takes a result; one that nobody waits for is ignored."""
@@ -109,20 +139,23 @@ class Evaluator:
         run = self._line[0] if self._line else None
         if run is None or lease_id not in run.outstanding:
             return
-        index, attempt, _ = run.outstanding.pop(lease_id)
-        if attempt + 1 < _ATTEMPTS:
-            run.waiting.append((index, attempt + 1))
+        attempt = run.outstanding.pop(lease_id)
+        if attempt.number + 1 < _ATTEMPTS:
+            run.waiting.append((attempt.task, attempt.number + 1))
         else:
             run.failed += 1
             self._close_if_done(run)
 
     def holder_gone(self, holder: str) -> None:
         """All that this env_service held goes back into the line."""
-        if self._line:
-            run = self._line[0]
-            for lease_id in [i for i, (_, _, name) in run.outstanding.items() if name == holder]:
-                index, attempt, _ = run.outstanding.pop(lease_id)
-                run.waiting.append((index, attempt))
+        self._take_back(lambda attempt: attempt.holder == holder)
+
+    def _take_back(self, is_lost: Callable[[_Attempt], bool]) -> None:
+        run = self._line[0] if self._line else None
+        if run is not None:
+            for lease_id in [lease_id for lease_id, attempt in run.outstanding.items() if is_lost(attempt)]:
+                attempt = run.outstanding.pop(lease_id)
+                run.waiting.append((attempt.task, attempt.number))
 
     def _close_if_done(self, run: _Running) -> None:
         if run.waiting or run.outstanding:

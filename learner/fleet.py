@@ -49,14 +49,13 @@ class Fleet:
         """Takes a generator in, or notes that it is still there. Raises JoinRefused."""
         self._check(announcement)
         member = self._members.get(announcement.generator_id)
-        if member is None or member.announcement.url != announcement.url:
+        if member is None or _rank_shape(member.announcement) != _rank_shape(announcement):
             self._members[announcement.generator_id] = Member(announcement=announcement, last_seen=now)
             self.changed()
         else:
             member.last_seen = now
             if announcement.serving_version is None and member.serving is not None:
                 # It was started afresh between two announcements: it holds nothing that we sent.
-                self.lost(announcement.generator_id)
                 self._members[announcement.generator_id] = Member(announcement=announcement, last_seen=now)
                 self.changed()
         return AnnouncementAnswer(incarnation=self.incarnation, announce_every_s=self.announce_every_s)
@@ -119,3 +118,8 @@ class Fleet:
         for name in silent:
             self.lost(name)
         return silent
+
+
+def _rank_shape(announcement: Announcement) -> tuple[str, str, int]:
+    """What a process keeps for its life; with another one, it is another process under the same id."""
+    return announcement.url, announcement.backend, announcement.world_size

@@ -10,6 +10,9 @@ from services.sockets import RouterSocket, SocketError
 
 log = logging.getLogger(__name__)
 
+_SEND_S = 0.5
+"""Longest wait for room in one peer's queue: the others' messages wait with it."""
+
 
 @dataclass
 class Holder:
@@ -33,7 +36,9 @@ class Holder:
 
 
 class Holders:
-    """All env_services, by name and by address. Sends never wait: a peer that is gone is dropped from the books."""
+    """All env_services, by name and by address. Sends hardly wait: what a peer does not take is lost, and its leases
+    expire.
+    """
 
     def __init__(self, socket: RouterSocket) -> None:
         self._socket = socket
@@ -49,6 +54,10 @@ class Holders:
     def at(self, peer: str) -> Holder | None:
         """Who speaks from this address."""
         return self._by_name.get(self._names.get(peer, ""))
+
+    def has(self, holder: Holder) -> bool:
+        """Whether it is still there, under the same address."""
+        return self._by_name.get(holder.name) is holder
 
     def welcome(self, *, peer: str, hello: Hello, now: float) -> tuple[Holder, bool]:
         """Takes an env_service in; also says whether it is a new one. One that moved keeps its leases."""
@@ -78,7 +87,7 @@ class Holders:
     async def answer(self, peer: str, message: Message) -> None:
         """Sends to an address that need not be a holder's."""
         try:
-            await self._socket.send(peer, message)
+            await self._socket.send(peer, message, deadline_s=_SEND_S)
         except SocketError as error:
             log.debug("a %s could not be sent: %s", message.kind, error)
 

@@ -62,6 +62,7 @@ from services.waiting import Waiting as Waits
 log = logging.getLogger(__name__)
 
 _MISSED_HEARTBEATS = 5
+_MOST_LEASES_IN_A_GRANT = 1024
 
 
 class RunFailed(RuntimeError):
@@ -219,6 +220,7 @@ class Intake:
             expired = self._ledger.expire(now=now)
             self._forget(expired, why="expired")
             await self._holders.cancel(expired)
+            self._evaluator.expire(now=now)
             self._stirred.set()
             await self._pump()
 
@@ -261,7 +263,7 @@ class Intake:
         info = self._environment_of(holder)
         if is_new:
             log.info("env_service %s offers %s, %d groups at once", holder.name, info.name, hello.capacity)
-        if self._order is None or self._order.count != info.train_tasks:
+        if self._order is None:
             self._order = TaskOrder(count=info.train_tasks, seed=self._options.seed)
         options = self._options
         await self._holders.send(
@@ -283,6 +285,12 @@ class Intake:
             offered = ", ".join(info.name for info in hello.environments)
             wanted = options.environment or "exactly one environment (rollouts.environment is not set)"
             return f"the learner wants {wanted}, env_service {hello.env_id} offers {offered}"
+        tasks = self._environment_of(holder).train_tasks
+        if self._order is not None and self._order.count != tasks:
+            return (
+                f"its environment has {tasks} training tasks, that of the first env_service of this run "
+                f"{self._order.count}: give all of them the same data, or restart the learner"
+            )
         return None
 
     async def _on_heartbeat(self, holder: Holder, heartbeat: Heartbeat) -> None:
@@ -291,13 +299,17 @@ class Intake:
             for lease in heartbeat.running
             if lease.purpose == "train"
         }
-        unwanted = self._ledger.heartbeat(now=self._clock(), holder=holder.name, running=running)
-        if unwanted:
-            holder.running -= set(unwanted)
-            leases = tuple(
-                RunningLease(lease_id=lease_id, attempt=attempt, purpose="train") for lease_id, attempt in unwanted
-            )
-            await self._holders.send(holder, Cancelled(leases=leases))
+        now = self._clock()
+        unwanted = self._ledger.heartbeat(now=now, holder=holder.name, running=running)
+        holder.running -= set(unwanted)
+        evaluated = {lease.lease_id: lease for lease in heartbeat.running if lease.purpose == "evaluate"}
+        leases = [RunningLease(lease_id=lease_id, attempt=number, purpose="train") for lease_id, number in unwanted]
+        leases += [
+            evaluated[lease_id]
+            for lease_id in self._evaluator.heartbeat(now=now, holder=holder.name, lease_ids=evaluated)
+        ]
+        if leases:
+            await self._holders.send(holder, Cancelled(leases=tuple(leases)))
 
     async def _on_finished(self, holder: Holder, group: TrajectoryGroup) -> None:
         if group.purpose == "evaluate":
@@ -390,9 +402,12 @@ class Intake:
         if self._order is None or self._ledger.served is None:
             return
         for holder in self._holders:
+            if not self._holders.has(holder):
+                continue  # it left, or moved, while another one's grant was sent
             room = holder.hello.capacity - len(holder.running) - self._evaluator.running(holder.name)
+            room = max(0, min(room, _MOST_LEASES_IN_A_GRANT))
             environment = self._environment_of(holder).name
-            leases = self._evaluator.grant(holder=holder.name, environment=environment, room=max(0, room))
+            leases = self._evaluator.grant(now=self._clock(), holder=holder.name, environment=environment, room=room)
             room = min(room - len(leases), self._still_needed())
             if room > 0:
                 grants = self._ledger.grant(now=self._clock(), holder=holder.name, room=room)

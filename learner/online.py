@@ -70,6 +70,7 @@ class OnlineTraining:
         self._began: float | None = None
         self._underway: list[Future[None]] = []
         self._awaited: Future[object] | None = None
+        self._interrupted = False
         self.train_wall_s = 0.0
 
     def run(self) -> None:
@@ -89,7 +90,7 @@ class OnlineTraining:
         self.train_wall_s = time.monotonic() - self._began
         self._call(self._idle.end())
         for evaluation in self._underway:
-            evaluation.result()
+            self._wait_for(evaluation)
         self._evaluate_and_wait()
         self._trainer.export(config.exported_model)
         log.info("the trained model is in %s", config.exported_model)
@@ -168,14 +169,19 @@ class OnlineTraining:
             self._records.evaluation(await future)
 
     def interrupt(self) -> None:
-        """From the event loop: makes `run` raise CancelledError if it waits for the loop."""
+        """From the event loop: makes `run` raise CancelledError if it waits for the loop, or as soon as it would."""
+        self._interrupted = True
         if self._awaited is not None:
             self._awaited.cancel()
 
     def _call(self, work: Coroutine[None, None, T]) -> T:
         """Runs a coroutine in the event loop and waits for it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return self._wait_for(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def _wait_for(self, future: Future[T]) -> T:
         self._awaited = cast("Future[object]", future)
+        if self._interrupted:  # looked at after the line above, so that an interrupt falls on one side or the other
+            future.cancel()
         return future.result()
 
 

@@ -4,18 +4,22 @@
 
 One publish is in flight at a time; an offer made meanwhile replaces the one that waits. A change of members raises the
 epoch: a new process group is built of those who are there, and the newest version is sent to all. A failure before the
-commit leaves the old weights serving; the group is thrown away, and the next round is made of the living.
+commit leaves the old weights serving; the group is thrown away, and the next round is made of the living: one death
+makes all survivors fail, so a member that answers, be it with an error, stays if another one is gone.
 
 `run` waits for an offer or a change of members; every wait inside a round has a deadline.
 """
 
 import asyncio
 import logging
+import operator
+import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +29,7 @@ from learner.fleet import Fleet, Member
 from learner.weight_plane import BroadcastGroup, Meeting, WeightPlaneError, pack_buckets
 from protocol.fleet import Backend, Commit, Committed, JoinedGroup, JoinGroup, Prepare, Prepared
 from protocol.versions import PolicyVersion
-from services.http_client import HttpClient, ServiceError
+from services.http_client import HttpClient, ServiceError, ServiceTimeout, ServiceUnreachable
 from services.waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -93,7 +97,7 @@ class Publisher:
         self._newest: Snapshot | None = None
         self._epoch = 0
         self._group: BroadcastGroup | None = None
-        self._group_members: tuple[str, ...] = ()
+        self._group_members: tuple[Member, ...] = ()
         self._first_gaps: dict[str, float] = {}
         self._wake = asyncio.Event()
         self._progress = asyncio.Event()
@@ -165,24 +169,26 @@ class Publisher:
 
     async def _group_of(self, members: Sequence[Member]) -> BroadcastGroup:
         """The process group of exactly these members, built anew when they are others than before."""
-        names = tuple(member.generator_id for member in members)
-        if self._group is not None and names == self._group_members:
+        if self._group is not None and self._is_group_of(members):
             return self._group
         self._discard_group()
         self._epoch += 1
         options = self._options
         world_size = 1 + sum(member.announcement.world_size for member in members)
         meeting = Meeting(host=options.host, epoch=self._epoch, world_size=world_size, timeout_s=options.meet_timeout_s)
-        log.info("epoch %d: meeting %s for weight broadcasts", self._epoch, ", ".join(names))
+        names = ", ".join(member.generator_id for member in members)
+        log.info("epoch %d: meeting %s for weight broadcasts", self._epoch, names)
         invitations = [
             self._invite(member, meeting, rank_offset)
             for member, rank_offset in zip(members, _rank_offsets(members), strict=True)
         ]
-        self._group = await self._both(
-            asyncio.to_thread(meeting.join, backend=options.backend), invitations, members=members
-        )
-        self._group_members = names
+        self._group = await self._both(lambda: meeting.join(backend=options.backend), invitations, members=members)
+        self._group_members = tuple(members)
         return self._group
+
+    def _is_group_of(self, members: Sequence[Member]) -> bool:
+        """By identity: a generator that was started afresh is another member under the same name."""
+        return len(members) == len(self._group_members) and all(map(operator.is_, members, self._group_members))
 
     async def _invite(self, member: Member, meeting: Meeting, rank_offset: int) -> JoinedGroup:
         body = JoinGroup(
@@ -204,34 +210,37 @@ class Publisher:
         body = Prepare(version=str(version), epoch=self._epoch, buckets=tuple(bucket.spec for bucket in buckets))
         deadline_s = options.bucket_timeout_s * (len(buckets) + 1)
         requests = [self._ask(member, "prepare", body, Prepared, deadline_s=deadline_s) for member in members]
-        sending = asyncio.to_thread(group.send, buckets, timeout_s=options.bucket_timeout_s)
-        await self._both(sending, requests, members=members)
+        await self._both(lambda: group.send(buckets, timeout_s=options.bucket_timeout_s), requests, members=members)
 
     async def _both(
-        self, collective: Coroutine[None, None, T], requests: Sequence[Awaitable[object]], *, members: Sequence[Member]
+        self, collective: Callable[[], T], requests: Sequence[Awaitable[object]], *, members: Sequence[Member]
     ) -> T:
-        """The learner's part of a collective beside the members' requests; waits for all, also when one fails.
+        """The learner's part of a collective, in a thread, beside the members' requests; waits for all of those.
 
-        Drops the members whose request failed, so that the next round is made of the living. Raises WeightPlaneError.
+        Drops the members that are to blame for a failure, so that the next round is made of the living. Raises
+        WeightPlaneError.
         """
-        done, *answers = await asyncio.gather(collective, *requests, return_exceptions=True)
-        failures = []
-        for member, answer in zip(members, answers, strict=True):
-            if isinstance(answer, ServiceError):
-                self._fleet.lost(member.generator_id)
-                failures.append(f"generator {member.generator_id}: {answer}")
-            elif isinstance(answer, BaseException):
-                raise answer
-        if isinstance(done, BaseException) and not isinstance(done, WeightPlaneError):
-            raise done
-        if isinstance(done, WeightPlaneError):
-            failures.append(str(done))
-        if failures:
-            raise WeightPlaneError("; ".join(failures))
-        return cast("T", done)
+        ours = asyncio.ensure_future(_in_thread(collective))
+        try:
+            answers = await asyncio.gather(*requests, return_exceptions=True)
+            failures = _failures(members, answers)
+            if failures:
+                self._drop_the_guilty(failures, members=members)
+                raise WeightPlaneError("; ".join(f"generator {name}: {error}" for name, error in failures.items()))
+            return await ours
+        finally:
+            ours.cancel()  # without all members it can only time out, and need not be waited for
+            ours.add_done_callback(_heard)
+
+    def _drop_the_guilty(self, failures: Mapping[str, ServiceError], *, members: Sequence[Member]) -> None:
+        """Members that do not answer are gone. If all answer, those few that fail by themselves have to join again."""
+        gone = [name for name, error in failures.items() if isinstance(error, ServiceUnreachable | ServiceTimeout)]
+        guilty = gone or (list(failures) if len(failures) < len(members) else [])
+        for name in guilty:
+            self._fleet.lost(name)
 
     async def _commit(self, members: Sequence[Member], snapshot: Snapshot, version: PolicyVersion) -> list["_Commit"]:
-        """Commits on every member; those whose probe agrees serve the version from now on."""
+        """Commits on every member; those whose proofs agree serve the version from now on, and are returned."""
         body = Commit(version=str(version), epoch=self._epoch, probe_token_ids=snapshot.probe_token_ids)
         deadline_s = self._options.commit_timeout_s
         answers = await asyncio.gather(
@@ -247,22 +256,27 @@ class Publisher:
                 self._fleet.lost(member.generator_id)
             else:
                 raise answer
-        odd = _odd_ones_out(commits)
-        for commit in commits:
-            fault = self._fault(commit, odd)
-            if fault is not None:
-                log.error("generator %s is expelled: %s", commit.name, fault)
-                self._fleet.expel(commit.name, reason=fault)
-            else:
-                self._fleet.committed(commit.name, version=version, fingerprint=commit.answer.fingerprint)
-        return commits
+        good = self._without_faulty(commits)
+        for commit in good:
+            self._fleet.committed(commit.name, version=version, fingerprint=commit.answer.fingerprint)
+        return good
+
+    def _without_faulty(self, commits: Sequence["_Commit"]) -> list["_Commit"]:
+        """Expels who does not serve what was sent. One with a wrong probe has no say in which checksum is right."""
+        faults = {commit.name: fault for commit in commits if (fault := self._probe_fault(commit)) is not None}
+        odd = _odd_ones_out([commit for commit in commits if commit.name not in faults])
+        faults |= dict.fromkeys(odd, "the checksum of its loaded weights differs from the other generators'")
+        for name, fault in faults.items():
+            log.error("generator %s is expelled: %s", name, fault)
+            self._fleet.expel(name, reason=fault)
+        return [commit for commit in commits if commit.name not in faults]
 
     async def _ask(self, member: Member, what: str, body: BaseModel, answer: type[R], *, deadline_s: float) -> R:
         url = f"{member.url}/v1/weights/{what}"
         return await self._client.post(url, body, answer, deadline_s=deadline_s, retries=0)
 
-    def _fault(self, commit: "_Commit", odd: frozenset[str]) -> str | None:
-        """Why this generator does not serve what it was sent; None if it does."""
+    def _probe_fault(self, commit: "_Commit") -> str | None:
+        """Why this generator does not serve what it was sent, by the probe; None if it does."""
         options = self._options
         first = self._first_gaps.setdefault(commit.name, commit.gap)
         allowed = options.probe_tolerance if first == commit.gap else max(3 * first, options.probe_floor)
@@ -271,13 +285,11 @@ class Publisher:
                 f"its logprobs of the probe differ by {commit.gap:.3g} nats from the learner's at version "
                 f"{commit.answer.version}; at most {allowed:.3g} is allowed"
             )
-        if commit.name in odd:
-            return "the checksum of its loaded weights differs from the other generators'"
         return None
 
     def _discard_group(self) -> None:
         if self._group is not None:
-            self._group.close()
+            threading.Thread(target=self._group.close, name="weight-plane-close", daemon=True).start()
         self._group, self._group_members = None, ()
 
 
@@ -301,9 +313,47 @@ def _gap(answer: Committed, snapshot: Snapshot) -> float:
 
 
 def _odd_ones_out(commits: Sequence[_Commit]) -> frozenset[str]:
-    """Of generators that loaded the same bytes, those whose checksum is not the commonest one."""
-    common = Counter(commit.answer.fingerprint for commit in commits).most_common(1)
-    return frozenset(commit.name for commit in commits if commit.answer.fingerprint != common[0][0])
+    """Of generators that loaded the same bytes, those whose checksum is not the commonest one.
+
+    Among equally common ones that of the smallest probe gap is believed.
+    """
+    counts = Counter(commit.answer.fingerprint for commit in commits)
+    believed = max(commits, key=lambda commit: (counts[commit.answer.fingerprint], -commit.gap), default=None)
+    return frozenset(
+        commit.name for commit in commits if believed and commit.answer.fingerprint != believed.answer.fingerprint
+    )
+
+
+def _failures(members: Sequence[Member], answers: Sequence[object]) -> dict[str, ServiceError]:
+    """The members' failures by id. An answer that is another error is raised."""
+    failures = {}
+    for member, answer in zip(members, answers, strict=True):
+        if isinstance(answer, ServiceError):
+            failures[member.generator_id] = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+    return failures
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Runs `work` in a daemon thread: a stop waits for no collective, which ends by its own timeout, unheard."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def call() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it crosses to the awaiting task, which raises it
+            future.set_exception(error)
+
+    threading.Thread(target=call, name="weight-plane", daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+def _heard(task: "asyncio.Future[T]") -> None:
+    """Its error is known or of no interest; asyncio complains of errors that nobody looks at."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _rank_offsets(members: Sequence[Member]) -> list[int]:

@@ -29,7 +29,8 @@ _SAMPLES_PER_STEP = 3
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One training step. Times in seconds, `time_s` since the first step began; tokens are sampled tokens.
+    """One training step. Times in seconds, `time_s` since the first step began; lengths count sampled
+    tokens.
 
     `lag_counts` counts trajectories by lag, `token_lag_counts` sampled tokens by lag.
     """
@@ -38,7 +39,7 @@ class StepRecord:
     time_s: float
     groups: int
     trajectories: int
-    tokens: int
+    sampled_tokens: int
     reward_mean: float
     reward_std: float
     solved_share: float
@@ -80,7 +81,7 @@ def step_record(
         step=version + 1,
         groups=len(groups),
         trajectories=len(trajectories),
-        tokens=int(lengths.sum()),
+        sampled_tokens=int(lengths.sum()),
         reward_mean=float(rewards.mean()),
         reward_std=float(rewards.std()),
         solved_share=float((rewards >= success_reward).mean()),
@@ -175,7 +176,7 @@ class Records:
             float(np.mean([record.reward_mean for record in recent])),
             float(np.mean([record.lag_mean for record in recent])),
             max(record.lag_max for record in recent),
-            sum(record.tokens for record in recent) / max(trained_s, 1e-9),
+            sum(record.sampled_tokens for record in recent) / max(trained_s, 1e-9),
             100 * sum(record.wait_s for record in recent) / max(trained_s, 1e-9),
             _clock(left_s),
         )

@@ -2,12 +2,13 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from learner.checkpoints import Checkpoints, read_ledger
 from learner.intake import TakenBatch
-from learner.journal import LoggedBatch, LoggedFilter, LoggedGroup, read_journal
+from learner.journal import JournalDamaged, LoggedBatch, LoggedFilter, LoggedGroup, read_journal
 from learner.ledger import Ledger, LedgerConfig
 from protocol.trajectories import TrajectoryGroup
 
@@ -26,21 +27,25 @@ class Recovered:
 
 
 def recover(folder: Path, *, config: LedgerConfig, resume: bool) -> Recovered:
-    """The start of a run, or its resumption from the newest checkpoint and the journal. Raises JournalDamaged."""
+    """The start of a run, or its resumption from the newest checkpoint and the journal.
+
+    Raises JournalDamaged, also when the journal does not follow the checkpoint.
+    """
     if not resume:
         return Recovered(ledger=Ledger(config), version=0, trainer_folder=None, batches=(), spare_groups=())
     checkpoint = Checkpoints(folder, keep=1).newest()
     ledger = Ledger(config) if checkpoint is None else Ledger.restore(config, read_ledger(checkpoint))
     version = ledger.version
-    journal = _read(folder / "journal.log")
-    batches = [batch for batch in journal.batches if batch.version >= version]
-    assert [batch.version for batch in batches] == list(range(version, version + len(batches))), "gaps in the batch log"
+    path = folder / "journal.log"
+    journal = _read(path, version=version)
+    batches = journal.batches
+    _check_order(batches, version=version, path=path)
     taken = tuple(_taken(batch, journal.groups) for batch in batches)
     for batch in batches:
         ledger.replay(batch.lease_ids)
     ledger.replay_filtered(journal.filtered)
     ledger.replay_dead_lettered(_dead_lettered(folder / "dead_letters.jsonl"))
-    used = {lease_id for batch in journal.batches for lease_id in batch.lease_ids} | set(journal.filtered)
+    used = {lease_id for batch in batches for lease_id in batch.lease_ids} | set(journal.filtered)
     spare = tuple(group for lease_id, group in journal.groups.items() if lease_id not in used)
     log.info("resuming at version %d: %d logged batches to replay, %d groups at hand", version, len(taken), len(spare))
     trainer_folder = None if checkpoint is None else checkpoint / "trainer"
@@ -49,22 +54,36 @@ def recover(folder: Path, *, config: LedgerConfig, resume: bool) -> Recovered:
 
 @dataclass(frozen=True)
 class _Journal:
+    """What a checkpoint does not cover: batches from its version on, and groups that no earlier batch has used."""
+
     groups: dict[int, TrajectoryGroup]
     batches: list[LoggedBatch]
     filtered: list[int]
 
 
-def _read(path: Path) -> _Journal:
+def _read(path: Path, *, version: int) -> _Journal:
     journal = _Journal(groups={}, batches=[], filtered=[])
     for record in read_journal(path):
         match record:
             case LoggedGroup(group=group):
                 journal.groups[group.lease_id] = group
-            case LoggedBatch():
+            case LoggedBatch() if record.version >= version:
                 journal.batches.append(record)
+            case LoggedBatch(lease_ids=lease_ids):
+                for lease_id in lease_ids:  # groups are many megabytes: none is kept that was trained long ago
+                    journal.groups.pop(lease_id, None)
             case LoggedFilter(lease_id=lease_id):
                 journal.filtered.append(lease_id)
     return journal
+
+
+def _check_order(batches: Sequence[LoggedBatch], *, version: int, path: Path) -> None:
+    logged = [batch.version for batch in batches]
+    if logged != list(range(version, version + len(batches))):
+        raise JournalDamaged(
+            f"{path}: after the checkpoint of version {version} it holds batches of versions {logged}, expected "
+            f"{version}, {version + 1} and so on: is it of another run than the checkpoint?"
+        )
 
 
 def _taken(batch: LoggedBatch, groups: dict[int, TrajectoryGroup]) -> TakenBatch:
@@ -77,4 +96,6 @@ def _taken(batch: LoggedBatch, groups: dict[int, TrajectoryGroup]) -> TakenBatch
 def _dead_lettered(path: Path) -> list[int]:
     if not path.exists():
         return []
-    return [int(json.loads(line)["lease_id"]) for line in path.read_text(encoding="utf-8").splitlines()]
+    # What follows the last line's end was being written when the learner died; its lease is simply granted again.
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [int(json.loads(line)["lease_id"]) for line in lines]

@@ -101,6 +101,9 @@ async def _train(parts: "_Parts", opened: OpenTrainer, thread: TrainerThread) ->
     thread.on_stop(training.interrupt)
     parts.waits.started()
     await thread.run(training.run)
+    if not parts.records.steps:
+        log.info("no step was left to train: the summary of the run's former start still holds")
+        return
     summary = summarize(
         parts.records,
         books=parts.intake.books(),
@@ -160,7 +163,7 @@ class _Parts:
             ledger=recovered.ledger,
             journal=journal,
             fleet=self.fleet,
-            evaluator=_evaluator(config),
+            evaluator=_evaluator(config, incarnation),
             waits=self.waits,
             options=_intake_options(config, incarnation, self.fleet),
         )
@@ -234,11 +237,12 @@ def _publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOpti
     )
 
 
-def _evaluator(config: LearnerConfig) -> Evaluator:
+def _evaluator(config: LearnerConfig, incarnation: int) -> Evaluator:
     return Evaluator(
         config=config.evaluation,
         max_tokens=config.rollouts.max_tokens,
         timeout_s=config.leases.timeout_s,
+        first_lease_id=incarnation << 32,
     )
 
 

@@ -4,7 +4,7 @@ import json
 import logging
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 class Summary:
     """The numbers of a run. Shares are of the time between the first and the last training step, times in seconds.
 
+    Accuracies are those of the evaluations of version 0 and of the last step. What was not measured is None.
     `lag_histogram` counts trained trajectories by the lag of their oldest token, `token_lag_histogram` trained tokens.
     """
 
@@ -35,11 +36,11 @@ class Summary:
     max_lag_seen: int
     learner_wait_share: float
     generator_idle_share: float | None
-    publish_s_median: float
-    publish_s_max: float
-    pause_s_median: float
+    publish_s_median: float | None
+    publish_s_max: float | None
+    pause_s_median: float | None
     train_step_s_median: float
-    probe_gap_max: float
+    probe_gap_max: float | None
     truncated_share: float
     end_token_share: float
     groups_trained: int
@@ -60,25 +61,25 @@ def summarize(
     head = steps[: len(tail)]
     publishes = records.publishes[1:] or records.publishes
     return Summary(
-        accuracy_before=records.evaluations[0].accuracy if records.evaluations else None,
-        accuracy_after=records.evaluations[-1].accuracy if len(records.evaluations) > 1 else None,
+        accuracy_before=_accuracy(records, version=0),
+        accuracy_after=_accuracy(records, version=steps[-1].step),
         reward_first=statistics.fmean(step.reward_mean for step in head),
         reward_last=statistics.fmean(step.reward_mean for step in tail),
         steps=len(steps),
         train_wall_s=train_wall_s,
         completions_per_s=trajectories / train_wall_s,
-        tokens_per_s=sum(step.tokens for step in steps) / train_wall_s,
+        tokens_per_s=sum(step.sampled_tokens for step in steps) / train_wall_s,
         lag_histogram=_added(step.lag_counts for step in steps),
         token_lag_histogram=_added(step.token_lag_counts for step in steps),
         max_lag=max_lag,
         max_lag_seen=max(step.lag_max for step in steps),
         learner_wait_share=sum(step.wait_s for step in steps) / train_wall_s,
         generator_idle_share=generator_idle_share,
-        publish_s_median=statistics.median(report.total_s for report in publishes),
-        publish_s_max=max(report.total_s for report in publishes),
-        pause_s_median=statistics.median(report.pause_s for report in publishes),
+        publish_s_median=_median([report.total_s for report in publishes]),
+        publish_s_max=max((report.total_s for report in publishes), default=None),
+        pause_s_median=_median([report.pause_s for report in publishes]),
         train_step_s_median=statistics.median(step.train_s for step in steps),
-        probe_gap_max=max(report.probe_gap for report in records.publishes),
+        probe_gap_max=max((report.probe_gap for report in records.publishes), default=None),
         truncated_share=statistics.fmean(step.truncated_share for step in steps),
         end_token_share=statistics.fmean(step.end_token_share for step in steps),
         groups_trained=sum(step.groups for step in steps),
@@ -87,6 +88,19 @@ def summarize(
         groups_dead_lettered=books.dead_lettered,
         mixed_version_share=statistics.fmean(step.mixed_version_share for step in steps),
     )
+
+
+def _accuracy(records: Records, *, version: int) -> float | None:
+    """Of the newest evaluation of that version; a resumed run has none of version 0."""
+    return next((result.accuracy for result in reversed(records.evaluations) if result.version == version), None)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _ms(seconds: float | None) -> str:
+    return "not measured" if seconds is None else f"{seconds * 1e3:.0f} ms"
 
 
 def _added(counts: Iterable[Mapping[int, int]]) -> dict[int, int]:
@@ -104,7 +118,8 @@ def write_summary(summary: Summary, folder: Path) -> None:
 def table(summary: Summary, *, folder: Path) -> str:
     """The summary as a person reads it."""
     s = summary
-    publish = f"{s.publish_s_median * 1e3:.0f} ms median, {s.pause_s_median * 1e3:.0f} ms of it with serving paused"
+    publish = f"{_ms(s.publish_s_median)} median, {_ms(s.pause_s_median)} of it with serving paused"
+    gap = "not measured" if s.probe_gap_max is None else f"{s.probe_gap_max:.1e} nats at most"
     ends = f"{s.end_token_share:.1%} with their end token, {s.truncated_share:.1%} truncated"
     rows = [
         ("held-out accuracy", f"{_share(s.accuracy_before)} before, {_share(s.accuracy_after)} after"),
@@ -116,7 +131,7 @@ def table(summary: Summary, *, folder: Path) -> str:
         ("learner waited", f"{s.learner_wait_share:.0%} of the time"),
         ("generator idle", f"{_share(s.generator_idle_share)} of the time"),
         ("publish", publish),
-        ("logprob gap at publish", f"{s.probe_gap_max:.1e} nats at most"),
+        ("logprob gap at publish", gap),
         ("completions ended", ends),
         ("weights changed within", f"{s.mixed_version_share:.1%} of completions"),
         ("groups", f"{s.groups_trained} trained, {s.groups_dropped} dropped, {s.groups_dead_lettered} given up"),

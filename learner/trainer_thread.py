@@ -56,9 +56,9 @@ class TrainerThread:
             try:
                 result = work()
             except BaseException as error:  # noqa: BLE001 - it crosses to the awaiting task, which raises it
-                loop.call_soon_threadsafe(_settle, done, None, error)
+                _hand_over(loop, done, None, error)
             else:
-                loop.call_soon_threadsafe(_settle, done, result, None)
+                _hand_over(loop, done, result, None)
 
         self._work.put(call)
         return await done
@@ -66,6 +66,15 @@ class TrainerThread:
     def _serve(self) -> None:
         while (call := self._work.get()) is not None:
             call()
+
+
+def _hand_over(
+    loop: asyncio.AbstractEventLoop, done: "asyncio.Future[T]", result: T | None, error: BaseException | None
+) -> None:
+    try:
+        loop.call_soon_threadsafe(_settle, done, result, error)
+    except RuntimeError:
+        log.debug("the trainer ended after the event loop: nobody waits for it")
 
 
 def _settle(done: "asyncio.Future[T]", result: T | None, error: BaseException | None) -> None:

@@ -147,6 +147,9 @@ class BroadcastGroup:
         options = BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
+        # The group's own timeout is that of the meeting. A wait that gives up earlier leaves gloo's thread in the
+        # broadcast until then, and dropping the group waits for that thread.
+        options.timeout = datetime.timedelta(seconds=timeout_s)
         for index, bucket in enumerate(buckets):
             try:
                 work = self._group.broadcast([bucket.data.to(self._device)], options)
@@ -155,6 +158,9 @@ class BroadcastGroup:
                 raise WeightPlaneError(f"bucket {index + 1} of {len(buckets)} was not taken by all: {error}") from error
 
     def close(self) -> None:
-        """Lets go of the group. Never `abort()`: it releases nobody who waits in a gloo broadcast."""
+        """Lets go of the group; may block until a broadcast that failed has come to its own timeout.
+
+        Never `abort()`: it releases nobody who waits in a gloo broadcast.
+        """
         self._group = None
         self._store = None

@@ -1,8 +1,8 @@
 """HTTP bodies of the generator's token route, `POST /v1/generate`."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from protocol.model import WireModel
 from protocol.trajectories import FinishReason, Purpose, VersionSpan
@@ -11,22 +11,32 @@ from protocol.versions import VersionText
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
+LOWEST_TEMPERATURE = 0.01
+"""Engines sample greedily at 0, and at this temperature for anything between."""
+
+
 class Sampling(WireModel):
     """How to sample. Everything below `stop_token_ids` is for evaluation only: training refuses it, because the
     learner's softmax over the whole vocabulary would be another distribution.
     """
 
-    temperature: float = Field(default=1.0, ge=0, le=10)
+    temperature: float = Field(default=1.0, ge=0, le=2)
     max_tokens: int = Field(ge=1, le=1 << 20)
     stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=64)
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0, description="0 keeps the whole vocabulary")
     min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, gt=0)
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     min_tokens: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _room_for_min_tokens(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
+        return self
 
     def forbidden_in_training(self) -> list[str]:
         """The fields by which the sampled distribution would differ from the learner's softmax."""
@@ -41,7 +51,7 @@ class Sampling(WireModel):
             "min_tokens",
         )
         changed = [name for name in shaping if getattr(self, name) != getattr(plain, name)]
-        return [*changed, "temperature"] if self.temperature == 0 else changed
+        return [*changed, "temperature"] if self.temperature < LOWEST_TEMPERATURE else changed
 
 
 class GenerateRequest(WireModel):
@@ -58,7 +68,7 @@ class GeneratePart(WireModel):
     """Tokens out: new tokens of completion `index`, one line of the answer's NDJSON.
 
     `version_spans` count from the completion's first token and cover all of it so far. `finish_reason` is set on a
-    completion's last part. A line with `error` set ends the answer.
+    completion's last part. An answer that fails midway ends with a line that holds an ErrorBody instead.
     """
 
     index: int = Field(ge=0)
@@ -66,7 +76,6 @@ class GeneratePart(WireModel):
     behavior_logprobs: tuple[float, ...] = ()
     version_spans: tuple[VersionSpan, ...] = ()
     finish_reason: FinishReason | None = None
-    error: str | None = None
 
 
 class GeneratorState(WireModel):

@@ -101,12 +101,13 @@ def load_config(model: type[C], *, process: str, argv: Sequence[str], environ: M
     problems = [problem for source in sources for problem in source.problems]
     settings, strays = _merged(_instance_defaults(model, ""), sources, schema)
     problems += strays
+    try:
+        config = model.model_validate(_nested(settings))
+    except ValidationError as error:
+        raise ConfigError(problems + _explained(error, settings, schema, process, known=bool(problems))) from error
     if problems:
         raise ConfigError(problems)
-    try:
-        return model.model_validate(_nested(settings))
-    except ValidationError as error:
-        raise ConfigError(_explained(error, settings, schema, process)) from error
+    return config
 
 
 def load_or_exit(model: type[C], *, process: str, description: str = "") -> C:
@@ -234,10 +235,15 @@ def _nested(settings: Mapping[str, Setting]) -> dict[str, object]:
     return root
 
 
-def _explained(error: ValidationError, settings: Mapping[str, Setting], schema: Schema, process: str) -> list[str]:
+def _explained(
+    error: ValidationError, settings: Mapping[str, Setting], schema: Schema, process: str, *, known: bool
+) -> list[str]:
+    """If problems are known already, without those that follow from them: what is missing may be what is misspelled."""
+    follow = ("missing", "union_tag_not_found", "extra_forbidden") if known else ()
     return [
         _explained_one(item, settings, schema, process)
         for item in error.errors(include_url=False, include_context=False)
+        if item["type"] not in follow
     ]
 
 

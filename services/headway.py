@@ -8,112 +8,157 @@ Nothing that it does is needed when the processes are deployed one by one.
 
 import importlib
 import os
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from services.config import ProcessConfig, load_config
-from services.config_sources import PROCESSES, ConfigError, read_tables
+from services.config_sources import PROCESSES, TABLES, ConfigError, read_tables
+from services.links import disagreements
 from services.logs import configure_logging
-from services.supervisor import Supervisor
+from services.options import nearest
+from services.supervisor import Command, Supervisor
 
 USAGE = """\
 usage: headway up RUN.toml [--PROCESS.OPTION VALUE ...]
-       headway check RUN.toml
+       headway check RUN.toml [--PROCESS.OPTION VALUE ...]
 
 up     start the processes that RUN.toml has a table for, and stop them all when the learner has ended
-check  read RUN.toml as each process would, and start nothing
+check  read RUN.toml as each process would, see whether their settings fit together, and start nothing
 
-PROCESS is learner, generator, reward-service or env-service; its --help lists its options.
+PROCESS is learner, generator, reward-service or env-service, and run for the table [run]; the --help of each process
+lists its options. Example: headway up run.toml --learner.max-lag 0 --run.name synchronous
+
+exit code: the learner's; 0 if stopped by a signal; 1 if a process could not be kept alive; 2 if the settings are wrong
 """
+
+_LEADER = "learner"
+# The env-service first: it gives its unfinished work back while everybody is still there to take it.
+_STOPPED_LAST = ("generator", "reward-service")
+
+Arguments = Mapping[str, Sequence[str]]
 
 
 def main() -> None:
     """Parses the command line and exits with the command's code."""
-    match sys.argv[1:]:
-        case ["up", path, *overrides]:
-            sys.exit(up(Path(path), overrides))
-        case ["check", path]:
-            sys.exit(check(Path(path)))
-        case ["--help" | "-h", *_]:
-            sys.stdout.write(USAGE)
-        case _:
-            sys.stderr.write(USAGE)
-            sys.exit(2)
-
-
-def check(path: Path) -> int:
-    """Prints every problem of a config file; 0 if there is none, 2 otherwise."""
     try:
-        configs = _load_all(path, {})
+        sys.exit(_run(sys.argv[1:]))
     except ConfigError as error:
-        sys.stderr.write("".join(f"{problem}\n" for problem in error.problems))
-        return 2
+        sys.stderr.write("".join(f"headway: {problem}\n" for problem in error.problems))
+        sys.exit(2)
+    except KeyboardInterrupt:  # before anything was started
+        sys.exit(130)
+
+
+def check(path: Path, arguments: Arguments) -> int:
+    """Says that a config file is good. Raises ConfigError with every problem otherwise."""
+    configs = _load_all(path, arguments)
     sys.stdout.write(f"{path}: good for {', '.join(configs)}\n")
     return 0
 
 
-def up(path: Path, overrides: Sequence[str]) -> int:
-    """Runs the processes until the learner has ended or a signal comes; the exit code is the learner's."""
-    try:
-        arguments = _split(overrides)
-        configs = _load_all(path, arguments)
-    except ConfigError as error:
-        sys.stderr.write("".join(f"{problem}\n" for problem in error.problems))
-        return 2
-    configure_logging("headway")
-    commands = {name: [*_command(name), "--config", str(path), *arguments.get(name, [])] for name in configs}
-    leader = "learner" if "learner" in commands else None
-    return Supervisor(commands, leader=leader).run()
+def up(path: Path, arguments: Arguments) -> int:
+    """Runs the processes until the learner has ended or a signal comes; the exit code is as `USAGE` says.
+
+    Raises ConfigError with every problem of the config file before it starts anything.
+    """
+    configs = _load_all(path, arguments)
+    log = next(iter(configs.values())).log
+    configure_logging("headway", level=log.level, format=log.format)
+    return Supervisor([_command(name, path, arguments.get(name, ())) for name in configs]).run()
 
 
-def _command(process: str) -> list[str]:
+def _run(words: Sequence[str]) -> int:
+    if {"--help", "-h"} & set(words) or words == ["help"]:
+        sys.stdout.write(USAGE)
+        return 0
+    match words:
+        case ["up" | "check" as command, path, *overrides] if not path.startswith("-"):
+            action = up if command == "up" else check
+            return action(Path(path), _split(overrides))
+        case ["up" | "check" as command, *_]:
+            raise ConfigError([f"headway {command} needs the path of a TOML file: headway {command} RUN.toml"])
+        case [word, *_]:
+            guess = nearest(word, ("up", "check"))
+            hint = f"did you mean {guess}?" if guess else "expected up or check; see headway --help"
+            raise ConfigError([f"unknown command {word!r}; {hint}"])
+    sys.stderr.write(USAGE)
+    return 2
+
+
+def _command(process: str, path: Path, arguments: Sequence[str]) -> Command:
     """The console script beside this interpreter."""
-    return [str(Path(sys.executable).with_name(process))]
+    script = Path(sys.executable).with_name(process)
+    return Command(
+        name=process,
+        arguments=(str(script), "--config", str(path), *arguments),
+        stop_stage=1 if process in _STOPPED_LAST else 0,
+        is_leader=process == _LEADER,
+    )
 
 
 def _split(overrides: Sequence[str]) -> dict[str, list[str]]:
-    """`--learner.max-lag 0` becomes `--max-lag 0` of the learner. Raises ConfigError."""
+    """`--learner.max-lag 0` becomes `--max-lag 0` of the learner; `--run.name x` goes to all. Raises ConfigError."""
     arguments: dict[str, list[str]] = {}
-    current: list[str] | None = None
+    targets: Sequence[str] = ()
     for word in overrides:
         if word.startswith("--"):
-            process, _, option = word.removeprefix("--").partition(".")
-            if process not in (*PROCESSES, "run") or not option:
-                names = ", ".join(("run", *PROCESSES))
-                raise ConfigError([f"command line: {word}: expected --PROCESS.OPTION, PROCESS being one of {names}"])
-            targets = PROCESSES if process == "run" else (process,)
-            flag = f"--run.{option}" if process == "run" else f"--{option}"
-            for target in targets:
-                arguments.setdefault(target, []).append(flag)
-            current = [*targets]
-        elif current is None:
-            raise ConfigError([f"command line: {word!r} follows no option"])
-        else:
-            for target in current:
-                arguments[target].append(word)
+            table, _, option = word.removeprefix("--").partition(".")
+            if table not in TABLES or not option:
+                raise ConfigError([_unknown_table(word, table, option)])
+            targets = PROCESSES if table == "run" else (table,)
+            word = f"--run.{option}" if table == "run" else f"--{option}"
+        elif not targets:
+            raise ConfigError([f"command line: {word!r} follows no option; expected --PROCESS.OPTION VALUE"])
+        for target in targets:
+            arguments.setdefault(target, []).append(word)
     return arguments
 
 
-def _load_all(path: Path, arguments: Mapping[str, Sequence[str]]) -> dict[str, ProcessConfig]:
+def _unknown_table(word: str, table: str, option: str) -> str:
+    guess = nearest(table, TABLES) if option else None
+    hint = f"did you mean --{guess}.{option}?" if guess else f"PROCESS is one of {', '.join(TABLES)}"
+    return f"command line: {word}: expected --PROCESS.OPTION; {hint}"
+
+
+def _load_all(path: Path, arguments: Arguments) -> dict[str, ProcessConfig]:
     """The config of each process that the file has a table for. Raises ConfigError with all problems."""
     tables = read_tables(path)
     wanted = [name for name in PROCESSES if name in tables]
-    if not wanted:
-        raise ConfigError([f"{path}: no table of a process; expected some of [{'], ['.join(PROCESSES)}]"])
+    problems = [] if wanted else _no_process(path, tables)
     configs: dict[str, ProcessConfig] = {}
-    problems: list[str] = []
     for name in wanted:
         argv = ["--config", str(path), *arguments.get(name, [])]
         try:
             configs[name] = load_config(_config_model(name), process=name, argv=argv, environ=os.environ)
         except ConfigError as error:
-            problems += error.problems
-    problems = [*dict.fromkeys(problems), *_clashes(configs)]
+            problems += [_as_given(problem, name) for problem in error.problems]
+    problems += [
+        f"command line: {word.replace('--', f'--{name}.', 1)}: {path.name} has no table [{name}]"
+        for name, words in arguments.items()
+        for word in words
+        if name not in wanted and word.startswith("--") and not word.startswith("--run.")
+    ]
+    problems = [*dict.fromkeys(problems), *disagreements(configs)]
     if problems:
         raise ConfigError(problems)
     return configs
+
+
+def _no_process(path: Path, tables: Mapping[str, object]) -> list[str]:
+    guesses = {name: nearest(name, PROCESSES) for name in tables if name not in TABLES}
+    hints = [f"; did you mean [{guess}] instead of [{name}]?" for name, guess in guesses.items() if guess]
+    return [f"{path}: no table of a process; expected some of [{'], ['.join(PROCESSES)}]" + "".join(hints)]
+
+
+def _as_given(problem: str, process: str) -> str:
+    """A process's complaint about its command line, with the flags as they are written here."""
+    if not problem.startswith("command line"):
+        return problem
+    flags = re.sub(r"--(?!help\b|run\.)(?=[a-z])", f"--{process}.", problem)
+    return flags.replace("see --help", f"see {process} --help")
 
 
 def _config_model(process: str) -> type[ProcessConfig]:
@@ -121,21 +166,6 @@ def _config_model(process: str) -> type[ProcessConfig]:
     (entry,) = entry_points(group="headway.process", name=process)
     model: type[ProcessConfig] = getattr(importlib.import_module(entry.module), entry.attr)
     return model
-
-
-def _clashes(configs: Mapping[str, ProcessConfig]) -> Iterable[str]:
-    """What is wrong between processes that are each right: one port for two, model folders that are not there."""
-    ports: dict[int, str] = {}
-    problems = []
-    for name, config in configs.items():
-        port = getattr(getattr(config, "http", None), "port", 0)
-        if port and port in ports:
-            problems.append(f"[{ports[port]}] and [{name}] both have http.port {port}: give each its own")
-        ports[port] = name
-        model = getattr(config, "model", None)
-        if isinstance(model, Path) and not model.is_dir():
-            problems.append(f"[{name}] model: {model} is not a folder; expected a Hugging Face model directory")
-    return problems
 
 
 if __name__ == "__main__":

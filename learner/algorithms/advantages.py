@@ -13,8 +13,8 @@ EPSILON = 1e-6
 def group(*, rewards: Tensor, scale: AdvantageScale) -> Tensor:
     """(R - mean) / (d + 1e-6), with d the unbiased standard deviation, the mean, or nothing.
 
-    `rewards` is [G]; so is the result. A group without spread, or of one, has advantages of exactly 0. With
-    `scale = "mean"` a group whose mean reward is not positive has advantages of 0: dividing by it would turn signs around.
+    `rewards` is [G]; so is the result. A group without spread, or of one, has advantages of exactly 0. With `scale =
+    "mean"` a group whose mean reward is not positive has advantages of 0: dividing by it would turn signs around.
     Sources: arXiv 2402.03300 (std), 2503.20783 (none).
     """
     # A group of equal rewards can have a mean that differs from them by rounding; its advantages are 0 all the same.

@@ -1,7 +1,7 @@
 """How the losses of a step's tokens become one number.
 
-Each aggregation is a weight per trajectory, shared by its tokens and computed once for the whole step from global counts:
-the loss is the sum of weight x token loss, so no split into microbatches or ranks can change it.
+Each aggregation is a weight per trajectory, shared by its tokens and computed once for the whole step from global
+counts: the loss is the sum of weight x token loss, so no split into microbatches or ranks can change it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from learner.algorithms.config import Aggregation
 def token_weights(
     *, trained_lengths: NDArray[np.int64], aggregation: Aggregation, constant_length: int
 ) -> NDArray[np.float64]:
-    """The weight of each token of each trajectory, [S] for S trajectories with `trained_lengths` [S] tokens in the loss.
+    """The weight of each token of each trajectory, [S], given their `trained_lengths` [S] in tokens.
 
     A trajectory without trained tokens has weight 0 and is not counted. `token`: 1/tokens (arXiv 2503.14476);
     `sequence_mean`: 1/(trajectories x its length) (arXiv 2402.03300); `sequence_sum`: 1/trajectories;

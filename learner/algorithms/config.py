@@ -1,7 +1,7 @@
 """What a user can set about an algorithm. Loads no torch.
 
-One model per preset, told apart by `type`. A knob that the other choices make useless is refused when it is given, and is
-left out when the model is dumped, so that a dumped config can always be read again.
+One model per preset, told apart by `type`. A knob that the other choices make useless is refused when it is given,
+and is left out when the model is dumped, so that a dumped config can always be read again.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ class GrpoConfig(_Preset):
     dual_clip: float | None = Field(
         None,
         gt=1,
-        description="Bounds the loss of a token of negative advantage at dual_clip x |advantage| (3 is usual). Off if absent.",
+        description="Bounds the loss of negative advantages at dual_clip x |advantage|. 3 is usual. Absent: off",
     )
     correction: Correction = Field(
         "truncate",
-        description="Weight for the gap between the proximal and the behavior policy: truncated at correction_cap, or none.",
+        description="Weight for the gap between proximal and behavior policy: truncated at correction_cap, or none.",
     )
     correction_cap: float = Field(2.0, gt=0, description="Upper bound of the correction weight. Dimensionless.")
     aggregation: Aggregation = Field(
         "token",
-        description="How token losses become one number: mean over tokens; mean over trajectories of their mean or sum; "
+        description="How token losses become one number: mean over tokens; mean over trajectories of mean or sum; "
         "or the sum divided by trajectories x constant_length.",
     )
     constant_length: int = Field(

@@ -13,7 +13,7 @@ LOG_RATIO_BOUND = 10.0
 
 
 def k3(*, policy_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """exp(d) - 1 - d, d = reference - policy bounded by 10 either way: never negative; estimates KL(policy || reference)."""
+    """exp(d) - 1 - d, never negative, d = reference - policy bounded by 10: estimates KL(policy || reference)."""
     gap = (reference_logprobs - policy_logprobs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return torch.expm1(gap) - gap
 

@@ -1,4 +1,4 @@
-"""What a preset is to the trainer: a token loss, weights for the tokens, and which passes it needs. [N]: trained tokens."""
+"""What a preset is to the trainer: a token loss, weights for the tokens, and which passes it needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LossTokens:
-    """The trained tokens of one microbatch, each tensor [N]; only `policy_logprobs` carries a gradient.
+    """The N trained tokens of one microbatch, each tensor [N]; only `policy_logprobs` carries a gradient.
 
     Logprobs are in nats at the sampling temperature. `lags` counts policy versions. `reference_logprobs` is absent when
     the preset asks for no reference pass.
@@ -39,9 +39,9 @@ class TokenLosses:
 class Preset:
     """An algorithm as the trainer sees it.
 
-    `token_losses` is pure. `token_weights` maps the trained lengths of a step's trajectories [S] to the weight that each
-    token of a trajectory has in the step's loss [S]. `advantages` maps the rewards of a group [G] to advantages [G]; it is
-    absent for an algorithm that learns from files.
+    `token_losses` is pure. `token_weights` maps the trained lengths of a step's trajectories [S] to the weight that
+    each token of a trajectory has in the step's loss [S]. `advantages` maps the rewards of a group [G] to advantages
+    [G]; it is absent for an algorithm that learns from files.
     """
 
     name: str

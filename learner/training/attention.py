@@ -8,28 +8,25 @@ what comes after it, so padding on the right changes nothing, and the result is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 ATTENTION_NAME = "headway_packed"
 # A bucket may hold this share of padding. More padding costs arithmetic, more buckets cost calls.
 MAX_PADDING = 0.2
-# On a CPU, up to this length, plain matrix products are faster forward and backward than the blocked kernel.
-SHORT_SEQUENCE = 32
 
 
 @dataclass(frozen=True)
 class Bucket:
     """Neighbouring sequences of a row: `tokens` of them, to be seen as [sequences, longest].
 
-    `rectangle` int64 [sequences * longest]: the token in each place, padding naming any; `tokens_at` int64 [tokens]: the
-    place of each token; `padding` int64: the places that hold none. All three are absent where there is no padding.
+    `rectangle` int64 [sequences * longest]: the token in each place, padding naming any; `tokens_at` int64 [tokens]:
+    the place of each token; `padding` int64: the places that hold none. All three are absent where there is no
+    padding.
     """
 
     tokens: int
@@ -65,7 +62,7 @@ def _bucket_to(bucket: Bucket, device: torch.device) -> Bucket:
 
 
 def build_packed_index(lengths: Sequence[int]) -> PackedIndex:
-    """The index of a row whose sequences have these lengths, in this order; neighbours of like length share a bucket."""
+    """The index of a row whose sequences have these lengths, in this order."""
     buckets: list[Bucket] = []
     current: list[int] = []
     for length in lengths:
@@ -98,7 +95,7 @@ def _bucket(lengths: Sequence[int]) -> Bucket:
 
 
 class _ToRectangle(torch.autograd.Function):
-    """[tokens, ...] to [places, ...]. Backward reads the places of tokens only: a copy, where autograd would add rows up."""
+    """[tokens, ...] to [places, ...]. Backward copies the places of tokens, where autograd would add rows up."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, flat: Tensor, rectangle: Tensor, tokens_at: Tensor) -> Tensor:
@@ -129,27 +126,29 @@ class _FromRectangle(torch.autograd.Function):
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, bucket: Bucket, scaling: float | None) -> Tensor:
     """query [tokens, H, D]; key and value [tokens, K, D], H a multiple of K. Returns [tokens, H, D]."""
-    shape = (bucket.sequences, bucket.longest)
-    plain = bucket.longest <= SHORT_SEQUENCE and query.device.type == "cpu"
-    with sdpa_kernel(SDPBackend.MATH) if plain else nullcontext():
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            *(_as_rectangle(flat, bucket).unflatten(0, shape).transpose(1, 2) for flat in (query, key, value)),
-            is_causal=bucket.longest > 1,
-            scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        _as_rectangle(query, bucket),
+        _as_rectangle(key, bucket),
+        _as_rectangle(value, bucket),
+        is_causal=bucket.longest > 1,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
     places = attended.transpose(1, 2).flatten(0, 1)
     if bucket.rectangle is None or bucket.tokens_at is None or bucket.padding is None:
         return places
-    taken: Tensor = _FromRectangle.apply(places, bucket.rectangle, bucket.tokens_at, bucket.padding)
+    taken: Tensor = _FromRectangle.apply(  # type: ignore[no-untyped-call]
+        places, bucket.rectangle, bucket.tokens_at, bucket.padding
+    )
     return taken
 
 
 def _as_rectangle(flat: Tensor, bucket: Bucket) -> Tensor:
-    if bucket.rectangle is None:
-        return flat
-    places: Tensor = _ToRectangle.apply(flat, bucket.rectangle, bucket.tokens_at)
-    return places
+    """[tokens, H, D] to [sequences, H, longest, D]."""
+    places = flat
+    if bucket.rectangle is not None:
+        places = _ToRectangle.apply(flat, bucket.rectangle, bucket.tokens_at)  # type: ignore[no-untyped-call]
+    return places.view(bucket.sequences, bucket.longest, *flat.shape[1:]).transpose(1, 2)
 
 
 def packed_attention(
@@ -175,7 +174,7 @@ def packed_attention(
     if len(packed_index.buckets) == 1:
         return _attend(*flat, bucket=packed_index.buckets[0], scaling=scaling)[None], None
     sizes = [bucket.tokens for bucket in packed_index.buckets]
-    parts = zip(packed_index.buckets, *(tensor.split(sizes) for tensor in flat), strict=True)
+    parts = zip(packed_index.buckets, *(torch.split(tensor, sizes) for tensor in flat), strict=True)
     return torch.cat([_attend(q, k, v, bucket=bucket, scaling=scaling) for bucket, q, k, v in parts])[None], None
 
 

@@ -24,13 +24,13 @@ def share_batch(batch: FlatBatch | None) -> FlatBatch:
     )
     sequences, tokens = sizes.tolist()
     return FlatBatch(
-        lengths=_broadcast(batch and batch.lengths, sequences, np.dtype("int64")),
-        mixed_versions=_broadcast(batch and batch.mixed_versions, sequences, np.dtype("bool")),
-        token_ids=_broadcast(batch and batch.token_ids, tokens, np.dtype("int32")),
-        loss_mask=_broadcast(batch and batch.loss_mask, tokens, np.dtype("bool")),
-        behavior_logprobs=_broadcast(batch and batch.behavior_logprobs, tokens, np.dtype("float32")),
-        advantages=_broadcast(batch and batch.advantages, tokens, np.dtype("float32")),
-        lags=_broadcast(batch and batch.lags, tokens, np.dtype("int32")),
+        lengths=_broadcast(None if batch is None else batch.lengths, sequences, np.dtype("int64")),
+        mixed_versions=_broadcast(None if batch is None else batch.mixed_versions, sequences, np.dtype("bool")),
+        token_ids=_broadcast(None if batch is None else batch.token_ids, tokens, np.dtype("int32")),
+        loss_mask=_broadcast(None if batch is None else batch.loss_mask, tokens, np.dtype("bool")),
+        behavior_logprobs=_broadcast(None if batch is None else batch.behavior_logprobs, tokens, np.dtype("float32")),
+        advantages=_broadcast(None if batch is None else batch.advantages, tokens, np.dtype("float32")),
+        lags=_broadcast(None if batch is None else batch.lags, tokens, np.dtype("int32")),
     )
 
 

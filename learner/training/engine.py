@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +57,14 @@ def _deepspeed_config(config: TrainingConfig, *, zero_stage: int) -> dict[str, o
     }
 
 
+def _quiet_deepspeed() -> None:
+    """Turns off a compiler run at start, and warnings about aging parts of torch that a user cannot act on."""
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    deepspeed.ops.__compatible_ops__[SHARED_MEMORY_EXTENSION] = False
+    warnings.filterwarnings("ignore", message=r"`torch\.", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.", category=FutureWarning)
+
+
 class Engine:
     """One model under DeepSpeed on this rank. A process group must exist before it is made."""
 
@@ -65,8 +74,7 @@ class Engine:
         # DeepSpeed's plain bfloat16 optimizer adds gradients up in bfloat16; its ZeRO-1 adds them up in float32.
         self._stage = max(config.zero_stage, 1) if config.dtype == "bfloat16" else config.zero_stage
         os.environ.setdefault("LOCAL_RANK", "0")
-        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-        deepspeed.ops.__compatible_ops__[SHARED_MEMORY_EXTENSION] = False
+        _quiet_deepspeed()
         self._engine, *_ = deepspeed.initialize(
             model=model.to(device),
             model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
@@ -93,7 +101,8 @@ class Engine:
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Adds the gradient of `loss`. `last`: no other microbatch follows before `update`.
 
-        Gradients travel between ranks at the last one (ZeRO 0 and 1), or at each one (2 and 3, which keep only a shard).
+        Gradients travel between ranks at the last one (ZeRO 0 and 1), or at each one (2 and 3, which keep only a
+        shard).
         """
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss * self._ranks, scale_wrt_gas=False)

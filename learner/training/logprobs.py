@@ -117,7 +117,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logprobs, normalizer, entropy = (
             (torch.cat(parts) for parts in zip(*rows, strict=True)) if rows else (empty,) * 3
         )
-        ctx.save_for_backward(hidden, weight, bias, target, normalizer)
+        ctx.save_for_backward(hidden, weight, bias, target, normalizer)  # type: ignore[arg-type]
         ctx.temperature, ctx.chunking = temperature, chunking  # type: ignore[attr-defined]
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -184,7 +184,9 @@ def token_logprobs(
 
     hidden [T, H], weight [V, H], bias [V] or none, target int64 [T]. Gradients reach hidden, weight and bias.
     """
-    logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, bias, target, temperature, chunking, with_entropy)
+    logprobs, entropy = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, target, temperature, chunking, with_entropy
+    )
     return TokenLogprobs(logprobs=logprobs, entropy=entropy if with_entropy else None)
 
 

@@ -16,12 +16,12 @@ from learner.training.packing import Microbatch
 class TokenMeans:
     """Means over the trained tokens of all ranks. Logprobs and entropies are in nats; what does not apply is None.
 
-    `loss`: the mean over the step's updates. `mismatch_kl`: KL(behavior || learner) where both hold the same weights, so
-    that engine numerics alone make it (tokens of lag 0 in sequences of a single version; None if there were none).
+    `loss`: the mean over the step's updates. `mismatch_kl`: KL(behavior || learner) where both hold the same weights,
+    so that engine numerics alone make it (tokens of lag 0 in sequences of a single version; None if there were none).
     `behavior_kl`: the same over all trained tokens, lag included. `importance_ratio_mean` and `_max`: exp(learner -
     behavior). `effective_sample_share`: (sum w)^2 / (n sum w^2) of those ratios, in (0, 1]. `clip_fraction`: share of
-    tokens whose policy loss was clipped; None with one update per step, where the ratio to the proximal policy is always 1.
-    `correction_fraction`: share of tokens whose correction weight was capped.
+    tokens whose policy loss was clipped; None with one update per step, where the ratio to the proximal policy is
+    always 1. `correction_fraction`: share of tokens whose correction weight was capped.
     """
 
     loss: float

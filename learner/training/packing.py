@@ -50,8 +50,8 @@ def plan(lengths: NDArray[np.int64], *, ranks: int, microbatch_tokens: int) -> l
     """Which sequences go where: for each rank, for each of its microbatches, the sequences' indices by rising length.
 
     Sequences go, longest first, to the rank with the fewest tokens; each rank then fills rows of at most
-    `microbatch_tokens` (a longer sequence has a row to itself). All ranks have the same number of microbatches, at least
-    one, the last ones possibly empty.
+    `microbatch_tokens` (a longer sequence has a row to itself). All ranks have the same number of microbatches, at
+    least one, the last ones possibly empty.
     """
     order = np.argsort(-lengths, kind="stable")
     shares: list[list[int]] = [[] for _ in range(ranks)]
@@ -81,10 +81,10 @@ def _fill_rows(share: Sequence[int], *, lengths: NDArray[np.int64], microbatch_t
 
 
 def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, weights: NDArray[np.float64]) -> Microbatch:
-    """The row made of `sequences` [K], indices into `batch`, in that order. `weights` [S] is one per sequence of the batch.
+    """The row made of `sequences` [K], indices into `batch`, in that order. `weights` [S]: one per sequence.
 
-    Without sequences the row holds one token that nothing is predicted from, so that a rank with nothing to do still takes
-    part in every collective.
+    Without sequences the row holds one token that nothing is predicted from, so that a rank with nothing to do still
+    takes part in every collective.
     """
     lengths = batch.lengths[sequences]
     source = _ranges(batch.starts[sequences], lengths)
@@ -122,4 +122,4 @@ def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, weights: NDArray[np.
 def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """start, start + 1, ... of each range, end to end."""
     offsets = np.cumsum(lengths) - lengths
-    return np.repeat(starts - offsets, lengths) + np.arange(int(lengths.sum()))
+    return np.asarray(np.repeat(starts - offsets, lengths) + np.arange(int(lengths.sum())), dtype=np.int64)

@@ -16,7 +16,7 @@ from learner.training.packing import Microbatch
 
 @dataclass(frozen=True)
 class LogprobSettings:
-    """How logprobs are computed: `temperature` divides the logits; `with_entropy` adds the entropy of each prediction."""
+    """`temperature` divides the logits; `with_entropy` adds the entropy of each prediction."""
 
     temperature: float
     chunking: Chunking
@@ -32,13 +32,9 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.causal_lm = causal_lm
         self.settings = settings
-        get_head, set_head = causal_lm.get_output_embeddings, causal_lm.set_output_embeddings
-        assert callable(get_head), "a causal language model has an output projection"
-        assert callable(set_head), "a causal language model has an output projection"
-        linear = get_head()
+        linear = _call(causal_lm, "get_output_embeddings")
         assert isinstance(linear, nn.Linear), f"an output projection of an unknown kind: {type(linear).__name__}"
-        self._head_of = get_head
-        set_head(LogprobHead.sharing(linear))
+        _call(causal_lm, "set_output_embeddings", LogprobHead.sharing(linear))
 
     def forward(self, microbatch: Microbatch) -> tuple[Tensor, Tensor | None]:
         """Logprobs [N] of the microbatch's targets with their gradient, and the entropy [N] of their predictions."""
@@ -50,22 +46,31 @@ class PolicyModel(nn.Module):
             use_cache=False,
             packed_index=microbatch.index,
         ).last_hidden_state[0]
-        head = self._head_of()
+        head = _call(self.causal_lm, "get_output_embeddings")
+        assert isinstance(head, LogprobHead), "set when the policy was made"
+        # A row that trains nothing predicts one token all the same, and drops it: every rank has to run the same
+        # modules in the same order, forward and backward, or the collectives of sharded parameters come apart.
+        targets = len(microbatch.targets)
         logprobs, entropy = head(
-            hidden.index_select(0, microbatch.rows),
-            microbatch.targets,
+            hidden.index_select(0, microbatch.rows) if targets else hidden[:1],
+            microbatch.targets if targets else microbatch.token_ids[:1],
             temperature=self.settings.temperature,
             chunking=self.settings.chunking,
             with_entropy=self.settings.with_entropy,
         )
-        if not len(microbatch.rows):
-            # A row that trains nothing still has to reach every parameter, or the ranks' collectives come apart.
-            logprobs = logprobs + 0.0 * hidden.sum()
-        return logprobs, entropy
+        return logprobs[:targets], None if entropy is None else entropy[:targets]
+
+
+def _call(model: nn.Module, method: str, *arguments: object) -> object:
+    """A method that every causal language model of transformers has, but no type that mypy sees."""
+    function = getattr(model, method)
+    assert callable(function), f"{type(model).__name__}.{method} is a method"
+    result: object = function(*arguments)
+    return result
 
 
 def load_causal_lm(path: Path, *, dtype: torch.dtype) -> nn.Module:
-    """The model in the directory `path`, with packed attention, in training mode. It is never fetched from a network."""
+    """The model in the directory `path`, with packed attention, in training mode; nothing is downloaded."""
     register_packed_attention()
     model = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True

@@ -1,7 +1,7 @@
 """The data-parallel ranks of one learner: who they are, how rank 0 starts the others, how it tells them what to do.
 
-Rank 0 drives. The others wait in `CommandChannel.receive` for a line of text in the ranks' store, which unlike a collective may
-take as long as it likes, and answer by taking part in the collectives of what they were told.
+Rank 0 drives. The others wait in `CommandChannel.receive` for a line of text in the ranks' store, which unlike a
+collective may take as long as it likes, and answer by taking part in the collectives of what they were told.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 Action = Literal["train_step", "host_copy", "probe", "save", "load", "stop"]
 LOOPBACK = "127.0.0.1"
@@ -89,8 +90,8 @@ class Followers:
 def start_followers(argv: Sequence[str], *, count: int) -> Followers:
     """Starts ranks 1 to `count` - 1 on this host with the command `argv`, and returns rank 0's place.
 
-    The children find their place in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Rank 0 listens on a free loopback
-    port before they start, so that none can miss it.
+    The children find their place in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Rank 0 listens on a
+    free loopback port before they start, so that none can miss it.
     """
     if count == 1:
         return Followers(ranks=Ranks())
@@ -132,7 +133,7 @@ class Command:
 class CommandChannel:
     """Numbered lines in the store of the ranks; every rank reads each once."""
 
-    def __init__(self, store: dist.Store, *, ranks: Ranks) -> None:
+    def __init__(self, store: Store, *, ranks: Ranks) -> None:
         self._store = store
         self._ranks = ranks
         self._next = 0
@@ -147,7 +148,7 @@ class CommandChannel:
             self._next += 1
 
     def receive(self) -> Command:
-        """The next command. Waits for as long as rank 0 lives; raises torch.distributed.DistError once its store is gone."""
+        """The next command. Waits as long as rank 0 lives; raises torch.distributed.DistError once it is gone."""
         key = f"command/{self._next}"
         while True:
             try:
@@ -163,16 +164,16 @@ class CommandChannel:
 def open_process_group(ranks: Ranks, *, timeout_s: float, listener: socket.socket | None = None) -> CommandChannel:
     """Joins the ranks' process group (gloo, and nccl for tensors on GPUs), and returns the channel of commands.
 
-    `listener` is rank 0's listening socket, which the store takes over. Raises torch.distributed.DistError when ranks are
-    missing for `timeout_s`.
+    `listener` is rank 0's listening socket, which the store takes over. Raises torch.distributed.DistError when ranks
+    are missing for `timeout_s`.
     """
     timeout = timedelta(seconds=timeout_s)
-    store: dist.Store
+    store: Store
     if ranks.count == 1:
-        store = dist.HashStore()
+        store = HashStore()
     else:
         hosted_elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        store = dist.TCPStore(
+        store = TCPStore(
             ranks.address,
             ranks.port,
             world_size=ranks.count,
@@ -185,12 +186,12 @@ def open_process_group(ranks: Ranks, *, timeout_s: float, listener: socket.socke
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        store=dist.PrefixStore("ranks", store),
+        store=PrefixStore("ranks", store),
         rank=ranks.rank,
         world_size=ranks.count,
         timeout=timeout,
     )
-    return CommandChannel(dist.PrefixStore("headway", store), ranks=ranks)
+    return CommandChannel(PrefixStore("headway", store), ranks=ranks)
 
 
 def close_process_group() -> None:

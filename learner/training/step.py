@@ -1,7 +1,7 @@
 """One step: the batch is cut into updates, each update into microbatches; what it measured comes back.
 
-With one update per step the learner's policy at the step's start is the policy being differentiated, so its logprobs are
-those of the same forward pass. With several, a pass without gradient records them before the first update.
+With one update per step the learner's policy at the step's start is the policy being differentiated, so its logprobs
+are those of the same forward pass. With several, a pass without gradient records them before the first update.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Step:
         self._should_stop = should_stop
 
     def run(self, batch: FlatBatch, *, first_update: int) -> StepMetrics:
-        """Trains on `batch`, whose first update has the number `first_update` in the schedule. Raises TrainingStopped."""
+        """Trains on `batch`; its first update is number `first_update` of the schedule. Raises TrainingStopped."""
         slices = [
             part for part in np.array_split(np.arange(len(batch.lengths)), self._config.updates_per_step) if len(part)
         ]
@@ -94,7 +94,7 @@ class Step:
         )
 
     def _microbatches(self, batch: FlatBatch, sequences: NDArray[np.int64]) -> list[Microbatch]:
-        """This rank's share of an update. The weights count all of the update's sequences, on whatever rank they are."""
+        """This rank's share of an update. The weights count the update's sequences on all ranks."""
         weights = np.zeros(len(batch.lengths))
         weights[sequences] = self._preset.token_weights(batch.trained_lengths[sequences])
         shares = plan(

@@ -32,6 +32,7 @@ from env_service.scoring import Scoring
 from env_service.tokenization import Tokenization
 from protocol.codec import decode, encode
 from protocol.generation import GeneratePart, GenerateRequest
+from protocol.http import ErrorBody, ErrorDetail
 from protocol.messages import Failed, Finished, Lease
 from protocol.trajectories import Purpose, VersionSpan
 from services.http_client import HttpClient
@@ -222,7 +223,7 @@ async def test_evaluation_is_seeded_by_its_lease_and_training_is_not(bench: Make
         pytest.param(lambda r: 401, id="401"),
         pytest.param(lambda r: [part(0, [1], last=False), None], id="connection lost"),
         pytest.param(lambda r: [part(0, [1, END])], id="ends early"),
-        pytest.param(lambda r: [GeneratePart(index=0, error="engine died")], id="error line"),
+        pytest.param(lambda r: [ErrorBody(error=ErrorDetail(kind="engine", message="died"))], id="error line"),
         pytest.param(lambda r: [part(7, [1, END])], id="unknown index"),
         pytest.param(lambda r: [part(0, [END]), part(0, [END])], id="goes on after the end"),
         pytest.param(

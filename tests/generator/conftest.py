@@ -13,9 +13,10 @@ import pytest
 import pytest_asyncio
 import xxhash
 
-from generator.completions import CompletionPart, SamplingOptions, VersionSpan
 from generator.options import EngineOptions, prepare_environment
-from generator.weight_plan import BucketSpec, StagePlan, TensorSpec
+from protocol.fleet import BucketSpec, JoinGroup, Prepare, TensorSpec
+from protocol.generation import GeneratePart, Sampling
+from protocol.trajectories import VersionSpan
 
 if TYPE_CHECKING:
     import torch
@@ -48,8 +49,8 @@ class Policy:
             max_position_embeddings=1024,
             initializer_range=0.08,
             tie_word_embeddings=tied,
-            bos_token_id=1,
-            eos_token_id=2,
+            bos_token_id=None,
+            eos_token_id=None,
         )
         self._model = LlamaForCausalLM(config)
         self._tied = tied
@@ -109,19 +110,25 @@ def _bucket(group: "Mapping[str, torch.Tensor]") -> Bucket:
     import torch
 
     raw = b""
-    for tensor in group.values():
+    specs = []
+    for name, tensor in group.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        specs.append(TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape), offset=len(raw)))
         raw += tensor.detach().contiguous().numpy().tobytes()
         raw += b"\0" * (-len(raw) % 16)
-    specs = tuple(
-        TensorSpec(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape))
-        for name, tensor in group.items()
-    )
-    spec = BucketSpec(tensors=specs, nbytes=len(raw), xxh3=xxhash.xxh3_64_hexdigest(raw))
+    spec = BucketSpec(tensors=tuple(specs), nbytes=len(raw), xxh3=xxhash.xxh3_64_hexdigest(raw))
     return Bucket(spec=spec, payload=torch.frombuffer(bytearray(raw), dtype=torch.uint8))
 
 
-def plan_of(buckets: Sequence[Bucket], *, version: str) -> StagePlan:
-    return StagePlan(version=version, buckets=tuple(bucket.spec for bucket in buckets))
+def plan_of(buckets: Sequence[Bucket], *, version: str) -> Prepare:
+    return Prepare(version=version, epoch=1, buckets=tuple(bucket.spec for bucket in buckets))
+
+
+def group_at(port: int, *, epoch: int) -> JoinGroup:
+    return JoinGroup(
+        epoch=epoch, backend="gloo", host="127.0.0.1", port=port, rank_offset=1, world_size=2,
+        bucket_timeout_s=BUCKET_TIMEOUT_S,
+    )  # fmt: skip
 
 
 class Sender:
@@ -186,11 +193,7 @@ class Rig:
         sender = Sender(epoch=self._epoch)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(asyncio.to_thread(sender.join))
-            tasks.create_task(
-                self.engine.join_group(
-                    epoch=self._epoch, backend="gloo", host="127.0.0.1", port=sender.port, rank=1, world_size=2
-                )
-            )
+            tasks.create_task(self.engine.join_group(group_at(sender.port, epoch=self._epoch)))
         self.sender = sender
         return sender
 
@@ -198,7 +201,7 @@ class Rig:
         sender = self.sender or await self.connect()
         sending = asyncio.create_task(asyncio.to_thread(sender.send, buckets))
         try:
-            await self.engine.stage(plan=plan_of(buckets, version=version))
+            await self.engine.stage(plan_of(buckets, version=version))
         except BaseException:
             self.sender = None
             raise
@@ -223,18 +226,18 @@ class Completion:
     spans: tuple[VersionSpan, ...] = ()
     finish_reason: str | None = None
 
-    def add(self, part: CompletionPart) -> None:
+    def add(self, part: GeneratePart) -> None:
         self.token_ids += part.token_ids
         self.behavior_logprobs += part.behavior_logprobs
-        self.spans = part.spans
+        self.spans = part.version_spans
         self.finish_reason = part.finish_reason
 
 
-Parts = AsyncIterator[CompletionPart]
+Parts = AsyncIterator[GeneratePart]
 
 
 async def sample(rig: Rig, *, n: int = 4, max_tokens: int = 40, seed: int | None = None) -> list[Completion]:
-    sampling = SamplingOptions(max_tokens=max_tokens, ignore_eos=True, seed=seed)
+    sampling = Sampling(max_tokens=max_tokens, seed=seed)
     completions = [Completion() for _ in range(n)]
     async for part in rig.engine.generate(
         request_id=rig.next_request(), prompt_token_ids=PROMPT, n=n, sampling=sampling
@@ -257,7 +260,6 @@ def options_for(folder: Path) -> EngineOptions:
         max_model_len=1024,
         kv_cache_gb=0.25,
         tokenizer=False,
-        bucket_timeout_s=BUCKET_TIMEOUT_S,
     )
 
 

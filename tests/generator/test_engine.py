@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from generator.completions import SamplingOptions
 from generator.weight_plan import WeightSyncError
+from protocol.generation import Sampling
 from tests.generator.conftest import (
     PROMPT,
     Bucket,
     Completion,
     Rig,
+    group_at,
     largest_gap,
     pack,
     plan_of,
@@ -57,13 +58,13 @@ async def test_logprobs_agree_with_transformers_after_an_update_of_an_untied_mod
         rig.policy.change(seed=1)
         sender = await rig.connect()
         buckets = pack(rig.policy.tensors())
-        await rig.engine.stage(plan=plan_of(buckets, version="1.1"))
+        await rig.engine.stage(plan_of(buckets, version="1.1"))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(asyncio.to_thread(sender.send, buckets))
             tasks.create_task(rig.engine.commit(version="1.1"))
         assert await gaps(rig) < TOLERANCE
 
-        await rig.engine.stage(plan=plan_of(buckets, version="1.2"))
+        await rig.engine.stage(plan_of(buckets, version="1.2"))
         with pytest.raises(WeightSyncError) as silent:
             await rig.engine.commit(version="1.2")
         assert not silent.value.unloaded
@@ -83,7 +84,7 @@ async def test_score_agrees_with_transformers(rig: Rig) -> None:
 
 async def test_behavior_logprobs_are_those_of_the_temperature(rig: Rig) -> None:
     await rig.publish()
-    sampling = SamplingOptions(max_tokens=1, temperature=2.0, ignore_eos=True)
+    sampling = Sampling(max_tokens=1, temperature=2.0)
     logits = torch.tensor([rig.policy.logprobs((*PROMPT, token))[-1] for token in range(32)])
     expected = torch.log_softmax(logits / 2.0, -1)
     async for part in rig.engine.generate(
@@ -100,7 +101,7 @@ async def test_a_running_request_survives_an_update_and_its_spans_say_which_toke
     old_policy = rig.policy.snapshot()
     completions = [Completion() for _ in range(4)]
     new_version = ""
-    sampling = SamplingOptions(max_tokens=600, ignore_eos=True)
+    sampling = Sampling(max_tokens=600)
     async for part in rig.engine.generate(
         request_id=rig.next_request(), prompt_token_ids=PROMPT, n=4, sampling=sampling
     ):
@@ -125,7 +126,7 @@ async def test_a_running_request_survives_an_update_and_its_spans_say_which_toke
 async def test_the_engine_samples_while_an_update_is_staged(rig: Rig) -> None:
     sender = await rig.connect()
     buckets = pack(rig.policy.tensors())
-    staging = asyncio.create_task(rig.engine.stage(plan=plan_of(buckets, version=rig.next_version())))
+    staging = asyncio.create_task(rig.engine.stage(plan_of(buckets, version=rig.next_version())))
     await sample(rig)
     assert not staging.done()
     await asyncio.to_thread(sender.send, buckets)
@@ -155,7 +156,7 @@ async def test_a_silent_sender_leaves_the_old_weights_serving_and_a_new_group_wo
     await rig.connect()
     buckets = pack(rig.policy.tensors())
     with pytest.raises(WeightSyncError, match="bucket 0 did not arrive"):
-        await rig.engine.stage(plan=plan_of(buckets, version=rig.next_version()))
+        await rig.engine.stage(plan_of(buckets, version=rig.next_version()))
     assert await gaps(rig) < TOLERANCE
     assert rig.engine.version == version
     rig.sender = None
@@ -166,7 +167,7 @@ async def test_a_silent_sender_leaves_the_old_weights_serving_and_a_new_group_wo
 
 async def test_a_group_that_nobody_else_joins_is_refused_after_the_timeout(rig: Rig) -> None:
     with pytest.raises(WeightSyncError, match="could not join"):
-        await rig.engine.join_group(epoch=999, backend="gloo", host="127.0.0.1", port=9, rank=1, world_size=2)
+        await rig.engine.join_group(group_at(9, epoch=999))
     rig.sender = None
     await rig.publish()
     assert await gaps(rig) < TOLERANCE
@@ -208,7 +209,7 @@ async def test_downloaded_buckets_are_loaded_from_files(rig: Rig, tmp_path: Path
     buckets = pack(rig.policy.tensors())
     paths = [written(bucket, tmp_path / f"{i}.bucket") for i, bucket in enumerate(buckets)]
     version = rig.next_version()
-    await rig.engine.stage_files(plan=plan_of(buckets, version=version), paths=paths)
+    await rig.engine.stage_files(plan_of(buckets, version=version), paths=paths)
     await rig.engine.commit(version=version)
     assert await gaps(rig) < TOLERANCE
 
@@ -229,7 +230,7 @@ async def test_fingerprints_follow_the_weights_and_not_the_version(rig: Rig) -> 
 
 async def test_a_request_that_its_caller_leaves_is_gone_and_the_engine_drains(rig: Rig) -> None:
     before = rig.engine.counters()
-    sampling = SamplingOptions(max_tokens=900, ignore_eos=True)
+    sampling = Sampling(max_tokens=900)
     parts = rig.engine.generate(request_id=rig.next_request(), prompt_token_ids=PROMPT, n=2, sampling=sampling)
     first = await anext(parts)
     assert first.finish_reason is None

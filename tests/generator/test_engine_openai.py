@@ -32,7 +32,7 @@ async def client(rig: Rig) -> AsyncIterator[httpx.AsyncClient]:
     from generator.openai_routes import mount_openai_routes
 
     app = FastAPI()
-    await mount_openai_routes(app, engine=rig.engine, served_model_name="policy")
+    await mount_openai_routes(app, engine=rig.engine, served_model_name="policy", check_ready=lambda: None)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test/openai") as client:
         yield client
 
@@ -45,7 +45,7 @@ async def test_the_model_is_listed_by_its_served_name(client: httpx.AsyncClient)
 @pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning")
 async def test_chat_completions_give_text_and_logprobs(client: httpx.AsyncClient) -> None:
     question = {"role": "user", "content": "12+30="}
-    body = {"model": "policy", "messages": [question], "max_tokens": 5, "logprobs": True, "ignore_eos": True}
+    body = {"model": "policy", "messages": [question], "max_tokens": 5, "logprobs": True}
     answer = await client.post("/v1/chat/completions", json=body)
     choice = answer.json()["choices"][0]
     assert answer.status_code == 200
@@ -54,7 +54,7 @@ async def test_chat_completions_give_text_and_logprobs(client: httpx.AsyncClient
 
 
 async def test_completions_stream_each_token(client: httpx.AsyncClient) -> None:
-    body = {"model": "policy", "prompt": [3, 4, 5], "max_tokens": 6, "stream": True, "ignore_eos": True}
+    body = {"model": "policy", "prompt": [3, 4, 5], "max_tokens": 6, "stream": True}
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         lines = [line.removeprefix("data: ") async for line in answer.aiter_lines() if line]
     assert lines[-1] == "[DONE]"

@@ -35,7 +35,7 @@ REWARD_ERRORS = st.builds(
 )
 SAMPLINGS = st.builds(
     Sampling,
-    temperature=st.floats(0, 10),
+    temperature=st.floats(0, 2),
     max_tokens=st.integers(1, 1 << 20),
     stop_token_ids=st.lists(st.integers(0, (1 << 31) - 1), max_size=3).map(tuple),
     seed=st.none() | st.integers(0, (1 << 63) - 1),

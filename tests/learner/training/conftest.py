@@ -20,7 +20,8 @@ def tied_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("llama"), tied=True)
 
 
-@pytest.fixture
+# DeepSpeed remembers the first process group that it sees: a process has one, for as long as it lives.
+@pytest.fixture(scope="session")
 def commands() -> Iterator[CommandChannel]:
     yield open_process_group(Ranks(), timeout_s=30)
     close_process_group()

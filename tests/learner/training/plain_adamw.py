@@ -1,4 +1,4 @@
-"""The same training in the plainest way: unpacked sequences, whole logits, torch's AdamW. What the trainer must equal."""
+"""The same training in the plainest way, which the trainer must equal: unpacked, whole logits, torch's AdamW."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ class PlainResult:
 
 
 def plain_training(path: Path, steps: list[list[TrainSequence]], *, optimizer: OptimizerConfig) -> PlainResult:
-    """`grpo` with its defaults and one update per step, where the gradient is that of -w A logprob, w the capped ratio."""
+    """`grpo` with its defaults and one update per step: the gradient of -w A logprob, w the capped ratio."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     adamw = torch.optim.AdamW(
         model.parameters(),

@@ -23,7 +23,13 @@ def test_chunked_logprobs_and_their_gradients_are_those_of_log_softmax(chunking:
     hidden, weight, bias, target = problem()
     slope = torch.linspace(-1, 1, 7, dtype=torch.float64)
     result = token_logprobs(
-        hidden=hidden, weight=weight, bias=bias, target=target, temperature=temperature, chunking=chunking, with_entropy=True
+        hidden=hidden,
+        weight=weight,
+        bias=bias,
+        target=target,
+        temperature=temperature,
+        chunking=chunking,
+        with_entropy=True,
     )
     whole = torch.log_softmax((hidden @ weight.T + bias) / temperature, dim=1)
     torch.testing.assert_close(result.logprobs, whole.gather(1, target[:, None])[:, 0], rtol=0, atol=1e-12)
@@ -39,7 +45,13 @@ def test_gradients_are_those_of_finite_differences(chunking: Chunking) -> None:
 
     def logprobs(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return token_logprobs(
-            hidden=hidden, weight=weight, bias=bias, target=target, temperature=0.8, chunking=chunking, with_entropy=False
+            hidden=hidden,
+            weight=weight,
+            bias=bias,
+            target=target,
+            temperature=0.8,
+            chunking=chunking,
+            with_entropy=False,
         ).logprobs
 
     assert torch.autograd.gradcheck(logprobs, (hidden, weight, bias))
@@ -64,7 +76,13 @@ def test_logits_far_from_zero_neither_overflow_nor_lose_the_entropy() -> None:
 def test_bfloat16_inputs_are_reduced_in_float32() -> None:
     hidden, weight, _, target = problem(torch.bfloat16)
     result = token_logprobs(
-        hidden=hidden, weight=weight, bias=None, target=target, temperature=1.0, chunking=Chunking(3, 4), with_entropy=True
+        hidden=hidden,
+        weight=weight,
+        bias=None,
+        target=target,
+        temperature=1.0,
+        chunking=Chunking(3, 4),
+        with_entropy=True,
     )
     logits = (hidden @ weight.T).float()
     expected = torch.log_softmax(logits, dim=1).gather(1, target[:, None])[:, 0]

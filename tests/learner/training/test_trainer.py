@@ -226,5 +226,3 @@ def test_a_step_can_be_stopped_between_microbatches_and_leaves_the_weights_alone
     made.train_step(random_sequences(20), version=0)
     assert_same_weights(made.host_copy(), expected.weights)
     made.close()
-
-

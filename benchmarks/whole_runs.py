@@ -1,0 +1,36 @@
+"""Running `headway up` for a benchmark, and reading what it left."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The run's summary.json, and its metrics.jsonl by kind."""
+
+    summary: dict[str, Any]
+    entries: list[dict[str, Any]]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """The entries of one kind, in order."""
+        return [entry for entry in self.entries if entry["kind"] == kind]
+
+
+def run_headway(config: Path, *, folder: Path, options: Mapping[str, object]) -> Outcome:
+    """One whole run, its files in `folder`/run. Its output is shown only if it fails; raises SystemExit then."""
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    place = ["--run.name", "run", "--run.directory", str(folder)]
+    command = [str(Path(sys.executable).with_name("headway")), "up", str(config), *place, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(
+            f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+        )
+    lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
+    return Outcome(summary=summary, entries=[json.loads(line) for line in lines])

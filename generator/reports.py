@@ -1,0 +1,34 @@
+"""What an engine says about itself: records without vllm or torch."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitReport:
+    """A version that is served now.
+
+    `fingerprint` is over the loaded parameters of all workers. `load_s` is the slowest worker's loading time; `pause_s`
+    is how long no token was sampled.
+    """
+
+    version: str
+    fingerprint: str
+    load_s: float
+    pause_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineCounters:
+    """A snapshot. Requests are completions: one request with n completions counts n times.
+
+    `waiting` have no token yet. Totals count since the start; `cached_tokens_total` are prompt tokens of finished
+    completions that the prefix cache held. `idle_s` is the time in which there was no request, of `uptime_s`.
+    """
+
+    running: int
+    waiting: int
+    tokens_total: int
+    completions_total: int
+    cached_tokens_total: int
+    idle_s: float
+    uptime_s: float

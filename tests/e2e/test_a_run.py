@@ -1,0 +1,119 @@
+"""`headway up` from start to end, and everything that a run leaves."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.e2e.conftest import Launcher
+from tests.e2e.processes import marked
+from tests.e2e.run_files import GROUP_SIZE, GROUPS_PER_STEP, RunFolder, token_lags, trained_versions, write_run_file
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 30
+MAX_LAG = 4
+SUMMARY_KEYS = {
+    "accuracy_before", "accuracy_after", "steps", "train_wall_s", "completions_per_s", "lag_histogram", "max_lag_seen",
+    "learner_wait_share", "generator_idle_share", "publish_s_median", "groups_trained", "groups_dropped",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ended:
+    folder: RunFolder
+    exit_code: int
+    output: str
+    left_over: dict[int, str]
+
+
+@pytest.fixture(scope="module")
+def ended(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    run_file = write_run_file(tmp_path_factory.mktemp("run"), model=model)
+    up = launcher("headway", "up", str(run_file.path), "--learner.steps", str(STEPS), "--learner.max-lag", str(MAX_LAG))
+    exit_code = up.wait(timeout_s=150)
+    return Ended(folder=run_file.run(), exit_code=exit_code, output=up.text(), left_over=marked(launcher.mark))
+
+
+def test_it_ends_well_and_leaves_no_process(ended: Ended) -> None:
+    assert ended.exit_code == 0, ended.output
+    assert ended.left_over == {}
+
+
+def test_it_says_whom_it_waits_for_and_how_it_goes_and_nothing_strange(ended: Ended) -> None:
+    assert f"step {STEPS}/{STEPS}  reward" in ended.output
+    assert "ETA" in ended.output
+    assert "held-out accuracy" in ended.output
+    for noise in ("Triton", "Warning", "WARNING", "Traceback", "vllm"):
+        assert noise not in ended.output
+
+
+def test_the_summary_has_its_keys_and_adds_up(ended: Ended) -> None:
+    summary = ended.folder.summary()
+    assert summary.keys() >= SUMMARY_KEYS
+    assert summary["steps"] == STEPS
+    assert summary["groups_trained"] == STEPS * GROUPS_PER_STEP
+    assert sum(summary["lag_histogram"].values()) == STEPS * GROUPS_PER_STEP * GROUP_SIZE
+    assert sum(summary["token_lag_histogram"].values()) == sum(s["tokens"] for s in ended.folder.metrics("step"))
+    assert 0 <= summary["accuracy_before"] <= 1
+    assert 0 <= summary["accuracy_after"] <= 1
+    assert 0 <= summary["generator_idle_share"] <= 1
+
+
+def test_no_trained_token_exceeds_the_lag_bound(ended: Ended) -> None:
+    summary = ended.folder.summary()
+    lags = {int(lag) for lag in summary["token_lag_histogram"]}
+    assert lags <= set(range(MAX_LAG + 1))
+    assert token_lags(ended.folder) == lags
+    assert summary["max_lag_seen"] <= MAX_LAG
+    assert max(lags) > 0, "sampling ran ahead of training"
+
+
+def test_each_lease_is_trained_once_and_in_a_step_of_the_right_size(ended: Ended) -> None:
+    batches = ended.folder.batches()
+    assert [version for version, _ in batches] == list(range(STEPS))
+    assert {len(groups) for _, groups in batches} == {GROUPS_PER_STEP}
+    trained = Counter(group.lease_id for _, groups in batches for group in groups)
+    assert set(trained.values()) == {1}
+
+
+def test_every_version_on_a_trained_token_was_published(ended: Ended) -> None:
+    published = [line["version"] for line in ended.folder.metrics("publish")]
+    assert published[0] == 0
+    assert published[-1] == STEPS
+    assert published == sorted(set(published))
+    assert trained_versions(ended.folder) <= {f"1.{version}" for version in published}
+
+
+def test_engine_and_learner_agree_at_every_publish_and_on_every_trained_token(ended: Ended) -> None:
+    assert all(line["probe_gap"] < 1e-3 for line in ended.folder.metrics("publish"))
+    mismatches = [line["mismatch_kl"] for line in ended.folder.metrics("step") if line["mismatch_kl"] is not None]
+    assert mismatches
+    assert max(abs(mismatch) for mismatch in mismatches) < 1e-5
+
+
+def test_metrics_and_samples_tell_of_every_step(ended: Ended) -> None:
+    assert ended.folder.steps() == list(range(1, STEPS + 1))
+    evaluated = [line["version"] for line in ended.folder.metrics("evaluation")]
+    assert sorted(evaluated) == [0, 10, 20, STEPS]
+    samples = ended.folder.lines("samples.jsonl")
+    assert {sample["step"] for sample in samples} == set(range(1, STEPS + 1))
+    assert samples[0]["prompt"].endswith("=")
+    assert samples[0]["completions"][0].keys() >= {"text", "reward", "tokens", "finish_reason", "versions"}
+
+
+def test_the_curves_are_a_picture(ended: Ended) -> None:
+    assert (ended.folder.path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_trained_model_is_a_model_directory(ended: Ended, model: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    trained = AutoModelForCausalLM.from_pretrained(ended.folder.path / "model")
+    before = AutoModelForCausalLM.from_pretrained(model)
+    prompt = AutoTokenizer.from_pretrained(ended.folder.path / "model")("12+30=", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        gap = (trained(prompt).logits - before(prompt).logits).abs().max().item()
+    assert 1e-4 < gap < 100

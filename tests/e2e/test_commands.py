@@ -1,0 +1,105 @@
+"""The console scripts as they are installed: quick answers, exit codes, nothing heavy loaded."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROCESSES = ("learner", "generator", "reward-service", "env-service")
+EXAMPLES = sorted(ROOT.glob("examples/*/*.toml"))
+HEAVY = {"torch", "vllm", "deepspeed", "transformers", "sympy", "reasoning_gym", "matplotlib", "fastapi", "zmq"}
+
+
+def script(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+def run(*words: str, cwd: Path, environ: Mapping[str, str] = MappingProxyType({})) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=cwd, env={**clean, **environ})
+
+
+def loaded_by(*words: str, cwd: Path) -> tuple[set[str], str]:
+    """The top-level packages that a console script loads, and what it prints; it must end with 0."""
+    ended = run(sys.executable, "-X", "importtime", *words, cwd=cwd)
+    assert ended.returncode == 0, ended.stderr
+    lines = [line.rpartition("|")[2].strip() for line in ended.stderr.splitlines() if line.startswith("import time:")]
+    return {line.partition(".")[0] for line in lines}, ended.stdout
+
+
+@pytest.mark.parametrize("name", [*PROCESSES, "headway"])
+def test_help_answers_and_loads_nothing_heavy(name: str, tmp_path: Path) -> None:
+    loaded, text = loaded_by(script(name), "--help", cwd=tmp_path)
+    assert "services" in loaded
+    assert not HEAVY & loaded
+    assert text.startswith(f"usage: {name}")
+    assert name == "headway" or all(flag in text for flag in ("--http.port", "--run.name", "--log.level"))
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_misspelled_settings_are_refused_with_the_nearest_ones(name: str, tmp_path: Path) -> None:
+    prefix = f"HEADWAY_{name.replace('-', '_').upper()}__"
+    ended = run(script(name), "--http.prot", "1", cwd=tmp_path, environ={f"{prefix}LOG__LEVELL": "info"})
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines() == [
+        f"{name}: environment: unknown variable {prefix}LOG__LEVELL; did you mean {prefix}LOG__LEVEL?",
+        f"{name}: command line: unknown flag --http.prot; did you mean --http.port?",
+    ]
+
+
+def prepared(example: Path, folder: Path) -> None:
+    """Stand-ins for the models that an example names, relative to `folder`."""
+    for table in tomllib.loads(example.read_text()).values():
+        model = folder / table.get("model", "model")
+        model.mkdir(parents=True, exist_ok=True)
+        (model / "config.json").write_text(json.dumps({"hidden_size": 8}))
+        (model / "tokenizer.json").write_text("{}")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_the_examples_are_good(example: Path, tmp_path: Path) -> None:
+    prepared(example, tmp_path)
+    ended = run(script("headway"), "check", str(example), cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "good for learner" in ended.stdout
+
+
+def test_a_check_loads_nothing_heavy_and_leaves_nothing(tmp_path: Path) -> None:
+    example = ROOT / "examples/addition/run.toml"
+    prepared(example, tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    assert not HEAVY & loaded_by(script("headway"), "check", str(example), cwd=tmp_path)[0]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_example_without_its_models_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    ended = run(script("headway"), "up", str(ROOT / "examples/addition/run.toml"), cwd=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines() == [
+        f"headway: [{process}] model: models/addition is not a folder; expected a Hugging Face model directory"
+        for process in ("learner", "generator", "env-service")
+    ]
+
+
+def test_up_starts_what_the_file_names_and_an_interrupt_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[reward-service]\nhttp.port = 0\n")
+    with subprocess.Popen(
+        [script("headway"), "up", "run.toml"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline()]
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "reward-service" in lines[0]
+    assert "headway        stopping: SIGINT" in rest
+    assert "killed" not in rest
+    assert "Traceback" not in rest

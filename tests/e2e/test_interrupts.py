@@ -1,0 +1,55 @@
+"""Ctrl-C at `headway up`, at two moments, and a model whose head is its own."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Launcher
+from tests.e2e.processes import Launched, marked, until
+from tests.e2e.run_files import write_run_file
+
+pytestmark = pytest.mark.e2e
+
+LONGEST_STOP_S = 10.0
+
+
+def interrupt(up: Launched, *, mark: str) -> None:
+    """Sends SIGINT; then all must be gone in time, in good order."""
+    start = time.monotonic()
+    up.send(signal.SIGINT)
+    code = up.wait(timeout_s=LONGEST_STOP_S)
+    until(lambda: not marked(mark), what="all processes to be gone", timeout_s=1.0)
+    assert time.monotonic() - start < LONGEST_STOP_S
+    assert code == 0
+    assert "Traceback" not in up.text()
+    assert "is killed" not in up.text()
+
+
+def test_ctrl_c_while_the_generator_starts_ends_all(
+    launcher: Launcher, untied_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run_file = write_run_file(tmp_path_factory.mktemp("run"), model=untied_model)
+    up = launcher("headway", "up", str(run_file.path))
+    until(lambda: "generator      serving HTTP" in up.text(), what="the generator", timeout_s=60, during=[up])
+    until(lambda: engine_processes(launcher.mark), what="the engine's process", timeout_s=30, during=[up])
+    interrupt(up, mark=launcher.mark)
+
+
+def test_an_untied_model_agrees_at_every_publish_and_ctrl_c_in_training_ends_all(
+    launcher: Launcher, untied_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run_file = write_run_file(tmp_path_factory.mktemp("run"), model=untied_model)
+    up = launcher("headway", "up", str(run_file.path), "--learner.steps", "100000")
+    run = run_file.run()
+    until(lambda: max(run.steps(), default=0) >= 10, what="ten steps", timeout_s=90, during=[up])
+    interrupt(up, mark=launcher.mark)
+    published = run.metrics("publish")
+    assert len({line["version"] for line in published}) >= 8
+    assert all(line["probe_gap"] < 1e-3 for line in published)
+    assert run.steps() == list(range(1, len(run.steps()) + 1))
+
+
+def engine_processes(mark: str) -> list[str]:
+    return [words for words in marked(mark).values() if "spawn_main" in words]

@@ -1,0 +1,231 @@
+"""Scripted generators: HTTP servers in this process that meet the learner and take broadcasts for real, over gloo."""
+
+import asyncio
+import contextlib
+import datetime
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+from fastapi import Depends, FastAPI, Response
+from starlette.types import Receive, Scope, Send
+
+from protocol.fleet import (
+    Announcement,
+    BucketSpec,
+    Commit,
+    Committed,
+    Fingerprints,
+    JoinedGroup,
+    JoinGroup,
+    Prepare,
+    Prepared,
+)
+from protocol.http import Readiness
+from protocol.versions import PROTOCOL_VERSION
+from services.http_app import RequestRefused, create_app, json_answer, json_body
+from services.http_server import Listener, serve_http
+from services.metrics import Metrics
+
+FINGERPRINTS = Fingerprints(model="m", tokenizer="t", chat_template="c")
+c10d: Any = dist
+"""torch's stubs lack the parts that are used here."""
+
+
+def announcement(
+    name: str,
+    url: str,
+    *,
+    serving_version: str | None = None,
+    protocol_version: int = PROTOCOL_VERSION,
+    fingerprints: Fingerprints = FINGERPRINTS,
+) -> Announcement:
+    return Announcement(
+        generator_id=name,
+        url=url,
+        protocol_version=protocol_version,
+        fingerprints=fingerprints,
+        world_size=1,
+        backend="gloo",
+        max_model_len=64,
+        serving_version=serving_version,
+    )
+
+
+def gloo_group(*, host: str, port: int, epoch: int, rank: int, world_size: int, timeout_s: float) -> Any:
+    """Joins the learner's private process group, as a generator's worker does."""
+    timeout = datetime.timedelta(seconds=timeout_s)
+    store = c10d.TCPStore(host, port, world_size, is_master=False, timeout=timeout)
+    options = c10d.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=host)]
+    return c10d.ProcessGroupGloo(c10d.PrefixStore(f"headway-{epoch}", store), rank, world_size, options)
+
+
+def receive_bucket(group: Any, spec: BucketSpec, *, timeout_s: float) -> dict[str, torch.Tensor]:
+    """The tensors of the next bucket, if its hash agrees."""
+    timeout = datetime.timedelta(seconds=timeout_s)
+    data = torch.empty(spec.nbytes, dtype=torch.uint8)
+    options = dist.BroadcastOptions()
+    options.rootRank = 0
+    options.rootTensor = 0
+    options.timeout = timeout
+    group.broadcast([data], options).wait(timeout)
+    if xxhash.xxh3_64_hexdigest(data.numpy().data) != spec.xxh3:
+        raise RuntimeError("the bucket's hash differs")
+    tensors = {}
+    for tensor in spec.tensors:
+        dtype: torch.dtype = getattr(torch, tensor.dtype)
+        count = int(torch.Size(tensor.shape).numel())
+        flat = data[tensor.offset : tensor.offset + count * dtype.itemsize].view(dtype)
+        tensors[tensor.name] = flat.view(tensor.shape).clone()
+    return tensors
+
+
+def probe_logprobs(token_ids: tuple[int, ...]) -> tuple[float, ...]:
+    """What learner and generators agree on."""
+    return tuple(-0.1 * token for token in token_ids[1:])
+
+
+class _BrokenAnswer(Response):
+    """Ends in the middle, upon which the server closes the connection."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"99")]})
+
+
+@dataclass
+class ScriptedGenerator:
+    """`gap` is added to its logprobs of the probe, `loads_wrong` changes its checksum.
+
+    `hold_prepare` is waited for before it receives; `dies_in_prepare` is asked at each prepare, `refuses_commit` at
+    each commit.
+    """
+
+    name: str
+    gap: float = 0.0
+    loads_wrong: bool = False
+    hold_prepare: asyncio.Event | None = None
+    dies_in_prepare: Callable[[Prepare], bool] = lambda _: False
+    refuses_commit: Callable[[Commit], bool] = lambda _: False
+    url: str = ""
+    preparing: asyncio.Event = field(default_factory=asyncio.Event)
+    joins: list[JoinGroup] = field(default_factory=list)
+    commits: list[Commit] = field(default_factory=list)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    version: str | None = None
+    _staged: dict[str, torch.Tensor] = field(default_factory=dict)
+    _group: Any = None
+    _server: "asyncio.Task[None] | None" = None
+
+    @property
+    def versions(self) -> list[str]:
+        return [commit.version for commit in self.commits]
+
+    def announcement(self) -> Announcement:
+        return announcement(self.name, self.url, serving_version=self.version)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["ScriptedGenerator"]:
+        """Serves while the body runs, or until it dies."""
+        with Listener(host="127.0.0.1", port=0) as listener:
+            self.url = listener.url
+            self._server = asyncio.create_task(serve_http(self._app(), listener, finish_s=0))
+            try:
+                yield self
+            finally:
+                await self.die()
+
+    async def die(self) -> None:
+        """Closes its connections, those of the process group included."""
+        self._group = None
+        assert self._server is not None
+        self._server.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._server
+
+    def restart(self) -> None:
+        """Forgets everything, as a new process under the same name and address."""
+        self._group, self.version, self.weights = None, None, {}
+
+    def _app(self) -> FastAPI:
+        app = create_app(
+            service="generator",
+            version="1",
+            token=None,
+            readiness=lambda: Readiness(ready=True),
+            metrics=Metrics("generator"),
+        )
+
+        @app.post("/v1/weights/group")
+        async def join(body: Annotated[JoinGroup, Depends(json_body(JoinGroup))]) -> Response:
+            self.joins.append(body)
+            try:
+                self._group = await asyncio.to_thread(
+                    gloo_group,
+                    host=body.host,
+                    port=body.port,
+                    epoch=body.epoch,
+                    rank=body.rank_offset,
+                    world_size=body.world_size,
+                    timeout_s=body.bucket_timeout_s,
+                )
+            except RuntimeError as error:
+                raise RequestRefused(409, "group_failed", str(error)) from error
+            return json_answer(JoinedGroup(epoch=body.epoch))
+
+        @app.post("/v1/weights/prepare")
+        async def prepare(body: Annotated[Prepare, Depends(json_body(Prepare))]) -> Response:
+            return await self._prepare(body)
+
+        @app.post("/v1/weights/commit")
+        async def commit(body: Annotated[Commit, Depends(json_body(Commit))]) -> Response:
+            return self._commit(body)
+
+        return app
+
+    async def _prepare(self, body: Prepare) -> Response:
+        self.preparing.set()
+        if self._group is None or body.epoch != self.joins[-1].epoch:
+            raise RequestRefused(409, "wrong_epoch", "meet again first")
+        if self.dies_in_prepare(body):
+            self._group = None
+            assert self._server is not None
+            self._server.cancel()
+            return _BrokenAnswer()
+        if self.hold_prepare is not None:
+            await self.hold_prepare.wait()
+        try:
+            self._staged = await asyncio.to_thread(self._receive, body, self._group)
+        except RuntimeError as error:
+            self._group = None
+            raise RequestRefused(409, "prepare_failed", str(error)) from error
+        return json_answer(Prepared(version=body.version, receive_s=0.01))
+
+    def _receive(self, body: Prepare, group: Any) -> dict[str, torch.Tensor]:
+        staged: dict[str, torch.Tensor] = {}
+        for bucket in body.buckets:
+            staged |= receive_bucket(group, bucket, timeout_s=self.joins[-1].bucket_timeout_s)
+        return staged
+
+    def _commit(self, body: Commit) -> Response:
+        if self.refuses_commit(body):
+            raise RequestRefused(409, "commit_failed", "the load failed")
+        self.weights, self.version = self._staged, body.version
+        self.commits.append(body)
+        digest = xxhash.xxh3_64_hexdigest(
+            b"".join(t.view(torch.uint8).numpy().tobytes() for t in self.weights.values())
+        )
+        return json_answer(
+            Committed(
+                version=body.version,
+                fingerprint=f"wrong {digest}" if self.loads_wrong else digest,
+                probe_logprobs=tuple(logprob + self.gap for logprob in probe_logprobs(body.probe_token_ids)),
+                load_s=0.01,
+                pause_s=0.002,
+            )
+        )

@@ -1,0 +1,140 @@
+"""Who is in the fleet, who is refused and why, and what the fleet as a whole serves."""
+
+from typing import Any
+
+import pytest
+
+from learner.fleet import Fleet, JoinRefused
+from protocol.fleet import Fingerprints
+from protocol.versions import PROTOCOL_VERSION, PolicyVersion
+from tests.learner.generators import FINGERPRINTS, announcement
+
+URL = "http://127.0.0.1:9000"
+
+
+class Changes:
+    """Counts them."""
+
+    count = 0
+
+    def note(self) -> None:
+        self.count += 1
+
+
+def make_fleet(changes: Changes | None = None) -> Fleet:
+    return Fleet(
+        fingerprints=FINGERPRINTS,
+        incarnation=3,
+        announce_every_s=2.0,
+        silence_s=15.0,
+        changed=(changes or Changes()).note,
+    )
+
+
+def serve(fleet: Fleet, name: str, number: int) -> None:
+    fleet.committed(name, version=PolicyVersion(3, number), fingerprint="f")
+
+
+def test_a_generator_that_fits_is_taken_in_and_told_the_incarnation_and_the_rhythm() -> None:
+    changes = Changes()
+    fleet = make_fleet(changes)
+    answer = fleet.announce(announcement("a", URL), now=0.0)
+    assert (answer.incarnation, answer.announce_every_s) == (3, 2.0)
+    assert [member.generator_id for member in fleet.members()] == ["a"]
+    assert fleet.serving() == []
+    fleet.announce(announcement("a", URL), now=1.0)
+    assert changes.count == 1, "a repeated announcement changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("different", "named"), [("model", "model"), ("tokenizer", "tokenizer"), ("chat_template", "chat template")]
+)
+def test_another_fingerprint_is_refused_and_both_are_named(different: str, named: str) -> None:
+    theirs: dict[str, Any] = FINGERPRINTS.model_dump() | {different: "other"}
+    ours = getattr(FINGERPRINTS, different)
+    text = f"generator a has another {named}: its fingerprint is other, the learner's is {ours}. Start both"
+    with pytest.raises(JoinRefused, match=text):
+        make_fleet().announce(announcement("a", URL, fingerprints=Fingerprints(**theirs)), now=0.0)
+
+
+def test_another_protocol_version_is_refused_and_both_are_named() -> None:
+    with pytest.raises(JoinRefused, match=f"speaks protocol version 99, the learner {PROTOCOL_VERSION}"):
+        make_fleet().announce(announcement("a", URL, protocol_version=99), now=0.0)
+
+
+def test_an_expelled_generator_stays_out_under_its_id_but_not_under_another() -> None:
+    fleet = make_fleet()
+    fleet.announce(announcement("a", URL), now=0.0)
+    fleet.expel("a", reason="it lies")
+    assert fleet.members() == []
+    with pytest.raises(JoinRefused, match="generator a was expelled: it lies. Restart it under a new id"):
+        fleet.announce(announcement("a", URL), now=1.0)
+    fleet.announce(announcement("b", URL), now=1.0)
+    assert [member.generator_id for member in fleet.members()] == ["b"]
+
+
+def test_a_lost_generator_may_come_back_and_serves_nothing_until_it_has_committed() -> None:
+    fleet = make_fleet()
+    fleet.announce(announcement("a", URL), now=0.0)
+    serve(fleet, "a", 4)
+    fleet.lost("a")
+    assert fleet.served is None
+    fleet.announce(announcement("a", URL, serving_version="3.4"), now=1.0)
+    assert fleet.serving() == []
+
+
+def test_a_silent_generator_leaves() -> None:
+    changes = Changes()
+    fleet = make_fleet(changes)
+    fleet.announce(announcement("a", URL), now=0.0)
+    fleet.announce(announcement("b", URL), now=10.0)
+    before = changes.count
+    assert fleet.expire(now=15.0) == []
+    assert fleet.expire(now=15.5) == ["a"]
+    assert [member.generator_id for member in fleet.members()] == ["b"]
+    assert changes.count == before + 1
+
+
+def test_the_fleet_serves_the_oldest_version_of_those_that_serve() -> None:
+    fleet = make_fleet()
+    for name in ("a", "b", "c"):
+        fleet.announce(announcement(name, URL), now=0.0)
+    assert fleet.served is None
+    serve(fleet, "a", 5)
+    assert fleet.served == 5, "one that serves nothing yet does not count"
+    serve(fleet, "b", 3)
+    assert fleet.served == 3
+    fleet.lost("b")
+    assert fleet.served == 5
+    assert [(one.generator_id, one.policy_version) for one in fleet.serving()] == [("a", "3.5")]
+
+
+def test_a_generator_that_was_started_afresh_serves_nothing() -> None:
+    changes = Changes()
+    fleet = make_fleet(changes)
+    fleet.announce(announcement("a", URL), now=0.0)
+    serve(fleet, "a", 5)
+    before = changes.count
+    fleet.announce(announcement("a", URL, serving_version="3.5"), now=1.0)
+    assert fleet.served == 5
+    assert changes.count == before
+    fleet.announce(announcement("a", URL), now=2.0)
+    assert fleet.served is None
+    assert changes.count == before + 1
+
+
+def test_a_generator_at_another_address_is_another_process() -> None:
+    fleet = make_fleet()
+    fleet.announce(announcement("a", URL), now=0.0)
+    serve(fleet, "a", 5)
+    fleet.announce(announcement("a", "http://127.0.0.1:9001/", serving_version="3.5"), now=1.0)
+    assert fleet.served is None
+    assert [member.url for member in fleet.members()] == ["http://127.0.0.1:9001"]
+
+
+def test_a_commit_of_one_that_has_left_changes_nothing() -> None:
+    changes = Changes()
+    fleet = make_fleet(changes)
+    serve(fleet, "a", 5)
+    assert fleet.served is None
+    assert changes.count == 0

@@ -1,0 +1,132 @@
+"""Buckets and broadcasts: what is packed arrives, and a failure ends in time."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+
+from learner.weight_plane import ALIGNMENT, BroadcastGroup, Meeting, WeightPlaneError, pack_buckets
+from tests.learner.generators import gloo_group, receive_bucket
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+TENSORS = [
+    ("a", torch.arange(6, dtype=torch.float32).reshape(2, 3)),
+    ("b", torch.arange(5, dtype=torch.bfloat16)),
+    ("scalar", torch.tensor(2.5)),
+    ("turned", torch.arange(6, dtype=torch.float32).reshape(2, 3).t()),
+    ("large", torch.arange(100, dtype=torch.int64)),
+]
+
+
+def test_tensors_lie_in_order_at_aligned_offsets_in_buckets_of_about_the_size() -> None:
+    buckets = pack_buckets(TENSORS, bucket_bytes=64)
+    assert [[tensor.name for tensor in bucket.spec.tensors] for bucket in buckets] == [
+        ["a", "b", "scalar"],
+        ["turned"],
+        ["large"],
+    ]
+    assert [bucket.spec.nbytes for bucket in buckets] == [64, 32, 800]
+    assert all(tensor.offset % ALIGNMENT == 0 for bucket in buckets for tensor in bucket.spec.tensors)
+
+
+def test_a_bucket_holds_the_bytes_of_its_tensors_and_their_hash() -> None:
+    sources = dict(TENSORS)
+    for bucket in pack_buckets(TENSORS, bucket_bytes=1 << 20):
+        assert bucket.spec.xxh3 == xxhash.xxh3_64_hexdigest(bucket.data.numpy().tobytes())
+        for spec in bucket.spec.tensors:
+            source = sources[spec.name]
+            assert (spec.shape, f"torch.{spec.dtype}") == (tuple(source.shape), str(source.dtype))
+            part = bucket.data[spec.offset : spec.offset + source.nbytes]
+            assert torch.equal(part.view(source.dtype).view(source.shape), source)
+
+
+@contextmanager
+def met(*, members: int = 1, meet_timeout_s: float = 5.0) -> Iterator[tuple[BroadcastGroup, list[Any]]]:
+    """A group of the learner and `members` others, whose ends are in the list."""
+    meeting = Meeting(host="127.0.0.1", epoch=3, world_size=1 + members, timeout_s=meet_timeout_s)
+    with ThreadPoolExecutor() as threads:
+        joining = [
+            threads.submit(
+                gloo_group,
+                host=meeting.host,
+                port=meeting.port,
+                epoch=3,
+                rank=rank,
+                world_size=1 + members,
+                timeout_s=5.0,
+            )
+            for rank in range(1, 1 + members)
+        ]
+        with meeting.join(backend="gloo") as group:
+            yield group, [future.result() for future in joining]
+
+
+def test_a_broadcast_reaches_all_members_bit_for_bit() -> None:
+    buckets = pack_buckets(TENSORS, bucket_bytes=64)
+    with met(members=2) as (group, members), ThreadPoolExecutor() as threads:
+
+        def receive(member: object) -> dict[str, torch.Tensor]:
+            parts = [receive_bucket(member, bucket.spec, timeout_s=3.0) for bucket in buckets]
+            return {name: tensor for part in parts for name, tensor in part.items()}
+
+        received: list[Future[dict[str, torch.Tensor]]] = [threads.submit(receive, member) for member in members]
+        group.send(buckets, timeout_s=3.0)
+        for future in received:
+            for name, tensor in TENSORS:
+                assert torch.equal(future.result()[name], tensor)
+
+
+def test_a_meeting_that_not_all_attend_ends_by_its_timeout() -> None:
+    meeting = Meeting(host="127.0.0.1", epoch=9, world_size=2, timeout_s=0.3)
+    with pytest.raises(WeightPlaneError, match="epoch 9: the 2 members of the process group did not all meet"):
+        meeting.join(backend="gloo")
+
+
+def test_a_member_that_takes_nothing_makes_the_send_fail_in_time_and_the_group_closes_at_once() -> None:
+    large = pack_buckets([("w", torch.zeros(32 << 20, dtype=torch.uint8))], bucket_bytes=1)
+    begun = time.monotonic()
+    with met(meet_timeout_s=30.0) as (group, _):
+        with pytest.raises(WeightPlaneError, match="bucket 1 of 1 was not taken by all"):
+            group.send(large, timeout_s=0.5)
+    assert time.monotonic() - begun < 10.0, "neither waited for the meeting's timeout"
+
+
+def test_a_member_that_died_makes_the_send_fail() -> None:
+    large = pack_buckets([("w", torch.zeros(8 << 20, dtype=torch.uint8))], bucket_bytes=1)
+    with met() as (group, members):
+        members.clear()
+        with pytest.raises(WeightPlaneError):
+            group.send(large, timeout_s=1.0)
+
+
+def test_a_closed_group_sends_nothing() -> None:
+    with met() as (group, _):
+        group.close()
+        with pytest.raises(WeightPlaneError, match="was closed"):
+            group.send(pack_buckets(TENSORS, bucket_bytes=64), timeout_s=1.0)
+
+
+def test_the_store_listens_on_the_given_address_only() -> None:
+    meeting = Meeting(host="127.0.0.2", epoch=1, world_size=2, timeout_s=0.5)
+    waiting = threading.Thread(target=lambda: pytest.raises(WeightPlaneError, meeting.join, backend="gloo"))
+    waiting.start()
+    try:
+        with open("/proc/net/tcp", encoding="ascii") as table:
+            listening = [line.split()[1] for line in table if line.split()[3] == "0A"]
+        with open("/proc/net/tcp6", encoding="ascii") as table:
+            listening += [line.split()[1] for line in table if line.split()[3] == "0A"]
+        (address,) = [entry for entry in listening if entry.endswith(f":{meeting.port:04X}")]
+        assert address == f"0200007F:{meeting.port:04X}"
+    finally:
+        waiting.join()
