@@ -1,8 +1,9 @@
 """The command `generator`."""
 
+import atexit
+import logging
 import os
 import signal
-import sys
 from types import FrameType
 
 from generator.config import GeneratorConfig
@@ -23,7 +24,11 @@ def main() -> None:
         signal.signal(number, _exit)
     from generator.service import serve
 
-    sys.exit(run_process("generator", lambda stop: serve(config, options, stop), finish_s=config.drain_s + 3.0))
+    code = run_process("generator", lambda stop: serve(config, options, stop), finish_s=config.drain_s + 3.0)
+    atexit._run_exitfuncs()
+    logging.shutdown()
+    # To take down an interpreter that holds torch and vllm is seconds of work on a busy machine, for nothing.
+    os._exit(code)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -1,12 +1,16 @@
 """The command `learner`."""
 
+import ctypes
 import os
 import sys
+from pathlib import Path
 
 from learner.config import LearnerConfig
 from services.config import load_or_exit
 from services.logs import configure_logging
 from services.process import run_process
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
 def main() -> None:
@@ -30,12 +34,24 @@ def main() -> None:
 
 
 def _tune_environment(config: LearnerConfig) -> None:
-    """Read by OpenMP when torch is loaded. Spinning threads starve the other processes of a small machine."""
+    """What torch and its libraries read when they are loaded; a variable that is set already stays."""
+    _keep_freed_memory()
+    if not Path("/dev/nvidiactl").exists():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # Spinning threads starve the other processes of a small machine.
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TORCH_LOGS", "-torch._library.triton")  # it says once more that a CPU has no triton
     os.environ.setdefault("TQDM_DISABLE", "1")  # transformers draws a bar for each file that it writes
+
+
+def _keep_freed_memory() -> None:
+    """Has glibc keep large freed blocks for the next step instead of returning them to the kernel each time."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 if __name__ == "__main__":

@@ -110,6 +110,7 @@ class Intake:
         evaluator: Evaluator,
         waits: Waits,
         options: IntakeOptions,
+        refused: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._socket = socket
@@ -120,6 +121,7 @@ class Intake:
         self._evaluator = evaluator
         self._waits = waits
         self._options = options
+        self._refused = refused
         self._clock = clock
         self._buffer: dict[int, TrajectoryGroup] = {}
         config = ledger.config
@@ -231,8 +233,7 @@ class Intake:
         if isinstance(message, Hello):
             await self._on_hello(peer, message)
         elif holder is None:
-            refusal = Refused(reason="unknown_peer", message=f"a {message.kind} before a hello: say hello first")
-            await self._holders.answer(peer, refusal)
+            await self._refuse(peer, "unknown_peer", f"a {message.kind} before a hello: say hello first")
         else:
             holder.last_seen = self._clock()
             await self._on_message(holder, message)
@@ -250,14 +251,18 @@ class Intake:
                 await self._part(holder)
             case _:
                 text = f"a {message.kind} is for env_services, the learner does not take it"
-                await self._holders.send(holder, Refused(reason="unexpected", message=text))
+                await self._refuse(holder.peer, "unexpected", text)
+
+    async def _refuse(self, peer: str, reason: str, message: str) -> None:
+        self._refused(reason)
+        await self._holders.answer(peer, Refused(reason=reason, message=message))
 
     async def _on_hello(self, peer: str, hello: Hello) -> None:
         candidate = Holder(peer=peer, hello=hello, last_seen=self._clock())
         fault = self._fault_of(candidate)
         if fault is not None:
             log.warning("env_service %s is refused: %s", hello.env_id, fault)
-            await self._holders.answer(peer, Refused(reason="hello", message=fault))
+            await self._refuse(peer, "hello", fault)
             return
         holder, is_new = self._holders.welcome(peer=peer, hello=hello, now=self._clock())
         info = self._environment_of(holder)

@@ -20,6 +20,7 @@ class Measures:
         self._waited = metrics.counter("waited_seconds", "Time of all waits, by whom was waited for.", labels=("whom",))
         self._ess = metrics.gauge("effective_sample_share", "Effective sample size over sample size, newest batch.")
         self._mismatch = metrics.gauge("mismatch_kl", "Numerical gap between engine and learner, nats, newest batch.")
+        self._refused = metrics.counter("refused_messages", "ZeroMQ messages refused, by reason.", labels=("reason",))
         self._publish = metrics.gauge("publish_seconds", "Duration of the newest publish.")
         self._pause = metrics.gauge("publish_pause_seconds", "Longest pause of a generator in the newest publish.")
         self._gap = metrics.gauge("probe_gap_nats", "Largest logprob gap of the probe in the newest publish.")
@@ -45,6 +46,10 @@ class Measures:
         self._publish.set(report.total_s)
         self._pause.set(report.pause_s)
         self._gap.set(report.probe_gap)
+
+    def refused(self, reason: str) -> None:
+        """Notes a message that was refused."""
+        self._refused.labels(reason=reason).inc()
 
     def waited(self, whom: str, seconds: float) -> None:
         """Notes a wait; `whom` is cut to its kind, to keep the number of labels small."""

@@ -78,7 +78,7 @@ class OnlineTraining:
         config = self._config
         for batch in self._replay:
             log.info("replaying the batch of step %d from the log", batch.version + 1)
-            self._train(batch)
+            self._records.replay(batch.version + 1, self._train(batch))
             self._call(self._intake.trained(self._version))
         self._publish()
         if self._version == 0:

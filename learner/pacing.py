@@ -7,9 +7,9 @@ and does not depend on this.
 
 from dataclasses import dataclass
 
-_WAITED_SHARE = 0.03
-_GROW, _SHRINK = 0.25, 0.06
-_SPARE = 0.5
+_WAITED_SHARE = 0.05
+_GROW, _SHRINK = 0.1, 0.05
+_SPARE = 0.15
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """What a run writes down while it goes on: `metrics.jsonl`, `samples.jsonl`, and the line of progress.
 
-`metrics.jsonl` holds one object a line, told apart by `kind`: `step`, `publish` and `evaluation`.
+`metrics.jsonl` holds one object a line, told apart by `kind`: `step`, `replay`, `publish` and `evaluation`.
 """
 
 import dataclasses
@@ -135,13 +135,17 @@ class Records:
     def step(self, record: StepRecord, metrics: StepMetrics, groups: Sequence[TrajectoryGroup]) -> None:
         """Notes a step: its numbers, and a few of its trajectories."""
         self.steps.append(record)
-        self._write({"kind": "step", **dataclasses.asdict(record), **dataclasses.asdict(metrics)})
+        self._write({"kind": "step", **dataclasses.asdict(metrics), **dataclasses.asdict(record)})
         for group in groups[:_SAMPLES_PER_STEP]:
             self._samples.write(json.dumps(_sample(group, step=record.step), ensure_ascii=False) + "\n")
         self._samples.flush()
         self._unsaid.append(record)
         if time.monotonic() - self._said_at >= _PROGRESS_EVERY_S or record.step == self._total_steps:
             self._say_progress()
+
+    def replay(self, step: int, metrics: StepMetrics) -> None:
+        """Notes a step that was trained again, from the batch log."""
+        self._write({"kind": "replay", **dataclasses.asdict(metrics), "step": step})
 
     def publish(self, report: PublishReport) -> None:
         """Notes a publish."""

@@ -59,15 +59,19 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
     incarnation = open_run_folder(config.run.folder, resume=config.resume)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port))
-        socket = await stack.enter_async_context(RouterSocket.bind(config.leases.address))
+        metrics = Metrics("learner")
+        measures = Measures(metrics)
+        socket = await stack.enter_async_context(
+            RouterSocket.bind(config.leases.address, on_garbage=lambda _, error: measures.refused(error.reason))
+        )
         thread = await stack.enter_async_context(TrainerThread())
         client = await stack.enter_async_context(HttpClient(token=config.weights.generator_token))
         records = stack.enter_context(Records(folder=config.run.folder, total_steps=config.steps))
         recovered = recover(config.run.folder, config=_ledger_config(config), resume=config.resume)
         journal = stack.enter_context(Journal.open(config.run.folder / "journal.log"))
         parts = _Parts(
-            config=config, incarnation=incarnation, socket=socket, client=client, records=records,
-            recovered=recovered, journal=journal,
+            config=config, metrics=metrics, measures=measures, incarnation=incarnation, socket=socket, client=client,
+            records=records, recovered=recovered, journal=journal,
         )  # fmt: skip
         async with asyncio.TaskGroup() as group:
             loops = [group.create_task(loop, name=name) for name, loop in parts.loops(listener).items()]
@@ -128,6 +132,8 @@ class _Parts:
         self,
         *,
         config: LearnerConfig,
+        metrics: Metrics,
+        measures: Measures,
         incarnation: int,
         socket: RouterSocket,
         client: HttpClient,
@@ -138,8 +144,8 @@ class _Parts:
         self.config = config
         self.records = records
         self.recovered = recovered
-        self.metrics = Metrics("learner")
-        self.measures = Measures(self.metrics)
+        self.metrics = metrics
+        self.measures = measures
         self.waits = Waiting(on_waited=self.measures.waited)
         self.closing_words = ""
         self._fleet_stirred = asyncio.Event()
@@ -166,6 +172,7 @@ class _Parts:
             evaluator=_evaluator(config, incarnation),
             waits=self.waits,
             options=_intake_options(config, incarnation, self.fleet),
+            refused=measures.refused,
         )
         self.intake.readmit(recovered.spare_groups)
 

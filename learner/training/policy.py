@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -35,6 +37,15 @@ class PolicyModel(nn.Module):
         linear = _call(causal_lm, "get_output_embeddings")
         assert isinstance(linear, nn.Linear), f"an output projection of an unknown kind: {type(linear).__name__}"
         _call(causal_lm, "set_output_embeddings", LogprobHead.sharing(linear))
+
+    @contextmanager
+    def at_temperature(self, temperature: float) -> Iterator[None]:
+        """Within it logprobs are those at another temperature."""
+        usual, self.settings = self.settings, replace(self.settings, temperature=temperature)
+        try:
+            yield
+        finally:
+            self.settings = usual
 
     def forward(self, microbatch: Microbatch) -> tuple[Tensor, Tensor | None]:
         """Logprobs [N] of the microbatch's targets with their gradient, and the entropy [N] of their predictions."""

@@ -99,7 +99,7 @@ class Trainer:
         return host_copy(self._engine, dtype=self._config.publish_dtype, keep=self._ranks.leads)
 
     def probe_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Logprobs, float32 [T-1] in nats, of tokens 1 to T-1 of a prompt of T >= 2 under the weights as of now."""
+        """Logprobs at temperature 1, float32 [T-1] in nats, of tokens 1 to T-1 of a prompt of T >= 2 under the weights as of now."""
         self._tell(Command(action="probe", path=json.dumps(list(token_ids))))
         return self._probe(token_ids)
 
@@ -174,7 +174,8 @@ class Trainer:
         mask = np.arange(token_count) > 0
         batch = flatten([TrainSequence.supervised(token_ids=np.array(token_ids, dtype=np.int32), loss_mask=mask)])
         microbatch = pack(batch, np.zeros(1, dtype=np.int64), weights=np.ones(1)).to(self._ranks.device)
-        with torch.no_grad():
+        # The generators' logprobs of given tokens are those at temperature 1, whatever they sample at.
+        with torch.no_grad(), self._policy.at_temperature(1.0):
             logprobs, _ = self._engine.forward(microbatch)
         return logprobs.float().cpu().numpy()
 

@@ -2,45 +2,52 @@
 
 import subprocess
 import sys
-import uuid
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import ROOT, TAIL_CHARACTERS, Launched, kill_marked, script
+from tests.e2e.long_lived_system import LongLivedSystem
+from tests.e2e.processes import ROOT, TAIL_CHARACTERS, Launcher, kill_marked, script
+from tests.e2e.run_files import write_run_file
 
-LAUNCHED = pytest.StashKey[list[Launched]]()
+LAUNCHERS = pytest.StashKey[list[Launcher]]()
 
 
-@dataclass
-class Launcher:
-    """Starts console scripts, all under one mark."""
-
-    folder: Path
-    registry: list[Launched]
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    def __call__(self, name: str, *words: str) -> Launched:
-        launched = Launched(name, [script(name), *words], folder=self.folder, mark=self.mark)
-        self.registry.append(launched)
-        return launched
+@contextmanager
+def launching(config: pytest.Config, folder: Path) -> Iterator[Launcher]:
+    """Everything that was started within it is killed at its end."""
+    launch = Launcher(folder=folder)
+    launchers = config.stash.setdefault(LAUNCHERS, [])
+    launchers.append(launch)
+    try:
+        yield launch
+    finally:
+        launchers.remove(launch)
+        for launched in launch.launched:
+            launched.end()
+        kill_marked(launch.mark)
 
 
 @pytest.fixture(scope="module")
 def launcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    """Everything that it started is killed at the end of the module."""
-    registry: list[Launched] = []
-    request.config.stash[LAUNCHED] = registry
-    launch = Launcher(folder=tmp_path_factory.mktemp("output"), registry=registry)
-    try:
+    """For processes that do not outlive a module."""
+    with launching(request.config, tmp_path_factory.mktemp("output")) as launch:
         yield launch
-    finally:
-        for launched in registry:
-            launched.end()
-        kill_marked(launch.mark)
-        request.config.stash[LAUNCHED] = []
+
+
+@pytest.fixture(scope="session")
+def system(
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LongLivedSystem]:
+    """All but a learner, started in an odd order."""
+    folder = tmp_path_factory.mktemp("system")
+    run_file = write_run_file(folder, model=model, token=LongLivedSystem.token)
+    with launching(request.config, folder) as launch:
+        names = ("env-service", "generator", "reward-service")
+        services = {name: launch(name, "--config", str(run_file.path)) for name in names}
+        yield LongLivedSystem(launch=launch, run_file=run_file, services=services)
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +64,7 @@ def model(untrained_model: Path) -> Path:
     trained = untrained_model.with_name("trained")
     _run(
         script("learner"), "--config", "examples/addition/sft.toml", "--model", str(untrained_model),
-        "--output", str(trained), "--data.path", str(untrained_model / "sft.jsonl"), "--steps", "60",
+        "--output", str(trained), "--data.path", str(untrained_model / "sft.jsonl"), "--steps", "120",
         "--run.directory", str(untrained_model.with_name("runs")),
     )  # fmt: skip
     return trained
@@ -88,6 +95,7 @@ def pytest_runtest_makereport(
     """A failure shows the last output of every process that the module has started."""
     report = yield
     if report.failed:
-        for launched in item.config.stash.get(LAUNCHED, []):
+        launchers = item.config.stash.get(LAUNCHERS, [])
+        for launched in (launched for launcher in launchers for launched in launcher.launched):
             report.sections.append((f"output of {launched.name}", launched.text()[-TAIL_CHARACTERS:]))
     return report

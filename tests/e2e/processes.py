@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -49,6 +51,20 @@ class Launched:
         """Kills it if it still runs."""
         self._process.kill()
         self._process.wait()
+
+
+@dataclass
+class Launcher:
+    """Starts console scripts, all under one mark."""
+
+    folder: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    launched: list[Launched] = field(default_factory=list)
+
+    def __call__(self, name: str, *words: str) -> Launched:
+        launched = Launched(name, [script(name), *words], folder=self.folder, mark=self.mark)
+        self.launched.append(launched)
+        return launched
 
 
 def script(name: str) -> str:

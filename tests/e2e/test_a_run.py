@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.e2e.conftest import Launcher
-from tests.e2e.processes import marked
+from tests.e2e.processes import Launcher, marked
 from tests.e2e.run_files import GROUP_SIZE, GROUPS_PER_STEP, RunFolder, token_lags, trained_versions, write_run_file
 
 pytestmark = pytest.mark.e2e

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Launcher
-from tests.e2e.processes import Launched, marked, until
+from tests.e2e.processes import Launched, Launcher, marked, until
 from tests.e2e.run_files import write_run_file
 
 pytestmark = pytest.mark.e2e

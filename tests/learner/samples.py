@@ -54,7 +54,7 @@ def trajectory(
 
 def _spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
     firsts = [index for index, version in enumerate(versions) if index == 0 or version != versions[index - 1]]
-    ends = [*firsts[1:], len(versions)]
+    ends = [*firsts[1:], len(versions)][: len(firsts)]
     return tuple(
         VersionSpan(version=f"1.{versions[start]}", start=2 + start, end=2 + end)
         for start, end in zip(firsts, ends, strict=True)

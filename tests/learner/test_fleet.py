@@ -67,7 +67,7 @@ def test_an_expelled_generator_stays_out_under_its_id_but_not_under_another() ->
     fleet.announce(announcement("a", URL), now=0.0)
     fleet.expel("a", reason="it lies")
     assert fleet.members() == []
-    with pytest.raises(JoinRefused, match="generator a was expelled: it lies. Restart it under a new id"):
+    with pytest.raises(JoinRefused, match=r"generator a was expelled: it lies\. Restart it under a new id"):
         fleet.announce(announcement("a", URL), now=1.0)
     fleet.announce(announcement("b", URL), now=1.0)
     assert [member.generator_id for member in fleet.members()] == ["b"]

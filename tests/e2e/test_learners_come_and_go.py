@@ -1,0 +1,78 @@
+"""One generator, one env_service, several learners: killed and resumed, with two ranks, synchronous."""
+
+import json
+import re
+import signal
+
+import httpx
+import pytest
+
+from tests.e2e.long_lived_system import LongLivedSystem, generate
+from tests.e2e.processes import until
+from tests.e2e.run_files import GROUPS_PER_STEP, token_lags, trained_versions
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_killed_learner_resumes_and_no_step_is_missing(system: LongLivedSystem) -> None:
+    words = ("--steps", "40", "--checkpoint.every-steps", "7", "--max-lag", "2")
+    with system.learner("killed", *words) as (learner, run):
+        until(
+            lambda: len(run.steps()) >= 18, what="18 steps", timeout_s=90, during=[learner, *system.services.values()]
+        )
+        learner.send(signal.SIGKILL)
+        learner.wait(timeout_s=5)
+    before = run.steps()
+    with system.learner("killed", *words, "--resume", "true") as (learner, _):
+        assert learner.wait(timeout_s=120) == 0, learner.text()
+        said = learner.text()
+    assert all(service.alive for service in system.services.values())
+    assert "resuming at version 14" in said
+    replayed = [int(number) for number in re.findall(r"replaying the batch of step (\d+)", said)]
+    assert replayed == list(range(15, 15 + len(replayed)))
+    assert max(before) <= 14 + len(replayed)
+    trained = run.steps()
+    assert trained[: len(before)] == before
+    assert trained[len(before) :] == list(range(15 + len(replayed), 41))
+    assert [line["step"] for line in run.metrics("replay")] == replayed
+    assert {1 + version for version, _ in run.batches()} >= set(range(15, 41))
+    assert token_lags(run) <= {0, 1, 2}
+    assert {version.partition(".")[0] for version in trained_versions(run)} == {"1", "2"}
+    assert all(line["probe_gap"] < 1e-3 for line in run.metrics("publish"))
+
+
+def test_two_ranks_with_sharded_gradients_train_as_one(system: LongLivedSystem) -> None:
+    words = ("--steps", "8", "--ranks", "2", "--training.zero-stage", "2", "--evaluation.final-tasks", "0")
+    with system.learner("ranks", *words, "--evaluation.tasks", "0") as (learner, run):
+        assert learner.wait(timeout_s=120) == 0, learner.text()
+    assert run.steps() == list(range(1, 9))
+    assert run.summary()["groups_trained"] == 8 * GROUPS_PER_STEP
+    assert all(line["probe_gap"] < 1e-3 for line in run.metrics("publish"))
+    mismatches = [line["mismatch_kl"] for line in run.metrics("step") if line["mismatch_kl"] is not None]
+    assert max(map(abs, mismatches)) < 1e-5
+
+
+def test_max_lag_0_is_synchronous(system: LongLivedSystem) -> None:
+    with system.learner("synchronous", "--steps", "6", "--max-lag", "0", "--evaluation.tasks", "0") as (learner, run):
+        assert learner.wait(timeout_s=120) == 0, learner.text()
+    assert token_lags(run) == {0}
+    assert run.summary()["lag_histogram"].keys() == {"0"}
+    assert run.summary()["max_lag_seen"] == 0
+
+
+def test_a_generator_that_is_stopped_lets_running_requests_end_and_takes_no_new_ones(system: LongLivedSystem) -> None:
+    """The last test: it ends the generator."""
+    generator = system.services["generator"]
+    body = generate(n=100, purpose="evaluate", sampling={"max_tokens": 50, "min_tokens": 50})
+    url, headers = f"{system.run_file.url('generator')}/v1/generate", {"Authorization": f"Bearer {system.token}"}
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=20) as answer:
+        lines = answer.iter_lines()
+        first = next(lines)
+        generator.send(signal.SIGTERM)
+        until(lambda: "stopping" in generator.text(), what="the signal to arrive", timeout_s=5)
+        refused = system.call("generator", "/v1/generate", json=generate())
+        parts = [json.loads(line) for line in (first, *lines)]
+    assert (refused.status_code, refused.json()["error"]["kind"]) == (503, "draining")
+    assert [part["finish_reason"] for part in parts if part["finish_reason"]] == ["length"] * 100
+    assert generator.wait(timeout_s=10) == 0
+    assert "Traceback" not in generator.text()

@@ -1,0 +1,188 @@
+"""An intake on real sockets, with scripted env_services."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from learner.admission import GroupRules
+from learner.config import EvaluationConfig
+from learner.evaluation import Evaluator
+from learner.fleet import Fleet
+from learner.intake import Intake, IntakeOptions
+from learner.journal import Journal, Record, read_journal
+from learner.ledger import Ledger, LedgerConfig
+from protocol.generation import Sampling
+from protocol.messages import Acknowledged, EnvironmentInfo, Finished, Granted, Hello, Lease, Message, Welcome
+from protocol.trajectories import TrajectoryGroup
+from protocol.versions import PolicyVersion
+from services.sockets import DealerSocket, RouterSocket
+from services.waiting import Waiting
+from tests.learner.generators import FINGERPRINTS, announcement
+from tests.learner.samples import LEDGER
+
+M = TypeVar("M", bound=Message)
+ADDITION = EnvironmentInfo(name="addition", train_tasks=100, evaluation_tasks=5000)
+
+
+@dataclass
+class Clock:
+    """Seconds, as set by the test."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class ScriptedEnv:
+    """The env_service's end of the conversation. `seen` are messages that were passed over."""
+
+    dealer: DealerSocket
+    name: str
+    seen: list[Message] = field(default_factory=list)
+
+    def hello(
+        self,
+        *,
+        capacity: int = 100,
+        tokenizer: str = FINGERPRINTS.tokenizer,
+        chat_template: str = FINGERPRINTS.chat_template,
+        environments: Sequence[EnvironmentInfo] = (ADDITION,),
+    ) -> Hello:
+        return Hello(
+            env_id=self.name,
+            capacity=capacity,
+            environments=tuple(environments),
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+        )
+
+    async def send(self, message: Message) -> None:
+        await self.dealer.send(message)
+
+    async def next(self, kind: type[M]) -> M:
+        """The next message of this kind."""
+        async with asyncio.timeout(5):
+            while True:
+                message = await self.dealer.receive()
+                if isinstance(message, kind):
+                    return message
+                self.seen.append(message)
+
+    async def enter(self, *, capacity: int = 100) -> Welcome:
+        await self.send(self.hello(capacity=capacity))
+        return await self.next(Welcome)
+
+    async def leases(self, count: int) -> list[Lease]:
+        """Exactly so many leases, in however many grants."""
+        leases: list[Lease] = []
+        while len(leases) < count:
+            leases += (await self.next(Granted)).leases
+        assert len(leases) == count, leases
+        return leases
+
+    async def finish(self, *groups: TrajectoryGroup) -> None:
+        """Sends groups and waits until they are acknowledged."""
+        for group in groups:
+            await self.send(Finished(group=group))
+            acknowledged = await self.next(Acknowledged)
+            assert (acknowledged.lease_id, acknowledged.attempt) == (group.lease_id, group.attempt)
+            assert acknowledged.purpose == group.purpose
+
+
+@dataclass
+class Learner:
+    """An intake whose loops run, and what it is made of."""
+
+    intake: Intake
+    ledger: Ledger
+    fleet: Fleet
+    router: RouterSocket
+    clock: Clock
+    folder: Path
+
+    async def serve(self, number: int) -> None:
+        """A generator serves this version."""
+        self.fleet.announce(announcement("g", "http://127.0.0.1:1"), now=0.0)
+        self.fleet.committed("g", version=PolicyVersion(1, number), fingerprint="f")
+        await self.intake.fleet_changed()
+
+    async def train(self) -> None:
+        """A whole step: takes a batch, trains and serves it."""
+        async with asyncio.timeout(5):
+            batch = await self.intake.take()
+        await self.intake.trained(batch.version + 1)
+        await self.serve(batch.version + 1)
+
+    def journal(self) -> list[Record]:
+        return list(read_journal(self.folder / "journal.log"))
+
+    @asynccontextmanager
+    async def env(self, name: str) -> AsyncIterator[ScriptedEnv]:
+        async with DealerSocket.connect(self.router.address, identity=name) as dealer:
+            yield ScriptedEnv(dealer=dealer, name=name)
+
+
+def options(folder: Path) -> IntakeOptions:
+    return IntakeOptions(
+        incarnation=3,
+        environment="addition",
+        group_size=2,
+        sampling=Sampling(max_tokens=8),
+        seed=0,
+        lease_timeout_s=LEDGER.lease_timeout_s,
+        heartbeat_every_s=1.0,
+        total_groups=1000,
+        max_dead_letter_share=0.25,
+        tokenizer=FINGERPRINTS.tokenizer,
+        chat_template=FINGERPRINTS.chat_template,
+        dead_letters=folder / "dead_letters.jsonl",
+        rules=GroupRules(vocabulary_size=10, min_group_size=2, drop_uniform_groups=False),
+    )
+
+
+@asynccontextmanager
+async def learner(
+    folder: Path,
+    *,
+    ledger_config: LedgerConfig = LEDGER,
+    total_groups: int = 1000,
+    drop_uniform_groups: bool = False,
+    serves: bool = True,
+) -> AsyncIterator[Learner]:
+    clock = Clock()
+    ledger = Ledger(ledger_config)
+    chosen = replace(options(folder), total_groups=total_groups)
+    chosen = replace(chosen, rules=replace(chosen.rules, drop_uniform_groups=drop_uniform_groups))
+    fleet = Fleet(fingerprints=FINGERPRINTS, incarnation=3, announce_every_s=1.0, silence_s=60.0, changed=lambda: None)
+    async with RouterSocket.bind("tcp://127.0.0.1:*") as router:
+        with Journal.open(folder / "journal.log") as journal:
+            intake = Intake(
+                socket=router,
+                ledger=ledger,
+                journal=journal,
+                fleet=fleet,
+                evaluator=Evaluator(
+                    config=EvaluationConfig(), max_tokens=8, timeout_s=LEDGER.lease_timeout_s, first_lease_id=1 << 32
+                ),
+                waits=Waiting(),
+                options=chosen,
+                clock=clock,
+            )
+            made = Learner(intake=intake, ledger=ledger, fleet=fleet, router=router, clock=clock, folder=folder)
+            if serves:
+                await made.serve(0)
+            loops = [asyncio.create_task(intake.receive()), asyncio.create_task(intake.tick())]
+            try:
+                yield made
+                for loop in loops:
+                    assert not loop.done(), "a loop of the intake ended"
+            finally:
+                for loop in loops:
+                    loop.cancel()
+                await asyncio.wait(loops, timeout=5)
+            ledger.books().check()
