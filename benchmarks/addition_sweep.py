@@ -26,12 +26,14 @@ class Variant:
     groups: int
     group_size: int
     drop_uniform: bool = False
+    beta2: float = 0.95
     max_lag: int = 4
 
     @property
     def name(self) -> str:
         uniform = "-drop" if self.drop_uniform else ""
-        return f"lr{self.learning_rate:g}-{self.groups}x{self.group_size}-lag{self.max_lag}{uniform}"
+        beta2 = "" if self.beta2 == 0.95 else f"-beta2_{self.beta2:g}"
+        return f"lr{self.learning_rate:g}-{self.groups}x{self.group_size}-lag{self.max_lag}{uniform}{beta2}"
 
 
 VARIANTS = (
@@ -39,6 +41,11 @@ VARIANTS = (
     Variant(learning_rate=5e-4, groups=32, group_size=8),
     Variant(learning_rate=8e-4, groups=32, group_size=8),
     Variant(learning_rate=5e-4, groups=32, group_size=8, max_lag=0),
+    Variant(learning_rate=5e-4, groups=32, group_size=8, beta2=0.999),
+    Variant(learning_rate=8e-4, groups=32, group_size=8, beta2=0.999),
+    Variant(learning_rate=5e-4, groups=32, group_size=8, beta2=0.999, drop_uniform=True),
+    Variant(learning_rate=5e-4, groups=16, group_size=8, beta2=0.999),
+    Variant(learning_rate=5e-4, groups=16, group_size=16, beta2=0.999),
     Variant(learning_rate=3e-4, groups=32, group_size=8, max_lag=1),
     Variant(learning_rate=3e-4, groups=32, group_size=8, drop_uniform=True),
     Variant(learning_rate=5e-4, groups=32, group_size=8, drop_uniform=True),
@@ -92,6 +99,7 @@ def _run(variant: Variant, *, completions: int) -> Result:
         "learner.rollouts.drop-uniform-groups": str(variant.drop_uniform).lower(),
         "learner.training.optimizer.learning-rate": variant.learning_rate,
         "learner.training.optimizer.total-updates": steps,
+        "learner.training.optimizer.beta2": variant.beta2,
         "learner.evaluation.every-steps": max(1, steps // 5),
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -103,6 +103,8 @@ def parse_text(text: str, option: Option) -> object:
     """A value written as text: JSON for lists and tables, `none` where the option may be empty, else the text."""
     if option.is_optional and text == "none":
         return None
+    if text in option.literals:
+        return option.literals[text]
     if text[:1] in ("[", "{") and not option.is_text:
         try:
             parsed: object = json.loads(text)

@@ -45,6 +45,12 @@ class Option:
     def is_optional(self) -> bool:
         return type(None) in _union_parts(self.annotation)
 
+    @property
+    def literals(self) -> Mapping[str, object]:
+        """The values of a Literal by their text: pydantic takes no "2" for a 2 there."""
+        parts = (part for part in _union_parts(self.annotation) if get_origin(part) is Literal)
+        return {str(value): value for part in parts for value in get_args(part)}
+
 
 @dataclass(frozen=True)
 class Choice:

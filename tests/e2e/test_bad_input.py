@@ -1,4 +1,4 @@
-"""Generator, reward_service and env_service that outlive their learners: bad input, a killed learner, several runs."""
+"""What does not fit is refused clearly and counted, and training goes on beside it."""
 
 import json
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ import pytest
 import zmq
 
 from protocol.codec import decode, encode
+from protocol.fingerprints import fingerprint_directory
 from protocol.messages import Heartbeat, Message, Refused
 from protocol.versions import PROTOCOL_VERSION
+from tests.e2e.long_lived_system import LongLivedSystem, generate
 from tests.e2e.processes import until
-from tests.e2e.run_files import (
-    RunFolder,
-)
+from tests.e2e.run_files import RunFolder
 
 pytestmark = pytest.mark.e2e
 
@@ -26,14 +26,12 @@ SERVICES = ("learner", "generator", "reward", "env")
 @pytest.fixture(scope="module")
 def training(system: LongLivedSystem) -> Iterator[RunFolder]:
     """A run without end."""
-    until(
-        lambda: "waiting for the learner" in system.services["env-service"].text(), what="the env_service", timeout_s=30
-    )
+    env_service = system.services["env-service"]
+    until(lambda: "waiting for the learner" in env_service.text(), what="the env_service", timeout_s=30)
     unready = system.call("env", "/readyz")
     with system.learner("endless", "--steps", "1000000") as (learner, run):
-        until(
-            lambda: len(run.steps()) >= 2, what="two steps", timeout_s=90, during=[learner, *system.services.values()]
-        )
+        processes = [learner, *system.services.values()]
+        until(lambda: len(run.steps()) >= 2, what="two steps", timeout_s=90, during=processes)
         assert unready.status_code == 503
         assert "learner" in unready.json()["waiting_for"][0]
         yield run
@@ -90,20 +88,15 @@ def test_the_others_refuse_a_wrong_token_and_what_is_no_json(
     assert system.refusals(service).keys() >= {"unauthorized", expected[1]}
 
 
-def test_training_may_not_shape_the_distribution_but_evaluation_may(
-    system: LongLivedSystem, training: RunFolder
-) -> None:
+def test_evaluation_may_shape_the_distribution(system: LongLivedSystem, training: RunFolder) -> None:
     shaped = {
         "top_p": 0.9, "top_k": 5, "min_p": 0.01, "repetition_penalty": 1.1, "presence_penalty": 0.5,
         "frequency_penalty": -0.5, "min_tokens": 3, "seed": 7,
     }  # fmt: skip
-    answers = [
-        system.call("generator", "/v1/generate", json=generate(n=2, purpose="evaluate", sampling=shaped))
-        for _ in range(2)
-    ]
-    parts = [json.loads(line) for line in answers[0].text.splitlines()]
+    answer = system.call("generator", "/v1/generate", json=generate(n=2, purpose="evaluate", sampling=shaped))
+    parts = [json.loads(line) for line in answer.text.splitlines()]
     tokens = [token for part in parts for token in part["token_ids"]]
-    assert answers[0].status_code == 200
+    assert answer.status_code == 200
     assert {part["index"] for part in parts} == {0, 1}
     assert len(tokens) >= 6
     assert all("error" not in part for part in parts)
@@ -112,8 +105,6 @@ def test_training_may_not_shape_the_distribution_but_evaluation_may(
 def test_a_generator_with_another_tokenizer_is_refused_with_both_fingerprints(
     system: LongLivedSystem, training: RunFolder, model: Path
 ) -> None:
-    from protocol.fingerprints import fingerprint_directory
-
     ours = fingerprint_directory(model)
     stranger = {
         "generator_id": "stranger", "url": "http://127.0.0.1:9", "protocol_version": PROTOCOL_VERSION,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.long_lived_system import LongLivedSystem, generate
 from tests.e2e.processes import until
-from tests.e2e.run_files import GROUPS_PER_STEP, token_lags, trained_versions
+from tests.e2e.run_files import GROUPS_PER_STEP, token_lags
 
 pytestmark = pytest.mark.e2e
 
@@ -27,17 +27,18 @@ def test_a_killed_learner_resumes_and_no_step_is_missing(system: LongLivedSystem
         assert learner.wait(timeout_s=120) == 0, learner.text()
         said = learner.text()
     assert all(service.alive for service in system.services.values())
-    assert "resuming at version 14" in said
+    checkpoint = int(re.findall(r"resuming at version (\d+)", said)[0])
+    assert checkpoint in (14, 21)
     replayed = [int(number) for number in re.findall(r"replaying the batch of step (\d+)", said)]
-    assert replayed == list(range(15, 15 + len(replayed)))
-    assert max(before) <= 14 + len(replayed)
-    trained = run.steps()
-    assert trained[: len(before)] == before
-    assert trained[len(before) :] == list(range(15 + len(replayed), 41))
+    assert replayed == list(range(checkpoint + 1, checkpoint + 1 + len(replayed)))
     assert [line["step"] for line in run.metrics("replay")] == replayed
-    assert {1 + version for version, _ in run.batches()} >= set(range(15, 41))
-    assert token_lags(run) <= {0, 1, 2}
-    assert {version.partition(".")[0] for version in trained_versions(run)} == {"1", "2"}
+    last_before = checkpoint + len(replayed)
+    assert run.steps() == before + list(range(last_before + 1, 41))
+    assert before == list(range(1, len(before) + 1))
+    assert last_before - len(before) in (0, 1), "a batch may have been logged and its step not yet"
+    assert {lag for line in run.metrics("step") for lag in line["token_lag_counts"]} <= {"0", "1", "2"}
+    stamps = {v for sample in run.lines("samples.jsonl") for one in sample["completions"] for v in one["versions"]}
+    assert {stamp.partition(".")[0] for stamp in stamps} == {"1", "2"}
     assert all(line["probe_gap"] < 1e-3 for line in run.metrics("publish"))
 
 

@@ -20,6 +20,7 @@ from protocol.messages import (
     Goodbye,
     Granted,
     Heartbeat,
+    Lease,
     Refused,
     RunningLease,
     Welcome,
@@ -429,11 +430,12 @@ async def test_a_task_that_keeps_failing_is_left_out_of_the_accuracy(tmp_path: P
         assert (result.tasks, result.failed, result.accuracy) == (1, 1, 0.0)
 
 
-async def next_evaluation(env: ScriptedEnv) -> RunningLease:
+async def next_evaluation(env: ScriptedEnv) -> Lease:
+    """The next evaluation lease; training leases on the way are passed over."""
     while True:
         for lease in (await env.next(Granted)).leases:
             if lease.purpose == "evaluate":
-                return RunningLease(lease_id=lease.lease_id, attempt=lease.attempt, purpose="evaluate")
+                return lease
 
 
 async def test_an_evaluation_lease_that_got_lost_is_granted_again_and_one_that_is_reported_is_not(

@@ -20,7 +20,7 @@ OPTIONS = PublisherOptions(
     backend="gloo",
     host="127.0.0.1",
     bucket_bytes=4096,
-    bucket_timeout_s=2.0,
+    bucket_timeout_s=1.0,
     meet_timeout_s=3.0,
     commit_timeout_s=2.0,
     probe_tolerance=1e-3,
@@ -264,7 +264,7 @@ async def test_a_generator_that_fails_to_load_leaves_until_it_announces_itself_a
 
 
 async def test_a_generator_that_is_gone_before_the_meeting_does_not_hold_up_the_others() -> None:
-    async with ScriptedGenerator("b").running() as b, learner(replace(OPTIONS, bucket_timeout_s=1.0)) as ours:
+    async with ScriptedGenerator("b").running() as b, learner() as ours:
         async with ScriptedGenerator("a").running() as a:
             ours.join(a, b)
         ours.publisher.offer(snapshot(0))

@@ -126,6 +126,8 @@ def test_a_body_cannot_be_changed(body: WireModel) -> None:
         (generation.Sampling, '{"max_tokens": "16"}', "max_tokens"),
         (generation.Sampling, '{"max_tokens": 16, "temperature": NaN}', "temperature"),
         (generation.Sampling, '{"max_tokens": 16, "logit_bias": {}}', "logit_bias"),
+        (generation.Sampling, '{"max_tokens": 16, "min_tokens": 17}', "min_tokens 17 exceeds max_tokens 16"),
+        (generation.Sampling, '{"max_tokens": 16, "presence_penalty": 3.0}', "presence_penalty"),
         (rewards.ScoreRequest, '{"items": []}', "items"),
         (rewards.ScoreResult, '{"id": "a", "verifier": "v", "latency_s": 0}', "either a reward or an error"),
         (rewards.ScoreResult, '{"id": "a", "verifier": "v", "latency_s": 0, "reward": NaN}', "finite number"),

@@ -31,6 +31,7 @@ class Config(ProcessConfig):
     names: tuple[str, ...] = Field((), description="some names")
     limit_s: float | None = Field(None, gt=0, description="limit in seconds")
     trace: bool = Field(False, description="trace everything")
+    stage: Literal[0, 1, 2] = Field(0, description="a number of few")
     http: HttpConfig = HttpConfig(port=8100)
     algo: Annotated[Grpo | Sft, Field(discriminator="type", description="what is optimized")] = Grpo()
 
@@ -47,6 +48,12 @@ def problem(*argv: str, toml: str | None = None, tmp_path: Path | None = None, *
     with pytest.raises(ConfigError) as caught:
         load("--model", "m", *argv, toml=toml, tmp_path=tmp_path, **environ)
     return str(caught.value)
+
+
+def test_a_number_of_few_can_be_written_as_text() -> None:
+    assert load("--model", "m", "--stage", "2").stage == 2
+    assert load("--model", "m", HEADWAY_LEARNER__STAGE="1").stage == 1
+    assert "--stage: got '3': expected 0, 1 or 2" in problem("--stage", "3")
 
 
 def test_later_sources_win_over_earlier_ones(tmp_path: Path) -> None:

@@ -1,0 +1,179 @@
+"""The numbers of steps and runs, worked by hand, and what is written of them."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.curves import draw_curves
+from learner.evaluation import EvaluationResult
+from learner.ledger import Books
+from learner.publisher import PublishReport
+from learner.records import Records, StepRecord, Timing, step_record
+from learner.summary import summarize, table, write_summary
+from learner.training.metrics import StepMetrics
+from protocol.trajectories import TrajectoryGroup
+from tests.learner.samples import group, trajectory
+
+TIMING = Timing(time_s=9.0, wait_s=0.5, train_s=1.0, copy_s=0.25)
+
+
+def two_groups() -> list[TrajectoryGroup]:
+    return [
+        group(0, trajectory(0, 0, 1, reward=1.0), trajectory(1, reward=0.0, finish="length")),
+        group(1, trajectory(1, 1, reward=1.0), trajectory(1, 1, reward=1.0)),
+    ]
+
+
+def record(step: int = 3, **changes: Any) -> StepRecord:
+    made = step_record(two_groups(), version=2, timing=TIMING, success_reward=1.0)
+    return dataclasses.replace(made, step=step, **changes)
+
+
+def step_metrics() -> StepMetrics:
+    values: dict[str, Any] = {each.name: 1 for each in dataclasses.fields(StepMetrics)}
+    return StepMetrics(**values)
+
+
+def published(total_s: float, pause_s: float, gap: float) -> PublishReport:
+    return PublishReport(
+        version=1, members=1, total_s=total_s, prepare_s=total_s, commit_s=0.0, pause_s=pause_s, probe_gap=gap
+    )
+
+
+def evaluated(version: int, accuracy: float) -> EvaluationResult:
+    return EvaluationResult(
+        version=version,
+        tasks=10,
+        failed=0,
+        accuracy=accuracy,
+        reward=accuracy,
+        oldest_version=version,
+        newest_version=version,
+        truncated_share=0.0,
+    )
+
+
+BOOKS = Books(
+    leases=9, trained=4, filtered=1, dead_lettered=2, buffered=1, running=1, pending=0,
+    attempts=12, accepted=6, failed=2, expired=0, dropped=3,
+)  # fmt: skip
+
+
+def test_a_step_by_hand() -> None:
+    made = step_record(two_groups(), version=2, timing=TIMING, success_reward=1.0)
+    assert (made.step, made.groups, made.trajectories, made.sampled_tokens) == (3, 2, 4, 8)
+    assert (made.reward_mean, made.solved_share, made.uniform_groups_share) == (0.75, 0.75, 0.5)
+    assert made.reward_std == pytest.approx(0.4330127)
+    assert (made.length_mean, made.truncated_share, made.end_token_share) == (2.0, 0.25, 0.75)
+    assert (made.lag_mean, made.lag_max, made.lag_counts) == (1.25, 2, {1: 3, 2: 1})
+    assert made.token_lag_counts == {1: 6, 2: 2}
+    assert made.mixed_version_share == 0.25
+    assert (made.time_s, made.wait_s, made.train_s, made.copy_s) == (9.0, 0.5, 1.0, 0.25)
+
+
+def run_of_two_steps(records: Records) -> None:
+    first = record(step=1, reward_mean=0.25, lag_max=0, lag_counts={0: 4}, token_lag_counts={0: 8})
+    records.publish(published(9.0, 1.0, 3e-6))
+    records.evaluation(evaluated(0, 0.125))
+    records.step(first, step_metrics(), two_groups())
+    records.publish(published(0.1, 0.01, 1e-6))
+    records.evaluation(evaluated(1, 0.5))
+    records.step(record(step=2, wait_s=1.5, train_s=3.0), step_metrics(), two_groups())
+    records.publish(published(0.3, 0.03, 2e-6))
+    records.evaluation(evaluated(2, 0.875))
+
+
+def test_a_run_by_hand(tmp_path: Path) -> None:
+    with Records(folder=tmp_path, total_steps=2) as records:
+        run_of_two_steps(records)
+        summary = summarize(records, books=BOOKS, max_lag=4, train_wall_s=10.0, generator_idle_share=0.5)
+    assert (summary.accuracy_before, summary.accuracy_after) == (0.125, 0.875)
+    assert (summary.reward_first, summary.reward_last, summary.steps) == (0.25, 0.75, 2)
+    assert (summary.completions_per_s, summary.tokens_per_s) == (0.8, 1.6)
+    assert summary.lag_histogram == {0: 4, 1: 3, 2: 1}
+    assert summary.token_lag_histogram == {0: 8, 1: 6, 2: 2}
+    assert (summary.max_lag, summary.max_lag_seen) == (4, 2)
+    assert summary.learner_wait_share == pytest.approx(0.2)
+    assert summary.train_step_s_median == 2.0
+    assert summary.publish_s_median == pytest.approx(0.2), "the first publish, which waits for generators, is left out"
+    assert summary.publish_s_max == 0.3
+    assert summary.pause_s_median == pytest.approx(0.02)
+    assert summary.probe_gap_max == 3e-6
+    assert (summary.groups_trained, summary.groups_dropped, summary.groups_filtered) == (4, 3, 1)
+    assert summary.groups_dead_lettered == 2
+
+    write_summary(summary, tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text())["token_lag_histogram"] == {"0": 8, "1": 6, "2": 2}
+    text = table(summary, folder=Path("runs/x"))
+    for row in (
+        "held-out accuracy       12.5% before, 87.5% after",
+        "reward                  0.250 in the first steps, 0.750 in the last",
+        "lag of trajectories     0: 50%  1: 38%  2: 12%  (the bound is 4)",
+        "learner waited          20% of the time",
+        "generator idle          50.0% of the time",
+        "publish                 200 ms median, 20 ms of it with serving paused",
+        "logprob gap at publish  3.0e-06 nats at most",
+        "groups                  4 trained, 3 dropped, 2 given up",
+    ):
+        assert f"  {row}\n" in f"{text}\n"
+
+
+def test_a_resumed_run_has_no_accuracy_before_and_may_have_published_nothing(tmp_path: Path) -> None:
+    with Records(folder=tmp_path, total_steps=7) as records:
+        records.step(record(step=7), step_metrics(), two_groups())
+        records.evaluation(evaluated(7, 0.5))
+        summary = summarize(records, books=BOOKS, max_lag=4, train_wall_s=1.0, generator_idle_share=None)
+    assert (summary.accuracy_before, summary.accuracy_after) == (None, 0.5)
+    assert (summary.publish_s_median, summary.probe_gap_max) == (None, None)
+    assert "held-out accuracy       not measured before, 50.0% after" in table(summary, folder=tmp_path)
+
+
+def test_every_entry_is_a_line_of_json_that_says_its_kind(tmp_path: Path) -> None:
+    with Records(folder=tmp_path, total_steps=2) as records:
+        run_of_two_steps(records)
+    entries = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [entry["kind"] for entry in entries] == [
+        "publish", "evaluation", "step", "publish", "evaluation", "step", "publish", "evaluation",
+    ]  # fmt: skip
+    assert entries[2]["sampled_tokens"] == 8
+    assert entries[2]["grad_norm"] == 1
+    shared = {each.name for each in dataclasses.fields(StepMetrics)} & {f.name for f in dataclasses.fields(StepRecord)}
+    assert shared == set(), "one would overwrite the other in the file"
+
+
+def test_samples_hold_the_best_and_the_worst_completion_of_a_group(tmp_path: Path) -> None:
+    with Records(folder=tmp_path, total_steps=2) as records:
+        records.step(record(), step_metrics(), two_groups())
+    first, second = (json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines())
+    assert (first["step"], first["lease_id"], first["prompt"]) == (3, 0, "2 + 2")
+    assert [(one["reward"], one["tokens"], one["finish_reason"]) for one in first["completions"]] == [
+        (0.0, 1, "length"),
+        (1.0, 3, "stop"),
+    ]
+    assert first["completions"][1]["versions"] == ["1.0", "1.1"]
+    assert len(second["completions"]) == 2
+
+
+def test_progress_is_said_with_rates_and_the_time_that_is_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with Records(folder=tmp_path, total_steps=103) as records:
+        records.step(record(step=3), step_metrics(), two_groups())
+    (line,) = [entry.getMessage() for entry in caplog.records if entry.name == "learner.records"]
+    assert line.startswith("step 3/103  reward 0.750  lag 1.2 (max 2)  5 tokens/s  learner waits 29 %  ETA 2m55s")
+
+
+@pytest.mark.parametrize("steps", [1, 60])
+def test_curves_are_drawn(tmp_path: Path, steps: int) -> None:
+    with Records(folder=tmp_path, total_steps=steps) as records:
+        for step in range(1, steps + 1):
+            records.step(record(step=step, reward_mean=-1.0 + step / steps), step_metrics(), two_groups())
+        records.evaluation(evaluated(steps, 0.5))
+        draw_curves(records, title="a run", path=tmp_path / "curves.png")
+    data = (tmp_path / "curves.png").read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    assert len(data) > 10_000

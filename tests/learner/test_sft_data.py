@@ -1,0 +1,146 @@
+"""Supervised examples from files: what is trained, where it ends, and whose fault a bad line is."""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from learner.sft_data import DataError, batches, read_examples
+from learner.training.batch import TrainSequence
+
+END = 0
+
+
+class CharacterTokenizer:
+    """One token a character; `|` is the end token."""
+
+    eos_token_id: int | None = END
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return [END if character == "|" else ord(character) for character in text]
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, str]], *, add_generation_prompt: bool, tokenize: bool
+    ) -> str:
+        assert not tokenize
+        text = "".join(f"<{message['role'][0]}>{message['content']}|\n" for message in conversation)
+        return text + ("<a>" if add_generation_prompt else "")
+
+
+class ForgetfulTokenizer(CharacterTokenizer):
+    """A template that leaves out what the assistant said before."""
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, str]], *, add_generation_prompt: bool, tokenize: bool
+    ) -> str:
+        kept = [message for message in conversation[:-1] if message["role"] != "assistant"] + list(conversation[-1:])
+        return super().apply_chat_template(kept, add_generation_prompt=add_generation_prompt, tokenize=tokenize)
+
+
+def read(tmp_path: Path, *lines: object, tokenizer: CharacterTokenizer | None = None) -> list[TrainSequence]:
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    return read_examples(path, tokenizer or CharacterTokenizer())
+
+
+def shown(sequence: TrainSequence) -> tuple[str, str]:
+    """The text, and below each trained character a mark."""
+    text = "".join("|" if token == END else chr(token) for token in sequence.token_ids)
+    return text, "".join("^" if trained else "." for trained in sequence.loss_mask)
+
+
+def test_a_completion_is_trained_and_ends_with_the_end_token(tmp_path: Path) -> None:
+    (example,) = read(tmp_path, {"prompt": "2+2=", "completion": "4"})
+    assert shown(example) == ("2+2=4|", "....^^")
+
+
+def test_an_end_token_that_is_there_is_not_doubled(tmp_path: Path) -> None:
+    (example,) = read(tmp_path, {"prompt": "2+2=", "completion": "4|"})
+    assert shown(example) == ("2+2=4|", "....^^")
+
+
+def test_a_tokenizer_without_an_end_token_adds_none(tmp_path: Path) -> None:
+    tokenizer = CharacterTokenizer()
+    tokenizer.eos_token_id = None
+    (example,) = read(tmp_path, {"prompt": "a", "completion": "b"}, tokenizer=tokenizer)
+    assert shown(example) == ("ab", ".^")
+
+
+def test_of_a_conversation_what_the_assistant_said_is_trained_up_to_its_end_token(tmp_path: Path) -> None:
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yo"},
+        {"role": "user", "content": "so"},
+        {"role": "assistant", "content": "no"},
+    ]
+    (example,) = read(tmp_path, {"messages": messages})
+    assert shown(example) == (
+        "<u>hi|\n<a>yo|\n<u>so|\n<a>no|\n",
+        "..........^^^..........." + "^^^.",
+    )
+
+
+def test_what_follows_the_last_answer_is_left_out(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    (example,) = read(tmp_path, {"messages": [*messages, {"role": "user", "content": "bye"}]})
+    assert shown(example)[0] == "<u>hi|\n<a>yo|\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{not json}\n", "Expecting property name"),
+        ({"prompt": "a"}, "expected an object with texts `prompt` and `completion`"),
+        ({"prompt": "a", "completion": 4}, "expected an object with texts `prompt` and `completion`"),
+        ([1, 2], "expected an object"),
+        ({"prompt": "a", "completion": ""}, "the completion is empty"),
+        ({"prompt": "", "completion": "b"}, "the prompt is empty"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "a conversation without an assistant's turn"),
+        ({"messages": [{"content": "a"}]}, "expected messages with texts `role` and `content`, got {'content': 'a'}"),
+        ({"messages": ["hello"]}, "expected messages with texts `role` and `content`, got 'hello'"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "expected messages with texts"),
+    ],
+)
+def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: object, complaint: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, {"prompt": "a", "completion": "b"}, "\n", line)
+    assert str(caught.value).startswith(f"{tmp_path / 'data.jsonl'}, line 3: ")
+    assert complaint in str(caught.value)
+
+
+def test_a_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'{"prompt": "a", "completion": "b"}\n{"prompt": "\xff", "completion": "b"}\n')
+    with pytest.raises(DataError, match=r"data\.jsonl, line 2: .*utf-8"):
+        read_examples(path, CharacterTokenizer())
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
+    with pytest.raises(DataError, match="the chat template rewrites earlier turns"):
+        read(tmp_path, {"messages": turns}, tokenizer=ForgetfulTokenizer())
+
+
+def test_a_file_without_examples_and_one_that_is_missing_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.jsonl holds no examples"):
+        read(tmp_path, "\n")
+    with pytest.raises(FileNotFoundError, match="none"):
+        read_examples(tmp_path / "none", CharacterTokenizer())
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_batches_hold_every_example_once_an_epoch_in_an_order_that_the_seed_fixes(tmp_path: Path, size: int) -> None:
+    examples = read(tmp_path, *({"prompt": "p", "completion": chr(97 + index)} for index in range(5)))
+
+    def drawn(seed: int) -> list[int]:
+        taken = itertools.islice(batches(examples, size=size, seed=seed), 10)
+        return [int(example.token_ids[1]) for batch in taken for example in batch]
+
+    row = drawn(seed=1)
+    assert len(row) == 10 * size
+    for start in range(0, len(row) - 4, 5):
+        assert sorted(row[start : start + 5]) == [97, 98, 99, 100, 101]
+    assert row == drawn(seed=1) != drawn(seed=2)
