@@ -16,18 +16,18 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from learner.checkpoints import Checkpoints
 from learner.config import LearnerConfig
-from learner.evaluation import EvaluationResult
-from learner.generator_watch import IdleWatch
-from learner.intake import Intake, TakenBatch
-from learner.measures import Measures
-from learner.publisher import Publisher, Snapshot
-from learner.records import Records, Timing, step_record
+from learner.history.checkpoints import Checkpoints
+from learner.intake.evaluation import EvaluationResult
+from learner.intake.intake import Intake, TakenBatch
+from learner.reports.measures import Measures
+from learner.reports.records import Records, Timing, step_record
 from learner.sequences import sequences_of
 from learner.training.batch import TrainSequence
 from learner.training.metrics import StepMetrics
 from learner.training.trainer import Trainer
+from learner.weights.generator_watch import IdleWatch
+from learner.weights.publisher import Publisher, Snapshot
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from learner.checkpoints import Checkpoints, read_ledger
-from learner.intake import TakenBatch
-from learner.journal import JournalDamaged, LoggedBatch, LoggedFilter, LoggedGroup, read_journal
+from learner.history.checkpoints import Checkpoints, read_ledger
+from learner.history.journal import JournalDamaged, LoggedBatch, LoggedFilter, LoggedGroup, read_journal
+from learner.intake.intake import TakenBatch
 from learner.ledger import Ledger, LedgerConfig
 from protocol.trajectories import TrajectoryGroup
 

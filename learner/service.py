@@ -21,26 +21,26 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 
-from learner.admission import GroupRules
-from learner.app import add_routes
-from learner.checkpoints import Checkpoints
 from learner.config import LearnerConfig
-from learner.curves import draw_curves
-from learner.evaluation import Evaluator
-from learner.fleet import Fleet
-from learner.generator_watch import IdleWatch
-from learner.intake import Intake, IntakeOptions
-from learner.journal import Journal
+from learner.history.checkpoints import Checkpoints
+from learner.history.journal import Journal
+from learner.history.run_folder import open_run_folder
+from learner.intake.admission import GroupRules
+from learner.intake.evaluation import Evaluator
+from learner.intake.intake import Intake, IntakeOptions
 from learner.ledger import LedgerConfig
-from learner.measures import Measures
 from learner.online import OnlineTraining
-from learner.publisher import Publisher, PublisherOptions, PublishReport
-from learner.records import Records
 from learner.recovery import Recovered, recover
-from learner.run_folder import open_run_folder
-from learner.summary import summarize, table, write_summary
+from learner.reports.curves import draw_curves
+from learner.reports.measures import Measures
+from learner.reports.records import Records
+from learner.reports.summary import summarize, table, write_summary
 from learner.trainer_thread import TrainerThread
 from learner.training_setup import OpenTrainer, open_trainer, vocabulary_size
+from learner.weights.fleet import Fleet
+from learner.weights.generator_watch import IdleWatch
+from learner.weights.publisher import Publisher, PublisherOptions, PublishReport
+from learner.weights.routes import add_routes
 from protocol.fingerprints import fingerprint_directory
 from protocol.generation import Sampling
 from services.http_app import create_app

@@ -99,7 +99,7 @@ class Trainer:
         return host_copy(self._engine, dtype=self._config.publish_dtype, keep=self._ranks.leads)
 
     def probe_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Logprobs at temperature 1, float32 [T-1] in nats, of tokens 1 to T-1 of a prompt of T >= 2 under the weights as of now."""
+        """Logprobs at temperature 1, float32 [T-1] in nats, of tokens 1 to T-1 of a prompt, under the weights as of now."""
         self._tell(Command(action="probe", path=json.dumps(list(token_ids))))
         return self._probe(token_ids)
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from learner.admission import GroupRules
 from learner.config import EvaluationConfig
-from learner.evaluation import Evaluator
-from learner.fleet import Fleet
-from learner.intake import Intake, IntakeOptions
-from learner.journal import Journal, Record, read_journal
+from learner.history.journal import Journal, Record, read_journal
+from learner.intake.admission import GroupRules
+from learner.intake.evaluation import Evaluator
+from learner.intake.intake import Intake, IntakeOptions
 from learner.ledger import Ledger, LedgerConfig
+from learner.weights.fleet import Fleet
 from protocol.generation import Sampling
 from protocol.messages import Acknowledged, EnvironmentInfo, Finished, Granted, Hello, Lease, Message, Welcome
 from protocol.trajectories import TrajectoryGroup

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoints import Checkpoints
-from learner.journal import Journal, JournalDamaged
+from learner.history.checkpoints import Checkpoints
+from learner.history.journal import Journal, JournalDamaged
 from learner.ledger import Batch, Ledger, Verdict
 from learner.recovery import Recovered, recover
 from tests.learner.samples import LEDGER, group

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from learner.intake.task_order import TaskOrder
 from learner.sequences import LagBoundBroken, sequences_of
-from learner.task_order import TaskOrder
 from tests.learner.samples import group, trajectory
 
 

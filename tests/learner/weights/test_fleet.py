@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from learner.fleet import Fleet, JoinRefused
+from learner.weights.fleet import Fleet, JoinRefused
 from protocol.fleet import Fingerprints
 from protocol.versions import PROTOCOL_VERSION, PolicyVersion
 from tests.learner.generators import FINGERPRINTS, announcement

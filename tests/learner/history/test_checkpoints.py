@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoints import Checkpoints, read_ledger
+from learner.history.checkpoints import Checkpoints, read_ledger
+from learner.history.run_folder import open_run_folder
 from learner.ledger import Ledger
-from learner.run_folder import open_run_folder
 from tests.learner.samples import LEDGER
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, FastAPI, Response
 
-from learner.fleet import Fleet, JoinRefused
+from learner.weights.fleet import Fleet, JoinRefused
 from protocol.fleet import Announcement
 from services.http_app import RequestRefused, json_answer, json_body
 

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
-from learner.fleet import Fleet, Member
-from learner.weight_plane import BroadcastGroup, Meeting, WeightPlaneError, pack_buckets
+from learner.weights.fleet import Fleet, Member
+from learner.weights.plane import BroadcastGroup, Meeting, WeightPlaneError, pack_buckets
 from protocol.fleet import Backend, Commit, Committed, JoinedGroup, JoinGroup, Prepare, Prepared
 from protocol.versions import PolicyVersion
 from services.http_client import HttpClient, ServiceError, ServiceTimeout, ServiceUnreachable

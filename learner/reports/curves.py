@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from learner.records import Records
+from learner.reports.records import Records
 
 _BLUE, _ORANGE, _GREY = "#1f6fb4", "#d95f02", "#8a8a8a"
 

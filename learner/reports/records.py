@@ -16,9 +16,9 @@ from typing import TextIO
 
 import numpy as np
 
-from learner.evaluation import EvaluationResult
-from learner.publisher import PublishReport
+from learner.intake.evaluation import EvaluationResult
 from learner.training.metrics import StepMetrics
+from learner.weights.publisher import PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from learner.fleet import Fleet, JoinRefused
-from learner.publisher import Publisher, PublisherOptions, PublishReport, Snapshot
+from learner.weights.fleet import Fleet, JoinRefused
+from learner.weights.publisher import Publisher, PublisherOptions, PublishReport, Snapshot
 from services.http_client import HttpClient
 from services.waiting import Waiting
 from tests.learner.generators import FINGERPRINTS, ScriptedGenerator, probe_logprobs

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.intake import RunFailed
-from learner.journal import LoggedBatch, LoggedFilter, LoggedGroup
+from learner.history.journal import LoggedBatch, LoggedFilter, LoggedGroup
+from learner.intake.intake import RunFailed
 from protocol.messages import (
     Acknowledged,
     Cancelled,

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from learner.admission import GroupRules, admissible, is_uniform
-from learner.evaluation import EvaluationResult, Evaluator
-from learner.fleet import Fleet
-from learner.holders import Holder, Holders
-from learner.journal import Journal
+from learner.history.journal import Journal
+from learner.intake.admission import GroupRules, admissible, is_uniform
+from learner.intake.evaluation import EvaluationResult, Evaluator
+from learner.intake.holders import Holder, Holders
+from learner.intake.pacing import Pacing
+from learner.intake.task_order import TaskOrder
 from learner.ledger import (
     AttemptId,
     Batch,
@@ -34,8 +35,7 @@ from learner.ledger import (
     Verdict,
     Waiting,
 )
-from learner.pacing import Pacing
-from learner.task_order import TaskOrder
+from learner.weights.fleet import Fleet
 from protocol.generation import Sampling
 from protocol.messages import (
     Acknowledged,

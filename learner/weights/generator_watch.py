@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from learner.fleet import Fleet
+from learner.weights.fleet import Fleet
 from protocol.generation import GeneratorState
 from services.http_client import HttpClient, ServiceError
 

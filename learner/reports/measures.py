@@ -1,8 +1,8 @@
 """The learner's Prometheus metrics."""
 
-from learner.publisher import PublishReport
-from learner.records import StepRecord
+from learner.reports.records import StepRecord
 from learner.training.metrics import StepMetrics
+from learner.weights.publisher import PublishReport
 from services.metrics import Metrics
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from learner.ledger import Books
-from learner.records import Records
+from learner.reports.records import Records
 
 log = logging.getLogger(__name__)
 

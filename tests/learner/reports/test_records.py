@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from learner.curves import draw_curves
-from learner.evaluation import EvaluationResult
+from learner.intake.evaluation import EvaluationResult
 from learner.ledger import Books
-from learner.publisher import PublishReport
-from learner.records import Records, StepRecord, Timing, step_record
-from learner.summary import summarize, table, write_summary
+from learner.reports.curves import draw_curves
+from learner.reports.records import Records, StepRecord, Timing, step_record
+from learner.reports.summary import summarize, table, write_summary
 from learner.training.metrics import StepMetrics
+from learner.weights.publisher import PublishReport
 from protocol.trajectories import TrajectoryGroup
 from tests.learner.samples import group, trajectory
 
@@ -163,7 +163,7 @@ def test_progress_is_said_with_rates_and_the_time_that_is_left(
     caplog.set_level("INFO")
     with Records(folder=tmp_path, total_steps=103) as records:
         records.step(record(step=3), step_metrics(), two_groups())
-    (line,) = [entry.getMessage() for entry in caplog.records if entry.name == "learner.records"]
+    (line,) = [entry.getMessage() for entry in caplog.records if entry.name == "learner.reports.records"]
     assert line.startswith("step 3/103  reward 0.750  lag 1.2 (max 2)  5 tokens/s  learner waits 29 %  ETA 2m55s")
 
 

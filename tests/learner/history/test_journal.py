@@ -8,7 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.journal import Journal, JournalDamaged, LoggedBatch, LoggedFilter, LoggedGroup, Record, read_journal
+from learner.history.journal import (
+    Journal,
+    JournalDamaged,
+    LoggedBatch,
+    LoggedFilter,
+    LoggedGroup,
+    Record,
+    read_journal,
+)
 from tests.learner.samples import group, trajectory
 
 
@@ -117,7 +125,7 @@ def test_a_batch_is_synced_before_append_batch_returns(path: Path, monkeypatch: 
         synced.append(os.fstat(handle).st_size)
         really(handle)
 
-    monkeypatch.setattr("learner.journal.os.fdatasync", spy)
+    monkeypatch.setattr("learner.history.journal.os.fdatasync", spy)
     with Journal.open(path) as journal:
         journal.append_group(group(0))
         assert synced == [], "a group only has to survive the process"

@@ -1,0 +1,1 @@
+"""Weight sync: the fleet of generators, and how new weights reach it."""

@@ -1,0 +1,43 @@
+"""Pacing: more groups when the trainer waited, fewer when groups lay ready, always between one step and the bound."""
+
+from learner.intake.pacing import Pacing
+
+
+def pacing(*, max_lag: int = 4) -> Pacing:
+    return Pacing(groups_per_step=10, max_lag=max_lag)
+
+
+def test_a_trainer_that_waits_is_given_more_up_to_what_the_bound_permits() -> None:
+    paced = pacing()
+    before = paced.room(running=0, buffered=0)
+    paced.taken(waited_s=0.5, since_last_s=1.0, left_over=0)
+    assert paced.room(running=0, buffered=0) == before + 1
+    for _ in range(1000):
+        paced.taken(waited_s=0.5, since_last_s=1.0, left_over=0)
+    assert paced.room(running=0, buffered=0) == 50
+
+
+def test_groups_that_lie_ready_make_it_less_but_never_less_than_a_step() -> None:
+    paced = pacing()
+    for _ in range(1000):
+        paced.taken(waited_s=0.0, since_last_s=1.0, left_over=8)
+    assert paced.room(running=0, buffered=0) == 10
+
+
+def test_a_trainer_that_neither_waits_nor_leaves_groups_lying_changes_nothing() -> None:
+    paced = pacing()
+    before = paced.ahead
+    paced.taken(waited_s=0.01, since_last_s=1.0, left_over=1)
+    assert paced.ahead == before
+
+
+def test_synchronous_training_has_one_step_of_groups_and_no_more() -> None:
+    paced = pacing(max_lag=0)
+    for _ in range(10):
+        paced.taken(waited_s=1.0, since_last_s=1.0, left_over=0)
+    assert paced.room(running=0, buffered=0) == 10
+
+
+def test_running_and_buffered_groups_take_the_room() -> None:
+    assert pacing().room(running=12, buffered=5) == 3
+    assert pacing().room(running=12, buffered=15) == 0
