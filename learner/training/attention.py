@@ -1,8 +1,8 @@
 """Causal attention over a packed row, without a mask of the row's size.
 
-The row's sequences are cut into buckets of similar length. A bucket whose sequences are equally long is a rectangle
-already, seen through a view; another is copied to a right-padded rectangle and back. Under a causal mask no token sees
-what comes after it, so padding on the right changes nothing, and the result is exact.
+The row's sequences are cut into buckets of similar length, each copied to a right-padded rectangle and back. Under a
+causal mask no token sees what comes after it, so padding on the right changes nothing. A prefix that sequences share
+stands in the row once and in each of their rectangles; what the first of them computes for it is kept. Both are exact.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
@@ -22,110 +24,112 @@ MAX_PADDING = 0.2
 
 @dataclass(frozen=True)
 class Bucket:
-    """Neighbouring sequences of a row: `tokens` of them, to be seen as [sequences, longest].
+    """Sequences of like length, seen as [sequences, longest].
 
-    `rectangle` int64 [sequences * longest]: the token in each place, padding naming any; `tokens_at` int64 [tokens]:
-    the place of each token; `padding` int64: the places that hold none. All three are absent where there is no
-    padding.
+    `rectangle` int64 [sequences * longest]: the row's token in each place, padding naming any. `places` int64 [n]: the
+    places whose results are kept, one for each token that is first seen in this bucket.
     """
 
-    tokens: int
     sequences: int
     longest: int
-    rectangle: Tensor | None = None
-    tokens_at: Tensor | None = None
-    padding: Tensor | None = None
+    rectangle: Tensor
+    places: Tensor
 
 
 @dataclass(frozen=True)
 class PackedIndex:
-    """How the T tokens of a row fall into buckets, in the row's order."""
+    """How the T tokens of a row fall into buckets. `order` int64 [T]: where, in the buckets' results put end to end,
+    each token's is; absent if they come in the row's order.
+    """
 
     buckets: tuple[Bucket, ...]
+    order: Tensor | None
 
     def to(self, device: torch.device) -> PackedIndex:
         """The same index on `device`."""
-        return PackedIndex(buckets=tuple(_bucket_to(bucket, device) for bucket in self.buckets))
+        return PackedIndex(
+            buckets=tuple(
+                Bucket(
+                    sequences=bucket.sequences,
+                    longest=bucket.longest,
+                    rectangle=bucket.rectangle.to(device),
+                    places=bucket.places.to(device),
+                )
+                for bucket in self.buckets
+            ),
+            order=None if self.order is None else self.order.to(device),
+        )
 
 
-def _bucket_to(bucket: Bucket, device: torch.device) -> Bucket:
-    if bucket.rectangle is None or bucket.tokens_at is None or bucket.padding is None:
-        return bucket
-    return Bucket(
-        tokens=bucket.tokens,
-        sequences=bucket.sequences,
-        longest=bucket.longest,
-        rectangle=bucket.rectangle.to(device),
-        tokens_at=bucket.tokens_at.to(device),
-        padding=bucket.padding.to(device),
-    )
-
-
-def build_packed_index(lengths: Sequence[int]) -> PackedIndex:
-    """The index of a row whose sequences have these lengths, in this order."""
+def build_packed_index(rows: Sequence[NDArray[np.int64]], *, tokens: int) -> PackedIndex:
+    """The index of a row of `tokens` tokens; `rows` are those of each sequence, and every token is in one at least."""
+    owned = np.zeros(tokens, dtype=np.bool_)
+    results: list[NDArray[np.int64]] = []
     buckets: list[Bucket] = []
-    current: list[int] = []
-    for length in lengths:
-        grown = [*current, length]
-        if current and 1.0 - sum(grown) / (max(grown) * len(grown)) > MAX_PADDING:
-            buckets.append(_bucket(current))
-            grown = [length]
-        current = grown
-    buckets.append(_bucket(current))
-    return PackedIndex(buckets=tuple(buckets))
-
-
-def _bucket(lengths: Sequence[int]) -> Bucket:
-    longest, tokens = max(lengths), sum(lengths)
-    if tokens == longest * len(lengths):
-        return Bucket(tokens=tokens, sequences=len(lengths), longest=longest)
-    sizes = torch.tensor(lengths)
-    real = torch.arange(longest)[None, :] < sizes[:, None]
-    tokens_at = real.flatten().nonzero()[:, 0]
-    rectangle = torch.zeros(real.numel(), dtype=torch.int64)
-    rectangle[tokens_at] = torch.arange(tokens)
-    return Bucket(
-        tokens=tokens,
-        sequences=len(lengths),
-        longest=longest,
-        rectangle=rectangle,
-        tokens_at=tokens_at,
-        padding=(~real).flatten().nonzero()[:, 0],
+    for members in _similar(rows):
+        bucket, kept = _bucket(members, owned)
+        buckets.append(bucket)
+        results.append(kept)
+    order = np.argsort(np.concatenate(results), kind="stable")
+    in_order = bool((order == np.arange(tokens)).all())
+    return PackedIndex(
+        buckets=tuple(buckets),
+        order=None if in_order else torch.from_numpy(order),
     )
+
+
+def _similar(rows: Sequence[NDArray[np.int64]]) -> list[list[NDArray[np.int64]]]:
+    """Neighbours together, as long as their rectangle holds little padding."""
+    groups: list[list[NDArray[np.int64]]] = [[]]
+    total = longest = 0
+    for row in rows:
+        total, longest = total + len(row), max(longest, len(row))
+        if groups[-1] and 1.0 - total / (longest * (len(groups[-1]) + 1)) > MAX_PADDING:
+            groups.append([])
+            total = longest = len(row)
+        groups[-1].append(row)
+    return groups
+
+
+def _bucket(members: Sequence[NDArray[np.int64]], owned: NDArray[np.bool_]) -> tuple[Bucket, NDArray[np.int64]]:
+    """The bucket, and the row's tokens whose results it gives, which are marked as owned."""
+    lengths = np.array([len(row) for row in members])
+    longest = int(lengths.max())
+    real = np.arange(longest)[None, :] < lengths[:, None]
+    rectangle = np.zeros(real.shape, dtype=np.int64)
+    rectangle[real] = np.concatenate(members)
+    found, first = np.unique(rectangle[real], return_index=True)
+    first = np.sort(first[~owned[found]])
+    places = np.flatnonzero(real)[first]
+    kept = rectangle.reshape(-1)[places]
+    owned[kept] = True
+    bucket = Bucket(
+        sequences=len(members),
+        longest=longest,
+        rectangle=torch.from_numpy(rectangle.reshape(-1)),
+        places=torch.from_numpy(places),
+    )
+    return bucket, kept
 
 
 class _ToRectangle(torch.autograd.Function):
-    """[tokens, ...] to [places, ...]. Backward copies the places of tokens, where autograd would add rows up."""
+    """[T, ...] to [places, ...]. What comes back to padding is 0, and to a repeated token is added up."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, flat: Tensor, rectangle: Tensor, tokens_at: Tensor) -> Tensor:
-        ctx.save_for_backward(tokens_at)
+    def forward(ctx: torch.autograd.function.FunctionCtx, flat: Tensor, rectangle: Tensor) -> Tensor:
+        ctx.save_for_backward(rectangle)
+        ctx.tokens = len(flat)  # type: ignore[attr-defined]
         return flat.index_select(0, rectangle)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (tokens_at,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return grads[0].index_select(0, tokens_at), None, None
-
-
-class _FromRectangle(torch.autograd.Function):
-    """[places, ...] to [tokens, ...]. Backward puts zeros where there is padding."""
-
-    @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx, places: Tensor, rectangle: Tensor, tokens_at: Tensor, padding: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(rectangle, padding)
-        return places.index_select(0, tokens_at)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        rectangle, padding = ctx.saved_tensors  # type: ignore[attr-defined]
-        return grads[0].index_select(0, rectangle).index_fill_(0, padding, 0), None, None, None
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        (rectangle,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        summed = grads[0].new_zeros(ctx.tokens, *grads[0].shape[1:])  # type: ignore[attr-defined]
+        return summed.index_add_(0, rectangle, grads[0]), None
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, bucket: Bucket, scaling: float | None) -> Tensor:
-    """query [tokens, H, D]; key and value [tokens, K, D], H a multiple of K. Returns [tokens, H, D]."""
+    """query [T, H, D]; key and value [T, K, D], H a multiple of K. Returns [n, H, D] for the bucket's kept places."""
     attended = torch.nn.functional.scaled_dot_product_attention(
         _as_rectangle(query, bucket),
         _as_rectangle(key, bucket),
@@ -134,20 +138,12 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *, bucket: Bucket, scalin
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    places = attended.transpose(1, 2).flatten(0, 1)
-    if bucket.rectangle is None or bucket.tokens_at is None or bucket.padding is None:
-        return places
-    taken: Tensor = _FromRectangle.apply(  # type: ignore[no-untyped-call]
-        places, bucket.rectangle, bucket.tokens_at, bucket.padding
-    )
-    return taken
+    return attended.transpose(1, 2).flatten(0, 1).index_select(0, bucket.places)
 
 
 def _as_rectangle(flat: Tensor, bucket: Bucket) -> Tensor:
-    """[tokens, H, D] to [sequences, H, longest, D]."""
-    places = flat
-    if bucket.rectangle is not None:
-        places = _ToRectangle.apply(flat, bucket.rectangle, bucket.tokens_at)  # type: ignore[no-untyped-call]
+    """[T, H, D] to [sequences, H, longest, D]."""
+    places: Tensor = _ToRectangle.apply(flat, bucket.rectangle)  # type: ignore[no-untyped-call]
     return places.view(bucket.sequences, bucket.longest, *flat.shape[1:]).transpose(1, 2)
 
 
@@ -170,12 +166,12 @@ def packed_attention(
     """
     assert attention_mask is None, "a packed row has no mask"
     assert dropout == 0.0, "attention dropout in training is not supported"
-    flat = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    if len(packed_index.buckets) == 1:
-        return _attend(*flat, bucket=packed_index.buckets[0], scaling=scaling)[None], None
-    sizes = [bucket.tokens for bucket in packed_index.buckets]
-    parts = zip(packed_index.buckets, *(torch.split(tensor, sizes) for tensor in flat), strict=True)
-    return torch.cat([_attend(q, k, v, bucket=bucket, scaling=scaling) for bucket, q, k, v in parts])[None], None
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    parts = [_attend(query, key, value, bucket=bucket, scaling=scaling) for bucket in packed_index.buckets]
+    attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if packed_index.order is not None:
+        attended = attended.index_select(0, packed_index.order)
+    return attended[None], None
 
 
 def _no_mask(**_: object) -> None:

@@ -1,11 +1,12 @@
-"""Packing without padding: sequences end to end in rows under a token budget, balanced over the ranks.
+"""Packing without padding: sequences in rows under a token budget, balanced over the ranks.
 
-A row leaves out the last token of each sequence: nothing is predicted from it.
+A prompt that several sequences of a row have in common stands in the row once. The last token of each sequence is left
+out: nothing is predicted from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from learner.training.attention import PackedIndex, build_packed_index
 from learner.training.batch import FlatBatch
+from learner.training.prefixes import Prefixes
 
 
 @dataclass(frozen=True)
@@ -46,41 +48,76 @@ class Microbatch:
         return Microbatch(**moved, index=self.index.to(device), sequences=self.sequences)
 
 
-def plan(lengths: NDArray[np.int64], *, ranks: int, microbatch_tokens: int) -> list[list[NDArray[np.int64]]]:
+@dataclass(frozen=True)
+class _Unit:
+    """Sequences that stay together because they share a prefix, and how many tokens they have with it counted once."""
+
+    sequences: tuple[int, ...]
+    tokens: int
+
+
+def plan(
+    lengths: NDArray[np.int64], *, prefixes: Prefixes, ranks: int, microbatch_tokens: int
+) -> list[list[NDArray[np.int64]]]:
     """Which sequences go where: for each rank, for each of its microbatches, the sequences' indices by rising length.
 
-    Sequences go, longest first, to the rank with the fewest tokens; each rank then fills rows of at most
-    `microbatch_tokens` (a longer sequence has a row to itself). All ranks have the same number of microbatches, at
-    least one, the last ones possibly empty.
+    Families go, largest first, to the rank with the fewest tokens, a large family in parts; each rank then fills rows
+    of at most `microbatch_tokens` (a longer sequence has a row to itself). All ranks have the same number of
+    microbatches, at least one, the last ones possibly empty.
     """
-    order = np.argsort(-lengths, kind="stable")
-    shares: list[list[int]] = [[] for _ in range(ranks)]
+    part = microbatch_tokens if ranks == 1 else min(microbatch_tokens, int(lengths.sum()) // (4 * ranks))
+    units = sorted(_units(lengths, prefixes, most_tokens=part), key=lambda unit: -unit.tokens)
+    shares: list[list[_Unit]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
-    for sequence in order.tolist():
+    for unit in units:
         rank = loads.index(min(loads))
-        shares[rank].append(sequence)
-        loads[rank] += int(lengths[sequence])
-    rows = [_fill_rows(share, lengths=lengths, microbatch_tokens=microbatch_tokens) for share in shares]
+        shares[rank].append(unit)
+        loads[rank] += unit.tokens
+    rows = [[_by_length(row, lengths) for row in _fill_rows(share, microbatch_tokens)] for share in shares]
     count = max(len(row) for row in rows)
     empty = np.zeros(0, dtype=np.int64)
     return [row + [empty] * (count - len(row)) for row in rows]
 
 
-def _fill_rows(share: Sequence[int], *, lengths: NDArray[np.int64], microbatch_tokens: int) -> list[NDArray[np.int64]]:
-    # Neighbours in length share a row, so that the attention's rectangles waste little.
+def _units(lengths: NDArray[np.int64], prefixes: Prefixes, *, most_tokens: int) -> Iterator[_Unit]:
+    families: dict[int, list[int]] = {}
+    for sequence, family in enumerate(prefixes.families.tolist()):
+        families.setdefault(family, []).append(sequence)
+    for members in families.values():
+        shared = int(prefixes.lengths[members[0]])
+        current: list[int] = []
+        tokens = shared
+        for sequence in members:
+            own = int(lengths[sequence]) - shared
+            if current and tokens + own > most_tokens:
+                yield _Unit(sequences=tuple(current), tokens=tokens)
+                current, tokens = [], shared
+            current.append(sequence)
+            tokens += own
+        yield _Unit(sequences=tuple(current), tokens=tokens)
+
+
+def _fill_rows(share: Sequence[_Unit], microbatch_tokens: int) -> list[list[int]]:
+    # Units come by falling size: neighbours in length share a row, so that the attention's rectangles waste little.
     rows: list[list[int]] = [[]]
     used = 0
-    for sequence in reversed(share):
-        length = int(lengths[sequence])
-        if rows[-1] and used + length > microbatch_tokens:
+    for unit in reversed(share):
+        if rows[-1] and used + unit.tokens > microbatch_tokens:
             rows.append([])
             used = 0
-        rows[-1].append(sequence)
-        used += length
-    return [np.array(row, dtype=np.int64) for row in rows]
+        rows[-1] += unit.sequences
+        used += unit.tokens
+    return rows
 
 
-def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, weights: NDArray[np.float64]) -> Microbatch:
+def _by_length(sequences: Sequence[int], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    row = np.array(sequences, dtype=np.int64)
+    return row[np.argsort(lengths[row], kind="stable")]
+
+
+def pack(
+    batch: FlatBatch, sequences: NDArray[np.int64], *, prefixes: Prefixes, weights: NDArray[np.float64]
+) -> Microbatch:
     """The row made of `sequences` [K], indices into `batch`, in that order. `weights` [S]: one per sequence.
 
     Without sequences the row holds one token that nothing is predicted from, so that a rank with nothing to do still
@@ -88,26 +125,25 @@ def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, weights: NDArray[np.
     """
     lengths = batch.lengths[sequences]
     source = _ranges(batch.starts[sequences], lengths)
-    offsets = np.cumsum(lengths) - lengths
     owner = np.repeat(np.arange(len(sequences)), lengths)
-    position = np.arange(len(source)) - offsets[owner]
+    position = np.arange(len(source)) - (np.cumsum(lengths) - lengths)[owner]
 
-    kept = position < lengths[owner] - 1
-    # Targets are counted among all tokens; their predicting rows among the tokens that are kept.
+    row_of_token, new = _rows_of_tokens(sequences, position, owner, lengths=lengths, prefixes=prefixes)
     trained = np.flatnonzero(batch.loss_mask[source])
-    row_of_token = np.cumsum(kept) - 1
     target = source[trained]
     fresh = (batch.lags[target] == 0) & ~batch.mixed_versions[sequences][owner[trained]]
 
-    inputs = batch.token_ids[source][kept]
-    positions = position[kept]
-    row_lengths = np.maximum(lengths - 1, 0)
+    inputs, positions = batch.token_ids[source][new], position[new]
+    kept = position < lengths[owner] - 1
+    rows_of_sequences = np.split(row_of_token[kept], np.cumsum(lengths - 1)[:-1]) if len(sequences) else []
+    rows_of_sequences = [rows for rows in rows_of_sequences if len(rows)]
     if not len(inputs):
-        inputs, positions, row_lengths = np.zeros(1, np.int32), np.zeros(1, np.int64), np.ones(1, np.int64)
+        inputs, positions = np.zeros(1, np.int32), np.zeros(1, np.int64)
+        rows_of_sequences = [np.zeros(1, np.int64)]
     return Microbatch(
         token_ids=torch.from_numpy(inputs.astype(np.int64)),
         positions=torch.from_numpy(positions.astype(np.int64)),
-        index=build_packed_index(row_lengths[row_lengths > 0].tolist()),
+        index=build_packed_index(rows_of_sequences, tokens=len(inputs)),
         rows=torch.from_numpy(row_of_token[trained - 1].astype(np.int64)),
         targets=torch.from_numpy(batch.token_ids[target].astype(np.int64)),
         weights=torch.from_numpy(weights[sequences][owner[trained]].astype(np.float32)),
@@ -117,6 +153,29 @@ def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, weights: NDArray[np.
         current=torch.from_numpy(fresh),
         sequences=len(sequences),
     )
+
+
+def _rows_of_tokens(
+    sequences: NDArray[np.int64],
+    position: NDArray[np.int64],
+    owner: NDArray[np.int64],
+    *,
+    lengths: NDArray[np.int64],
+    prefixes: Prefixes,
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """For each of the sequences' tokens its place in the row, and whether it is the first to stand there.
+
+    A sequence's last token has no place; its entry means nothing.
+    """
+    families = prefixes.families[sequences]
+    _, first_member, member_of = np.unique(families, return_index=True, return_inverse=True)
+    leader = first_member[member_of]  # the sequence of this row whose prefix the family shares
+    shared = (position < prefixes.lengths[sequences][owner]) & (leader[owner] != owner)
+    new = (position < lengths[owner] - 1) & ~shared
+    row = np.cumsum(new) - 1
+    starts = np.cumsum(lengths) - lengths
+    row[shared] = row[(starts[leader[owner]] + position)[shared]]
+    return row, new
 
 
 def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -23,6 +23,7 @@ from learner.training.engine import Engine
 from learner.training.metrics import MicrobatchRecord, StepMetrics, token_means
 from learner.training.packing import Microbatch, pack, plan
 from learner.training.policy import PolicyModel
+from learner.training.prefixes import shared_prefixes
 from learner.training.ranks import Ranks
 from learner.training.schedule import learning_rate
 
@@ -97,10 +98,15 @@ class Step:
         """This rank's share of an update. The weights count the update's sequences on all ranks."""
         weights = np.zeros(len(batch.lengths))
         weights[sequences] = self._preset.token_weights(batch.trained_lengths[sequences])
+        prefixes = shared_prefixes(batch)
         shares = plan(
-            batch.lengths[sequences], ranks=self._ranks.count, microbatch_tokens=self._config.microbatch_tokens
+            batch.lengths[sequences],
+            prefixes=prefixes.of(sequences),
+            ranks=self._ranks.count,
+            microbatch_tokens=self._config.microbatch_tokens,
         )
-        return [pack(batch, sequences[row], weights=weights).to(self._ranks.device) for row in shares[self._ranks.rank]]
+        rows = (sequences[row] for row in shares[self._ranks.rank])
+        return [pack(batch, row, prefixes=prefixes, weights=weights).to(self._ranks.device) for row in rows]
 
     def _update(self, microbatches: Sequence[Microbatch], proximal: Sequence[Tensor | None], rate: float) -> _Update:
         started = time.perf_counter()

@@ -30,6 +30,7 @@ from learner.training.logprobs import Chunking
 from learner.training.metrics import StepMetrics
 from learner.training.packing import pack
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
+from learner.training.prefixes import shared_prefixes
 from learner.training.ranks import Command, CommandChannel, Ranks
 from learner.training.step import Step, TrainingStopped
 from learner.training.weights import WeightSnapshot, host_copy, torch_dtype, write_model_directory
@@ -99,7 +100,7 @@ class Trainer:
         return host_copy(self._engine, dtype=self._config.publish_dtype, keep=self._ranks.leads)
 
     def probe_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Logprobs at temperature 1, float32 [T-1] in nats, of tokens 1 to T-1 of a prompt, under the weights as of now."""
+        """Logprobs at temperature 1, float32 [T-1] in nats, of tokens 1 to T-1 of a prompt, by the present weights."""
         self._tell(Command(action="probe", path=json.dumps(list(token_ids))))
         return self._probe(token_ids)
 
@@ -173,7 +174,8 @@ class Trainer:
         assert token_count > 1, "a prompt of one token has no logprobs"
         mask = np.arange(token_count) > 0
         batch = flatten([TrainSequence.supervised(token_ids=np.array(token_ids, dtype=np.int32), loss_mask=mask)])
-        microbatch = pack(batch, np.zeros(1, dtype=np.int64), weights=np.ones(1)).to(self._ranks.device)
+        row = np.zeros(1, dtype=np.int64)
+        microbatch = pack(batch, row, prefixes=shared_prefixes(batch), weights=np.ones(1)).to(self._ranks.device)
         # The generators' logprobs of given tokens are those at temperature 1, whatever they sample at.
         with torch.no_grad(), self._policy.at_temperature(1.0):
             logprobs, _ = self._engine.forward(microbatch)

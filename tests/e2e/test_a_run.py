@@ -55,7 +55,9 @@ def test_the_summary_has_its_keys_and_adds_up(ended: Ended) -> None:
     assert summary["steps"] == STEPS
     assert summary["groups_trained"] == STEPS * GROUPS_PER_STEP
     assert sum(summary["lag_histogram"].values()) == STEPS * GROUPS_PER_STEP * GROUP_SIZE
-    assert sum(summary["token_lag_histogram"].values()) == sum(s["tokens"] for s in ended.folder.metrics("step"))
+    assert sum(summary["token_lag_histogram"].values()) == sum(
+        s["sampled_tokens"] for s in ended.folder.metrics("step")
+    )
     assert 0 <= summary["accuracy_before"] <= 1
     assert 0 <= summary["accuracy_after"] <= 1
     assert 0 <= summary["generator_idle_share"] <= 1

@@ -10,6 +10,7 @@ from learner.training.batch import TrainSequence, flatten
 from learner.training.logprobs import Chunking
 from learner.training.packing import pack, plan
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
+from learner.training.prefixes import Prefixes, shared_prefixes
 from tests.learner.training.tiny_model import random_sequences
 
 SETTINGS = LogprobSettings(temperature=0.9, chunking=Chunking(), with_entropy=True)
@@ -19,7 +20,7 @@ SETTINGS = LogprobSettings(temperature=0.9, chunking=Chunking(), with_entropy=Tr
 @pytest.mark.parametrize("budget", [16, 64, 10_000])
 def test_a_plan_places_every_sequence_once_within_the_budget_and_evenly(ranks: int, budget: int) -> None:
     lengths = np.random.default_rng(0).integers(2, 40, 50)
-    shares = plan(lengths, ranks=ranks, microbatch_tokens=budget)
+    shares = plan(lengths, prefixes=nothing_shared(len(lengths)), ranks=ranks, microbatch_tokens=budget)
     rows = [row for share in shares for row in share]
     assert sorted(np.concatenate(rows).tolist()) == list(range(50))
     assert all(lengths[row].sum() <= budget or len(row) == 1 for row in rows)
@@ -30,8 +31,8 @@ def test_a_plan_places_every_sequence_once_within_the_budget_and_evenly(ranks: i
 
 def test_a_rank_without_sequences_still_has_a_row_that_trains_nothing() -> None:
     batch = flatten(random_sequences(1))
-    shares = plan(batch.lengths, ranks=2, microbatch_tokens=100)
-    empty = pack(batch, shares[1][0], weights=np.ones(1))
+    shares = plan(batch.lengths, prefixes=shared_prefixes(batch), ranks=2, microbatch_tokens=100)
+    empty = pack(batch, shares[1][0], prefixes=shared_prefixes(batch), weights=np.ones(1))
     assert len(empty.token_ids) == 1
     assert len(empty.targets) == 0
 
@@ -42,7 +43,7 @@ def test_a_row_leaves_out_last_tokens_and_points_each_target_at_the_token_before
         return TrainSequence.supervised(token_ids=np.array(tokens, dtype=np.int32), loss_mask=mask)
 
     batch = flatten([sequence([10, 11, 12], [2]), sequence([20], []), sequence([30, 31, 32, 33], [1, 3])])
-    row = pack(batch, np.array([2, 1, 0]), weights=np.array([0.5, 9.0, 0.25]))
+    row = pack(batch, np.array([2, 1, 0]), prefixes=shared_prefixes(batch), weights=np.array([0.5, 9.0, 0.25]))
     assert row.token_ids.tolist() == [30, 31, 32, 10, 11]
     assert row.positions.tolist() == [0, 1, 2, 0, 1]
     assert row.targets.tolist() == [31, 33, 12]
@@ -52,7 +53,7 @@ def test_a_row_leaves_out_last_tokens_and_points_each_target_at_the_token_before
 
 def test_only_tokens_of_the_learners_own_version_in_unmixed_sequences_count_as_current() -> None:
     batch = flatten(random_sequences(12))
-    row = pack(batch, np.arange(12), weights=np.ones(12))
+    row = pack(batch, np.arange(12), prefixes=shared_prefixes(batch), weights=np.ones(12))
     owner = np.repeat(np.arange(12), batch.lengths)
     expected = (batch.lags == 0) & ~batch.mixed_versions[owner]
     assert row.current.tolist() == expected[batch.loss_mask].tolist()
@@ -60,10 +61,56 @@ def test_only_tokens_of_the_learners_own_version_in_unmixed_sequences_count_as_c
 
 
 def test_buckets_hold_little_padding_and_cover_the_row() -> None:
-    lengths = sorted(np.random.default_rng(1).integers(1, 200, 64).tolist())
-    index = build_packed_index(lengths)
-    assert sum(bucket.tokens for bucket in index.buckets) == sum(lengths)
-    assert all(bucket.tokens >= 0.8 * bucket.sequences * bucket.longest for bucket in index.buckets)
+    lengths = np.sort(np.random.default_rng(1).integers(1, 200, 64))
+    rows = np.split(np.arange(lengths.sum()), np.cumsum(lengths)[:-1])
+    index = build_packed_index(rows, tokens=int(lengths.sum()))
+    assert sum(len(bucket.places) for bucket in index.buckets) == lengths.sum()
+    assert all(len(bucket.places) >= 0.8 * bucket.sequences * bucket.longest for bucket in index.buckets)
+
+
+def test_a_prompt_stands_in_a_row_once_for_all_completions_of_its_group() -> None:
+    batch = flatten([completion([7, 8, 9], [1, 2]), completion([7, 8], [3, 4]), completion([7, 8, 9], [4, 5, 6])])
+    row = pack(batch, np.array([0, 1, 2]), prefixes=shared_prefixes(batch), weights=np.ones(3))
+    assert row.token_ids.tolist() == [7, 8, 9, 1, 7, 8, 3, 4, 5]
+    assert row.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4]
+    assert row.targets.tolist() == [1, 2, 3, 4, 4, 5, 6]
+    assert row.token_ids[row.rows].tolist() == [9, 1, 8, 3, 9, 4, 5]
+
+
+def test_a_plan_keeps_a_group_together_and_counts_its_prompt_once() -> None:
+    batch = flatten([completion(list(range(20)), [1, 2]) for _ in range(4)] + [completion([50] * 20, [3])])
+    shares = plan(batch.lengths, prefixes=shared_prefixes(batch), ranks=1, microbatch_tokens=30)
+    assert [sorted(row.tolist()) for row in shares[0]] == [[4], [0, 1, 2, 3]]
+
+
+def completion(prompt: list[int], tokens: list[int]) -> TrainSequence:
+    mask = np.arange(len(prompt) + len(tokens)) >= len(prompt)
+    return TrainSequence.supervised(token_ids=np.array(prompt + tokens, dtype=np.int32), loss_mask=mask)
+
+
+def nothing_shared(count: int) -> Prefixes:
+    return Prefixes(lengths=np.zeros(count, dtype=np.int64), families=np.arange(count))
+
+
+def test_shared_prompts_change_neither_logprobs_nor_gradients(tiny_llama: Path) -> None:
+    draw = np.random.default_rng(3)
+    prompts = [draw.integers(3, 30, size).tolist() for size in (5, 9, 2)]
+    sequences = [completion(prompts[i % 3], draw.integers(3, 30, draw.integers(1, 14)).tolist()) for i in range(12)]
+    batch = flatten(sequences)
+    policy = PolicyModel(load_causal_lm(tiny_llama, dtype=torch.float32), settings=SETTINGS)
+    gradients, logprobs = [], []
+    for prefixes in (nothing_shared(12), shared_prefixes(batch)):
+        order = plan(batch.lengths, prefixes=nothing_shared(12), ranks=1, microbatch_tokens=10_000)[0][0]
+        row = pack(batch, order, prefixes=prefixes, weights=np.ones(12))
+        policy.zero_grad()
+        found, _ = policy(row)
+        (found * torch.linspace(0.5, 2.0, len(found))).sum().backward()
+        logprobs.append(found.detach())
+        gradients.append([parameter.grad.clone() for parameter in policy.parameters() if parameter.grad is not None])
+    assert len(row.token_ids) < batch.lengths.sum() - 12
+    torch.testing.assert_close(logprobs[0], logprobs[1], rtol=0, atol=1e-5)
+    for plain, shared in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, shared, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("longest", [12, 60])
@@ -72,9 +119,9 @@ def test_packed_logprobs_and_gradients_are_those_of_the_plain_model_on_each_sequ
 ) -> None:
     sequences = random_sequences(9, longest=longest)
     batch = flatten(sequences)
-    order = plan(batch.lengths, ranks=1, microbatch_tokens=10_000)[0][0]
+    order = plan(batch.lengths, prefixes=shared_prefixes(batch), ranks=1, microbatch_tokens=10_000)[0][0]
     policy = PolicyModel(load_causal_lm(tiny_llama, dtype=torch.float32), settings=SETTINGS)
-    logprobs, entropy = policy(pack(batch, order, weights=np.ones(9)))
+    logprobs, entropy = policy(pack(batch, order, prefixes=shared_prefixes(batch), weights=np.ones(9)))
     logprobs.sum().backward()
 
     plain = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)

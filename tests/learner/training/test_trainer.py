@@ -79,7 +79,7 @@ def test_the_split_into_microbatches_changes_neither_loss_nor_weights(
 
 def test_metrics_are_those_worked_out_from_the_logprobs(tied_llama: Path, commands: CommandChannel) -> None:
     sequences = random_sequences(16)
-    with trainer(tied_llama, commands, config=config_with(temperature=0.8)) as made:
+    with trainer(tied_llama, commands, config=config_with(temperature=1.0)) as made:
         learner = np.concatenate([_learner_logprobs(made, sequence) for sequence in sequences]).astype(np.float64)
         metrics = made.train_step(sequences, version=3)
     batch = flatten(sequences)
