@@ -34,6 +34,8 @@ def engine_args(options: EngineOptions) -> AsyncEngineArgs:
         logprobs_mode="processed_logprobs",
         generation_config="vllm",
         enable_prefix_caching=True,
+        # A seeded request whose prompt is cut in two kills the CPU engine: its random generator cannot be rewound.
+        enable_chunked_prefill=False if current_platform.is_cpu() else None,
         additional_config=OwnerTie(owner_pid=os.getpid()),
         worker_extension_cls="generator.worker.WorkerExtension",
         weight_transfer_config=WeightTransferConfig(backend="headway"),

@@ -66,9 +66,12 @@ class WeightsConfig(ConfigModel):
     commit_timeout_s: float = Field(60.0, gt=0, description="longest wait for a generator to load weights, in seconds")
     announce_every_s: float = Field(2.0, gt=0, description="how often a generator announces itself, in seconds")
     silence_s: float = Field(15.0, gt=0, description="a generator silent for so long leaves the fleet")
-    probe_tokens: int = Field(12, ge=2, le=512, description="length of the prompt whose logprobs are compared")
-    probe_tolerance: float = Field(1e-3, gt=0, description="largest gap of those logprobs at join, in nats; bf16: 0.5")
-    probe_floor: float = Field(1e-3, gt=0, description="a gap up to this is never held against a generator, in nats")
+    probe_tokens: int = Field(32, ge=2, le=512, description="length of the text whose logprobs are compared")
+    probe_tolerance: float | None = Field(
+        None,
+        gt=0,
+        description="largest gap of those logprobs, in nats; none: 1e-3 for float32, 0.5 for bfloat16 weights",
+    )
     generator_token: Annotated[SecretStr | None, EqualTo("generator", "http.token")] = Field(
         None, description="bearer token of the generators"
     )

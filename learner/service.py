@@ -36,7 +36,7 @@ from learner.reports.measures import Measures
 from learner.reports.records import Records
 from learner.reports.summary import summarize, table, write_summary
 from learner.trainer_thread import TrainerThread
-from learner.training_setup import OpenTrainer, open_trainer, vocabulary_size
+from learner.training_setup import OpenTrainer, first_probe, open_trainer, vocabulary_size
 from learner.weights.fleet import Fleet
 from learner.weights.generator_watch import IdleWatch
 from learner.weights.publisher import Publisher, PublisherOptions, PublishReport
@@ -52,6 +52,9 @@ from services.sockets import RouterSocket
 from services.waiting import Waiting
 
 log = logging.getLogger(__name__)
+
+_PROBE_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.5}
+"""Nats. What two implementations of one model differ by: 1e-4 and 0.2 were the most that was seen."""
 
 
 async def train_online(config: LearnerConfig, stop: Stop) -> None:
@@ -97,7 +100,7 @@ async def _train(parts: "_Parts", opened: OpenTrainer, thread: TrainerThread) ->
         measures=parts.measures,
         idle=parts.idle,
         checkpoints=Checkpoints(config.run.folder, keep=config.checkpoint.keep),
-        vocabulary_size=vocabulary_size(config.model),
+        first_probe=first_probe(config.model, count=config.weights.probe_tokens),
         first_version=recovered.version,
         replay=recovered.batches,
         loop=asyncio.get_running_loop(),
@@ -239,8 +242,7 @@ def _publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOpti
         bucket_timeout_s=weights.bucket_timeout_s,
         meet_timeout_s=weights.meet_timeout_s,
         commit_timeout_s=weights.commit_timeout_s,
-        probe_tolerance=weights.probe_tolerance,
-        probe_floor=weights.probe_floor,
+        probe_tolerance=weights.probe_tolerance or _PROBE_TOLERANCES[config.training.publish_dtype],
     )
 
 

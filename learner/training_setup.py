@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import transformers
 
 from learner.config import LearnerConfig
 from learner.training.ranks import (
@@ -19,6 +20,8 @@ from learner.training.ranks import (
     start_followers,
 )
 from learner.training.trainer import Trainer
+
+_PROBE_TEXT = "12+30=42. The capital of France is Paris, and two and two make four. One, two, three, four, five."
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,12 @@ def follow(config: LearnerConfig, ranks: Ranks) -> None:
     """The life of a rank other than 0."""
     die_with_parent()
     _trainer(config, ranks, listener_of=None, should_stop=lambda: False).follow()
+
+
+def first_probe(model: Path, *, count: int) -> tuple[int, ...]:
+    """The beginning of a fixed text in the model's tokens: 2 to `count` of them."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    return tuple(tokenizer.encode(_PROBE_TEXT, add_special_tokens=False)[:count])
 
 
 def vocabulary_size(model: Path) -> int:

@@ -49,8 +49,8 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class PublisherOptions:
-    """`probe_tolerance` bounds the gap in nats between the learner's and a generator's logprobs at the first commit;
-    later ones may reach three times that first gap, or `probe_floor` where that is larger.
+    """`probe_tolerance` bounds the gap in nats between the learner's and a generator's logprobs of the probe; where it
+    is larger, three times the gap at the generator's first commit does.
     """
 
     incarnation: int
@@ -61,7 +61,6 @@ class PublisherOptions:
     meet_timeout_s: float
     commit_timeout_s: float
     probe_tolerance: float
-    probe_floor: float
 
 
 @dataclass(frozen=True)
@@ -279,7 +278,7 @@ class Publisher:
         """Why this generator does not serve what it was sent, by the probe; None if it does."""
         options = self._options
         first = self._first_gaps.setdefault(commit.name, commit.gap)
-        allowed = options.probe_tolerance if first == commit.gap else max(3 * first, options.probe_floor)
+        allowed = options.probe_tolerance if first == commit.gap else max(3 * first, options.probe_tolerance)
         if not commit.gap <= allowed:
             return (
                 f"its logprobs of the probe differ by {commit.gap:.3g} nats from the learner's at version "

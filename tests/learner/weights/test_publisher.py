@@ -24,7 +24,6 @@ OPTIONS = PublisherOptions(
     meet_timeout_s=3.0,
     commit_timeout_s=2.0,
     probe_tolerance=1e-3,
-    probe_floor=1e-3,
 )
 
 
