@@ -27,6 +27,8 @@ from learner.history.journal import Journal
 from learner.history.run_folder import open_run_folder
 from learner.intake.admission import GroupRules
 from learner.intake.evaluation import Evaluator
+from learner.intake.failures import DeadLetters
+from learner.intake.granting import LeaseTerms
 from learner.intake.intake import Intake, IntakeOptions
 from learner.ledger import LedgerConfig
 from learner.online import OnlineTraining
@@ -173,6 +175,10 @@ class _Parts:
             journal=journal,
             fleet=self.fleet,
             evaluator=_evaluator(config, incarnation),
+            terms=_lease_terms(config),
+            dead_letters=DeadLetters(
+                config.run.folder / "dead_letters.jsonl", largest_share=config.leases.max_dead_letter_share
+            ),
             waits=self.waits,
             options=_intake_options(config, incarnation, self.fleet),
             refused=measures.refused,
@@ -260,6 +266,21 @@ def _intake_options(config: LearnerConfig, incarnation: int, fleet: Fleet) -> In
     return IntakeOptions(
         incarnation=incarnation,
         environment=rollouts.environment,
+        heartbeat_every_s=config.leases.heartbeat_every_s,
+        lease_timeout_s=config.leases.timeout_s,
+        tokenizer=fleet.fingerprints.tokenizer,
+        chat_template=fleet.fingerprints.chat_template,
+        rules=GroupRules(
+            vocabulary_size=vocabulary_size(config.model),
+            min_group_size=rollouts.min_group_size,
+            drop_uniform_groups=rollouts.drop_uniform_groups,
+        ),
+    )
+
+
+def _lease_terms(config: LearnerConfig) -> LeaseTerms:
+    rollouts = config.rollouts
+    return LeaseTerms(
         group_size=rollouts.group_size,
         sampling=Sampling(
             temperature=config.training.temperature,
@@ -267,16 +288,6 @@ def _intake_options(config: LearnerConfig, incarnation: int, fleet: Fleet) -> In
             stop_token_ids=rollouts.stop_token_ids,
         ),
         seed=rollouts.seed,
-        lease_timeout_s=config.leases.timeout_s,
-        heartbeat_every_s=config.leases.heartbeat_every_s,
+        timeout_s=config.leases.timeout_s,
         total_groups=config.steps * config.groups_per_step,
-        max_dead_letter_share=config.leases.max_dead_letter_share,
-        tokenizer=fleet.fingerprints.tokenizer,
-        chat_template=fleet.fingerprints.chat_template,
-        dead_letters=config.run.folder / "dead_letters.jsonl",
-        rules=GroupRules(
-            vocabulary_size=vocabulary_size(config.model),
-            min_group_size=rollouts.min_group_size,
-            drop_uniform_groups=rollouts.drop_uniform_groups,
-        ),
     )

@@ -9,34 +9,30 @@ the ledger; the trainer's calls come from another thread, through `asyncio.run_c
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from learner.history.journal import Journal
 from learner.intake.admission import GroupRules, admissible, is_uniform
 from learner.intake.evaluation import EvaluationResult, Evaluator
+from learner.intake.failures import DeadLetters, RunFailed
+from learner.intake.granting import Granting, LeaseTerms
 from learner.intake.holders import Holder, Holders
-from learner.intake.pacing import Pacing
-from learner.intake.task_order import TaskOrder
 from learner.ledger import (
     AttemptId,
     Batch,
     Books,
     EndedAttempt,
     FailureResult,
-    Grant,
     Ledger,
     LedgerSnapshot,
     Verdict,
     Waiting,
 )
 from learner.weights.fleet import Fleet
-from protocol.generation import Sampling
 from protocol.messages import (
     Acknowledged,
     Cancelled,
@@ -47,7 +43,6 @@ from protocol.messages import (
     Granted,
     Heartbeat,
     Hello,
-    Lease,
     Message,
     Refused,
     RunningLease,
@@ -62,29 +57,18 @@ from services.waiting import Waiting as Waits
 log = logging.getLogger(__name__)
 
 _MISSED_HEARTBEATS = 5
-_MOST_LEASES_IN_A_GRANT = 1024
-
-
-class RunFailed(RuntimeError):
-    """The run cannot go on; the text names the reason and what to do."""
 
 
 @dataclass(frozen=True)
 class IntakeOptions:
-    """`total_groups` is what all steps together consume: no lease is granted for more."""
+    """`environment` may be left out where only one is offered; the fingerprints are the learner's own."""
 
     incarnation: int
     environment: str | None
-    group_size: int
-    sampling: Sampling
-    seed: int
-    lease_timeout_s: float
     heartbeat_every_s: float
-    total_groups: int
-    max_dead_letter_share: float
+    lease_timeout_s: float
     tokenizer: str
     chat_template: str
-    dead_letters: Path
     rules: GroupRules
 
 
@@ -108,6 +92,8 @@ class Intake:
         journal: Journal,
         fleet: Fleet,
         evaluator: Evaluator,
+        terms: LeaseTerms,
+        dead_letters: DeadLetters,
         waits: Waits,
         options: IntakeOptions,
         refused: Callable[[str], None] = lambda reason: None,
@@ -124,10 +110,8 @@ class Intake:
         self._refused = refused
         self._clock = clock
         self._buffer: dict[int, TrajectoryGroup] = {}
-        config = ledger.config
-        self._pacing = Pacing(groups_per_step=config.groups_per_step, max_lag=config.max_lag)
-        self._last_taken = clock()
-        self._order: TaskOrder | None = None
+        self._granting = Granting(ledger=ledger, evaluator=evaluator, terms=terms, clock=clock)
+        self._dead_letters = dead_letters
         self._stirred = asyncio.Event()
         self._failure: RunFailed | None = None
         self.left_out: Counter[str] = Counter()
@@ -149,10 +133,7 @@ class Intake:
                 await self._stirred.wait()
 
     async def _taken(self, batch: Batch, *, began: float) -> TakenBatch:
-        now = self._clock()
-        left_over = self._ledger.books().buffered
-        self._pacing.taken(waited_s=now - began, since_last_s=now - self._last_taken, left_over=left_over)
-        self._last_taken = now
+        self._granting.batch_taken(asked_at=began)
         self._forget(batch.dropped, why="too_old")
         groups = tuple(self._buffer.pop(lease_id) for lease_id in batch.lease_ids)
         await asyncio.to_thread(self._journal.append_batch, version=batch.version, lease_ids=batch.lease_ids)
@@ -268,8 +249,7 @@ class Intake:
         info = self._environment_of(holder)
         if is_new:
             log.info("env_service %s offers %s, %d groups at once", holder.name, info.name, hello.capacity)
-        if self._order is None:
-            self._order = TaskOrder(count=info.train_tasks, seed=self._options.seed)
+        self._granting.know_tasks(info.train_tasks)
         options = self._options
         await self._holders.send(
             holder, Welcome(incarnation=options.incarnation, heartbeat_every_s=options.heartbeat_every_s)
@@ -291,10 +271,11 @@ class Intake:
             wanted = options.environment or "exactly one environment (rollouts.environment is not set)"
             return f"the learner wants {wanted}, env_service {hello.env_id} offers {offered}"
         tasks = self._environment_of(holder).train_tasks
-        if self._order is not None and self._order.count != tasks:
+        order = self._granting.order
+        if order is not None and order.count != tasks:
             return (
                 f"its environment has {tasks} training tasks, that of the first env_service of this run "
-                f"{self._order.count}: give all of them the same data, or restart the learner"
+                f"{order.count}: give all of them the same data, or restart the learner"
             )
         return None
 
@@ -377,22 +358,10 @@ class Intake:
         if result is not FailureResult.DEAD_LETTERED:
             return
         log.warning("lease %d is given up: %s", failed.lease_id, failed.reason)
-        assert self._order is not None, "nothing was granted yet"
-        letter = {**failed.model_dump(), "task_index": self._order.task_index(failed.lease_id), "time": time.time()}
-        with self._options.dead_letters.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(letter) + "\n")
-        self._check_failures()
-
-    def _check_failures(self) -> None:
-        books = self._ledger.books()
-        finished = books.trained + books.filtered + books.dead_lettered
-        if finished >= 20 and books.dead_lettered > self._options.max_dead_letter_share * finished:
-            reason, count = self._ledger.commonest_reasons(1)[0]
-            self._failure = RunFailed(
-                f"{books.dead_lettered} of {finished} leases were given up; the commonest reason ({count} times) is: "
-                f"{reason}. See {self._options.dead_letters}"
-            )
-            self._stirred.set()
+        assert self._granting.order is not None, "nothing was granted yet"
+        self._dead_letters.append(failed, task_index=self._granting.order.task_index(failed.lease_id))
+        self._failure = self._dead_letters.verdict(self._ledger)
+        self._stirred.set()
 
     async def _part(self, holder: Holder) -> None:
         self._holders.part(holder)
@@ -400,46 +369,14 @@ class Intake:
         self._evaluator.holder_gone(holder.name)
         await self._pump()
 
-    # Granting
-
     async def _pump(self) -> None:
-        """Grants whatever may be granted, to whoever has room: evaluation first."""
-        if self._order is None or self._ledger.served is None:
-            return
+        """Grants whatever may be granted, to whoever has room."""
         for holder in self._holders:
             if not self._holders.has(holder):
                 continue  # it left, or moved, while another one's grant was sent
-            room = holder.hello.capacity - len(holder.running) - self._evaluator.running(holder.name)
-            room = max(0, min(room, _MOST_LEASES_IN_A_GRANT))
-            environment = self._environment_of(holder).name
-            leases = self._evaluator.grant(now=self._clock(), holder=holder.name, environment=environment, room=room)
-            room = min(room - len(leases), self._still_needed())
-            if room > 0:
-                grants = self._ledger.grant(now=self._clock(), holder=holder.name, room=room)
-                holder.running.update(AttemptId(grant.lease_id, grant.attempt) for grant in grants)
-                leases += [self._lease(grant, holder) for grant in grants]
+            leases = self._granting.leases_for(holder, environment=self._environment_of(holder).name)
             if leases:
                 await self._holders.send(holder, Granted(leases=tuple(leases)))
-
-    def _still_needed(self) -> int:
-        books = self._ledger.books()
-        left = self._options.total_groups - books.trained - books.buffered - books.running
-        return min(left, self._pacing.room(running=books.running, buffered=books.buffered))
-
-    def _lease(self, grant: Grant, holder: Holder) -> Lease:
-        assert self._order is not None, "an env_service said hello before anything is granted"
-        options = self._options
-        return Lease(
-            lease_id=grant.lease_id,
-            attempt=grant.attempt,
-            purpose="train",
-            environment=self._environment_of(holder).name,
-            task_index=self._order.task_index(grant.task_index),
-            seed=self._order.lease_seed(grant.lease_id, attempt=grant.attempt),
-            group_size=options.group_size,
-            sampling=options.sampling,
-            timeout_s=options.lease_timeout_s,
-        )
 
     def _forget(self, ended: Iterable[EndedAttempt], *, why: str) -> None:
         ended = tuple(ended)

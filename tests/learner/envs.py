@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +11,8 @@ from learner.config import EvaluationConfig
 from learner.history.journal import Journal, Record, read_journal
 from learner.intake.admission import GroupRules
 from learner.intake.evaluation import Evaluator
+from learner.intake.failures import DeadLetters
+from learner.intake.granting import LeaseTerms
 from learner.intake.intake import Intake, IntakeOptions
 from learner.ledger import Ledger, LedgerConfig
 from learner.weights.fleet import Fleet
@@ -127,21 +129,15 @@ class Learner:
             yield ScriptedEnv(dealer=dealer, name=name)
 
 
-def options(folder: Path) -> IntakeOptions:
+def options(*, drop_uniform_groups: bool) -> IntakeOptions:
     return IntakeOptions(
         incarnation=3,
         environment="addition",
-        group_size=2,
-        sampling=Sampling(max_tokens=8),
-        seed=0,
-        lease_timeout_s=LEDGER.lease_timeout_s,
         heartbeat_every_s=1.0,
-        total_groups=1000,
-        max_dead_letter_share=0.25,
+        lease_timeout_s=LEDGER.lease_timeout_s,
         tokenizer=FINGERPRINTS.tokenizer,
         chat_template=FINGERPRINTS.chat_template,
-        dead_letters=folder / "dead_letters.jsonl",
-        rules=GroupRules(vocabulary_size=10, min_group_size=2, drop_uniform_groups=False),
+        rules=GroupRules(vocabulary_size=10, min_group_size=2, drop_uniform_groups=drop_uniform_groups),
     )
 
 
@@ -156,8 +152,6 @@ async def learner(
 ) -> AsyncIterator[Learner]:
     clock = Clock()
     ledger = Ledger(ledger_config)
-    chosen = replace(options(folder), total_groups=total_groups)
-    chosen = replace(chosen, rules=replace(chosen.rules, drop_uniform_groups=drop_uniform_groups))
     fleet = Fleet(fingerprints=FINGERPRINTS, incarnation=3, announce_every_s=1.0, silence_s=60.0, changed=lambda: None)
     async with RouterSocket.bind("tcp://127.0.0.1:*") as router:
         with Journal.open(folder / "journal.log") as journal:
@@ -169,8 +163,16 @@ async def learner(
                 evaluator=Evaluator(
                     config=EvaluationConfig(), max_tokens=8, timeout_s=LEDGER.lease_timeout_s, first_lease_id=1 << 32
                 ),
+                terms=LeaseTerms(
+                    group_size=2,
+                    sampling=Sampling(max_tokens=8),
+                    seed=0,
+                    timeout_s=LEDGER.lease_timeout_s,
+                    total_groups=total_groups,
+                ),
+                dead_letters=DeadLetters(folder / "dead_letters.jsonl", largest_share=0.25),
                 waits=Waiting(),
-                options=chosen,
+                options=options(drop_uniform_groups=drop_uniform_groups),
                 clock=clock,
             )
             made = Learner(intake=intake, ledger=ledger, fleet=fleet, router=router, clock=clock, folder=folder)

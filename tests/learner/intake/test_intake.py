@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from learner.history.journal import LoggedBatch, LoggedFilter, LoggedGroup
-from learner.intake.intake import RunFailed
+from learner.intake.failures import RunFailed
 from protocol.messages import (
     Acknowledged,
     Cancelled,
