@@ -70,7 +70,7 @@ class WeightsConfig(ConfigModel):
     probe_tolerance: float | None = Field(
         None,
         gt=0,
-        description="largest gap of those logprobs, in nats; none: 1e-3 for float32, 0.5 for bfloat16 weights",
+        description="largest gap of those logprobs, in nats; none: 1e-3 for float32, 1.5 for bfloat16 weights",
     )
     generator_token: Annotated[SecretStr | None, EqualTo("generator", "http.token")] = Field(
         None, description="bearer token of the generators"

@@ -55,8 +55,8 @@ from services.waiting import Waiting
 
 log = logging.getLogger(__name__)
 
-_PROBE_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.5}
-"""Nats. What two implementations of one model differ by: 1e-4 and 0.2 were the most that was seen."""
+_PROBE_TOLERANCES = {"float32": 1e-3, "bfloat16": 1.5}
+"""Nats. Two implementations of one model differed by up to 1e-4 and 0.6; a wrong load, by several at some token."""
 
 
 async def train_online(config: LearnerConfig, stop: Stop) -> None:

@@ -6,6 +6,8 @@ DeepSpeed divides gradients by the number of ranks and by its own count of micro
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import warnings
@@ -75,12 +77,13 @@ class Engine:
         self._stage = max(config.zero_stage, 1) if config.dtype == "bfloat16" else config.zero_stage
         os.environ.setdefault("LOCAL_RANK", "0")
         _quiet_deepspeed()
-        self._engine, *_ = deepspeed.initialize(
-            model=model.to(device),
-            model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
-            config=_deepspeed_config(config, zero_stage=self._stage),
-            dist_init_required=False,
-        )
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints the memory in use, with no way to turn it off
+            self._engine, *_ = deepspeed.initialize(
+                model=model.to(device),
+                model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
+                config=_deepspeed_config(config, zero_stage=self._stage),
+                dist_init_required=False,
+            )
         self._model: nn.Module = self._engine.module
 
     @property

@@ -7,13 +7,11 @@ collective may take as long as it likes, and answer by taking part in the collec
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,9 +21,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
+from services.process import parent_death_signal
+
 Action = Literal["train_step", "host_copy", "probe", "save", "load", "stop"]
 LOOPBACK = "127.0.0.1"
-_PR_SET_PDEATHSIG = 1
 _POLL = timedelta(seconds=20)
 
 
@@ -115,8 +114,7 @@ def die_with_parent() -> None:
     parent = os.environ.get("HEADWAY_PARENT")
     if parent is None:
         return
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent_death_signal(signal.SIGKILL)
     if os.getppid() != int(parent):
         raise SystemExit("the learner's rank 0 has ended")
 
