@@ -100,7 +100,7 @@ def _run(variant: Variant, *, completions: int) -> Result:
         "learner.training.optimizer.learning-rate": variant.learning_rate,
         "learner.training.optimizer.total-updates": steps,
         "learner.training.optimizer.beta2": variant.beta2,
-        "learner.intake.evaluation.every-steps": max(1, steps // 5),
+        "learner.evaluation.every-steps": max(1, steps // 5),
     }
     with tempfile.TemporaryDirectory() as folder:
         outcome = run_headway(CONFIG, folder=Path(folder), options=options)

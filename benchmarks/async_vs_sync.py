@@ -80,7 +80,7 @@ def _run(variant: Variant, *, config: Path, steps: int) -> Run:
         "learner.steps": steps,
         "learner.max-lag": variant.max_lag,
         "learner.threads": variant.threads,
-        "learner.intake.evaluation.tasks": 0,
+        "learner.evaluation.tasks": 0,
         "generator.engine.threads": variant.threads,
     }
     with tempfile.TemporaryDirectory() as folder:
