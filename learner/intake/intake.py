@@ -26,6 +26,7 @@ from learner.ledger import (
     Batch,
     Books,
     EndedAttempt,
+    FailureKind,
     FailureResult,
     Ledger,
     LedgerSnapshot,
@@ -346,12 +347,12 @@ class Intake:
         await self._pump()
 
     def _fail(self, failed: Failed) -> None:
-        kind = "data" if failed.data_fault else "infrastructure"
+        kind: FailureKind = "data" if failed.data_fault else "infrastructure"
         result = self._ledger.fail(
             now=self._clock(),
             lease_id=failed.lease_id,
             attempt=failed.attempt,
-            kind="data" if failed.data_fault else "infrastructure",
+            kind=kind,
             reason=failed.reason,
         )
         self.left_out[f"failed_{kind}"] += 1
