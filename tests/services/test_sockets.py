@@ -72,9 +72,9 @@ async def test_a_dealer_outlives_garbage_of_the_router() -> None:
     port = socket.bind_to_random_port("tcp://127.0.0.1")
     async with DealerSocket.connect(f"tcp://127.0.0.1:{port}", identity="env") as dealer, asyncio.timeout(20):
         await dealer.send(HELLO)
-        identity, frame = await socket.recv_multipart()
+        identity, *frames = await socket.recv_multipart()
         await socket.send_multipart([identity, b"garbage"])
-        await socket.send_multipart([identity, frame])
+        await socket.send_multipart([identity, *frames])
         assert await dealer.receive() == HELLO
         assert dealer.garbage_count == 1
     socket.close()
