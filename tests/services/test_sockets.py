@@ -153,9 +153,9 @@ async def test_a_dealer_that_comes_first_is_heard_when_the_router_comes() -> Non
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://10.0.0.1:5555"])
 async def test_an_address_that_other_machines_reach_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match="until keys are supported"):
+    with pytest.raises(ValueError, match="make keys with `headway keys FOLDER`"):
         RouterSocket.bind(address)
-    with pytest.raises(ValueError, match="until keys are supported"):
+    with pytest.raises(ValueError, match="make keys with `headway keys FOLDER`"):
         DealerSocket.connect(address, identity="env")
 
 
