@@ -17,6 +17,7 @@ class TcpProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
         self.connections = 0
+        self.another = asyncio.Event()
         self.to_server: Change = bytes
         self.to_client: Change = bytes
 
@@ -31,6 +32,8 @@ class TcpProxy:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until either side closes."""
         self.connections += 1
+        if self.connections > 1:
+            self.another.set()
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)

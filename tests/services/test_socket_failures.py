@@ -43,11 +43,14 @@ async def talk(router: RouterSocket, dealer: DealerSocket, text: str) -> None:
 
 
 async def until_gone(router: RouterSocket, peer: str) -> None:
+    async def keep_sending() -> None:
+        while True:
+            await router.send(peer, HELLO, deadline_s=60)
+            await asyncio.sleep(0.05)
+
     async with asyncio.timeout(60):
         with pytest.raises(PeerGone):
-            while True:
-                await router.send(peer, HELLO, deadline_s=60)
-                await asyncio.sleep(0.05)
+            await keep_sending()
 
 
 def keys_in(folder: Path) -> tuple[ServerKeys, ClientKeys]:
@@ -72,8 +75,7 @@ async def test_a_connection_that_falls_silent_is_noticed_by_both_sides_and_made_
         proxy.freeze()
         await until_gone(router, "env")
         async with asyncio.timeout(60):
-            while proxy.connections < 2:
-                await asyncio.sleep(0.05)
+            await proxy.another.wait()
         proxy.thaw()
         await talk(router, dealer, "after")
 
