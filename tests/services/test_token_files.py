@@ -54,13 +54,13 @@ def test_a_later_source_goes_before_an_earlier_one_in_either_form(token: Path, t
 
 
 def test_both_forms_in_one_source_are_refused(token: Path) -> None:
-    with pytest.raises(ConfigError, match="--http.token-file: command line --http.token is set, too; set one of them"):
+    with pytest.raises(ConfigError, match=r"--http.token-file: command line --http.token is set, too; set one of them"):
         load("--http.token", "direct", "--http.token-file", str(token))
 
 
 def test_a_token_that_others_can_read_is_refused(token: Path) -> None:
     token.chmod(0o644)
-    with pytest.raises(ConfigError, match="--http.token-file: .*lets others use it: chmod 600") as caught:
+    with pytest.raises(ConfigError, match=r"--http.token-file: .*lets others use it: chmod 600") as caught:
         load("--http.token-file", str(token))
     assert "from-a-file" not in str(caught.value)
 
