@@ -29,6 +29,7 @@ from protocol.messages import EnvironmentInfo, Hello
 from services.http_app import create_app
 from services.http_client import HttpClient
 from services.http_server import Listener, serve_http
+from services.keys import ClientKeys
 from services.metrics import Metrics
 from services.process import Stop, run_loops
 from services.sockets import DealerSocket
@@ -49,7 +50,8 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
         rewards = HttpClient(token=config.reward_token, max_connections=connections)
         for client in (generators, rewards):
             await stack.enter_async_context(client)
-        connection = DealerSocket.connect(config.learner, identity=hello.env_id)
+        keys = ClientKeys.read(secret_key_file=config.secret_key_file, server_key_file=config.learner_key_file)
+        connection = DealerSocket.connect(config.learner, identity=hello.env_id, keys=keys, insecure=config.insecure)
         await stack.enter_async_context(connection)
         fleet, outbox = GeneratorFleet(), Outbox(resend_s=config.resend_s)
         link = LearnerLink(connection=connection, hello=hello, fleet=fleet, outbox=outbox, metrics=counted)

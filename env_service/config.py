@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, SecretStr, model_validator
 
 from services.config import ConfigModel, HttpConfig, ProcessConfig
+from services.key_links import AuthorizedBy, KeyFile, PublicKeyOf
 from services.links import EqualTo, ModelFolder, Reaches
+from services.network import check_key_settings
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name that leases refer to")]
 
@@ -79,6 +81,16 @@ class EnvServiceConfig(ProcessConfig):
     learner: Annotated[str, Reaches("learner", "leases.address")] = Field(
         "tcp://127.0.0.1:7301", description="ZeroMQ address of the learner's intake"
     )
+    secret_key_file: Annotated[Path | None, KeyFile("secret"), AuthorizedBy("learner", "leases.authorized_keys")] = (
+        Field(
+            None,
+            description="file of this process's secret CURVE key, made by `headway keys`; none speaks without keys",
+        )
+    )
+    learner_key_file: Annotated[Path | None, KeyFile("public"), PublicKeyOf("learner", "leases.secret_key_file")] = (
+        Field(None, description="file of the learner's public CURVE key")
+    )
+    insecure: bool = Field(False, description="allow a learner on another machine without keys")
     reward_urls: Annotated[tuple[str, ...], Reaches("reward-service")] = Field(
         ("http://127.0.0.1:7320",), min_length=1, description="addresses of the reward services, tried in turn"
     )
@@ -95,6 +107,12 @@ class EnvServiceConfig(ProcessConfig):
     environments: tuple[Tasks, ...] = Field(
         (AdditionTasks(),), min_length=1, max_length=256, description="what can be rolled out, by name"
     )
+
+    @model_validator(mode="after")
+    def _keys_where_needed(self) -> "EnvServiceConfig":
+        files = {"secret_key_file": self.secret_key_file, "learner_key_file": self.learner_key_file}
+        check_key_settings(self.learner, files, insecure=self.insecure)
+        return self
 
     @model_validator(mode="after")
     def _names_differ(self) -> "EnvServiceConfig":

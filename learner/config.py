@@ -9,7 +9,9 @@ from learner.algorithms.config import AlgorithmConfig, GrpoConfig
 from learner.training.config import TrainingConfig
 from protocol.fleet import Backend
 from services.config import ConfigModel, HttpConfig, ProcessConfig
+from services.key_links import KeyFile
 from services.links import EqualTo, Listens, ModelFolder
+from services.network import check_key_settings
 
 
 class RolloutConfig(ConfigModel):
@@ -46,6 +48,13 @@ class LeaseConfig(ConfigModel):
     address: Annotated[str, Listens()] = Field(
         "tcp://127.0.0.1:7301", description="ZeroMQ address that env_services connect to"
     )
+    secret_key_file: Annotated[Path | None, KeyFile("secret")] = Field(
+        None, description="file of the learner's secret CURVE key, made by `headway keys`; none speaks without keys"
+    )
+    authorized_keys: Annotated[Path | None, KeyFile("authorized")] = Field(
+        None, description="public keys that may connect: a folder of NAME.pub files, or a file of lines KEY NAME"
+    )
+    insecure: bool = Field(False, description="allow an address that other machines can reach without keys")
     heartbeat_every_s: float = Field(2.0, gt=0, description="how often an env_service reports, in seconds")
     timeout_s: float = Field(30.0, gt=0, description="a lease of which nothing is heard for so long is granted again")
     infrastructure_retries: int = Field(8, ge=0, description="retries of a lease after failures of infrastructure")
@@ -53,6 +62,12 @@ class LeaseConfig(ConfigModel):
     max_dead_letter_share: float = Field(
         0.25, gt=0, le=1, description="share of leases given up, of at least 20 finished, at which the run stops"
     )
+
+    @model_validator(mode="after")
+    def _keys_where_needed(self) -> Self:
+        files = {"leases.secret_key_file": self.secret_key_file, "leases.authorized_keys": self.authorized_keys}
+        check_key_settings(self.address, files, insecure=self.insecure)
+        return self
 
 
 class WeightsConfig(ConfigModel):

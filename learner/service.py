@@ -21,7 +21,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 
-from learner.config import LearnerConfig
+from learner.config import LearnerConfig, LeaseConfig
 from learner.history.checkpoints import Checkpoints
 from learner.history.journal import Journal
 from learner.history.run_folder import open_run_folder
@@ -48,6 +48,7 @@ from protocol.generation import Sampling
 from services.http_app import create_app
 from services.http_client import HttpClient
 from services.http_server import Listener, serve_http
+from services.keys import ServerKeys
 from services.metrics import Metrics
 from services.process import Stop
 from services.sockets import RouterSocket
@@ -66,9 +67,7 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port))
         metrics = Metrics("learner")
         measures = Measures(metrics)
-        socket = await stack.enter_async_context(
-            RouterSocket.bind(config.leases.address, on_garbage=lambda _, error: measures.refused(error.reason))
-        )
+        socket = await stack.enter_async_context(_lease_socket(config.leases, measures))
         thread = await stack.enter_async_context(TrainerThread())
         client = await stack.enter_async_context(HttpClient(token=config.weights.generator_token))
         records = stack.enter_context(Records(folder=config.run.folder, total_steps=config.steps))
@@ -223,6 +222,15 @@ class _Parts:
             await asyncio.sleep(1.0)
             for name in self.fleet.expire(now=time.monotonic()):
                 log.warning("generator %s is silent for %.0f s and leaves", name, self.config.weights.silence_s)
+
+
+def _lease_socket(config: LeaseConfig, measures: Measures) -> RouterSocket:
+    return RouterSocket.bind(
+        config.address,
+        keys=ServerKeys.read(secret_key_file=config.secret_key_file, authorized_keys=config.authorized_keys),
+        insecure=config.insecure,
+        on_garbage=lambda _, error: measures.refused(error.reason),
+    )
 
 
 def _ledger_config(config: LearnerConfig) -> LedgerConfig:

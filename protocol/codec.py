@@ -1,7 +1,9 @@
-"""Messages to frames and back: a msgpack header, then one raw frame for each array.
+"""Messages to frames and back: a msgpack header, one raw frame for each array, and a checksum.
 
 The header is `[protocol version, kind, body]`. An array in the body is a msgpack extension of type 1 that holds
-`[frame, element code, length]`; its bytes are that frame, little-endian, and are neither copied nor parsed.
+`[frame, element code, length]`; its bytes are that frame, little-endian, and are neither copied nor parsed. The last
+frame is the xxh3-64 of all others, one after the other, in 8 bytes, big-endian: TCP's own checksum lets through one
+damaged segment in some 65,000. It needs no lengths, since the header tells its own end and the length of each array.
 """
 
 import reprlib
@@ -12,17 +14,19 @@ from typing import Any
 import msgpack
 import numpy as np
 import numpy.typing as npt
+import xxhash
 from pydantic import ValidationError
 
 from protocol import messages
 from protocol.arrays import DTYPES, code_of
-from protocol.errors import MalformedMessage, MessageTooLarge, ProtocolError, WrongProtocolVersion
+from protocol.errors import DamagedMessage, MalformedMessage, MessageTooLarge, ProtocolError, WrongProtocolVersion
 from protocol.messages import Message
 from protocol.versions import PROTOCOL_VERSION
 
 Frame = bytes | memoryview
 
 _ARRAY = 1
+_CHECKSUM_BYTES = 8
 _KINDS = {message.kind: message for message in messages.ALL}
 
 
@@ -50,7 +54,12 @@ def encode(message: Message) -> list[Frame]:
         return msgpack.ExtType(_ARRAY, msgpack.packb([len(arrays), code_of(row), row.shape[0]]))
 
     header = msgpack.packb([PROTOCOL_VERSION, message.kind, message.model_dump()], default=as_extension)
-    return [header, *arrays]
+    return sealed([header, *arrays])
+
+
+def sealed(frames: Sequence[Frame]) -> list[Frame]:
+    """The frames of a header and its arrays, followed by their checksum."""
+    return [*frames, _checksum(frames)]
 
 
 def decode(frames: Sequence[Frame], *, limits: Limits = DEFAULT_LIMITS) -> Message:
@@ -59,7 +68,7 @@ def decode(frames: Sequence[Frame], *, limits: Limits = DEFAULT_LIMITS) -> Messa
     Raises a ProtocolError that says what does not fit; nothing but bytes is looked at before the limits are checked.
     """
     _check_limits(frames, limits)
-    kind, body = _unpack_header(frames)
+    kind, body = _unpack_header(_unsealed(frames))
     message_type = _KINDS.get(kind)
     if message_type is None:
         raise MalformedMessage(f"unknown message kind {_shown(kind)}; expected one of {sorted(_KINDS)}")
@@ -77,6 +86,42 @@ def describe(error: ValidationError) -> str:
     ]
     more = f" (and {len(complaints) - 3} more)" if len(complaints) > 3 else ""
     return "; ".join(complaints[:3]) + more
+
+
+def _checksum(frames: Sequence[Frame]) -> bytes:
+    digest = xxhash.xxh3_64()
+    for frame in frames:
+        digest.update(frame)
+    value: bytes = digest.digest()
+    return value
+
+
+def _unsealed(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """The frames without their checksum. Raises a ProtocolError if they do not match it."""
+    *rest, checksum = frames
+    if rest and len(checksum) == _CHECKSUM_BYTES and _checksum(rest) == checksum:
+        return rest
+    # Another release may seal its messages in another way, and its version is then the clearer complaint.
+    version = _version_in(frames[0])
+    if type(version) is int:
+        _check_version(version)
+    if rest and len(checksum) == _CHECKSUM_BYTES:
+        raise DamagedMessage("the message does not match its checksum: it was damaged on the way; send it again")
+    raise MalformedMessage(
+        f"the last of {len(frames)} frames has {len(checksum)} bytes; expected a header, its arrays, and a checksum of "
+        f"{_CHECKSUM_BYTES} bytes: run the same release of Headway on both sides"
+    )
+
+
+def _version_in(header: Frame) -> object:
+    """What stands where the version is, None if that cannot be read."""
+    try:
+        _check_whole(header)
+        unpacker = _unpacker(header, msgpack.ExtType)
+        unpacker.read_array_header()
+        return unpacker.unpack()
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return None
 
 
 def _check_limits(frames: Sequence[Frame], limits: Limits) -> None:

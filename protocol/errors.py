@@ -26,3 +26,15 @@ class MessageTooLarge(ProtocolError):
     """A frame, or the whole message, is over the limits."""
 
     reason = "too_large"
+
+
+class DamagedMessage(ProtocolError):
+    """The frames do not match their checksum. The same message, sent again, may be whole."""
+
+    reason = "checksum"
+
+
+class ConnectionRefused(ProtocolError):
+    """A peer broke the rules before its first message: its key is not authorized, or it has none."""
+
+    reason = "connection"

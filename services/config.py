@@ -7,6 +7,9 @@
 A group of one of several types is picked by `type`: `--algo grpo` is short for `--algo.type grpo`, also in the file
 (`algo = "grpo"`) and the environment. Where a later source picks another type than an earlier one, the earlier one's
 settings of that group are left out, with a warning. A key of a type that is not picked is an error.
+
+A secret can also be given as a file that holds it, as containers mount them: under the same name with `_file` after it,
+such as `token_file` or HEADWAY_LEARNER__HTTP__TOKEN_FILE.
 """
 
 import logging
@@ -27,6 +30,7 @@ from services.config_sources import (
     from_command_line,
     from_environment,
     from_file,
+    with_secrets_read,
 )
 from services.network import is_loopback
 from services.options import Choice, Schema, environment_name_of, flag_of, help_lines, schema_of
@@ -72,7 +76,7 @@ class HttpConfig(ConfigModel):
         if not is_loopback(self.host) and (self.token is None or not self.token.get_secret_value()):
             raise ValueError(
                 f"host {self.host} can be reached from other machines and no token is set: "
-                "set http.token, or listen on 127.0.0.1"
+                "set http.token or http.token_file, or listen on 127.0.0.1"
             )
         return self
 
@@ -98,6 +102,7 @@ def load_config(model: type[C], *, process: str, argv: Sequence[str], environ: M
     sources = [] if path is None else [from_file(path, schema, process=process)]
     sources.append(from_environment(environ, schema, process=process))
     sources.append(from_command_line(arguments, schema))
+    sources = [with_secrets_read(source, schema) for source in sources]
     problems = [problem for source in sources for problem in source.problems]
     settings, strays = _merged(_instance_defaults(model, ""), sources, schema)
     problems += strays

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.options import Option, Schema, environment_name_of, flag_of, nearest
+from services.options import FILE_SUFFIX, Option, Schema, environment_name_of, flag_of, nearest
+from services.secret_files import SecretFileError, read_secret
 
 PROCESSES = ("learner", "generator", "reward-service", "env-service")
 TABLES = ("run", *PROCESSES)
@@ -97,6 +98,24 @@ def from_command_line(arguments: Sequence[str], schema: Schema) -> Found:
         value = flag == flag_of(target) if text is None else parse_text(text, option)
         given[target] = Setting(target, _joined(given.get(target), value, option), f"command line {flag}")
     return Found(tuple(given.values()), tuple(problems))
+
+
+def with_secrets_read(found: Found, schema: Schema) -> Found:
+    """The same, with each setting of a secret's file exchanged for the secret that the file holds."""
+    given = {setting.key: setting for setting in found.settings}
+    settings, problems = [], list(found.problems)
+    for setting in found.settings:
+        secret = setting.key.removesuffix(FILE_SUFFIX)
+        if secret == setting.key or not (option := schema.options.get(secret)) or not option.is_secret:
+            settings.append(setting)
+        elif secret in given:
+            problems.append(f"{setting.origin}: {given[secret].origin} is set, too; set one of them")
+        else:
+            try:
+                settings.append(Setting(secret, read_secret(Path(str(setting.value))), setting.origin))
+            except SecretFileError as error:
+                problems.append(f"{setting.origin}: {error}")
+    return Found(tuple(settings), tuple(problems))
 
 
 def parse_text(text: str, option: Option) -> object:

@@ -2,6 +2,7 @@
 
     headway up RUN.toml      starts what RUN.toml has a table for, and stops it all when the learner has ended
     headway check RUN.toml   reads it as the processes would, and starts nothing
+    headway keys FOLDER      makes the keys and tokens with which processes on several machines trust each other
 
 Nothing that it does is needed when the processes are deployed one by one.
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from services.config import ProcessConfig, load_config
 from services.config_sources import PROCESSES, TABLES, ConfigError, read_tables
+from services.keys_command import make_keys
 from services.links import disagreements
 from services.logs import configure_logging
 from services.options import nearest
@@ -24,9 +26,12 @@ from services.supervisor import Command, Supervisor
 USAGE = """\
 usage: headway up RUN.toml [--PROCESS.OPTION VALUE ...]
        headway check RUN.toml [--PROCESS.OPTION VALUE ...]
+       headway keys FOLDER [--env-service NAME ...] [--force]
 
 up     start the processes that RUN.toml has a table for, and stop them all when the learner has ended
 check  read RUN.toml as each process would, see whether their settings fit together, and start nothing
+keys   make keys and tokens for processes on several machines, and print the settings that use them; with names of
+       env-services that are new, adds theirs to what is in FOLDER; --force replaces what is there
 
 PROCESS is learner, generator, reward-service or env-service, and run for the table [run]; the --help of each process
 lists its options. Example: headway up run.toml --learner.max-lag 0 --run.name synchronous
@@ -80,9 +85,11 @@ def _run(words: Sequence[str]) -> int:
             return action(Path(path), _split(overrides))
         case ["up" | "check" as command, *_]:
             raise ConfigError([f"headway {command} needs the path of a TOML file: headway {command} RUN.toml"])
+        case ["keys", *arguments]:
+            return make_keys(arguments)
         case [word, *_]:
-            guess = nearest(word, ("up", "check"))
-            hint = f"did you mean {guess}?" if guess else "expected up or check; see headway --help"
+            guess = nearest(word, ("up", "check", "keys"))
+            hint = f"did you mean {guess}?" if guess else "expected up, check or keys; see headway --help"
             raise ConfigError([f"unknown command {word!r}; {hint}"])
     sys.stderr.write(USAGE)
     return 2

@@ -16,6 +16,7 @@ from pydantic import BaseModel, SecretStr
 from protocol.fingerprints import fingerprint_directory
 from protocol.fleet import Fingerprints
 from services.config import HttpConfig, ProcessConfig
+from services.key_links import AuthorizedBy, KeyFile, PublicKeyOf, unlike_keys, unreadable_key
 from services.network import is_loopback
 
 _EVERY_ADDRESS = ("0.0.0.0", "::")
@@ -113,8 +114,20 @@ def _unmet(place: _Place, mark: object, configs: Configs) -> Iterator[str]:
             other = _at(configs[process], key)
             if place.value != other:
                 yield f"{place} {_shown(place.value)}, but [{process}] {key} {_shown(other)}: make them the same"
+        case KeyFile() | PublicKeyOf() | AuthorizedBy():
+            yield from _key_problems(place, mark, configs)
         case _:
             pass
+
+
+def _key_problems(place: _Place, mark: KeyFile | PublicKeyOf | AuthorizedBy, configs: Configs) -> Iterator[str]:
+    path = place.value if isinstance(place.value, Path) else None
+    if isinstance(mark, KeyFile):
+        yield from unreadable_key(str(place), path, mark)
+    elif mark.process in configs:
+        theirs = _at(configs[mark.process], mark.key)
+        other = theirs if isinstance(theirs, Path) else None
+        yield from unlike_keys(str(place), path, f"[{mark.process}] {mark.key}", other, mark)
 
 
 def _unreached(place: _Place, other: str, target: object) -> Iterator[str]:

@@ -58,3 +58,18 @@ def configure_logging(
     root.setLevel(level.upper())
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class Occasionally:
+    """Asked before a complaint that may recur without end: says yes once, and again only `every_s` seconds later."""
+
+    def __init__(self, *, every_s: float) -> None:
+        self._every_s = every_s
+        self._quiet_until = 0.0
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        if now < self._quiet_until:
+            return False
+        self._quiet_until = now + self._every_s
+        return True

@@ -1,6 +1,8 @@
-"""Addresses: which of them other machines can reach."""
+"""Addresses: which of them other machines can reach, and what these then need."""
 
 import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
 
 
 def is_loopback(host: str) -> bool:
@@ -11,3 +13,39 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def leaves_this_machine(address: str) -> bool:
+    """Whether other machines can be at the other end of a ZeroMQ address. Raises ValueError if it is none."""
+    scheme, _, rest = address.partition("://")
+    host = rest.rpartition(":")[0]
+    if scheme == "ipc" and rest:
+        return False
+    if scheme != "tcp" or not host:
+        raise ValueError(f"{address!r} is no address; expected tcp://<host>:<port> or ipc://<path>")
+    return not is_loopback(host)
+
+
+def refuse_without_keys(address: str, *, insecure: bool) -> None:
+    """For an address without keys: raises ValueError if it leaves this machine and `insecure` does not allow it."""
+    if leaves_this_machine(address) and not insecure:
+        raise ValueError(
+            f"{address} is open to other machines and no keys are set: make keys with `headway keys FOLDER`, which "
+            "prints the settings for both sides; or use tcp://127.0.0.1:<port>; or, on a network whose every machine "
+            "you trust, set insecure = true"
+        )
+
+
+def check_key_settings(address: str, files: Mapping[str, Path | None], *, insecure: bool) -> None:
+    """Whether the files of keys, by the name of their setting, fit together and suffice. Raises ValueError."""
+    given = [name for name, path in files.items() if path is not None]
+    missing = [name for name, path in files.items() if path is None]
+    if given and missing:
+        raise ValueError(
+            f"{', '.join(given)} is set and {', '.join(missing)} is not: set both, or neither; "
+            "`headway keys FOLDER` makes the files and prints the settings"
+        )
+    if given and insecure:
+        raise ValueError(f"insecure = true contradicts {', '.join(given)}: remove the one or the others")
+    if not given:
+        refuse_without_keys(address, insecure=insecure)

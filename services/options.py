@@ -9,13 +9,16 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 REQUIRED = PydanticUndefined
+
+FILE_SUFFIX = "_file"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,10 @@ class Option:
     @property
     def is_bool(self) -> bool:
         return bool in _union_parts(self.annotation)
+
+    @property
+    def is_secret(self) -> bool:
+        return SecretStr in _union_parts(self.annotation)
 
     @property
     def is_optional(self) -> bool:
@@ -80,11 +87,20 @@ class Schema:
 
 
 def schema_of(model: type[BaseModel]) -> Schema:
-    """The schema of a config model. Defaults come from the default instances of its groups."""
+    """The schema of a config model. Defaults come from the default instances of its groups.
+
+    Beside each secret there is an option of the same name with `_file` after it, for a file that holds it.
+    """
     options: dict[str, Option] = {}
     groups: set[str] = set()
     choices: dict[str, Choice] = {}
     _walk(model, default=REQUIRED, prefix="", variant=None, into=(options, groups, choices))
+    for option in [option for option in options.values() if option.is_secret]:
+        key, variants = f"{option.key}{FILE_SUFFIX}", dict.fromkeys(option.variants)
+        _add(
+            options,
+            Option(key, Path | None, None, f"file, for its owner's eyes only, that holds {option.key}", variants),
+        )
     return Schema(options=options, groups=frozenset(groups), choices=choices)
 
 

@@ -1,7 +1,11 @@
 """Typed, bounded ZeroMQ sockets: whole messages of `protocol` in and out, nothing else.
 
 One ROUTER talks to many DEALERs. A frame that is no message is counted, told to `on_garbage` and, by a router, answered
-with `Refused`; it never reaches the caller and never stops the socket. Every send has a deadline.
+with `Refused`; it never reaches the caller and never stops the socket. Every send has a deadline; a receive has none,
+since silence is no fault: a peer whose connection died silently is noticed by heartbeats of ZeroMQ's own, whereupon a
+router forgets it and a dealer connects again.
+
+With keys both sides prove who they are, and all is encrypted (CURVE). Without, addresses of other machines are refused.
 """
 
 import asyncio
@@ -16,17 +20,23 @@ import zmq
 import zmq.asyncio
 
 from protocol.codec import DEFAULT_LIMITS, Frame, Limits, decode, encode
-from protocol.errors import ProtocolError
+from protocol.errors import ConnectionRefused, ProtocolError
 from protocol.messages import Message, Refused
-from services.network import is_loopback
+from services.keys import ClientKeys, ServerKeys, shown
+from services.keys_zap import DOMAIN, KeyHandler
+from services.logs import Occasionally
+from services.network import leaves_this_machine, refuse_without_keys
+from services.socket_watch import ConnectingWatch, ListeningWatch
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SEND_S = 0.005
 _COMPLAIN_EVERY_S = 10.0
+_CONNECT_TIMEOUT_MS = 10_000
+_STRANGER = "a stranger"
 
 GarbageCallback = Callable[[str, ProtocolError], None]
-"""Called with the peer's name and what is wrong with its message."""
+"""Called with the peer's name, or the address of one that never got as far as a name, and what is wrong."""
 
 
 class SocketError(Exception):
@@ -43,10 +53,14 @@ class SendTimeout(SocketError):
 
 @dataclass(frozen=True)
 class SocketLimits:
-    """Bounds of one socket: messages queued for each peer in each direction, and what one message may hold."""
+    """Bounds of one socket: messages queued for each peer in each direction, what one message may hold, and how often
+    a peer is asked for a sign of life and how long it may take to give one, in seconds.
+    """
 
     queued_messages: int = 256
     message: Limits = DEFAULT_LIMITS
+    heartbeat_every_s: float = 2.0
+    heartbeat_timeout_s: float = 10.0
 
 
 DEFAULT_SOCKET_LIMITS = SocketLimits()
@@ -63,6 +77,10 @@ class RouterSocket:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._limits = limits
         self._garbage = _Garbage(on_garbage)
+        self._key_handler: KeyHandler | None = None
+        self._watch = ListeningWatch(
+            self._context, self._socket, failed=lambda what: self._garbage.report(_STRANGER, ConnectionRefused(what))
+        )
         self.address = ""
 
     @classmethod
@@ -70,16 +88,20 @@ class RouterSocket:
         cls,
         address: str,
         *,
+        keys: ServerKeys | None = None,
+        insecure: bool = False,
         limits: SocketLimits = DEFAULT_SOCKET_LIMITS,
         on_garbage: GarbageCallback | None = None,
     ) -> Self:
         """Listen on `tcp://127.0.0.1:<port>`; port `*` lets the system choose, and `address` then tells it.
 
-        Raises ValueError for an address that other machines can reach, OSError for one that is taken.
+        With `keys`, only clients with an authorized key get through. Without them, raises ValueError for an address
+        that other machines can reach, unless `insecure` allows it. Raises OSError for an address that is taken.
         """
-        _refuse_reachable(address)
+        _check_keys(address, has_keys=keys is not None, insecure=insecure)
         router = cls(limits=limits, on_garbage=on_garbage)
         try:
+            router._use_keys(keys)
             router._socket.bind(address)
         except zmq.ZMQError as error:
             router.close()
@@ -112,6 +134,9 @@ class RouterSocket:
 
     def close(self) -> None:
         """Drop what is queued and free the port."""
+        if self._key_handler is not None:
+            self._key_handler.close()
+        self._watch.close()
         _close(self._context, self._socket)
 
     async def __aenter__(self) -> Self:
@@ -124,8 +149,20 @@ class RouterSocket:
 
     @property
     def garbage_count(self) -> int:
-        """Messages refused so far."""
+        """Messages and connections refused so far."""
         return self._garbage.count
+
+    def _use_keys(self, keys: ServerKeys | None) -> None:
+        if keys is None:
+            return
+        self._key_handler = KeyHandler(self._context, authorized=keys.authorized, refused=self._refuse_key)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode("ascii"))
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without somebody to ask about keys, nobody gets in
+
+    def _refuse_key(self, address: str, key: str) -> None:
+        self._garbage.report(address, ConnectionRefused(f"its key {shown(key)} is not among the authorized keys"))
 
     async def _try_send(self, peer: str, frames: Sequence[Frame]) -> bool:
         """False if the peer's queue is full; does not wait, since one full queue must not hold up the others."""
@@ -157,6 +194,7 @@ class DealerSocket:
         self._context, self._socket = _open(zmq.DEALER, limits)
         self._limits = limits
         self._garbage = _Garbage(on_garbage)
+        self._watch: ConnectingWatch | None = None
         self._address = ""
 
     @classmethod
@@ -165,19 +203,33 @@ class DealerSocket:
         address: str,
         *,
         identity: str,
+        keys: ClientKeys | None = None,
+        insecure: bool = False,
         limits: SocketLimits = DEFAULT_SOCKET_LIMITS,
         on_garbage: GarbageCallback | None = None,
     ) -> Self:
         """Connect as `identity`, 1 to 255 characters, in the background: the router need not be there yet.
 
-        Raises ValueError for an address on another machine.
+        With `keys`, only to a router whose public key is the one in them. Without them, raises ValueError for an
+        address on another machine, unless `insecure` allows it.
         """
-        _refuse_reachable(address)
+        _check_keys(address, has_keys=keys is not None, insecure=insecure)
         dealer = cls(limits=limits, on_garbage=on_garbage)
-        dealer._socket.setsockopt(zmq.IDENTITY, identity.encode("latin-1"))
-        dealer._socket.connect(address)
+        socket = dealer._socket
+        socket.setsockopt(zmq.IDENTITY, identity.encode("latin-1"))
+        if keys is not None:
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode("ascii"))
+            socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode("ascii"))
+            socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode("ascii"))
+        dealer._watch = ConnectingWatch(dealer._context, socket, address=address, keys=keys)
+        socket.connect(address)
         dealer._address = address
         return dealer
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last handshake failed, in words for a user; None if it succeeded."""
+        return None if self._watch is None else self._watch.trouble
 
     async def send(self, message: Message, *, deadline_s: float = 5.0) -> None:
         """Queue a message for the router, also while it is away. Raises SendTimeout if the queue stays full.
@@ -201,6 +253,8 @@ class DealerSocket:
 
     def close(self) -> None:
         """Drop what is queued and disconnect."""
+        if self._watch is not None:
+            self._watch.close()
         _close(self._context, self._socket)
 
     async def __aenter__(self) -> Self:
@@ -218,19 +272,18 @@ class DealerSocket:
 
 
 class _Garbage:
-    """Counts refused messages, and logs them, though not so often that a broken peer fills the disk."""
+    """Counts what is refused, and logs it, though not so often that a broken peer fills the disk."""
 
     def __init__(self, callback: GarbageCallback | None) -> None:
         self._callback = callback
-        self._quiet_until = 0.0
+        self._may_complain = Occasionally(every_s=_COMPLAIN_EVERY_S)
         self.count = 0
 
     def report(self, peer: str, error: ProtocolError) -> None:
         self.count += 1
-        now = time.monotonic()
-        if now >= self._quiet_until:
-            self._quiet_until = now + _COMPLAIN_EVERY_S
-            logger.warning("refused a message from %r (%d so far): %s", peer, self.count, error)
+        if self._may_complain():
+            what = "connection" if isinstance(error, ConnectionRefused) else "message"
+            logger.warning("refused a %s from %r (%d refusals so far): %s", what, peer, self.count, error)
         if self._callback is not None:
             self._callback(peer, error)
 
@@ -247,8 +300,10 @@ def _open(kind: int, limits: SocketLimits) -> tuple[zmq.asyncio.Context, zmq.asy
         (zmq.MAXMSGSIZE, largest),
         (zmq.RECONNECT_IVL, 100),
         (zmq.RECONNECT_IVL_MAX, 2000),
-        (zmq.HEARTBEAT_IVL, 2000),
-        (zmq.HEARTBEAT_TIMEOUT, 10000),
+        (zmq.HEARTBEAT_IVL, round(1000 * limits.heartbeat_every_s)),
+        (zmq.HEARTBEAT_TIMEOUT, round(1000 * limits.heartbeat_timeout_s)),
+        (zmq.CONNECT_TIMEOUT, _CONNECT_TIMEOUT_MS),
+        (zmq.HANDSHAKE_IVL, _CONNECT_TIMEOUT_MS),
     ):
         socket.setsockopt(option, value)
     return context, socket
@@ -259,15 +314,9 @@ def _close(context: zmq.asyncio.Context, socket: zmq.asyncio.Socket) -> None:
     context.term()
 
 
-def _refuse_reachable(address: str) -> None:
-    scheme, _, rest = address.partition("://")
-    host = rest.rpartition(":")[0]
-    if scheme == "ipc":
+def _check_keys(address: str, *, has_keys: bool, insecure: bool) -> None:
+    """Warns of what is allowed and should not be. Raises ValueError for an address that needs keys."""
+    if has_keys or not leaves_this_machine(address):
         return
-    if scheme != "tcp" or not host:
-        raise ValueError(f"{address!r} is no address; expected tcp://127.0.0.1:<port> or ipc://<path>")
-    if not is_loopback(host):
-        raise ValueError(
-            f"{address} can be reached from other machines, and messages between machines are refused until keys are "
-            "supported; use tcp://127.0.0.1:<port>"
-        )
+    refuse_without_keys(address, insecure=insecure)
+    logger.warning("%s is open to other machines, without keys: anybody who reaches it can take part", address)

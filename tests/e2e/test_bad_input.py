@@ -10,7 +10,7 @@ import msgpack
 import pytest
 import zmq
 
-from protocol.codec import decode, encode
+from protocol.codec import Frame, decode, encode, sealed
 from protocol.fingerprints import fingerprint_directory
 from protocol.messages import Heartbeat, Message, Refused
 from protocol.versions import PROTOCOL_VERSION
@@ -122,13 +122,14 @@ def test_a_generator_with_another_tokenizer_is_refused_with_both_fingerprints(
     assert_it_trains_on(system, training)
 
 
-GARBAGE: dict[str, tuple[list[bytes], str]] = {
+GARBAGE: dict[str, tuple[list[Frame], str]] = {
     "garbage": ([b"\x00\xffgarbage"], "malformed"),
     "no header": ([msgpack.packb({"a": 1})], "malformed"),
     "another version": ([msgpack.packb([PROTOCOL_VERSION + 1, "hello", {}])], "protocol_version"),
-    "an unknown kind": ([msgpack.packb([PROTOCOL_VERSION, "howdy", {}])], "malformed"),
-    "a wrong field": ([msgpack.packb([PROTOCOL_VERSION, "heartbeat", {"running": 3}])], "malformed"),
-    "a heartbeat before a hello": ([bytes(frame) for frame in encode(Heartbeat(running=()))], "unknown_peer"),
+    "an unknown kind": (sealed([msgpack.packb([PROTOCOL_VERSION, "howdy", {}])]), "malformed"),
+    "a wrong field": (sealed([msgpack.packb([PROTOCOL_VERSION, "heartbeat", {"running": 3}])]), "malformed"),
+    "damaged on the way": ([*encode(Heartbeat(running=()))[:-1], b"8 bytes."], "checksum"),
+    "a heartbeat before a hello": (encode(Heartbeat(running=())), "unknown_peer"),
 }
 
 
@@ -157,7 +158,7 @@ def assert_it_trains_on(system: LongLivedSystem, training: RunFolder) -> None:
     until(lambda: len(training.steps()) > before, what="another step", timeout_s=20, during=[*system.services.values()])
 
 
-def ask(address: str, frames: list[bytes]) -> Message:
+def ask(address: str, frames: list[Frame]) -> Message:
     """Sends frames as they are, and returns the answer."""
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)

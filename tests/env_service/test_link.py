@@ -15,6 +15,7 @@ from env_service.metrics import RolloutMetrics
 from env_service.outbox import Outbox, Outcome
 from env_service.progress import Progress
 from env_service.running import RunningLeases
+from protocol.errors import DamagedMessage
 from protocol.messages import (
     Acknowledged,
     Cancelled,
@@ -278,6 +279,19 @@ async def test_a_refusal_of_one_message_does_not_end_the_conversation() -> None:
         for _ in range(4):
             await talk.learner.expect(Heartbeat)
         assert not [message for message in talk.learner.seen if isinstance(message, Hello)]
+
+
+async def test_a_group_that_was_damaged_on_the_way_is_sent_again() -> None:
+    async with conversing() as talk:
+        await talk.learner.welcome()
+        await talk.learner.grant(lease(5))
+        await talk.rollouts.next_started()
+        await talk.rollouts.finish(finished(lease(5)))
+        await talk.learner.expect(Finished)
+        await talk.learner.say(Refused(reason=DamagedMessage.reason, message="damaged on the way; send it again"))
+        assert (await talk.learner.expect(Finished)).group.lease_id == 5
+        assert talk.link.welcomed
+        assert len(talk.outbox) == 1
 
 
 async def test_a_refused_hello_is_repeated_and_nothing_else_is_said() -> None:

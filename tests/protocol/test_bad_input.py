@@ -8,20 +8,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocol.codec import Frame, Limits, decode
-from protocol.errors import MalformedMessage, MessageTooLarge, ProtocolError, WrongProtocolVersion
+from protocol.codec import Frame, Limits, decode, sealed
+from protocol.errors import DamagedMessage, MalformedMessage, MessageTooLarge, ProtocolError, WrongProtocolVersion
 from protocol.versions import PROTOCOL_VERSION
 
 VECTORS = {
-    file.stem: [bytes.fromhex(line) for line in file.read_text(encoding="ascii").splitlines()]
+    file.stem: [bytes.fromhex(line) for line in file.read_text(encoding="ascii").splitlines()][:-1]
     for file in sorted((Path(__file__).parent / "golden").glob("*.hex"))
 }
+"""The frames of valid messages without their checksums, so that a test can spoil them and seal them again."""
 
 
-def finished(*, version: object = PROTOCOL_VERSION, kind: object = "finished") -> list[bytes]:
+def finished(*, version: object = PROTOCOL_VERSION, kind: object = "finished") -> list[Frame]:
     """A valid group under another version or another name."""
     header, *arrays = VECTORS["finished"]
-    return [msgpack.packb([version, kind, msgpack.unpackb(header)[2]]), *arrays]
+    return sealed([msgpack.packb([version, kind, msgpack.unpackb(header)[2]]), *arrays])
 
 
 @pytest.mark.parametrize("version", [0, 2, 1 << 63, -1, True, 1.0, "1", None, [1], {"a": 1}, b"1"])
@@ -32,7 +33,37 @@ def test_another_protocol_version_is_named_in_the_refusal(version: object) -> No
 
 def test_a_message_of_another_version_need_not_have_our_form() -> None:
     with pytest.raises(WrongProtocolVersion, match="speaks protocol version 2, this process 1"):
-        decode([msgpack.packb([2, "finished", {}, "a fourth part", msgpack.ExtType(9, b"new")]), b"surplus"])
+        decode(sealed([msgpack.packb([2, "finished", {}, "a fourth part", msgpack.ExtType(9, b"new")]), b"surplus"]))
+
+
+@pytest.mark.parametrize("surplus", [[], [b"surplus"], [b"8 bytes."]], ids=len)
+def test_a_message_of_another_version_need_not_have_our_checksum(surplus: list[bytes]) -> None:
+    with pytest.raises(WrongProtocolVersion, match="speaks protocol version 2, this process 1"):
+        decode([msgpack.packb([2, "finished", {}]), *surplus])
+
+
+@pytest.mark.parametrize("kind", VECTORS)
+def test_a_message_without_its_checksum_is_refused(kind: str) -> None:
+    with pytest.raises((MalformedMessage, DamagedMessage)):
+        decode(VECTORS[kind])
+
+
+@pytest.mark.parametrize("kind", VECTORS)
+def test_a_flip_of_any_bit_is_refused(kind: str) -> None:
+    whole = [bytes(frame) for frame in sealed(VECTORS[kind])]
+    for number, frame in enumerate(whole):
+        for position in range(len(frame)):
+            for bit in range(8):
+                flipped = bytearray(frame)
+                flipped[position] ^= 1 << bit
+                with pytest.raises((DamagedMessage, WrongProtocolVersion)):
+                    decode([*whole[:number], bytes(flipped), *whole[number + 1 :]])
+
+
+def test_arrays_that_changed_places_are_refused() -> None:
+    header, first, *rest, last, checksum = sealed(VECTORS["finished"])
+    with pytest.raises(DamagedMessage, match="damaged on the way; send it again"):
+        decode([header, last, *rest, first, checksum])
 
 
 @pytest.mark.parametrize("kind", ["", "Finished", "hello\n", "x" * 10_000, 7, None, [], {}])
@@ -69,8 +100,9 @@ def test_an_unknown_kind_is_refused_and_the_known_ones_are_named(kind: object) -
     ids=lambda header: header[:24].hex() or "empty",
 )
 def test_a_header_that_is_no_header_is_refused(header: bytes) -> None:
-    with pytest.raises(ProtocolError, match=r"."):
-        decode([header])
+    for frames in ([header], sealed([header])):
+        with pytest.raises(ProtocolError, match=r"."):
+            decode(frames)
 
 
 @pytest.mark.parametrize("kind", VECTORS)
@@ -78,13 +110,13 @@ def test_a_header_cut_off_anywhere_is_refused(kind: str) -> None:
     header, *arrays = VECTORS[kind]
     for length in range(len(header)):
         with pytest.raises(MalformedMessage):
-            decode([header[:length], *arrays])
+            decode(sealed([header[:length], *arrays]))
 
 
 def test_a_header_that_announces_more_than_it_holds_is_not_built() -> None:
     layers = b"\x93\x01\xa7goodbye" + b"\xdd\x00\x0f\xff\xff" * 500
     with pytest.raises(MalformedMessage):
-        decode([layers + b"\0" * (1 << 20)])
+        decode(sealed([layers + b"\0" * (1 << 20)]))
 
 
 def test_a_message_without_frames_is_refused() -> None:
@@ -95,7 +127,7 @@ def test_a_message_without_frames_is_refused() -> None:
 @pytest.mark.parametrize(
     ("limits", "complaint"),
     [
-        (Limits(frames=6), "7 frames in one message; at most 6"),
+        (Limits(frames=7), "8 frames in one message; at most 7"),
         (Limits(header_bytes=100), "a header of .* bytes; at most 100"),
         (Limits(total_bytes=500), "a message of .* bytes; at most 500"),
     ],
@@ -107,14 +139,15 @@ def test_a_message_over_a_limit_is_refused_with_the_limit(limits: Limits, compla
 
 def test_a_message_at_the_limits_is_taken() -> None:
     frames = finished()
-    exact = Limits(frames=7, header_bytes=len(frames[0]), total_bytes=sum(map(len, frames)))
+    exact = Limits(frames=8, header_bytes=len(frames[0]), total_bytes=sum(map(len, frames)))
     decode(frames, limits=exact)
 
 
 def refused_or_decoded(frames: list[Frame]) -> None:
-    """Any other exception than a ProtocolError fails the test."""
-    with contextlib.suppress(ProtocolError):
-        decode(frames)
+    """Any other exception than a ProtocolError fails the test. The frames are tried with a good checksum, too."""
+    for tried in (frames, sealed(frames)):
+        with contextlib.suppress(ProtocolError):
+            decode(tried)
 
 
 @settings(deadline=None)

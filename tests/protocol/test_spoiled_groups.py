@@ -9,7 +9,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from protocol.codec import decode
+from protocol.codec import Frame, decode, sealed
 from protocol.errors import MalformedMessage
 from protocol.versions import PROTOCOL_VERSION
 
@@ -24,7 +24,7 @@ class Draft:
     """A valid `finished` message, taken apart so that a test can spoil one thing."""
 
     body: Any = field(default_factory=lambda: msgpack.unpackb(VECTOR[0])[2])
-    arrays: list[bytes] = field(default_factory=lambda: list(VECTOR[1:]))
+    arrays: list[bytes] = field(default_factory=lambda: list(VECTOR[1:-1]))
 
     @property
     def group(self) -> Any:
@@ -34,8 +34,8 @@ class Draft:
     def trajectory(self) -> Any:
         return self.group["trajectories"][0]
 
-    def frames(self) -> list[bytes]:
-        return [msgpack.packb([PROTOCOL_VERSION, "finished", self.body]), *self.arrays]
+    def frames(self) -> list[Frame]:
+        return sealed([msgpack.packb([PROTOCOL_VERSION, "finished", self.body]), *self.arrays])
 
 
 def reference(*parts: object) -> msgpack.ExtType:

@@ -72,9 +72,9 @@ async def test_a_dealer_outlives_garbage_of_the_router() -> None:
     port = socket.bind_to_random_port("tcp://127.0.0.1")
     async with DealerSocket.connect(f"tcp://127.0.0.1:{port}", identity="env") as dealer, asyncio.timeout(20):
         await dealer.send(HELLO)
-        identity, frame = await socket.recv_multipart()
+        identity, *frames = await socket.recv_multipart()
         await socket.send_multipart([identity, b"garbage"])
-        await socket.send_multipart([identity, frame])
+        await socket.send_multipart([identity, *frames])
         assert await dealer.receive() == HELLO
         assert dealer.garbage_count == 1
     socket.close()
@@ -153,9 +153,9 @@ async def test_a_dealer_that_comes_first_is_heard_when_the_router_comes() -> Non
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://10.0.0.1:5555"])
 async def test_an_address_that_other_machines_reach_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match="until keys are supported"):
+    with pytest.raises(ValueError, match="make keys with `headway keys FOLDER`"):
         RouterSocket.bind(address)
-    with pytest.raises(ValueError, match="until keys are supported"):
+    with pytest.raises(ValueError, match="make keys with `headway keys FOLDER`"):
         DealerSocket.connect(address, identity="env")
 
 
