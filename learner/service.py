@@ -29,7 +29,8 @@ from learner.intake.admission import GroupRules
 from learner.intake.evaluation import Evaluator
 from learner.intake.failures import DeadLetters
 from learner.intake.granting import LeaseTerms
-from learner.intake.intake import Intake, IntakeOptions
+from learner.intake.intake import Intake
+from learner.intake.options import IntakeOptions
 from learner.ledger import LedgerConfig
 from learner.online import OnlineTraining
 from learner.recovery import Recovered, recover

@@ -34,6 +34,12 @@ class Holder:
             return offered[0] if len(offered) == 1 else None
         return next((info for info in offered if info.name == name), None)
 
+    def agreed(self, name: str | None) -> EnvironmentInfo:
+        """The same, of an env_service that offers it: one that does not is not taken in."""
+        info = self.environment(name)
+        assert info is not None, (self.name, name)
+        return info
+
 
 class Holders:
     """All env_services, by name and by address. Sends hardly wait: what a peer does not take is lost, and its leases

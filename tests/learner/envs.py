@@ -13,7 +13,8 @@ from learner.intake.admission import GroupRules
 from learner.intake.evaluation import Evaluator
 from learner.intake.failures import DeadLetters
 from learner.intake.granting import LeaseTerms
-from learner.intake.intake import Intake, IntakeOptions
+from learner.intake.intake import Intake
+from learner.intake.options import IntakeOptions
 from learner.ledger import Ledger, LedgerConfig
 from learner.weights.fleet import Fleet
 from protocol.generation import Sampling
