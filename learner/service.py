@@ -25,6 +25,7 @@ from learner.config import LearnerConfig
 from learner.history.checkpoints import Checkpoints
 from learner.history.journal import Journal
 from learner.history.run_folder import open_run_folder
+from learner.history.run_name import run_name
 from learner.intake.admission import GroupRules
 from learner.intake.evaluation import Evaluator
 from learner.intake.failures import DeadLetters
@@ -258,13 +259,14 @@ def _evaluator(config: LearnerConfig, incarnation: int) -> Evaluator:
         config=config.evaluation,
         max_tokens=config.rollouts.max_tokens,
         timeout_s=config.leases.timeout_s,
-        first_lease_id=incarnation << 32,
+        incarnation=incarnation,
     )
 
 
 def _intake_options(config: LearnerConfig, incarnation: int, fleet: Fleet) -> IntakeOptions:
     rollouts = config.rollouts
     return IntakeOptions(
+        run=run_name(config.run.folder),
         incarnation=incarnation,
         environment=rollouts.environment,
         heartbeat_every_s=config.leases.heartbeat_every_s,

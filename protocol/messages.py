@@ -32,8 +32,9 @@ class EnvironmentInfo(WireModel):
 
 
 class RunningLease(WireModel):
-    """An attempt in progress, or finished and not acknowledged yet. `oldest_version` is that of the oldest token so far,
-    None before the first.
+    """An attempt in progress, or finished and not acknowledged yet.
+
+    `oldest_version` is that of the oldest token so far, None before the first.
     """
 
     incarnation: int = Field(ge=1)

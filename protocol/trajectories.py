@@ -126,7 +126,9 @@ class Trajectory(WireModel):
 
 
 class TrajectoryGroup(WireModel):
-    """All trajectories of one lease: the same task, rolled out `group_size` times. `incarnation` granted the attempt."""
+    """All trajectories of one lease: the same task, rolled out `group_size` times, by an attempt that the learner's
+    incarnation `incarnation` granted.
+    """
 
     incarnation: int = Field(ge=1)
     lease_id: int = Field(ge=0)

@@ -1,7 +1,7 @@
 """What is said between the learner and its env_services: each message of theirs, and the answer to it.
 
-    Hello ─────▶ is it of the same model and data? ─▶ Welcome, Fleet, then grants       else Refused
-    Heartbeat ─▶ deadlines move; what nobody wants ─▶ Cancelled
+    Hello ─────▶ is it of the same model and data? ─▶ Welcome, Fleet, then as at a heartbeat, then grants; else Refused
+    Heartbeat ─▶ deadlines move, attempts of former lives are adopted; what nobody wants ─▶ Cancelled
     Finished ──▶ admissible ─▶ accept, or fail ─────▶ Acknowledged, then grants
     Failed ────▶ fail ──────────────────────────────▶ Acknowledged, then grants
     Goodbye ───▶ its leases go to others
@@ -10,15 +10,15 @@ The moves themselves (`accept`, `fail`, `part`, `pump`) are the intake's.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from learner.intake.admission import admissible
 from learner.intake.evaluation import Evaluator
 from learner.intake.granting import Granting
 from learner.intake.holders import Holder, Holders
+from learner.intake.lives import Lives
 from learner.intake.options import IntakeOptions
-from learner.ledger import AttemptId, Ledger
 from learner.weights.fleet import Fleet
 from protocol.messages import (
     Acknowledged,
@@ -35,7 +35,6 @@ from protocol.messages import (
 )
 from protocol.messages import Fleet as FleetMessage
 from protocol.trajectories import TrajectoryGroup
-from protocol.versions import PolicyVersion
 from services.sockets import RouterSocket
 
 log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class Conversation:
         *,
         socket: RouterSocket,
         holders: Holders,
-        ledger: Ledger,
+        lives: Lives,
         evaluator: Evaluator,
         granting: Granting,
         fleet: Fleet,
@@ -71,7 +70,7 @@ class Conversation:
     ) -> None:
         self._socket = socket
         self._holders = holders
-        self._ledger = ledger
+        self._lives = lives
         self._evaluator = evaluator
         self._granting = granting
         self._fleet = fleet
@@ -99,7 +98,7 @@ class Conversation:
     async def _on_message(self, holder: Holder, message: Message) -> None:
         match message:
             case Heartbeat():
-                await self._on_heartbeat(holder, message)
+                await self._hear(holder, message.running)
             case Finished():
                 await self._on_finished(holder, message.group)
             case Failed():
@@ -122,6 +121,10 @@ class Conversation:
             log.warning("env_service %s is refused: %s", hello.env_id, fault)
             await self._refuse(peer, "hello", fault)
             return
+        known = self._holders.named(hello.env_id)
+        if known is not None and known.hello.instance != hello.instance:
+            log.info("env_service %s was started afresh: what it held goes to others", known.name)
+            await self._moves.part(known)
         holder, is_new = self._holders.welcome(peer=peer, hello=hello, now=self._clock())
         info = holder.agreed(self._options.environment)
         if is_new:
@@ -129,9 +132,12 @@ class Conversation:
         self._granting.know_tasks(info.train_tasks)
         options = self._options
         await self._holders.send(
-            holder, Welcome(incarnation=options.incarnation, heartbeat_every_s=options.heartbeat_every_s)
+            holder,
+            Welcome(run=options.run, incarnation=options.incarnation, heartbeat_every_s=options.heartbeat_every_s),
         )
         await self._holders.send(holder, FleetMessage(generators=tuple(self._fleet.serving())))
+        if hello.run == options.run:
+            await self._hear(holder, hello.running)
         self._moves.stir()
         await self._moves.pump()
 
@@ -156,52 +162,54 @@ class Conversation:
             )
         return None
 
-    async def _on_heartbeat(self, holder: Holder, heartbeat: Heartbeat) -> None:
-        running = {
-            (lease.lease_id, lease.attempt): _number(lease.oldest_version)
-            for lease in heartbeat.running
-            if lease.purpose == "train"
-        }
+    async def _hear(self, holder: Holder, running: Sequence[RunningLease]) -> None:
+        """These attempts are alive at an env_service; those that nobody wants are cancelled."""
         now = self._clock()
-        unwanted = self._ledger.heartbeat(now=now, holder=holder.name, running=running)
-        holder.running -= set(unwanted)
-        evaluated = {lease.lease_id: lease for lease in heartbeat.running if lease.purpose == "evaluate"}
-        leases = [RunningLease(lease_id=lease_id, attempt=number, purpose="train") for lease_id, number in unwanted]
-        leases += [
-            evaluated[lease_id]
-            for lease_id in self._evaluator.heartbeat(now=now, holder=holder.name, lease_ids=evaluated)
-        ]
+        training = [lease for lease in running if lease.purpose == "train"]
+        heard = self._lives.hear(now=now, holder=holder.name, running=training)
+        if heard.adopted:
+            log.info("env_service %s goes on with %d leases of a former life", holder.name, len(heard.adopted))
+        holder.running.update(heard.adopted)
+        holder.running.difference_update(filter(None, map(self._lives.attempt_of, heard.unwanted)))
+        evaluated = [lease for lease in running if lease.purpose == "evaluate"]
+        leases = (*heard.unwanted, *self._not_evaluated(evaluated, now=now, holder=holder))
         if leases:
-            await self._holders.send(holder, Cancelled(leases=tuple(leases)))
+            await self._holders.send(holder, Cancelled(leases=leases))
+
+    def _not_evaluated(self, leases: Sequence[RunningLease], *, now: float, holder: Holder) -> list[RunningLease]:
+        ours = {lease.lease_id: lease for lease in leases if self._lives.is_ours(lease)}
+        unwanted = self._evaluator.heartbeat(now=now, holder=holder.name, lease_ids=ours)
+        return [lease for lease in leases if not self._lives.is_ours(lease)] + [ours[number] for number in unwanted]
 
     async def _on_finished(self, holder: Holder, group: TrajectoryGroup) -> None:
         if group.purpose == "evaluate":
-            self._evaluator.finished(group)
+            if self._lives.is_ours(group):
+                self._evaluator.finished(group)
         else:
-            kept = admissible(group, rules=self._options.rules, newest_version=self._ledger.version)
+            kept = admissible(group, rules=self._options.rules, belongs=self._lives.belongs)
             if isinstance(kept, Failed):
                 self._moves.fail(kept)
             else:
                 await self._moves.accept(kept)
-        await self._acknowledge(holder, group.lease_id, group.attempt, group)
+        await self._acknowledge(holder, group)
 
     async def _on_failed(self, holder: Holder, failed: Failed) -> None:
-        if failed.purpose == "evaluate":
-            self._evaluator.failed(failed.lease_id)
-        else:
+        if failed.purpose == "train":
             self._moves.fail(failed)
-        await self._acknowledge(holder, failed.lease_id, failed.attempt, failed)
+        elif self._lives.is_ours(failed):
+            self._evaluator.failed(failed.lease_id)
+        await self._acknowledge(holder, failed)
 
-    async def _acknowledge(
-        self, holder: Holder, lease_id: int, attempt: int, outcome: TrajectoryGroup | Failed
-    ) -> None:
-        if outcome.purpose == "train":
-            holder.running.discard(AttemptId(lease_id, attempt))
-        message = Acknowledged(lease_id=lease_id, attempt=attempt, purpose=outcome.purpose)
+    async def _acknowledge(self, holder: Holder, outcome: TrajectoryGroup | Failed) -> None:
+        attempt = self._lives.attempt_of(outcome) if outcome.purpose == "train" else None
+        if attempt is not None:
+            holder.running.discard(attempt)
+        message = Acknowledged(
+            incarnation=outcome.incarnation,
+            lease_id=outcome.lease_id,
+            attempt=outcome.attempt,
+            purpose=outcome.purpose,
+        )
         await self._holders.send(holder, message)
         self._moves.stir()
         await self._moves.pump()
-
-
-def _number(version: str | None) -> int | None:
-    return None if version is None else PolicyVersion.parse(version).number

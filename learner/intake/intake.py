@@ -22,13 +22,13 @@ from learner.intake.evaluation import EvaluationResult, Evaluator
 from learner.intake.failures import DeadLetters, RunFailed
 from learner.intake.granting import Granting, LeaseTerms
 from learner.intake.holders import Holder, Holders
+from learner.intake.lives import Belongs, Lives, tokens_of, up_to
 from learner.intake.options import IntakeOptions
 from learner.ledger import (
     AttemptId,
     Batch,
     Books,
     EndedAttempt,
-    FailureKind,
     FailureResult,
     Ledger,
     LedgerSnapshot,
@@ -72,9 +72,13 @@ class Intake:
         waits: Waits,
         options: IntakeOptions,
         refused: Callable[[str], None] = lambda reason: None,
+        belongs: Belongs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._holders = Holders(socket)
+        self._lives = Lives(
+            ledger=ledger, incarnation=options.incarnation, belongs=belongs or up_to(ledger.next_version)
+        )
+        self._holders = Holders(socket, on_the_wire=self._lives.on_the_wire)
         self._ledger = ledger
         self._journal = journal
         self._fleet = fleet
@@ -83,7 +87,9 @@ class Intake:
         self._options = options
         self._clock = clock
         self._buffer: dict[int, TrajectoryGroup] = {}
-        self._granting = Granting(ledger=ledger, evaluator=evaluator, terms=terms, clock=clock)
+        self._granting = Granting(
+            ledger=ledger, evaluator=evaluator, terms=terms, incarnation=options.incarnation, clock=clock
+        )
         self._dead_letters = dead_letters
         self._stirred = asyncio.Event()
         self._failure: RunFailed | None = None
@@ -92,7 +98,7 @@ class Intake:
         self._conversation = Conversation(
             socket=socket,
             holders=self._holders,
-            ledger=ledger,
+            lives=self._lives,
             evaluator=evaluator,
             granting=self._granting,
             fleet=fleet,
@@ -157,7 +163,7 @@ class Intake:
         for group in groups:
             oldest_version = group.oldest_version
             assert oldest_version is not None, "the journal holds admissible groups only"
-            answer = self._ledger.readmit(lease_id=group.lease_id, oldest_version=oldest_version, size=_tokens(group))
+            answer = self._ledger.readmit(lease_id=group.lease_id, oldest_version=oldest_version, size=tokens_of(group))
             if answer.verdict is Verdict.ACCEPTED:
                 self._buffer[group.lease_id] = group
 
@@ -193,34 +199,28 @@ class Intake:
     # What messages bring about
 
     async def _accept(self, group: TrajectoryGroup) -> None:
-        oldest_version = group.oldest_version
-        assert oldest_version is not None, "an admissible group has sampled tokens"
-        lease_id, attempt = group.lease_id, group.attempt
-        verdict = self._ledger.would_accept(lease_id=lease_id, attempt=attempt, oldest_version=oldest_version)
-        if verdict is Verdict.ACCEPTED:
+        lease_id = group.lease_id
+        uniform = self._options.rules.drop_uniform_groups and is_uniform(group)
+        if self._lives.verdict(group) is Verdict.ACCEPTED:
             self._journal.append_group(group)
-            if self._options.rules.drop_uniform_groups and is_uniform(group):
+            if uniform:
                 self._journal.append_filtered(lease_id)
-                await self._holders.cancel(self._ledger.filter(lease_id=lease_id, attempt=attempt))
-                self.left_out["uniform"] += 1
-                return
-            self._buffer[lease_id] = group
-        answer = self._ledger.accept(
-            lease_id=lease_id, attempt=attempt, oldest_version=oldest_version, size=_tokens(group)
-        )
+        answer = self._lives.admit(group)
         if answer.verdict is not Verdict.ACCEPTED:
             self.left_out[answer.verdict.value] += 1
+        elif uniform:
+            self._ledger.filter(lease_id=lease_id)
+            self.left_out["uniform"] += 1
+        else:
+            self._buffer[lease_id] = group
         await self._holders.cancel(answer.cancelled)
 
     def _fail(self, failed: Failed) -> None:
-        kind: FailureKind = "data" if failed.data_fault else "infrastructure"
-        result = self._ledger.fail(
-            now=self._clock(),
-            lease_id=failed.lease_id,
-            attempt=failed.attempt,
-            kind=kind,
-            reason=failed.reason,
-        )
+        result = self._lives.fail(failed, now=self._clock())
+        if result is FailureResult.IGNORED:
+            self.left_out["failed_late"] += 1
+            return
+        kind = "data" if failed.data_fault else "infrastructure"
         self.left_out[f"failed_{kind}"] += 1
         if result is not FailureResult.DEAD_LETTERED:
             return
@@ -252,10 +252,6 @@ class Intake:
             self.left_out[why] += 1
             if attempt.holder is None:
                 self._buffer.pop(attempt.lease_id, None)
-
-
-def _tokens(group: TrajectoryGroup) -> int:
-    return sum(trajectory.token_ids.shape[0] for trajectory in group.trajectories)
 
 
 def _whom(waiting: Waiting) -> str:

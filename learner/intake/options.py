@@ -7,8 +7,12 @@ from learner.intake.admission import GroupRules
 
 @dataclass(frozen=True)
 class IntakeOptions:
-    """`environment` may be left out where only one is offered; the fingerprints are the learner's own."""
+    """`environment` may be left out where only one is offered; the fingerprints are the learner's own.
 
+    `run` is the same at every start of one run, and another for every run.
+    """
+
+    run: str
     incarnation: int
     environment: str | None
     heartbeat_every_s: float

@@ -18,15 +18,26 @@ from learner.intake.options import IntakeOptions
 from learner.ledger import Ledger, LedgerConfig
 from learner.weights.fleet import Fleet
 from protocol.generation import Sampling
-from protocol.messages import Acknowledged, EnvironmentInfo, Finished, Granted, Hello, Lease, Message, Welcome
+from protocol.messages import (
+    Acknowledged,
+    EnvironmentInfo,
+    Finished,
+    Granted,
+    Hello,
+    Lease,
+    Message,
+    RunningLease,
+    Welcome,
+)
 from protocol.trajectories import TrajectoryGroup
 from protocol.versions import PolicyVersion
 from services.sockets import DealerSocket, RouterSocket
 from services.waiting import Waiting
 from tests.learner.generators import FINGERPRINTS, announcement
-from tests.learner.samples import LEDGER
+from tests.learner.samples import INCARNATION, LEDGER
 
 M = TypeVar("M", bound=Message)
+RUN = "run-a"
 ADDITION = EnvironmentInfo(name="addition", train_tasks=100, evaluation_tasks=5000)
 
 
@@ -46,6 +57,7 @@ class ScriptedEnv:
 
     dealer: DealerSocket
     name: str
+    instance: str = "i0"
     seen: list[Message] = field(default_factory=list)
 
     def hello(
@@ -55,13 +67,18 @@ class ScriptedEnv:
         tokenizer: str = FINGERPRINTS.tokenizer,
         chat_template: str = FINGERPRINTS.chat_template,
         environments: Sequence[EnvironmentInfo] = (ADDITION,),
+        running: Sequence[RunningLease] = (),
+        run: str = RUN,
     ) -> Hello:
         return Hello(
             env_id=self.name,
+            instance=self.instance,
             capacity=capacity,
             environments=tuple(environments),
             tokenizer=tokenizer,
             chat_template=chat_template,
+            run=run,
+            running=tuple(running),
         )
 
     async def send(self, message: Message) -> None:
@@ -76,8 +93,8 @@ class ScriptedEnv:
                     return message
                 self.seen.append(message)
 
-    async def enter(self, *, capacity: int = 100) -> Welcome:
-        await self.send(self.hello(capacity=capacity))
+    async def enter(self, *, capacity: int = 100, running: Sequence[RunningLease] = ()) -> Welcome:
+        await self.send(self.hello(capacity=capacity, running=running))
         return await self.next(Welcome)
 
     async def leases(self, count: int) -> list[Lease]:
@@ -94,7 +111,7 @@ class ScriptedEnv:
             await self.send(Finished(group=group))
             acknowledged = await self.next(Acknowledged)
             assert (acknowledged.lease_id, acknowledged.attempt) == (group.lease_id, group.attempt)
-            assert acknowledged.purpose == group.purpose
+            assert (acknowledged.purpose, acknowledged.incarnation) == (group.purpose, group.incarnation)
 
 
 @dataclass
@@ -132,7 +149,8 @@ class Learner:
 
 def options(*, drop_uniform_groups: bool) -> IntakeOptions:
     return IntakeOptions(
-        incarnation=3,
+        run=RUN,
+        incarnation=INCARNATION,
         environment="addition",
         heartbeat_every_s=1.0,
         lease_timeout_s=LEDGER.lease_timeout_s,
@@ -153,7 +171,9 @@ async def learner(
 ) -> AsyncIterator[Learner]:
     clock = Clock()
     ledger = Ledger(ledger_config)
-    fleet = Fleet(fingerprints=FINGERPRINTS, incarnation=3, announce_every_s=1.0, silence_s=60.0, changed=lambda: None)
+    fleet = Fleet(
+        fingerprints=FINGERPRINTS, incarnation=INCARNATION, announce_every_s=1.0, silence_s=60.0, changed=lambda: None
+    )
     async with RouterSocket.bind("tcp://127.0.0.1:*") as router:
         with Journal.open(folder / "journal.log") as journal:
             intake = Intake(
@@ -162,7 +182,7 @@ async def learner(
                 journal=journal,
                 fleet=fleet,
                 evaluator=Evaluator(
-                    config=EvaluationConfig(), max_tokens=8, timeout_s=LEDGER.lease_timeout_s, first_lease_id=1 << 32
+                    config=EvaluationConfig(), max_tokens=8, timeout_s=LEDGER.lease_timeout_s, incarnation=INCARNATION
                 ),
                 terms=LeaseTerms(
                     group_size=2,
