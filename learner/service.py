@@ -184,7 +184,9 @@ class _Parts:
             waits=self.waits,
             options=_intake_options(config, incarnation, self.fleet),
             refused=measures.refused,
+            left_out=measures.left_out,
         )
+        measures.books(self.intake.books)
         self.intake.readmit(recovered.spare_groups)
 
     def loops(self, listener: Listener) -> dict[str, Coroutine[object, object, None]]:

@@ -11,7 +11,6 @@ the ledger; the trainer's calls come from another thread, through `asyncio.run_c
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -57,7 +56,11 @@ class TakenBatch:
 
 
 class Intake:
-    """Owns the ledger, the buffer of groups and the conversations with env_services."""
+    """Owns the ledger, the buffer of groups and the conversations with env_services.
+
+    `refused` is told the reason of each refused message, `left_out` that of each group or attempt that came to nothing.
+    `belongs` judges versions of former lives; without it, all count up to the version at which this life resumes.
+    """
 
     def __init__(
         self,
@@ -72,6 +75,7 @@ class Intake:
         waits: Waits,
         options: IntakeOptions,
         refused: Callable[[str], None] = lambda reason: None,
+        left_out: Callable[[str], None] = lambda reason: None,
         belongs: Belongs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,8 +97,7 @@ class Intake:
         self._dead_letters = dead_letters
         self._stirred = asyncio.Event()
         self._failure: RunFailed | None = None
-        self.left_out: Counter[str] = Counter()
-        """Groups and attempts that came to nothing, by reason."""
+        self._left_out = left_out
         self._conversation = Conversation(
             socket=socket,
             holders=self._holders,
@@ -207,10 +210,10 @@ class Intake:
                 self._journal.append_filtered(lease_id)
         answer = self._lives.admit(group)
         if answer.verdict is not Verdict.ACCEPTED:
-            self.left_out[answer.verdict.value] += 1
+            self._left_out(answer.verdict.value)
         elif uniform:
             self._ledger.filter(lease_id=lease_id)
-            self.left_out["uniform"] += 1
+            self._left_out("uniform")
         else:
             self._buffer[lease_id] = group
         await self._holders.cancel(answer.cancelled)
@@ -218,10 +221,10 @@ class Intake:
     def _fail(self, failed: Failed) -> None:
         result = self._lives.fail(failed, now=self._clock())
         if result is FailureResult.IGNORED:
-            self.left_out["failed_late"] += 1
+            self._left_out("failed_late")
             return
         kind = "data" if failed.data_fault else "infrastructure"
-        self.left_out[f"failed_{kind}"] += 1
+        self._left_out(f"failed_{kind}")
         if result is not FailureResult.DEAD_LETTERED:
             return
         log.warning("lease %d is given up: %s", failed.lease_id, failed.reason)
@@ -249,7 +252,7 @@ class Intake:
         ended = tuple(ended)
         self._holders.release(AttemptId(attempt.lease_id, attempt.attempt) for attempt in ended)
         for attempt in ended:
-            self.left_out[why] += 1
+            self._left_out(why)
             if attempt.holder is None:
                 self._buffer.pop(attempt.lease_id, None)
 

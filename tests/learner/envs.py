@@ -1,6 +1,7 @@
 """An intake on real sockets, with scripted env_services."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -124,6 +125,7 @@ class Learner:
     router: RouterSocket
     clock: Clock
     folder: Path
+    left_out: Counter[str]
 
     async def serve(self, number: int) -> None:
         """A generator serves this version."""
@@ -170,6 +172,11 @@ async def learner(
     serves: bool = True,
 ) -> AsyncIterator[Learner]:
     clock = Clock()
+    left_out: Counter[str] = Counter()
+
+    def count(reason: str) -> None:
+        left_out[reason] += 1
+
     ledger = Ledger(ledger_config)
     fleet = Fleet(
         fingerprints=FINGERPRINTS, incarnation=INCARNATION, announce_every_s=1.0, silence_s=60.0, changed=lambda: None
@@ -194,9 +201,12 @@ async def learner(
                 dead_letters=DeadLetters(folder / "dead_letters.jsonl", largest_share=0.25),
                 waits=Waiting(),
                 options=options(drop_uniform_groups=drop_uniform_groups),
+                left_out=count,
                 clock=clock,
             )
-            made = Learner(intake=intake, ledger=ledger, fleet=fleet, router=router, clock=clock, folder=folder)
+            made = Learner(
+                left_out=left_out, intake=intake, ledger=ledger, fleet=fleet, router=router, clock=clock, folder=folder
+            )
             if serves:
                 await made.serve(0)
             loops = [asyncio.create_task(intake.receive()), asyncio.create_task(intake.tick())]

@@ -177,7 +177,7 @@ async def test_who_leaves_gives_its_leases_to_others(tmp_path: Path) -> None:
         await second.leases(2)
         await first.send(Goodbye(reason="done"))
         assert [(lease.lease_id, lease.attempt) for lease in await second.leases(2)] == [(0, 1), (1, 1)]
-        assert ours.intake.left_out["holder_gone"] == 2
+        assert ours.left_out["holder_gone"] == 2
 
 
 async def test_a_silent_env_service_loses_its_leases_and_has_to_say_hello_again(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ async def test_a_duplicate_is_acknowledged_and_ignored(tmp_path: Path) -> None:
         await env.finish(group(0), group(0), group(1))
         await ours.train()
         await env.finish(group(0))
-        assert ours.intake.left_out == {"duplicate": 2}
+        assert ours.left_out == {"duplicate": 2}
         assert [record.group.lease_id for record in ours.journal() if isinstance(record, LoggedGroup)] == [0, 1]
 
 
@@ -243,7 +243,7 @@ async def test_a_group_that_was_never_granted_is_acknowledged_and_ignored(tmp_pa
         await env.enter()
         await env.leases(4)
         await env.finish(group(50), group(0, attempt=7))
-        assert ours.intake.left_out == {"unknown": 2}
+        assert ours.left_out == {"unknown": 2}
         assert ours.intake.books().buffered == 0
 
 
@@ -305,7 +305,7 @@ async def test_a_group_of_too_few_trajectories_is_not_trained(tmp_path: Path) ->
         await env.enter()
         await env.leases(4)
         await env.finish(group(0, trajectory(0)))
-        assert ours.intake.left_out == {"failed_infrastructure": 1}
+        assert ours.left_out == {"failed_infrastructure": 1}
         assert ours.intake.books().buffered == 0
 
 
@@ -332,7 +332,7 @@ async def test_a_group_that_came_too_late_is_dropped_and_its_lease_granted_again
         await ours.train()
         assert (1, 1) in [(lease.lease_id, lease.attempt) for lease in await env.leases(2)]
         await env.finish(group(1, attempt=1, version=0))
-        assert ours.intake.left_out["stale"] == 1
+        assert ours.left_out["stale"] == 1
 
 
 async def test_a_straggler_that_is_dropped_is_cancelled(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ async def test_a_straggler_that_is_dropped_is_cancelled(tmp_path: Path) -> None:
         await ours.train()
         (cancelled,) = (await env.next(Cancelled)).leases
         assert (cancelled.lease_id, cancelled.attempt) == (0, 0)
-        assert ours.intake.left_out["too_old"] == 1
+        assert ours.left_out["too_old"] == 1
 
 
 async def test_an_attempt_that_nobody_waits_for_is_cancelled_at_its_heartbeat(tmp_path: Path) -> None:
