@@ -5,6 +5,7 @@ reward service ready ─▶ hello ─▶ { receive, tick, watch_peers, serve_htt
 
 import asyncio
 import os
+import secrets
 import socket
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -91,6 +92,7 @@ def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnviron
     fingerprints = fingerprint_directory(config.model)
     return Hello(
         env_id=config.env_id or f"{socket.gethostname()}-{os.getpid()}",
+        instance=secrets.token_hex(8),
         capacity=config.capacity,
         environments=tuple(
             EnvironmentInfo(

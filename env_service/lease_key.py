@@ -7,8 +7,9 @@ from protocol.trajectories import Purpose, TrajectoryGroup
 
 
 class LeaseKey(NamedTuple):
-    """Leases of training and of evaluation are numbered separately."""
+    """Leases of training and of evaluation are numbered separately, attempts anew in each life of the learner."""
 
+    incarnation: int
     purpose: Purpose
     lease_id: int
     attempt: int
@@ -18,4 +19,4 @@ def key_of(about: Lease | RunningLease | Finished | Failed | Acknowledged) -> Le
     """The key of whatever names a lease and an attempt."""
     named: Lease | RunningLease | Failed | Acknowledged | TrajectoryGroup
     named = about.group if isinstance(about, Finished) else about
-    return LeaseKey(named.purpose, named.lease_id, named.attempt)
+    return LeaseKey(named.incarnation, named.purpose, named.lease_id, named.attempt)

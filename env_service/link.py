@@ -6,6 +6,9 @@
 Two loops. `receive` waits for messages of the learner, for as long as there are none. `tick` waits for the clock, or
 for a welcome: it says hello until it is welcomed, and again whenever the learner has been silent, since it may have
 been started anew; it heartbeats, and sends again what is unacknowledged. A finished rollout sends its outcome itself.
+
+Between a hello and its welcome nothing else is said: a learner that was started anew must know from the hello what runs
+here before it grants, and one of another run must hear nothing of the old run's leases, whose numbers are also its own.
 """
 
 import asyncio
@@ -29,6 +32,7 @@ from protocol.messages import (
     Hello,
     Message,
     Refused,
+    RunningLease,
     Welcome,
 )
 from services.sockets import DealerSocket, SendTimeout
@@ -71,6 +75,8 @@ class LearnerLink:
         self._clock = clock
         self._hello_every_s = hello_every_s
         self._welcome: Welcome | None = None
+        self._must_greet = True
+        self._run = ""
         self._last_heard = clock()
         self._unanswered_hellos = 0
         self._changed = asyncio.Event()
@@ -89,7 +95,7 @@ class LearnerLink:
     async def report(self, outcome: Outcome) -> None:
         """Keep an outcome until it is acknowledged, and send it if the learner is there."""
         self._outbox.add(outcome)
-        if self.welcomed:
+        if not self._must_greet:
             await self._send_due()
 
     async def receive(self, running: RunningLeases) -> None:
@@ -133,12 +139,22 @@ class LearnerLink:
             logger.warning("the learner does not answer; rollouts go on, their groups are kept for it")
             self._welcome = None
         if self._welcome is None or silence > _SILENT_HEARTBEATS:
+            self._must_greet = True
+        if self._must_greet:
             self._metrics.hellos.inc()
             self._unanswered_hellos += 1
-            await self._send(self._hello)
-        if self._welcome is not None:
-            await self._send(Heartbeat(running=running.report_progress()))
+            await self._send(self._greeting(running))
+        else:
+            await self._send(Heartbeat(running=self._held(running)))
             await self._send_due()
+
+    def _greeting(self, running: RunningLeases) -> Hello:
+        return self._hello.model_copy(update={"run": self._run, "running": self._held(running)})
+
+    def _held(self, running: RunningLeases) -> tuple[RunningLease, ...]:
+        finished = self._outbox.held()
+        known = {key_of(lease) for lease in finished}
+        return (*finished, *(lease for lease in running.report_progress() if key_of(lease) not in known))
 
     def _silent_heartbeats(self) -> float:
         """How many heartbeats ago the learner last said something."""
@@ -147,7 +163,7 @@ class LearnerLink:
     async def _handle(self, message: Message, running: RunningLeases) -> None:
         match message:
             case Welcome():
-                self._on_welcome(message)
+                self._on_welcome(message, running)
             case Fleet():
                 self._fleet.replace(message.generators)
             case Granted():
@@ -160,16 +176,27 @@ class LearnerLink:
                 self._on_refused(message)
             case Goodbye():
                 logger.info("the learner says goodbye: %s", message.reason)
-                self._welcome = None
+                self._forget_welcome()
             case _:
                 logger.warning("the learner sent a %s, which is not for an env_service", message.kind)
 
-    def _on_welcome(self, welcome: Welcome) -> None:
+    def _on_welcome(self, welcome: Welcome, running: RunningLeases) -> None:
         known, self._welcome = self._welcome, welcome
         self._unanswered_hellos = 0
+        self._must_greet = False
+        if welcome.run != self._run:
+            self._begin_run(welcome.run, running)
         if known is None or known.incarnation != welcome.incarnation:
             logger.info("welcomed by the learner, incarnation %d", welcome.incarnation)
             self._outbox.make_due()
+
+    def _begin_run(self, run: str, running: RunningLeases) -> None:
+        """The leases of the run before have the same numbers as those of this one, and nobody waits for them."""
+        if self._run:
+            logger.info("the learner is of another run: the leases of the one before are given up")
+        running.cancel_all()
+        self._outbox.clear()
+        self._run = run
 
     async def _on_granted(self, granted: Granted, running: RunningLeases) -> None:
         for lease in granted.leases:
@@ -180,17 +207,19 @@ class LearnerLink:
                 await running.start(lease)
 
     def _on_cancelled(self, cancelled: Cancelled, running: RunningLeases) -> None:
-        keys = [key_of(lease) for lease in cancelled.leases]
-        running.cancel(keys)
-        for key in keys:
-            self._outbox.acknowledge(key)
+        """What has finished already stays until it is acknowledged: the learner may want it after all."""
+        running.cancel(key_of(lease) for lease in cancelled.leases)
 
     def _on_refused(self, refused: Refused) -> None:
         """One that does not know this process any more is greeted again; to other refusals there is no answer."""
         self._metrics.refusals.labels(reason=refused.reason).inc()
         logger.warning("the learner refused a message (%s): %s", refused.reason, refused.message)
         if refused.reason == _UNKNOWN_PEER:
-            self._welcome = None
+            self._forget_welcome()
+
+    def _forget_welcome(self) -> None:
+        self._welcome = None
+        self._must_greet = True
 
     async def _send_due(self) -> None:
         for outcome, again in self._outbox.take_due():

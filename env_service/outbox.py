@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from env_service.lease_key import LeaseKey, key_of
-from protocol.messages import Failed, Finished
+from protocol.messages import Failed, Finished, RunningLease
+from protocol.trajectories import TrajectoryGroup
+from protocol.versions import PolicyVersion
 
 Outcome = Finished | Failed
 
@@ -43,6 +45,16 @@ class Outbox:
         """Forget an outcome. Whether there was one: a late second acknowledgement is normal."""
         return self._entries.pop(key, None) is not None
 
+    def clear(self) -> None:
+        """Forget everything: nobody is left who wants it."""
+        self._entries.clear()
+
+    def held(self) -> tuple[RunningLease, ...]:
+        """The finished groups, as a heartbeat speaks of them: an attempt is alive until its group is acknowledged."""
+        return tuple(
+            _as_running(entry.outcome.group) for entry in self._entries.values() if isinstance(entry.outcome, Finished)
+        )
+
     def make_due(self, key: LeaseKey | None = None) -> None:
         """Have one outcome, or all of them, sent again at the next opportunity, as after a new Welcome."""
         for entry in self._entries.values() if key is None else [self._entries[key]]:
@@ -58,3 +70,15 @@ class Outbox:
             entry.due = now + entry.interval_s
             entry.interval_s = min(2 * entry.interval_s, _SLOWEST * self._resend_s)
         return taken
+
+
+def _as_running(group: TrajectoryGroup) -> RunningLease:
+    spans = (span for trajectory in group.trajectories for span in trajectory.version_spans)
+    oldest = min((PolicyVersion.parse(span.version) for span in spans), key=lambda v: v.number, default=None)
+    return RunningLease(
+        incarnation=group.incarnation,
+        lease_id=group.lease_id,
+        attempt=group.attempt,
+        purpose=group.purpose,
+        oldest_version=None if oldest is None else str(oldest),
+    )

@@ -85,6 +85,7 @@ class Rollout:
         rewards = await self._score(text_of(prompt), texts, judged)
         self._count(lease, sampled, rewards, seconds=time.monotonic() - started)
         return TrajectoryGroup(
+            incarnation=lease.incarnation,
             lease_id=lease.lease_id,
             attempt=lease.attempt,
             purpose=lease.purpose,
@@ -108,7 +109,7 @@ class Rollout:
 
     def _request(self, lease: Lease, prompt_ids: Sequence[int]) -> GenerateRequest:
         return GenerateRequest(
-            request_id=f"{self._env_id}/{lease.purpose}/{lease.lease_id}/{lease.attempt}",
+            request_id=f"{self._env_id}/{lease.incarnation}/{lease.purpose}/{lease.lease_id}/{lease.attempt}",
             prompt_token_ids=tuple(prompt_ids),
             n=lease.group_size,
             purpose=lease.purpose,
@@ -132,6 +133,7 @@ class Rollout:
     def _failed(self, lease: Lease, *, data_fault: bool, reason: str) -> Failed:
         self._metrics.failures.labels(kind="data" if data_fault else "infrastructure").inc()
         return Failed(
+            incarnation=lease.incarnation,
             lease_id=lease.lease_id,
             attempt=lease.attempt,
             purpose=lease.purpose,

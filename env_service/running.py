@@ -72,6 +72,7 @@ class RunningLeases:
         """What a heartbeat says."""
         return tuple(
             RunningLease(
+                incarnation=key.incarnation,
                 lease_id=key.lease_id,
                 attempt=key.attempt,
                 purpose=key.purpose,
@@ -93,6 +94,7 @@ class RunningLeases:
 
 def _no_room(lease: Lease, limit: int) -> Failed:
     return Failed(
+        incarnation=lease.incarnation,
         lease_id=lease.lease_id,
         attempt=lease.attempt,
         purpose=lease.purpose,

@@ -25,11 +25,13 @@ from learner.config import LearnerConfig, LeaseConfig
 from learner.history.checkpoints import Checkpoints
 from learner.history.journal import Journal
 from learner.history.run_folder import open_run_folder
+from learner.history.run_name import run_name
 from learner.intake.admission import GroupRules
 from learner.intake.evaluation import Evaluator
 from learner.intake.failures import DeadLetters
 from learner.intake.granting import LeaseTerms
-from learner.intake.intake import Intake, IntakeOptions
+from learner.intake.intake import Intake
+from learner.intake.options import IntakeOptions
 from learner.ledger import LedgerConfig
 from learner.online import OnlineTraining
 from learner.recovery import Recovered, recover
@@ -181,7 +183,9 @@ class _Parts:
             waits=self.waits,
             options=_intake_options(config, incarnation, self.fleet),
             refused=measures.refused,
+            left_out=measures.left_out,
         )
+        measures.books(self.intake.books)
         self.intake.readmit(recovered.spare_groups)
 
     def loops(self, listener: Listener) -> dict[str, Coroutine[object, object, None]]:
@@ -265,13 +269,14 @@ def _evaluator(config: LearnerConfig, incarnation: int) -> Evaluator:
         config=config.evaluation,
         max_tokens=config.rollouts.max_tokens,
         timeout_s=config.leases.timeout_s,
-        first_lease_id=incarnation << 32,
+        incarnation=incarnation,
     )
 
 
 def _intake_options(config: LearnerConfig, incarnation: int, fleet: Fleet) -> IntakeOptions:
     rollouts = config.rollouts
     return IntakeOptions(
+        run=run_name(config.run.folder),
         incarnation=incarnation,
         environment=rollouts.environment,
         heartbeat_every_s=config.leases.heartbeat_every_s,

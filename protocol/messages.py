@@ -2,6 +2,9 @@
 
 An env_service says `Hello` and is granted leases up to its capacity; it heartbeats while they run, sends each finished
 group until that is acknowledged, and says which leases failed.
+
+An attempt at a lease is named by the learner's incarnation that granted it, the purpose, the lease's id and the number
+of the attempt: a restarted learner may give a number again.
 """
 
 from typing import ClassVar
@@ -28,21 +31,45 @@ class EnvironmentInfo(WireModel):
     evaluation_tasks: int = Field(ge=0)
 
 
+class RunningLease(WireModel):
+    """An attempt in progress, or finished and not acknowledged yet.
+
+    `oldest_version` is that of the oldest token so far, None before the first.
+    """
+
+    incarnation: int = Field(ge=1)
+    lease_id: int = Field(ge=0)
+    attempt: int = Field(ge=0)
+    purpose: Purpose
+    oldest_version: VersionText | None = None
+
+
 class Hello(Message):
-    """env_service → learner, first: who I am and what I can run at once."""
+    """env_service → learner, first: who I am, what I can run at once, and what I hold of run `run` already.
+
+    `instance` is made at the start of the process: another one under the same `env_id` is another holder, which knows
+    nothing of what the former one held. A restarted learner takes up `running` before it grants anything.
+    """
 
     kind: ClassVar[str] = "hello"
     env_id: str = Field(min_length=1, max_length=256)
+    instance: str = Field(min_length=1, max_length=64)
     capacity: int = Field(ge=1, le=1 << 20)
     environments: tuple[EnvironmentInfo, ...] = Field(min_length=1, max_length=256)
     tokenizer: str = Field(max_length=128)
     chat_template: str = Field(max_length=128)
+    run: str = Field(default="", max_length=64)
+    running: tuple[RunningLease, ...] = Field(default=(), max_length=1 << 16)
 
 
 class Welcome(Message):
-    """learner → env_service: accepted by this incarnation; send heartbeats this often."""
+    """learner → env_service: accepted by this incarnation of this run; send heartbeats this often.
+
+    Leases of another run than `run` are nobody's any more.
+    """
 
     kind: ClassVar[str] = "welcome"
+    run: str = Field(max_length=64)
     incarnation: int = Field(ge=1)
     heartbeat_every_s: float = Field(gt=0)
 
@@ -58,6 +85,7 @@ class Refused(Message):
 class Lease(WireModel):
     """The right and duty to roll out one task. The task is a pure function of environment, purpose and index."""
 
+    incarnation: int = Field(ge=1)
     lease_id: int = Field(ge=0)
     attempt: int = Field(ge=0)
     purpose: Purpose
@@ -74,15 +102,6 @@ class Granted(Message):
 
     kind: ClassVar[str] = "granted"
     leases: tuple[Lease, ...] = Field(min_length=1, max_length=4096)
-
-
-class RunningLease(WireModel):
-    """A lease in progress; `oldest_version` is that of the oldest token so far, None before the first."""
-
-    lease_id: int = Field(ge=0)
-    attempt: int = Field(ge=0)
-    purpose: Purpose
-    oldest_version: VersionText | None = None
 
 
 class Heartbeat(Message):
@@ -103,6 +122,7 @@ class Failed(Message):
     """env_service → learner: a lease that came to nothing. `infrastructure` is worth a retry, `data` hardly."""
 
     kind: ClassVar[str] = "failed"
+    incarnation: int = Field(ge=1)
     lease_id: int = Field(ge=0)
     attempt: int = Field(ge=0)
     purpose: Purpose
@@ -114,6 +134,7 @@ class Acknowledged(Message):
     """learner → env_service: the outcome of this attempt is recorded; forget it."""
 
     kind: ClassVar[str] = "acknowledged"
+    incarnation: int = Field(ge=1)
     lease_id: int = Field(ge=0)
     attempt: int = Field(ge=0)
     purpose: Purpose

@@ -126,8 +126,11 @@ class Trajectory(WireModel):
 
 
 class TrajectoryGroup(WireModel):
-    """All trajectories of one lease: the same task, rolled out `group_size` times."""
+    """All trajectories of one lease: the same task, rolled out `group_size` times, by an attempt that the learner's
+    incarnation `incarnation` granted.
+    """
 
+    incarnation: int = Field(ge=1)
     lease_id: int = Field(ge=0)
     attempt: int = Field(ge=0)
     purpose: Purpose

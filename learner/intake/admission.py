@@ -1,9 +1,11 @@
 """What a group must be before the ledger sees it: whole, scored, and made of tokens that this run's policy sampled."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.messages import Failed
 from protocol.trajectories import Trajectory, TrajectoryGroup
+from protocol.versions import PolicyVersion
 
 
 @dataclass(frozen=True)
@@ -15,14 +17,20 @@ class GroupRules:
     drop_uniform_groups: bool
 
 
-def admissible(group: TrajectoryGroup, *, rules: GroupRules, newest_version: int) -> TrajectoryGroup | Failed:
+def admissible(
+    group: TrajectoryGroup, *, rules: GroupRules, belongs: Callable[[PolicyVersion], bool]
+) -> TrajectoryGroup | Failed:
     """The group without the trajectories that could not be scored, or the failure that it amounts to.
 
-    A reward that could not be computed is not a reward of 0: its trajectory leaves the group.
+    A reward that could not be computed is not a reward of 0: its trajectory leaves the group. `belongs` tells whether a
+    version is of this learner's history; a group with a token of another one is a fault of the generators.
     """
-    fault = _fault(group, rules=rules, newest_version=newest_version)
+    fault = _fault(group, rules=rules)
     if fault is not None:
         return _failed(group, reason=fault, data_fault=True)
+    strange = _strange_version(group, belongs)
+    if strange is not None:
+        return _failed(group, reason=strange, data_fault=False)
     scored = tuple(trajectory for trajectory in group.trajectories if trajectory.reward.reward is not None)
     unscored = [trajectory for trajectory in group.trajectories if trajectory.reward.reward is None]
     if len(scored) >= rules.min_group_size:
@@ -41,7 +49,15 @@ def is_uniform(group: TrajectoryGroup) -> bool:
     return len({trajectory.reward.reward for trajectory in group.trajectories}) == 1
 
 
-def _fault(group: TrajectoryGroup, *, rules: GroupRules, newest_version: int) -> str | None:
+def _strange_version(group: TrajectoryGroup, belongs: Callable[[PolicyVersion], bool]) -> str | None:
+    texts = {span.version for trajectory in group.trajectories for span in trajectory.version_spans}
+    for version in sorted(map(PolicyVersion.parse, texts), reverse=True):
+        if not belongs(version):
+            return f"a token is stamped with policy version {version}, which is not in this learner's history"
+    return None
+
+
+def _fault(group: TrajectoryGroup, *, rules: GroupRules) -> str | None:
     for trajectory in group.trajectories:
         largest = int(trajectory.token_ids.max())
         if largest >= rules.vocabulary_size:
@@ -50,9 +66,6 @@ def _fault(group: TrajectoryGroup, *, rules: GroupRules, newest_version: int) ->
             return "a trajectory holds no sampled token"
         if trajectory.loss_mask[0]:
             return "a trajectory's first token is marked as sampled, yet nothing precedes it"
-        newest = int(trajectory.token_versions().max())
-        if newest > newest_version:
-            return f"a token is stamped with policy version {newest}; the learner has published {newest_version}"
     return None
 
 
@@ -62,6 +75,7 @@ def _error(trajectory: Trajectory) -> str:
 
 def _failed(group: TrajectoryGroup, *, reason: str, data_fault: bool) -> Failed:
     return Failed(
+        incarnation=group.incarnation,
         lease_id=group.lease_id,
         attempt=group.attempt,
         purpose=group.purpose,

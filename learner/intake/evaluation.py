@@ -56,16 +56,17 @@ class _Running:
 class Evaluator:
     """Runs one evaluation at a time; others wait in line.
 
-    A lease of which nothing is heard for `timeout_s` seconds goes to somebody else. `first_lease_id` sets the leases of
-    this start of the learner apart from those of former ones.
+    A lease of which nothing is heard for `timeout_s` seconds goes to somebody else. `incarnation` is the learner's; the
+    caller keeps the leases of others away.
     """
 
-    def __init__(self, *, config: EvaluationConfig, max_tokens: int, timeout_s: float, first_lease_id: int = 0) -> None:
+    def __init__(self, *, config: EvaluationConfig, max_tokens: int, timeout_s: float, incarnation: int) -> None:
         self._config = config
         self._sampling = Sampling(temperature=config.temperature, max_tokens=max_tokens)
         self._timeout_s = timeout_s
         self._line: deque[_Running] = deque()
-        self._next_id = first_lease_id
+        self._incarnation = incarnation
+        self._next_id = 0
 
     def start(self, *, tasks: int, version: int) -> "asyncio.Future[EvaluationResult]":
         """Evaluates held-out tasks 0..tasks-1 as soon as envs have room. `version` labels the result."""
@@ -89,6 +90,7 @@ class Evaluator:
 
     def _lease(self, lease_id: int, index: int, environment: str) -> Lease:
         return Lease(
+            incarnation=self._incarnation,
             lease_id=lease_id,
             attempt=0,
             purpose="evaluate",

@@ -28,10 +28,19 @@ class LeaseTerms:
 class Granting:
     """Turns the ledger's grants into leases. `order` is known once the first env_service has said hello."""
 
-    def __init__(self, *, ledger: Ledger, evaluator: Evaluator, terms: LeaseTerms, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        evaluator: Evaluator,
+        terms: LeaseTerms,
+        incarnation: int,
+        clock: Callable[[], float],
+    ) -> None:
         self._ledger = ledger
         self._evaluator = evaluator
         self._terms = terms
+        self._incarnation = incarnation
         self._clock = clock
         self._pacing = Pacing(groups_per_step=ledger.config.groups_per_step, max_lag=ledger.config.max_lag)
         self._last_taken = clock()
@@ -72,6 +81,7 @@ class Granting:
     def _lease(self, grant: Grant, order: TaskOrder, environment: str) -> Lease:
         terms = self._terms
         return Lease(
+            incarnation=self._incarnation,
             lease_id=grant.lease_id,
             attempt=grant.attempt,
             purpose="train",

@@ -1,7 +1,7 @@
 """The env_services that said hello: their addresses, what each can run, and which leases each holds."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from learner.ledger import AttemptId, EndedAttempt
@@ -34,14 +34,21 @@ class Holder:
             return offered[0] if len(offered) == 1 else None
         return next((info for info in offered if info.name == name), None)
 
+    def agreed(self, name: str | None) -> EnvironmentInfo:
+        """The same, of an env_service that offers it: one that does not is not taken in."""
+        info = self.environment(name)
+        assert info is not None, (self.name, name)
+        return info
+
 
 class Holders:
     """All env_services, by name and by address. Sends hardly wait: what a peer does not take is lost, and its leases
-    expire.
+    expire. `on_the_wire` names an attempt as its holder knows it.
     """
 
-    def __init__(self, socket: RouterSocket) -> None:
+    def __init__(self, socket: RouterSocket, *, on_the_wire: Callable[[AttemptId], RunningLease]) -> None:
         self._socket = socket
+        self._on_the_wire = on_the_wire
         self._by_name: dict[str, Holder] = {}
         self._names: dict[str, str] = {}
 
@@ -55,12 +62,16 @@ class Holders:
         """Who speaks from this address."""
         return self._by_name.get(self._names.get(peer, ""))
 
+    def named(self, env_id: str) -> Holder | None:
+        """Who goes by this name."""
+        return self._by_name.get(env_id)
+
     def has(self, holder: Holder) -> bool:
         """Whether it is still there, under the same address."""
         return self._by_name.get(holder.name) is holder
 
     def welcome(self, *, peer: str, hello: Hello, now: float) -> tuple[Holder, bool]:
-        """Takes an env_service in; also says whether it is a new one. One that moved keeps its leases."""
+        """Takes an env_service in; also says whether it is a new one. One that comes again keeps its leases."""
         known = self._by_name.get(hello.env_id)
         if known is not None:
             self._names.pop(known.peer, None)
@@ -97,11 +108,13 @@ class Holders:
             await self.send(holder, message)
 
     async def cancel(self, ended: Iterable[EndedAttempt]) -> None:
-        """Tells the holders of these attempts that nobody waits for them any more."""
+        """These attempts are over; tells their holders that nobody waits for them any more."""
+        ended = tuple(ended)
+        self.release(AttemptId(attempt.lease_id, attempt.attempt) for attempt in ended)
         by_holder: dict[str, list[RunningLease]] = {}
         for attempt in ended:
             if attempt.holder is not None:
-                lease = RunningLease(lease_id=attempt.lease_id, attempt=attempt.attempt, purpose="train")
+                lease = self._on_the_wire(AttemptId(attempt.lease_id, attempt.attempt))
                 by_holder.setdefault(attempt.holder, []).append(lease)
         for name, leases in by_holder.items():
             holder = self._by_name.get(name)

@@ -11,22 +11,23 @@ the ledger; the trainer's calls come from another thread, through `asyncio.run_c
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from learner.history.journal import Journal
-from learner.intake.admission import GroupRules, admissible, is_uniform
+from learner.intake.admission import is_uniform
+from learner.intake.conversation import Conversation, Moves
 from learner.intake.evaluation import EvaluationResult, Evaluator
 from learner.intake.failures import DeadLetters, RunFailed
 from learner.intake.granting import Granting, LeaseTerms
 from learner.intake.holders import Holder, Holders
+from learner.intake.lives import Belongs, Lives, tokens_of, up_to
+from learner.intake.options import IntakeOptions
 from learner.ledger import (
     AttemptId,
     Batch,
     Books,
     EndedAttempt,
-    FailureKind,
     FailureResult,
     Ledger,
     LedgerSnapshot,
@@ -34,43 +35,15 @@ from learner.ledger import (
     Waiting,
 )
 from learner.weights.fleet import Fleet
-from protocol.messages import (
-    Acknowledged,
-    Cancelled,
-    EnvironmentInfo,
-    Failed,
-    Finished,
-    Goodbye,
-    Granted,
-    Heartbeat,
-    Hello,
-    Message,
-    Refused,
-    RunningLease,
-    Welcome,
-)
+from protocol.messages import Failed, Granted
 from protocol.messages import Fleet as FleetMessage
 from protocol.trajectories import TrajectoryGroup
-from protocol.versions import PolicyVersion
 from services.sockets import RouterSocket
 from services.waiting import Waiting as Waits
 
 log = logging.getLogger(__name__)
 
 _MISSED_HEARTBEATS = 5
-
-
-@dataclass(frozen=True)
-class IntakeOptions:
-    """`environment` may be left out where only one is offered; the fingerprints are the learner's own."""
-
-    incarnation: int
-    environment: str | None
-    heartbeat_every_s: float
-    lease_timeout_s: float
-    tokenizer: str
-    chat_template: str
-    rules: GroupRules
 
 
 @dataclass(frozen=True)
@@ -83,7 +56,11 @@ class TakenBatch:
 
 
 class Intake:
-    """Owns the ledger, the buffer of groups and the conversations with env_services."""
+    """Owns the ledger, the buffer of groups and the conversations with env_services.
+
+    `refused` is told the reason of each refused message, `left_out` that of each group or attempt that came to nothing.
+    `belongs` judges versions of former lives; without it, all count up to the version at which this life resumes.
+    """
 
     def __init__(
         self,
@@ -98,25 +75,41 @@ class Intake:
         waits: Waits,
         options: IntakeOptions,
         refused: Callable[[str], None] = lambda reason: None,
+        left_out: Callable[[str], None] = lambda reason: None,
+        belongs: Belongs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._socket = socket
-        self._holders = Holders(socket)
+        self._lives = Lives(
+            ledger=ledger, incarnation=options.incarnation, belongs=belongs or up_to(ledger.next_version)
+        )
+        self._holders = Holders(socket, on_the_wire=self._lives.on_the_wire)
         self._ledger = ledger
         self._journal = journal
         self._fleet = fleet
         self._evaluator = evaluator
         self._waits = waits
         self._options = options
-        self._refused = refused
         self._clock = clock
         self._buffer: dict[int, TrajectoryGroup] = {}
-        self._granting = Granting(ledger=ledger, evaluator=evaluator, terms=terms, clock=clock)
+        self._granting = Granting(
+            ledger=ledger, evaluator=evaluator, terms=terms, incarnation=options.incarnation, clock=clock
+        )
         self._dead_letters = dead_letters
         self._stirred = asyncio.Event()
         self._failure: RunFailed | None = None
-        self.left_out: Counter[str] = Counter()
-        """Groups and attempts that came to nothing, by reason."""
+        self._left_out = left_out
+        self._conversation = Conversation(
+            socket=socket,
+            holders=self._holders,
+            lives=self._lives,
+            evaluator=evaluator,
+            granting=self._granting,
+            fleet=fleet,
+            options=options,
+            moves=Moves(accept=self._accept, fail=self._fail, part=self._part, pump=self._pump, stir=self._stirred.set),
+            refused=refused,
+            clock=clock,
+        )
 
     # What the trainer calls, through the event loop
 
@@ -153,7 +146,7 @@ class Intake:
             while not self._holders:
                 self._stirred.clear()
                 await self._stirred.wait()
-        offered = max(self._environment_of(holder).evaluation_tasks for holder in self._holders)
+        offered = max(holder.agreed(self._options.environment).evaluation_tasks for holder in self._holders)
         if not offered:
             return None
         future = self._evaluator.start(tasks=min(tasks, offered), version=version)
@@ -173,7 +166,7 @@ class Intake:
         for group in groups:
             oldest_version = group.oldest_version
             assert oldest_version is not None, "the journal holds admissible groups only"
-            answer = self._ledger.readmit(lease_id=group.lease_id, oldest_version=oldest_version, size=_tokens(group))
+            answer = self._ledger.readmit(lease_id=group.lease_id, oldest_version=oldest_version, size=tokens_of(group))
             if answer.verdict is Verdict.ACCEPTED:
                 self._buffer[group.lease_id] = group
 
@@ -187,9 +180,7 @@ class Intake:
 
     async def receive(self) -> None:
         """Takes messages until cancelled."""
-        while True:
-            peer, message = await self._socket.receive()
-            await self._handle(peer, message)
+        await self._conversation.receive()
 
     async def tick(self) -> None:
         """Expires what has gone silent and grants again what waited for its backoff, until cancelled."""
@@ -208,154 +199,32 @@ class Intake:
             self._stirred.set()
             await self._pump()
 
-    # Messages
-
-    async def _handle(self, peer: str, message: Message) -> None:
-        holder = self._holders.at(peer)
-        if isinstance(message, Hello):
-            await self._on_hello(peer, message)
-        elif holder is None:
-            await self._refuse(peer, "unknown_peer", f"a {message.kind} before a hello: say hello first")
-        else:
-            holder.last_seen = self._clock()
-            await self._on_message(holder, message)
-
-    async def _on_message(self, holder: Holder, message: Message) -> None:
-        match message:
-            case Heartbeat():
-                await self._on_heartbeat(holder, message)
-            case Finished():
-                await self._on_finished(holder, message.group)
-            case Failed():
-                await self._on_failed(holder, message)
-            case Goodbye():
-                log.info("env_service %s leaves: %s", holder.name, message.reason)
-                await self._part(holder)
-            case _:
-                text = f"a {message.kind} is for env_services, the learner does not take it"
-                await self._refuse(holder.peer, "unexpected", text)
-
-    async def _refuse(self, peer: str, reason: str, message: str) -> None:
-        self._refused(reason)
-        await self._holders.answer(peer, Refused(reason=reason, message=message))
-
-    async def _on_hello(self, peer: str, hello: Hello) -> None:
-        candidate = Holder(peer=peer, hello=hello, last_seen=self._clock())
-        fault = self._fault_of(candidate)
-        if fault is not None:
-            log.warning("env_service %s is refused: %s", hello.env_id, fault)
-            await self._refuse(peer, "hello", fault)
-            return
-        holder, is_new = self._holders.welcome(peer=peer, hello=hello, now=self._clock())
-        info = self._environment_of(holder)
-        if is_new:
-            log.info("env_service %s offers %s, %d groups at once", holder.name, info.name, hello.capacity)
-        self._granting.know_tasks(info.train_tasks)
-        options = self._options
-        await self._holders.send(
-            holder, Welcome(incarnation=options.incarnation, heartbeat_every_s=options.heartbeat_every_s)
-        )
-        await self._holders.send(holder, FleetMessage(generators=tuple(self._fleet.serving())))
-        self._stirred.set()
-        await self._pump()
-
-    def _fault_of(self, holder: Holder) -> str | None:
-        options, hello = self._options, holder.hello
-        for what, ours, theirs in (
-            ("tokenizer", options.tokenizer, hello.tokenizer),
-            ("chat template", options.chat_template, hello.chat_template),
-        ):
-            if ours != theirs:
-                return f"its {what} has fingerprint {theirs}, the learner's {ours}: use the same model directory"
-        if holder.environment(options.environment) is None:
-            offered = ", ".join(info.name for info in hello.environments)
-            wanted = options.environment or "exactly one environment (rollouts.environment is not set)"
-            return f"the learner wants {wanted}, env_service {hello.env_id} offers {offered}"
-        tasks = self._environment_of(holder).train_tasks
-        order = self._granting.order
-        if order is not None and order.count != tasks:
-            return (
-                f"its environment has {tasks} training tasks, that of the first env_service of this run "
-                f"{order.count}: give all of them the same data, or restart the learner"
-            )
-        return None
-
-    async def _on_heartbeat(self, holder: Holder, heartbeat: Heartbeat) -> None:
-        running = {
-            (lease.lease_id, lease.attempt): _number(lease.oldest_version)
-            for lease in heartbeat.running
-            if lease.purpose == "train"
-        }
-        now = self._clock()
-        unwanted = self._ledger.heartbeat(now=now, holder=holder.name, running=running)
-        holder.running -= set(unwanted)
-        evaluated = {lease.lease_id: lease for lease in heartbeat.running if lease.purpose == "evaluate"}
-        leases = [RunningLease(lease_id=lease_id, attempt=number, purpose="train") for lease_id, number in unwanted]
-        leases += [
-            evaluated[lease_id]
-            for lease_id in self._evaluator.heartbeat(now=now, holder=holder.name, lease_ids=evaluated)
-        ]
-        if leases:
-            await self._holders.send(holder, Cancelled(leases=tuple(leases)))
-
-    async def _on_finished(self, holder: Holder, group: TrajectoryGroup) -> None:
-        if group.purpose == "evaluate":
-            self._evaluator.finished(group)
-        else:
-            kept = admissible(group, rules=self._options.rules, newest_version=self._ledger.version)
-            if isinstance(kept, Failed):
-                self._fail(kept)
-            else:
-                await self._accept(kept)
-        await self._acknowledge(holder, group.lease_id, group.attempt, group)
+    # What messages bring about
 
     async def _accept(self, group: TrajectoryGroup) -> None:
-        oldest_version = group.oldest_version
-        assert oldest_version is not None, "an admissible group has sampled tokens"
-        lease_id, attempt = group.lease_id, group.attempt
-        verdict = self._ledger.would_accept(lease_id=lease_id, attempt=attempt, oldest_version=oldest_version)
-        if verdict is Verdict.ACCEPTED:
+        lease_id = group.lease_id
+        uniform = self._options.rules.drop_uniform_groups and is_uniform(group)
+        if self._lives.verdict(group) is Verdict.ACCEPTED:
             self._journal.append_group(group)
-            if self._options.rules.drop_uniform_groups and is_uniform(group):
+            if uniform:
                 self._journal.append_filtered(lease_id)
-                await self._holders.cancel(self._ledger.filter(lease_id=lease_id, attempt=attempt))
-                self.left_out["uniform"] += 1
-                return
-            self._buffer[lease_id] = group
-        answer = self._ledger.accept(
-            lease_id=lease_id, attempt=attempt, oldest_version=oldest_version, size=_tokens(group)
-        )
+        answer = self._lives.admit(group)
         if answer.verdict is not Verdict.ACCEPTED:
-            self.left_out[answer.verdict.value] += 1
+            self._left_out(answer.verdict.value)
+        elif uniform:
+            self._ledger.filter(lease_id=lease_id)
+            self._left_out("uniform")
+        else:
+            self._buffer[lease_id] = group
         await self._holders.cancel(answer.cancelled)
 
-    async def _on_failed(self, holder: Holder, failed: Failed) -> None:
-        if failed.purpose == "evaluate":
-            self._evaluator.failed(failed.lease_id)
-        else:
-            self._fail(failed)
-        await self._acknowledge(holder, failed.lease_id, failed.attempt, failed)
-
-    async def _acknowledge(
-        self, holder: Holder, lease_id: int, attempt: int, outcome: TrajectoryGroup | Failed
-    ) -> None:
-        if outcome.purpose == "train":
-            holder.running.discard(AttemptId(lease_id, attempt))
-        message = Acknowledged(lease_id=lease_id, attempt=attempt, purpose=outcome.purpose)
-        await self._holders.send(holder, message)
-        self._stirred.set()
-        await self._pump()
-
     def _fail(self, failed: Failed) -> None:
-        kind: FailureKind = "data" if failed.data_fault else "infrastructure"
-        result = self._ledger.fail(
-            now=self._clock(),
-            lease_id=failed.lease_id,
-            attempt=failed.attempt,
-            kind=kind,
-            reason=failed.reason,
-        )
-        self.left_out[f"failed_{kind}"] += 1
+        result = self._lives.fail(failed, now=self._clock())
+        if result is FailureResult.IGNORED:
+            self._left_out("failed_late")
+            return
+        kind = "data" if failed.data_fault else "infrastructure"
+        self._left_out(f"failed_{kind}")
         if result is not FailureResult.DEAD_LETTERED:
             return
         log.warning("lease %d is given up: %s", failed.lease_id, failed.reason)
@@ -375,7 +244,7 @@ class Intake:
         for holder in self._holders:
             if not self._holders.has(holder):
                 continue  # it left, or moved, while another one's grant was sent
-            leases = self._granting.leases_for(holder, environment=self._environment_of(holder).name)
+            leases = self._granting.leases_for(holder, environment=holder.agreed(self._options.environment).name)
             if leases:
                 await self._holders.send(holder, Granted(leases=tuple(leases)))
 
@@ -383,22 +252,9 @@ class Intake:
         ended = tuple(ended)
         self._holders.release(AttemptId(attempt.lease_id, attempt.attempt) for attempt in ended)
         for attempt in ended:
-            self.left_out[why] += 1
+            self._left_out(why)
             if attempt.holder is None:
                 self._buffer.pop(attempt.lease_id, None)
-
-    def _environment_of(self, holder: Holder) -> EnvironmentInfo:
-        info = holder.environment(self._options.environment)
-        assert info is not None, "checked at hello"
-        return info
-
-
-def _tokens(group: TrajectoryGroup) -> int:
-    return sum(trajectory.token_ids.shape[0] for trajectory in group.trajectories)
-
-
-def _number(version: str | None) -> int | None:
-    return None if version is None else PolicyVersion.parse(version).number
 
 
 def _whom(waiting: Waiting) -> str:

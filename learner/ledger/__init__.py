@@ -17,6 +17,8 @@ and `ledger` the machine.
 
 from learner.ledger.ledger import Ledger
 from learner.ledger.records import (
+    ATTEMPT_OUTCOMES,
+    LEASE_STATES,
     Answer,
     AttemptId,
     Batch,
@@ -33,6 +35,8 @@ from learner.ledger.records import (
 )
 
 __all__ = [
+    "ATTEMPT_OUTCOMES",
+    "LEASE_STATES",
     "Answer",
     "AttemptId",
     "Batch",

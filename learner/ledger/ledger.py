@@ -21,6 +21,9 @@ from learner.ledger.records import (
 )
 from learner.ledger.stragglers import Blockage, Remaining, blockage
 
+_LIVES_REMEMBERED = 64
+"""For how many deaths of the learner in a row, each with all of its leases outstanding, their ids are believed."""
+
 
 class Ledger:
     """Hands out leases and makes batches of which no group lags more than `max_lag` versions.
@@ -153,6 +156,13 @@ class Ledger:
 
     def _is_wanted(self, lease_id: int) -> bool:
         return lease_id in self._table.running or lease_id in self._table.pending
+
+    def _may_be_of_a_former_life(self, lease_id: int) -> bool:
+        """A former life had no more leases outstanding than the lag bound allows, and all others are known from disk;
+        an id far beyond is garbage, which must not open millions of leases.
+        """
+        outstanding = (self.config.max_lag + 1) * self.config.groups_per_step
+        return 0 <= lease_id < self._table.cursor + _LIVES_REMEMBERED * outstanding
 
     def _is_admissible(self, oldest_version: int) -> bool:
         return 0 <= self.next_version - oldest_version <= self.config.max_lag
@@ -310,18 +320,46 @@ class Ledger:
         self._table.open_up_to(max(lease_ids, default=-1) + 1)
         return [lease_id for lease_id in lease_ids if lease_id in self._table.pending]
 
+    def adopt(self, *, now: float, lease_id: int, holder: str, version: int | None) -> int | None:
+        """Notes that `holder` still runs an attempt that a former life granted, so that the work is not done twice.
+
+        version: as in `heartbeat`; one that is not known yet is taken for the oldest that may still be trained.
+        Returns the attempt's number in this life, or None if nobody wants it: its lease has a group, runs elsewhere or
+        is closed, the group would be too old, or no former life can have granted it. Adopting asks for no place.
+        """
+        oldest = max(0, self.next_version - self.config.max_lag)
+        if not self._may_be_of_a_former_life(lease_id) or not self._is_admissible(
+            oldest if version is None else version
+        ):
+            return None
+        self._table.open_up_to(lease_id + 1)
+        if lease_id not in self._table.pending:
+            return None
+        deadline = now + self.config.lease_timeout_s
+        return self._table.start(
+            lease_id, holder=holder, version=oldest if version is None else version, deadline=deadline
+        )
+
+    def would_readmit(self, *, lease_id: int, oldest_version: int) -> Verdict:
+        """The verdict that `readmit` would give; changes nothing, so that the journal can be written in between."""
+        if not self._may_be_of_a_former_life(lease_id):
+            return Verdict.UNKNOWN
+        if lease_id < self._table.cursor and not self._is_wanted(lease_id):
+            return Verdict.DUPLICATE
+        return Verdict.ACCEPTED if self._is_admissible(oldest_version) else Verdict.LATE
+
     def readmit(self, *, lease_id: int, oldest_version: int, size: int) -> Answer:
         """Accepts a group that an attempt of a former life made: from the journal, or from a holder that lived on.
 
         It counts in the place of the lease's newest attempt, which is cancelled if it runs. The caller lets in only
-        groups whose versions belong to this learner's history (none newer than where a damaged batch log ends), and
-        only ids that a former life can have given: leases up to `lease_id` that are not known become pending.
+        groups whose versions belong to this learner's history (none newer than where a damaged batch log ends). Leases
+        up to `lease_id` that are not known become pending.
         """
-        self._table.open_up_to(lease_id + 1)
-        if not self._is_wanted(lease_id):
-            return Answer(verdict=Verdict.DUPLICATE)
-        if not self._is_admissible(oldest_version):
-            return Answer(verdict=Verdict.LATE)
+        verdict = self.would_readmit(lease_id=lease_id, oldest_version=oldest_version)
+        if verdict is not Verdict.UNKNOWN:
+            self._table.open_up_to(lease_id + 1)
+        if verdict is not Verdict.ACCEPTED:
+            return Answer(verdict=verdict)
         running = self._table.running.get(lease_id)
         ended: tuple[EndedAttempt, ...] = ()
         if running is not None:

@@ -144,6 +144,13 @@ class Waiting:
     since: float | None = None
 
 
+LEASE_STATES = ("trained", "filtered", "dead_lettered", "buffered", "running", "pending")
+"""The fields of `Books` that add up to `leases`."""
+
+ATTEMPT_OUTCOMES = ("accepted", "failed", "expired", "dropped", "running")
+"""The fields of `Books` that add up to `attempts`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
     """Counts over the history of the present weights. `trained` includes what is in training.

@@ -1,5 +1,8 @@
 """The learner's Prometheus metrics."""
 
+from collections.abc import Callable
+
+from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Books
 from learner.reports.records import StepRecord
 from learner.training.metrics import StepMetrics
 from learner.weights.publisher import PublishReport
@@ -21,6 +24,13 @@ class Measures:
         self._ess = metrics.gauge("effective_sample_share", "Effective sample size over sample size, newest batch.")
         self._mismatch = metrics.gauge("mismatch_kl", "Numerical gap between engine and learner, nats, newest batch.")
         self._refused = metrics.counter("refused_messages", "ZeroMQ messages refused, by reason.", labels=("reason",))
+        self._leases = metrics.gauge("leases", "Leases of the present history, by where they are.", labels=("state",))
+        self._attempts = metrics.gauge(
+            "attempts", "Attempts at leases, by where they are or how they ended last.", labels=("outcome",)
+        )
+        self._left_out = metrics.counter(
+            "left_out_groups", "Groups and attempts that came to nothing, by reason.", labels=("reason",)
+        )
         self._publish = metrics.gauge("publish_seconds", "Duration of the newest publish.")
         self._pause = metrics.gauge("publish_pause_seconds", "Longest pause of a generator in the newest publish.")
         self._gap = metrics.gauge("probe_gap_nats", "Largest logprob gap of the probe in the newest publish.")
@@ -50,6 +60,17 @@ class Measures:
     def refused(self, reason: str) -> None:
         """Notes a message that was refused."""
         self._refused.labels(reason=reason).inc()
+
+    def books(self, books: Callable[[], Books]) -> None:
+        """Shows the books as they are when somebody looks; to be called once."""
+        for state in LEASE_STATES:
+            self._leases.labels(state=state).set_function(lambda state=state: getattr(books(), state))
+        for outcome in ATTEMPT_OUTCOMES:
+            self._attempts.labels(outcome=outcome).set_function(lambda outcome=outcome: getattr(books(), outcome))
+
+    def left_out(self, reason: str) -> None:
+        """Notes a group or an attempt that came to nothing."""
+        self._left_out.labels(reason=reason).inc()
 
     def waited(self, whom: str, seconds: float) -> None:
         """Notes a wait; `whom` is cut to its kind, to keep the number of labels small."""

@@ -19,6 +19,7 @@ class Summary:
     """The numbers of a run. Shares are of the time between the first and the last training step, times in seconds.
 
     Accuracies are those of the evaluations of version 0 and of the last step. What was not measured is None.
+    `books` counts leases and attempts over the history of the final weights, so over all starts of the learner.
     `lag_histogram` counts trained trajectories by the lag of their oldest token, `token_lag_histogram` trained tokens.
     """
 
@@ -48,6 +49,7 @@ class Summary:
     groups_filtered: int
     groups_dead_lettered: int
     mixed_version_share: float
+    books: Books
 
 
 def summarize(
@@ -87,6 +89,7 @@ def summarize(
         groups_filtered=books.filtered,
         groups_dead_lettered=books.dead_lettered,
         mixed_version_share=statistics.fmean(step.mixed_version_share for step in steps),
+        books=books,
     )
 
 

@@ -107,6 +107,7 @@ async def served(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 def lease(
     lease_id: int = 0,
     *,
+    incarnation: int = 1,
     attempt: int = 0,
     purpose: Purpose = "train",
     environment: str = "addition",
@@ -115,6 +116,7 @@ def lease(
 ) -> Lease:
     """A lease with plain sampling."""
     return Lease(
+        incarnation=incarnation,
         lease_id=lease_id,
         attempt=attempt,
         purpose=purpose,
@@ -138,15 +140,18 @@ class ScriptedLearner:
         self.router = router
         self.seen: list[Message] = []
         self.peer: str | None = None
+        self.answer: Welcome | None = None
 
     async def expect(self, kind: type[M], *, within_s: float = 10.0) -> M:
-        """The next message of a kind; others before it are only kept in `seen`."""
+        """The next message of a kind; others before it are only kept in `seen`, but that a hello is answered."""
         async with asyncio.timeout(within_s):
             while True:
                 self.peer, message = await self.router.receive()
                 self.seen.append(message)
                 if isinstance(message, kind):
                     return message
+                if isinstance(message, Hello) and self.answer is not None:
+                    await self.say(self.answer)
 
     async def say(self, *messages: Message) -> None:
         assert self.peer is not None, "nobody has spoken yet"
@@ -154,13 +159,12 @@ class ScriptedLearner:
             await self.router.send(self.peer, message)
 
     async def welcome(
-        self, *generators: ServingGenerator, incarnation: int = 1, heartbeat_every_s: float = 0.1
+        self, *generators: ServingGenerator, incarnation: int = 1, run: str = "r", heartbeat_every_s: float = 0.1
     ) -> Hello:
         """Wait for a hello and answer it."""
         hello = await self.expect(Hello)
-        await self.say(
-            Welcome(incarnation=incarnation, heartbeat_every_s=heartbeat_every_s), Fleet(generators=generators)
-        )
+        self.answer = Welcome(run=run, incarnation=incarnation, heartbeat_every_s=heartbeat_every_s)
+        await self.say(self.answer, Fleet(generators=generators))
         return hello
 
     async def grant(self, *leases: Lease) -> None:

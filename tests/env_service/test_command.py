@@ -80,7 +80,7 @@ async def test_the_process_rolls_out_a_lease_reports_its_state_and_leaves_on_sig
         await learner.grant(lease(3))
         group = (await learner.expect(Finished)).group
         assert (group.lease_id, group.trajectories[0].completion_text) == (3, "085")
-        await learner.say(Acknowledged(lease_id=3, attempt=0, purpose="train"))
+        await learner.say(Acknowledged(incarnation=1, lease_id=3, attempt=0, purpose="train"))
         assert (await _ready(url))[0] == 200
         begun = time.monotonic()
         process.send_signal(signal.SIGTERM)

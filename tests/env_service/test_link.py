@@ -36,6 +36,7 @@ from tests.env_service.peers import ScriptedLearner, lease, serving
 
 HELLO = Hello(
     env_id="env-0",
+    instance="i0",
     capacity=2,
     environments=(EnvironmentInfo(name="addition", train_tasks=8, evaluation_tasks=2),),
     tokenizer="t",
@@ -114,6 +115,7 @@ def finished(granted: Lease) -> Finished:
         reward=RewardRecord(reward=1.0, verifier="v"),
     )
     group = TrajectoryGroup(
+        incarnation=granted.incarnation,
         lease_id=granted.lease_id,
         attempt=granted.attempt,
         purpose=granted.purpose,
@@ -125,7 +127,9 @@ def finished(granted: Lease) -> Finished:
 
 
 def acknowledged(granted: Lease) -> Acknowledged:
-    return Acknowledged(lease_id=granted.lease_id, attempt=granted.attempt, purpose=granted.purpose)
+    return Acknowledged(
+        incarnation=granted.incarnation, lease_id=granted.lease_id, attempt=granted.attempt, purpose=granted.purpose
+    )
 
 
 async def test_it_says_hello_until_it_is_welcomed_and_learns_who_serves() -> None:
@@ -144,7 +148,7 @@ async def test_heartbeats_name_the_running_leases() -> None:
         await talk.rollouts.next_started()
         await talk.learner.expect(Heartbeat)
         beat = await talk.learner.expect(Heartbeat)
-        assert beat.running == (RunningLease(lease_id=5, attempt=1, purpose="train"),)
+        assert beat.running == (RunningLease(incarnation=1, lease_id=5, attempt=1, purpose="train"),)
 
 
 async def test_a_finished_group_is_sent_until_it_is_acknowledged() -> None:
@@ -169,7 +173,7 @@ async def test_a_failed_lease_is_sent_until_it_is_acknowledged() -> None:
         await talk.learner.welcome()
         await talk.learner.grant(lease(5))
         await talk.rollouts.next_started()
-        failed = Failed(lease_id=5, attempt=0, purpose="train", data_fault=True, reason="odd")
+        failed = Failed(incarnation=1, lease_id=5, attempt=0, purpose="train", data_fault=True, reason="odd")
         await talk.rollouts.finish(failed)
         assert [await talk.learner.expect(Failed) for _ in range(2)] == [failed, failed]
 
@@ -180,9 +184,9 @@ async def test_a_cancelled_lease_stops_and_leaves_the_heartbeat() -> None:
         await talk.learner.grant(lease(5), lease(6))
         await talk.rollouts.next_started()
         await talk.rollouts.next_started()
-        await talk.learner.say(Cancelled(leases=(RunningLease(lease_id=5, attempt=0, purpose="train"),)))
+        await talk.learner.say(Cancelled(leases=(RunningLease(incarnation=1, lease_id=5, attempt=0, purpose="train"),)))
         async with asyncio.timeout(10):
-            assert await talk.rollouts.cancelled.get() == ("train", 5, 0)
+            assert await talk.rollouts.cancelled.get() == (1, "train", 5, 0)
         await talk.learner.expect(Heartbeat)
         assert [beat.lease_id for beat in (await talk.learner.expect(Heartbeat)).running] == [6]
 
@@ -193,8 +197,8 @@ async def test_a_lease_that_is_granted_twice_runs_once() -> None:
         await talk.learner.grant(lease(5))
         await talk.learner.grant(lease(5), lease(6))
         assert [await talk.rollouts.next_started(), await talk.rollouts.next_started()] == [
-            ("train", 5, 0),
-            ("train", 6, 0),
+            (1, "train", 5, 0),
+            (1, "train", 6, 0),
         ]
 
 
@@ -202,12 +206,12 @@ async def test_leases_beyond_the_capacity_wait_and_those_far_beyond_are_given_ba
     async with conversing(capacity=1) as talk:
         await talk.learner.welcome()
         await talk.learner.grant(*[lease(number) for number in range(5)])
-        assert await talk.rollouts.next_started() == ("train", 0, 0)
+        assert await talk.rollouts.next_started() == (1, "train", 0, 0)
         failed = await talk.learner.expect(Failed)
         assert (failed.lease_id, failed.data_fault) == (4, False)
         assert talk.rollouts.started.empty()
         await talk.rollouts.finish(finished(lease(0)))
-        assert await talk.rollouts.next_started() == ("train", 1, 0)
+        assert await talk.rollouts.next_started() == (1, "train", 1, 0)
 
 
 async def test_a_restarted_learner_is_greeted_and_gets_what_was_not_acknowledged() -> None:
@@ -226,7 +230,7 @@ async def test_a_restarted_learner_is_greeted_and_gets_what_was_not_acknowledged
         await talk.learner.welcome(incarnation=2)
         assert (await talk.learner.expect(Finished)).group.lease_id == 5
         beat = await talk.learner.expect(Heartbeat)
-        assert [running.lease_id for running in beat.running] == [6]
+        assert [running.lease_id for running in beat.running] == [5, 6], "alive until its group is acknowledged"
 
 
 async def test_a_silent_learner_is_greeted_anew_and_rollouts_go_on() -> None:
@@ -301,3 +305,84 @@ async def test_a_refused_hello_is_repeated_and_nothing_else_is_said() -> None:
             await talk.learner.say(Refused(reason="hello", message="another tokenizer"))
         assert {type(message) for message in talk.learner.seen} == {Hello}
         assert not talk.link.welcomed
+
+
+async def test_the_hello_to_a_restarted_learner_names_what_runs_and_what_has_finished() -> None:
+    async with conversing(resend_s=60) as talk:
+        assert (await talk.learner.welcome()).running == ()
+        await talk.learner.grant(lease(5), lease(6))
+        await talk.rollouts.next_started()
+        await talk.rollouts.next_started()
+        await talk.rollouts.finish(finished(lease(5)))
+        await talk.learner.expect(Finished)
+        await talk.learner.say(Refused(reason="unknown_peer", message="say hello first"))
+        hello = await talk.learner.expect(Hello)
+        assert (hello.instance, hello.run) == ("i0", "r")
+        assert hello.running == (
+            RunningLease(incarnation=1, lease_id=5, attempt=0, purpose="train", oldest_version="1.3"),
+            RunningLease(incarnation=1, lease_id=6, attempt=0, purpose="train"),
+        )
+
+
+async def test_nothing_but_hellos_is_said_to_a_learner_that_may_be_another() -> None:
+    async with conversing(resend_s=0.05) as talk:
+        await talk.learner.welcome()
+        await talk.learner.grant(lease(5))
+        await talk.rollouts.next_started()
+        await talk.learner.say(Refused(reason="unknown_peer", message="say hello first"))
+        talk.learner.answer = None
+        await talk.learner.expect(Hello)
+        talk.learner.seen.clear()
+        await talk.rollouts.finish(finished(lease(5)))
+        for _ in range(3):
+            await talk.learner.expect(Hello)
+        assert {type(message) for message in talk.learner.seen} == {Hello}
+
+
+async def test_the_leases_of_another_run_are_given_up_and_their_groups_forgotten() -> None:
+    async with conversing(resend_s=60) as talk:
+        await talk.learner.welcome()
+        await talk.learner.grant(lease(5), lease(6))
+        await talk.rollouts.next_started()
+        await talk.rollouts.next_started()
+        await talk.rollouts.finish(finished(lease(5)))
+        await talk.learner.expect(Finished)
+        await talk.learner.say(Refused(reason="unknown_peer", message="say hello first"))
+        await talk.learner.welcome(run="another")
+        async with asyncio.timeout(10):
+            assert await talk.rollouts.cancelled.get() == (1, "train", 6, 0)
+        await talk.link.wait_for(lambda: len(talk.outbox) == 0)
+        talk.learner.seen.clear()
+        assert (await talk.learner.expect(Heartbeat)).running == ()
+        await talk.learner.grant(lease(6))
+        assert await talk.rollouts.next_started() == (1, "train", 6, 0)
+
+
+async def test_attempts_of_two_lives_of_the_learner_are_told_apart() -> None:
+    async with conversing(resend_s=60) as talk:
+        await talk.learner.welcome()
+        await talk.learner.grant(lease(5))
+        await talk.rollouts.next_started()
+        await talk.learner.grant(lease(5, incarnation=2))
+        assert await talk.rollouts.next_started() == (2, "train", 5, 0)
+        await talk.rollouts.finish(finished(lease(5)))
+        await talk.learner.expect(Finished)
+        await talk.learner.say(acknowledged(lease(5, incarnation=2)))
+        await talk.learner.expect(Heartbeat)
+        assert len(talk.outbox) == 1
+        await talk.learner.say(acknowledged(lease(5)))
+        await talk.link.wait_for(lambda: len(talk.outbox) == 0)
+
+
+async def test_what_has_finished_outlives_its_cancellation_until_it_is_acknowledged() -> None:
+    async with conversing() as talk:
+        await talk.learner.welcome()
+        await talk.learner.grant(lease(5))
+        await talk.rollouts.next_started()
+        await talk.rollouts.finish(finished(lease(5)))
+        await talk.learner.expect(Finished)
+        named = RunningLease(incarnation=1, lease_id=5, attempt=0, purpose="train")
+        await talk.learner.say(Cancelled(leases=(named,)))
+        await talk.learner.expect(Finished)
+        await talk.learner.say(acknowledged(lease(5)), acknowledged(lease(5)))
+        await talk.link.wait_for(lambda: len(talk.outbox) == 0)

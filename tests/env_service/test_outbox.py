@@ -4,8 +4,8 @@ from env_service.lease_key import LeaseKey
 from env_service.outbox import Outbox
 from protocol.messages import Failed
 
-FAILED = Failed(lease_id=1, attempt=0, purpose="train", data_fault=False, reason="r")
-KEY = LeaseKey("train", 1, 0)
+FAILED = Failed(incarnation=1, lease_id=1, attempt=0, purpose="train", data_fault=False, reason="r")
+KEY = LeaseKey(1, "train", 1, 0)
 
 
 def _sending_times(outbox: Outbox, clock: list[float], until: int) -> list[int]:

@@ -1,6 +1,7 @@
 """An intake on real sockets, with scripted env_services."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,19 +14,31 @@ from learner.intake.admission import GroupRules
 from learner.intake.evaluation import Evaluator
 from learner.intake.failures import DeadLetters
 from learner.intake.granting import LeaseTerms
-from learner.intake.intake import Intake, IntakeOptions
+from learner.intake.intake import Intake
+from learner.intake.options import IntakeOptions
 from learner.ledger import Ledger, LedgerConfig
 from learner.weights.fleet import Fleet
 from protocol.generation import Sampling
-from protocol.messages import Acknowledged, EnvironmentInfo, Finished, Granted, Hello, Lease, Message, Welcome
+from protocol.messages import (
+    Acknowledged,
+    EnvironmentInfo,
+    Finished,
+    Granted,
+    Hello,
+    Lease,
+    Message,
+    RunningLease,
+    Welcome,
+)
 from protocol.trajectories import TrajectoryGroup
 from protocol.versions import PolicyVersion
 from services.sockets import DealerSocket, RouterSocket
 from services.waiting import Waiting
 from tests.learner.generators import FINGERPRINTS, announcement
-from tests.learner.samples import LEDGER
+from tests.learner.samples import INCARNATION, LEDGER
 
 M = TypeVar("M", bound=Message)
+RUN = "run-a"
 ADDITION = EnvironmentInfo(name="addition", train_tasks=100, evaluation_tasks=5000)
 
 
@@ -45,6 +58,7 @@ class ScriptedEnv:
 
     dealer: DealerSocket
     name: str
+    instance: str = "i0"
     seen: list[Message] = field(default_factory=list)
 
     def hello(
@@ -54,13 +68,18 @@ class ScriptedEnv:
         tokenizer: str = FINGERPRINTS.tokenizer,
         chat_template: str = FINGERPRINTS.chat_template,
         environments: Sequence[EnvironmentInfo] = (ADDITION,),
+        running: Sequence[RunningLease] = (),
+        run: str = RUN,
     ) -> Hello:
         return Hello(
             env_id=self.name,
+            instance=self.instance,
             capacity=capacity,
             environments=tuple(environments),
             tokenizer=tokenizer,
             chat_template=chat_template,
+            run=run,
+            running=tuple(running),
         )
 
     async def send(self, message: Message) -> None:
@@ -75,8 +94,8 @@ class ScriptedEnv:
                     return message
                 self.seen.append(message)
 
-    async def enter(self, *, capacity: int = 100) -> Welcome:
-        await self.send(self.hello(capacity=capacity))
+    async def enter(self, *, capacity: int = 100, running: Sequence[RunningLease] = ()) -> Welcome:
+        await self.send(self.hello(capacity=capacity, running=running))
         return await self.next(Welcome)
 
     async def leases(self, count: int) -> list[Lease]:
@@ -93,7 +112,7 @@ class ScriptedEnv:
             await self.send(Finished(group=group))
             acknowledged = await self.next(Acknowledged)
             assert (acknowledged.lease_id, acknowledged.attempt) == (group.lease_id, group.attempt)
-            assert acknowledged.purpose == group.purpose
+            assert (acknowledged.purpose, acknowledged.incarnation) == (group.purpose, group.incarnation)
 
 
 @dataclass
@@ -106,6 +125,7 @@ class Learner:
     router: RouterSocket
     clock: Clock
     folder: Path
+    left_out: Counter[str]
 
     async def serve(self, number: int) -> None:
         """A generator serves this version."""
@@ -131,7 +151,8 @@ class Learner:
 
 def options(*, drop_uniform_groups: bool) -> IntakeOptions:
     return IntakeOptions(
-        incarnation=3,
+        run=RUN,
+        incarnation=INCARNATION,
         environment="addition",
         heartbeat_every_s=1.0,
         lease_timeout_s=LEDGER.lease_timeout_s,
@@ -151,8 +172,15 @@ async def learner(
     serves: bool = True,
 ) -> AsyncIterator[Learner]:
     clock = Clock()
+    left_out: Counter[str] = Counter()
+
+    def count(reason: str) -> None:
+        left_out[reason] += 1
+
     ledger = Ledger(ledger_config)
-    fleet = Fleet(fingerprints=FINGERPRINTS, incarnation=3, announce_every_s=1.0, silence_s=60.0, changed=lambda: None)
+    fleet = Fleet(
+        fingerprints=FINGERPRINTS, incarnation=INCARNATION, announce_every_s=1.0, silence_s=60.0, changed=lambda: None
+    )
     async with RouterSocket.bind("tcp://127.0.0.1:*") as router:
         with Journal.open(folder / "journal.log") as journal:
             intake = Intake(
@@ -161,7 +189,7 @@ async def learner(
                 journal=journal,
                 fleet=fleet,
                 evaluator=Evaluator(
-                    config=EvaluationConfig(), max_tokens=8, timeout_s=LEDGER.lease_timeout_s, first_lease_id=1 << 32
+                    config=EvaluationConfig(), max_tokens=8, timeout_s=LEDGER.lease_timeout_s, incarnation=INCARNATION
                 ),
                 terms=LeaseTerms(
                     group_size=2,
@@ -173,9 +201,12 @@ async def learner(
                 dead_letters=DeadLetters(folder / "dead_letters.jsonl", largest_share=0.25),
                 waits=Waiting(),
                 options=options(drop_uniform_groups=drop_uniform_groups),
+                left_out=count,
                 clock=clock,
             )
-            made = Learner(intake=intake, ledger=ledger, fleet=fleet, router=router, clock=clock, folder=folder)
+            made = Learner(
+                left_out=left_out, intake=intake, ledger=ledger, fleet=fleet, router=router, clock=clock, folder=folder
+            )
             if serves:
                 await made.serve(0)
             loops = [asyncio.create_task(intake.receive()), asyncio.create_task(intake.tick())]

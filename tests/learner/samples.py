@@ -16,6 +16,9 @@ from protocol.trajectories import (
     VersionSpan,
 )
 
+INCARNATION = 3
+"""Of the learner that granted the groups below, and published the versions of their tokens."""
+
 LEDGER = LedgerConfig(
     groups_per_step=2,
     max_lag=1,
@@ -33,6 +36,7 @@ def trajectory(
     error_kind: ErrorKind = "data",
     finish: FinishReason = "stop",
     token_id: int = 5,
+    incarnation: int = INCARNATION,
 ) -> Trajectory:
     """A prompt of two tokens and one sampled token for each of `versions`, which rise. No reward makes an error."""
     length = 2 + len(versions)
@@ -45,32 +49,42 @@ def trajectory(
         token_ids=np.full(length, token_id, dtype=np.int32),
         loss_mask=np.array([0, 0] + [1] * len(versions), dtype=np.uint8),
         behavior_logprobs=np.array([0.0, 0.0] + [-0.5] * len(versions), dtype=np.float32),
-        version_spans=_spans(versions),
+        version_spans=_spans(versions, incarnation=incarnation),
         turns=(Turn(start=0, completion_start=2, end=length, finish_reason=finish, generator_id="g"),),
         reward=record,
         completion_text="four",
     )
 
 
-def _spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
+def _spans(versions: Sequence[int], *, incarnation: int) -> tuple[VersionSpan, ...]:
     firsts = [index for index, version in enumerate(versions) if index == 0 or version != versions[index - 1]]
     ends = [*firsts[1:], len(versions)][: len(firsts)]
     return tuple(
-        VersionSpan(version=f"1.{versions[start]}", start=2 + start, end=2 + end)
+        VersionSpan(version=f"{incarnation}.{versions[start]}", start=2 + start, end=2 + end)
         for start, end in zip(firsts, ends, strict=True)
     )
 
 
 def group(
-    lease_id: int, *trajectories: Trajectory, version: int = 0, attempt: int = 0, purpose: Purpose = "train"
+    lease_id: int,
+    *trajectories: Trajectory,
+    version: int = 0,
+    attempt: int = 0,
+    purpose: Purpose = "train",
+    incarnation: int = INCARNATION,
 ) -> TrajectoryGroup:
     """A group of these trajectories, or of one that got a reward and one that did not earn it."""
     return TrajectoryGroup(
+        incarnation=incarnation,
         lease_id=lease_id,
         attempt=attempt,
         purpose=purpose,
         environment="addition",
         task_index=lease_id,
         prompt_text="2 + 2",
-        trajectories=trajectories or (trajectory(version, reward=1.0), trajectory(version, reward=0.0)),
+        trajectories=trajectories
+        or (
+            trajectory(version, reward=1.0, incarnation=incarnation),
+            trajectory(version, reward=0.0, incarnation=incarnation),
+        ),
     )

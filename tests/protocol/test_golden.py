@@ -35,6 +35,7 @@ def trajectory(*, mixed: bool) -> Trajectory:
 
 
 GROUP = TrajectoryGroup(
+    incarnation=2,
     lease_id=70000,
     attempt=1,
     purpose="train",
@@ -45,6 +46,7 @@ GROUP = TrajectoryGroup(
     rollout_s=1.5,
 )
 LEASE = messages.Lease(
+    incarnation=1,
     lease_id=3,
     attempt=0,
     purpose="evaluate",
@@ -55,26 +57,34 @@ LEASE = messages.Lease(
     sampling=Sampling(max_tokens=48, stop_token_ids=(2, 0), seed=17, temperature=0.75),
     timeout_s=60.0,
 )
-RUNNING = messages.RunningLease(lease_id=1 << 40, attempt=2, purpose="train", oldest_version="1.42")
-WAITING = messages.RunningLease(lease_id=9, attempt=0, purpose="evaluate")
+RUNNING = messages.RunningLease(incarnation=1, lease_id=1 << 40, attempt=2, purpose="train", oldest_version="1.42")
+WAITING = messages.RunningLease(incarnation=2, lease_id=9, attempt=0, purpose="evaluate")
 
 EXAMPLES: dict[str, messages.Message] = {
     "hello": messages.Hello(
         env_id="env-0",
+        instance="9f86d081884c7d65",
         capacity=64,
         environments=(messages.EnvironmentInfo(name="addition", train_tasks=8000, evaluation_tasks=2000),),
         tokenizer="0123456789abcdef0123456789abcdef",
         chat_template="",
+        run="60303ae22b998861",
+        running=(RUNNING, WAITING),
     ),
-    "welcome": messages.Welcome(incarnation=1, heartbeat_every_s=0.5),
+    "welcome": messages.Welcome(run="60303ae22b998861", incarnation=1, heartbeat_every_s=0.5),
     "refused": messages.Refused(reason="malformed", message="loss_mask has 5 entries for 6 tokens"),
     "granted": messages.Granted(leases=(LEASE,)),
     "heartbeat": messages.Heartbeat(running=(RUNNING, WAITING)),
     "finished": messages.Finished(group=GROUP),
     "failed": messages.Failed(
-        lease_id=3, attempt=0, purpose="train", data_fault=True, reason="the task's answer is not a number"
+        incarnation=1,
+        lease_id=3,
+        attempt=0,
+        purpose="train",
+        data_fault=True,
+        reason="the task's answer is not a number",
     ),
-    "acknowledged": messages.Acknowledged(lease_id=3, attempt=0, purpose="train"),
+    "acknowledged": messages.Acknowledged(incarnation=1, lease_id=3, attempt=0, purpose="train"),
     "cancelled": messages.Cancelled(leases=(RUNNING,)),
     "fleet": messages.Fleet(
         generators=(

@@ -13,6 +13,7 @@ from protocol.codec import Frame, decode, encode
 from protocol.generation import Sampling
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 
+INCARNATIONS = st.integers(1, 1 << 40)
 COUNTS = st.integers(0, (1 << 64) - 1)
 NAMES = st.text(min_size=1, max_size=12)
 PURPOSES = st.sampled_from(["train", "evaluate"])
@@ -43,6 +44,7 @@ SAMPLINGS = st.builds(
 )
 LEASES = st.builds(
     messages.Lease,
+    incarnation=INCARNATIONS,
     lease_id=COUNTS,
     attempt=COUNTS,
     purpose=PURPOSES,
@@ -55,6 +57,7 @@ LEASES = st.builds(
 )
 RUNNING = st.builds(
     messages.RunningLease,
+    incarnation=INCARNATIONS,
     lease_id=COUNTS,
     attempt=COUNTS,
     purpose=PURPOSES,
@@ -93,6 +96,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
 
 GROUPS = st.builds(
     TrajectoryGroup,
+    incarnation=INCARNATIONS,
     lease_id=COUNTS,
     attempt=COUNTS,
     purpose=PURPOSES,
@@ -120,21 +124,29 @@ MESSAGES: dict[str, st.SearchStrategy[messages.Message]] = {
         environments=rows(ENVIRONMENTS),
         tokenizer=st.text(max_size=32),
         chat_template=st.text(max_size=32),
+        instance=NAMES,
+        run=st.text(max_size=32),
+        running=rows(RUNNING, min_size=0),
     ),
-    "welcome": st.builds(messages.Welcome, incarnation=st.integers(1, 1 << 40), heartbeat_every_s=SECONDS),
+    "welcome": st.builds(
+        messages.Welcome, run=st.text(max_size=32), incarnation=INCARNATIONS, heartbeat_every_s=SECONDS
+    ),
     "refused": st.builds(messages.Refused, reason=st.text(max_size=20), message=st.text(max_size=20)),
     "granted": st.builds(messages.Granted, leases=rows(LEASES)),
     "heartbeat": st.builds(messages.Heartbeat, running=rows(RUNNING, min_size=0)),
     "finished": st.builds(messages.Finished, group=GROUPS),
     "failed": st.builds(
         messages.Failed,
+        incarnation=INCARNATIONS,
         lease_id=COUNTS,
         attempt=COUNTS,
         purpose=PURPOSES,
         data_fault=st.booleans(),
         reason=st.text(max_size=20),
     ),
-    "acknowledged": st.builds(messages.Acknowledged, lease_id=COUNTS, attempt=COUNTS, purpose=PURPOSES),
+    "acknowledged": st.builds(
+        messages.Acknowledged, incarnation=INCARNATIONS, lease_id=COUNTS, attempt=COUNTS, purpose=PURPOSES
+    ),
     "cancelled": st.builds(messages.Cancelled, leases=rows(RUNNING)),
     "fleet": st.builds(messages.Fleet, generators=rows(GENERATORS, min_size=0)),
     "goodbye": st.builds(messages.Goodbye, reason=st.text(max_size=20)),
@@ -217,7 +229,7 @@ def test_an_array_that_is_a_slice_with_gaps_is_sent_whole() -> None:
         reward=RewardRecord(reward=0.0, verifier="exact_match"),
     )
     group = TrajectoryGroup(
-        lease_id=0, attempt=0, purpose="train", environment="e", task_index=0, trajectories=(trajectory,)
+        incarnation=1, lease_id=0, attempt=0, purpose="train", environment="e", task_index=0, trajectories=(trajectory,)
     )
     decoded = group_of(decode(as_received(encode(messages.Finished(group=group)))))
     assert decoded.trajectories[0].token_ids.tolist() == [0, 2, 4, 6, 8, 10]

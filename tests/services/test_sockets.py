@@ -42,8 +42,8 @@ async def test_messages_go_both_ways_by_peer_name(router: RouterSocket) -> None:
     async with DealerSocket.connect(router.address, identity="env-1") as dealer:
         await dealer.send(HELLO)
         assert await router.receive() == ("env-1", HELLO)
-        await router.send("env-1", Welcome(incarnation=1, heartbeat_every_s=1.0))
-        assert await dealer.receive() == Welcome(incarnation=1, heartbeat_every_s=1.0)
+        await router.send("env-1", Welcome(run="r", incarnation=1, heartbeat_every_s=1.0))
+        assert await dealer.receive() == Welcome(run="r", incarnation=1, heartbeat_every_s=1.0)
 
 
 async def test_garbage_is_answered_counted_and_disturbs_no_other_peer() -> None:

@@ -8,7 +8,7 @@ whatever numbers the versions have. All randomness comes from one seed.
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
@@ -16,10 +16,21 @@ from typing import Literal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from learner.ledger import Batch, FailureResult, Grant, Ledger, LedgerConfig, LedgerSnapshot, Verdict
+from learner.ledger import (
+    Batch,
+    EndedAttempt,
+    FailureKind,
+    FailureResult,
+    Grant,
+    Ledger,
+    LedgerConfig,
+    LedgerSnapshot,
+    Verdict,
+)
 
 History = tuple[tuple[int, ...], ...]  # the batches that made a policy; its length is the policy's version
 HOLDERS = ("a", "b", "c")
+Key = tuple[int, int, int]  # life, lease id and attempt: how a holder names an attempt
 
 
 @dataclass(frozen=True)
@@ -31,6 +42,10 @@ class Group:
     policy: History
 
     @property
+    def key(self) -> Key:
+        return self.life, self.grant.lease_id, self.grant.attempt
+
+    @property
     def version(self) -> int:
         return len(self.policy)
 
@@ -40,6 +55,10 @@ class Rollout:
     grant: Grant
     life: int
     policy: History | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.life, self.grant.lease_id, self.grant.attempt
 
 
 @dataclass
@@ -93,6 +112,7 @@ class World:
         self.generators: list[History | None] = [(), ()]
         self.rollouts: dict[str, list[Rollout]] = {holder: [] for holder in HOLDERS}
         self.sent: list[Group] = []
+        self.adopted: dict[Key, int] = {}  # the attempts of former lives that this one has given a number
         self.dropped: Counter[int] = Counter()  # running groups, in this life
         self.updated()
 
@@ -157,40 +177,61 @@ class World:
 
     def fail(self) -> None:
         rollout = self.pick(started=False)
-        if rollout is None or rollout.life != self.life:
-            return
-        lease_id = rollout.grant.lease_id
-        result = self.ledger.fail(
-            now=self.now,
-            lease_id=lease_id,
-            attempt=rollout.grant.attempt,
-            kind=self.random.choice(("infrastructure", "infrastructure", "data")),
-            reason="by chance",
-        )
+        attempt = None if rollout is None else self.number(rollout.key)
+        if rollout is not None and attempt is not None:
+            kind: FailureKind = self.random.choice(("infrastructure", "infrastructure", "data"))
+            self.charge(rollout.grant.lease_id, attempt, kind)
+
+    def charge(self, lease_id: int, attempt: int, kind: FailureKind) -> None:
+        result = self.ledger.fail(now=self.now, lease_id=lease_id, attempt=attempt, kind=kind, reason="by chance")
         if result is FailureResult.DEAD_LETTERED:
             self.disk.dead.add(lease_id)
 
     def heartbeat(self) -> None:
         holder = self.random.choice(HOLDERS)
-        mine = [rollout for rollout in self.rollouts[holder] if rollout.life == self.life]
-        unwanted = self.ledger.heartbeat(
-            now=self.now,
-            holder=holder,
-            running={
-                (rollout.grant.lease_id, rollout.grant.attempt): None if rollout.policy is None else len(rollout.policy)
-                for rollout in mine
-            },
-        )
+        keys = {}
+        unwanted = set()
+        for rollout in self.rollouts[holder]:
+            attempt = self.number(rollout.key)
+            if attempt is None:
+                attempt = self.adopt(holder, rollout)
+            if attempt is None:
+                unwanted.add(rollout.key)
+            else:
+                keys[rollout.grant.lease_id, attempt] = rollout
+        running = {
+            attempt: None if rollout.policy is None else len(rollout.policy) for attempt, rollout in keys.items()
+        }
+        ended = self.ledger.heartbeat(now=self.now, holder=holder, running=running)
+        unwanted |= {keys[attempt].key for attempt in ended}
         if self.random.random() < 0.5:  # else the cancellation is lost, and the work goes on
-            self.cancel({(ended.lease_id, ended.attempt) for ended in unwanted})
+            self.cancel(unwanted)
 
-    def cancel(self, attempts: set[tuple[int, int]]) -> None:
+    def number(self, key: Key) -> int | None:
+        """An attempt's number in this life; None for one of a former life that was not adopted."""
+        return key[2] if key[0] == self.life else self.adopted.get(key)
+
+    def adopt(self, holder: str, rollout: Rollout) -> int | None:
+        if rollout.policy is not None and not self.is_ours(rollout.policy):
+            return None
+        version = None if rollout.policy is None else len(rollout.policy)
+        lease_id = rollout.grant.lease_id
+        before = self.ledger.books()
+        attempt = self.ledger.adopt(now=self.now, lease_id=lease_id, holder=holder, version=version)
+        if attempt is not None:
+            self.adopted[rollout.key] = attempt
+            assert self.ledger.books().running == before.running + 1
+            assert lease_id not in self.disk.dead | self.disk.filtered | self.buffer.keys()
+        return attempt
+
+    def cancel(self, keys: set[Key]) -> None:
         for holder, rollouts in self.rollouts.items():
-            self.rollouts[holder] = [
-                rollout
-                for rollout in rollouts
-                if rollout.life != self.life or (rollout.grant.lease_id, rollout.grant.attempt) not in attempts
-            ]
+            self.rollouts[holder] = [rollout for rollout in rollouts if rollout.key not in keys]
+
+    def cancel_ended(self, ended: Iterable[EndedAttempt]) -> None:
+        names = {(key[1], number): key for key, number in self.adopted.items()}
+        attempts = [(attempt.lease_id, attempt.attempt) for attempt in ended]
+        self.cancel({names.get(attempt, (self.life, *attempt)) for attempt in attempts})
 
     def holder_dies(self) -> None:
         holder = self.random.choice(HOLDERS)
@@ -205,32 +246,43 @@ class World:
     # The caller
 
     def deliver(self, group: Group) -> None:
-        """An earlier life's group goes by its policy, as a learner knows it by the incarnation on each version."""
-        lease_id = group.grant.lease_id
-        if group.life != self.life:
-            if self.is_ours(group.policy):
-                self.readmit(group)
+        """A group whose policy is not of the learner's history is a failure; a learner knows it by its versions."""
+        lease_id, version, attempt = group.grant.lease_id, group.version, self.number(group.key)
+        if not self.is_ours(group.policy):
+            assert group.life != self.life
+            if attempt is not None:
+                self.charge(lease_id, attempt, "infrastructure")
             return
-        attempt, version = group.grant.attempt, group.version
+        if attempt is None:
+            self.readmit(group)
+            return
         foreseen = self.ledger.would_accept(lease_id=lease_id, attempt=attempt, oldest_version=version)
         if foreseen is Verdict.ACCEPTED and self.random.random() < self.filter_share:
-            self.cancel({(e.lease_id, e.attempt) for e in self.ledger.filter(lease_id=lease_id, attempt=attempt)})
+            self.cancel_ended(self.ledger.filter(lease_id=lease_id, attempt=attempt))
             self.disk.filtered.add(lease_id)
             return
         if foreseen is Verdict.ACCEPTED:
             self.disk.journal[lease_id] = group
         answer = self.ledger.accept(lease_id=lease_id, attempt=attempt, oldest_version=version, size=1)
         assert answer.verdict is foreseen
-        self.cancel({(ended.lease_id, ended.attempt) for ended in answer.cancelled})
+        self.cancel_ended(answer.cancelled)
         if answer.verdict is Verdict.ACCEPTED:
             self.buffer[lease_id] = group
 
     def readmit(self, group: Group) -> None:
         lease_id = group.grant.lease_id
+        foreseen = self.ledger.would_readmit(lease_id=lease_id, oldest_version=group.version)
         answer = self.ledger.readmit(lease_id=lease_id, oldest_version=group.version, size=1)
-        self.cancel({(ended.lease_id, ended.attempt) for ended in answer.cancelled})
-        if answer.verdict is Verdict.ACCEPTED:
-            self.buffer[lease_id] = self.disk.journal[lease_id] = group
+        assert answer.verdict is foreseen
+        self.cancel_ended(answer.cancelled)
+        if answer.verdict is not Verdict.ACCEPTED:
+            return
+        self.disk.journal[lease_id] = group
+        if self.random.random() < self.filter_share:
+            assert self.ledger.filter(lease_id=lease_id) == ()
+            self.disk.filtered.add(lease_id)
+        else:
+            self.buffer[lease_id] = group
 
     def filter(self) -> None:
         if self.buffer:
@@ -285,6 +337,7 @@ class World:
         if self.random.random() < 0.2 and len(disk.batches) > len(checkpoint.history):
             del disk.batches[self.random.randint(len(checkpoint.history), len(disk.batches) - 1) :]
         self.life += 1
+        self.adopted.clear()
         self.dropped.clear()
         self.ledger = Ledger.restore(self.ledger.config, LedgerSnapshot(**json.loads(checkpoint.form)))
         self.ledger.books().check()
@@ -297,7 +350,16 @@ class World:
         for group in list(disk.journal.values()):
             if self.is_ours(group.policy):
                 self.readmit(group)
+        self.check_nothing_lost()
         self.updated()
+
+    def check_nothing_lost(self) -> None:
+        """Every group that was acknowledged is consumed, filtered or at hand, but for those that are too old."""
+        settled = {lease_id for batch in self.lineage() for lease_id in batch} | self.disk.filtered | self.disk.dead
+        for lease_id, group in self.disk.journal.items():
+            lag = self.ledger.next_version - group.version
+            if self.is_ours(group.policy) and lag <= self.ledger.config.max_lag:
+                assert lease_id in settled or lease_id in self.buffer
 
     # What always holds
 
@@ -383,6 +445,17 @@ def test_no_group_lags_too_far_and_none_is_lost_or_trained_twice_and_the_run_goe
 ) -> None:
     world = World(config, seed, loss=0.03)
     world.run({**WORK, **{name: MISHAPS[name] for name in mishaps}}, 250)
+    assert not world.is_stuck(steps=3)
+
+
+@seeded(100)
+@given(config=configs, seed=seeds)
+def test_a_learner_that_dies_often_adopts_what_runs_and_readmits_what_was_finished(
+    config: LedgerConfig, seed: int
+) -> None:
+    world = World(config, seed, loss=0.03)
+    often = {"learner_dies": 2.0, "checkpoint": 1.0, "send_again": 4.0, "fail": 0.5, "time_passes": 0.5}
+    world.run({**WORK, "heartbeat": 6.0, **often}, 300)
     assert not world.is_stuck(steps=3)
 
 

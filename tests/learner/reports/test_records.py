@@ -153,7 +153,7 @@ def test_samples_hold_the_best_and_the_worst_completion_of_a_group(tmp_path: Pat
         (0.0, 1, "length"),
         (1.0, 3, "stop"),
     ]
-    assert first["completions"][1]["versions"] == ["1.0", "1.1"]
+    assert first["completions"][1]["versions"] == ["3.0", "3.1"]
     assert len(second["completions"]) == 2
 
 
