@@ -14,9 +14,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from learner.history.journal import Journal
+from learner.history.journal import JournalFull, RunLog
 from learner.intake.admission import GroupRules, admissible, is_uniform
+from learner.intake.disk_room import DiskRoom
 from learner.intake.evaluation import EvaluationResult, Evaluator
 from learner.intake.failures import DeadLetters, RunFailed
 from learner.intake.granting import Granting, LeaseTerms
@@ -90,7 +92,7 @@ class Intake:
         *,
         socket: RouterSocket,
         ledger: Ledger,
-        journal: Journal,
+        journal: RunLog,
         fleet: Fleet,
         evaluator: Evaluator,
         terms: LeaseTerms,
@@ -104,6 +106,7 @@ class Intake:
         self._holders = Holders(socket)
         self._ledger = ledger
         self._journal = journal
+        self._room = DiskRoom(waits=waits, clock=clock)
         self._fleet = fleet
         self._evaluator = evaluator
         self._waits = waits
@@ -137,7 +140,7 @@ class Intake:
         self._granting.batch_taken(asked_at=began)
         self._forget(batch.dropped, why="too_old")
         groups = tuple(self._buffer.pop(lease_id) for lease_id in batch.lease_ids)
-        await asyncio.to_thread(self._journal.append_batch, version=batch.version, lease_ids=batch.lease_ids)
+        await self._room.wait_for(partial(self._journal.append_batch, version=batch.version, lease_ids=batch.lease_ids))
         await self._holders.cancel(batch.dropped)
         await self._pump()
         return TakenBatch(version=batch.version, groups=groups, lags=batch.lags)
@@ -164,9 +167,12 @@ class Intake:
         """The counts of leases and attempts so far."""
         return self._ledger.books()
 
-    async def ledger_snapshot(self) -> LedgerSnapshot:
-        """The ledger as a checkpoint holds it."""
-        return self._ledger.snapshot()
+    async def checkpoint(self) -> LedgerSnapshot:
+        """The ledger as a checkpoint holds it; the journal begins the segment that follows it. Raises JournalFull."""
+        self._dead_letters.write_later()
+        snapshot = self._ledger.snapshot()
+        self._journal.rotate(version=snapshot.version, groups=self._buffer.values())
+        return snapshot
 
     def readmit(self, groups: Iterable[TrajectoryGroup]) -> None:
         """Takes back groups that the journal holds and that no batch has used; those too old are left out."""
@@ -306,7 +312,12 @@ class Intake:
             if isinstance(kept, Failed):
                 self._fail(kept)
             else:
-                await self._accept(kept)
+                try:
+                    await self._accept(kept)
+                except JournalFull as error:  # unacknowledged, the group is sent again
+                    self._refused("disk_full")
+                    self._room.say(error)
+                    return
         await self._acknowledge(holder, group.lease_id, group.attempt, group)
 
     async def _accept(self, group: TrajectoryGroup) -> None:

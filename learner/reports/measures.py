@@ -1,6 +1,6 @@
 """The learner's Prometheus metrics."""
 
-from learner.reports.records import StepRecord
+from learner.reports.step_record import StepRecord
 from learner.training.metrics import StepMetrics
 from learner.weights.publisher import PublishReport
 from services.metrics import Metrics
@@ -21,6 +21,7 @@ class Measures:
         self._ess = metrics.gauge("effective_sample_share", "Effective sample size over sample size, newest batch.")
         self._mismatch = metrics.gauge("mismatch_kl", "Numerical gap between engine and learner, nats, newest batch.")
         self._refused = metrics.counter("refused_messages", "ZeroMQ messages refused, by reason.", labels=("reason",))
+        self._failed = metrics.counter("failed_writes", "Writes that the disk did not take, by what.", labels=("what",))
         self._publish = metrics.gauge("publish_seconds", "Duration of the newest publish.")
         self._pause = metrics.gauge("publish_pause_seconds", "Longest pause of a generator in the newest publish.")
         self._gap = metrics.gauge("probe_gap_nats", "Largest logprob gap of the probe in the newest publish.")
@@ -50,6 +51,10 @@ class Measures:
     def refused(self, reason: str) -> None:
         """Notes a message that was refused."""
         self._refused.labels(reason=reason).inc()
+
+    def failed_write(self, what: str) -> None:
+        """Notes something that could not be written: a file's name, or `checkpoint`."""
+        self._failed.labels(what=what).inc()
 
     def waited(self, whom: str, seconds: float) -> None:
         """Notes a wait; `whom` is cut to its kind, to keep the number of labels small."""
