@@ -107,6 +107,15 @@ class CheckpointConfig(ConfigModel):
 
     every_steps: int = Field(100, ge=1, description="steps between checkpoints")
     keep: int = Field(2, ge=1, description="how many of the newest are kept")
+    keep_best: int = Field(
+        1, ge=0, description="how many of the best by held-out evaluation are kept besides; 0 turns it off"
+    )
+    best_by: Literal["accuracy", "reward"] = Field("accuracy", description="what makes a checkpoint the best")
+    journal: bool = Field(
+        True,
+        description="keep accepted groups on disk, so that a killed run can be resumed without losing any; "
+        "false is for measuring what that costs",
+    )
 
 
 class DataConfig(ConfigModel):
@@ -153,6 +162,15 @@ class LearnerConfig(ProcessConfig):
     def _data_where_needed(self) -> Self:
         if self.algo.type == "sft" and self.data.path is None:
             raise ValueError("algo sft learns from a file and none is set: set data.path to a JSONL file")
+        return self
+
+    @model_validator(mode="after")
+    def _resumed_with_a_journal(self) -> Self:
+        if self.resume and not self.checkpoint.journal:
+            raise ValueError(
+                "resume is true and checkpoint.journal is false: a run without a journal cannot be resumed; set "
+                "checkpoint.journal to true if the run has one, or start without --resume"
+            )
         return self
 
     @model_validator(mode="after")

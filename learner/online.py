@@ -15,11 +15,12 @@ from concurrent.futures import Future
 from typing import TypeVar, cast
 
 from learner.config import LearnerConfig
-from learner.history.checkpoints import Checkpoints
+from learner.history.checkpoints import Checkpoints, Evaluated
 from learner.intake.evaluation import EvaluationResult
 from learner.intake.intake import Intake, TakenBatch
 from learner.reports.measures import Measures
-from learner.reports.records import Records, Timing, step_record
+from learner.reports.records import Records
+from learner.reports.step_record import StepRecord, Timing, step_record
 from learner.sequences import sequences_of
 from learner.training.batch import TrainSequence
 from learner.training.metrics import StepMetrics
@@ -78,9 +79,14 @@ class OnlineTraining:
         config = self._config
         for batch in self._replay:
             log.info("replaying the batch of step %d from the log", batch.version + 1)
-            self._records.replay(batch.version + 1, self._train(batch))
+            start = time.monotonic()
+            metrics = self._train(batch)
+            timing = Timing(time_s=0.0, wait_s=0.0, train_s=time.monotonic() - start, copy_s=0.0)
+            self._records.replay(self._record(batch, timing), metrics)
             self._call(self._intake.trained(self._version))
         self._publish()
+        if len(self._replay) >= config.checkpoint.every_steps:
+            self._checkpoint()  # or each further death would replay it all again
         if self._version == 0:
             self._evaluate_and_wait()
         self._call(self._idle.begin())
@@ -108,11 +114,14 @@ class OnlineTraining:
         timing = Timing(
             time_s=copied - self._began, wait_s=taken - start, train_s=trained - taken, copy_s=copied - trained
         )
-        success = self._config.evaluation.success_reward
-        record = step_record(batch.groups, version=batch.version, timing=timing, success_reward=success)
+        record = self._record(batch, timing)
         self._records.step(record, metrics, batch.groups)
         self._measures.step(record, metrics)
         self._after_step()
+
+    def _record(self, batch: TakenBatch, timing: Timing) -> StepRecord:
+        success = self._config.evaluation.success_reward
+        return step_record(batch.groups, version=batch.version, timing=timing, success_reward=success)
 
     def _train(self, batch: TakenBatch) -> StepMetrics:
         metrics = self._trainer.train_step(self._sequences(batch), version=batch.version)
@@ -149,16 +158,26 @@ class OnlineTraining:
             self._underway.append(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def _checkpoint(self) -> None:
-        ledger = self._call(self._intake.ledger_snapshot())
         start = time.monotonic()
-        path = self._checkpoints.write(version=self._version, ledger=ledger, save_trainer=self._trainer.save)
-        log.info("checkpoint %s, %.1f s", path, time.monotonic() - start)
+        try:
+            ledger = self._call(self._intake.checkpoint())
+            path = self._checkpoints.write(version=self._version, ledger=ledger, save_trainer=self._trainer.save)
+        except OSError as error:
+            self._measures.failed_write("checkpoint")
+            log.warning(
+                "no checkpoint of version %d could be written: %s. The run goes on; the next is due in %d steps",
+                self._version,
+                error,
+                self._config.checkpoint.every_steps,
+            )
+        else:
+            log.info("checkpoint %s, %.1f s", path, time.monotonic() - start)
 
     def _evaluate_and_wait(self) -> None:
         if self._config.evaluation.final_tasks:
             result = self._call(self._evaluate(self._config.evaluation.final_tasks, self._version))
             if result is not None:
-                self._records.evaluation(result)
+                self._evaluated(result)
 
     async def _evaluate(self, tasks: int, version: int) -> EvaluationResult | None:
         await self._publisher.wait_until_served(version)
@@ -168,7 +187,17 @@ class OnlineTraining:
     async def _evaluate_beside(self, tasks: int, version: int) -> None:
         future = await self._intake.evaluate(tasks=tasks, version=version)
         if future is not None:
-            self._records.evaluation(await future)
+            self._evaluated(await future)
+
+    def _evaluated(self, result: EvaluationResult) -> None:
+        self._records.evaluation(result)
+        try:
+            self._checkpoints.evaluated(
+                Evaluated(version=result.version, accuracy=result.accuracy, reward=result.reward)
+            )
+        except OSError as error:
+            self._measures.failed_write("evaluation")
+            log.warning("the evaluation of version %d could not be noted: %s", result.version, error)
 
     def interrupt(self) -> None:
         """From the event loop: makes `run` raise CancelledError if it waits for the loop, or as soon as it would."""

@@ -1,13 +1,30 @@
-"""Taking up a run: the newest checkpoint, the batches logged after it, and the groups that no batch has used yet."""
+"""Taking up a run: the newest checkpoint, the batches logged after it, and the groups that no batch has used yet.
+
+What is damaged is named, moved aside and done without: a checkpoint, by going back to the one before it (or to the
+initial model) and replaying the batches since; the journal, by going on from where its good part ends.
+"""
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from learner.history.checkpoints import Checkpoints, read_ledger
-from learner.history.journal import JournalDamaged, LoggedBatch, LoggedFilter, LoggedGroup, read_journal
+from learner.history.checkpoints import Checkpoint, checkpoints_of
+from learner.history.durable_files import end_of_lines, unused
+from learner.history.journal import FOLDER
+from learner.history.lineage import History, resume_history
+from learner.history.segments import (
+    JournalDamaged,
+    JournalUnknown,
+    LoggedBatch,
+    LoggedFilter,
+    LoggedGroup,
+    Record,
+    Segment,
+    read_segment,
+    segments_of,
+    set_aside,
+)
 from learner.intake.intake import TakenBatch
 from learner.ledger import Ledger, LedgerConfig
 from protocol.trajectories import TrajectoryGroup
@@ -15,87 +32,166 @@ from protocol.trajectories import TrajectoryGroup
 log = logging.getLogger(__name__)
 
 
+class NothingToResume(RuntimeError):
+    """No checkpoint can be used, and the journal does not go back to the start. The text names what was found."""
+
+
 @dataclass(frozen=True)
 class Recovered:
-    """Where a learner begins: at `version`, with `batches` to train again and `spare_groups` for later ones."""
+    """Where a learner begins: at `version`, with `batches` to train again and `spare_groups` for later ones.
+
+    `history` tells which versions that former lives published belong to these weights.
+    """
 
     ledger: Ledger
     version: int
     trainer_folder: Path | None
     batches: tuple[TakenBatch, ...]
     spare_groups: tuple[TrajectoryGroup, ...]
+    history: History
+
+    @property
+    def replayed_version(self) -> int:
+        """The version once the batches are trained again."""
+        return self.version + len(self.batches)
 
 
-def recover(folder: Path, *, config: LedgerConfig, resume: bool) -> Recovered:
-    """The start of a run, or its resumption from the newest checkpoint and the journal.
+def recover(folder: Path, *, config: LedgerConfig, resume: bool, incarnation: int = 1) -> Recovered:
+    """The start of a run, or its resumption from the newest whole checkpoint and the journal.
 
-    Raises JournalDamaged, also when the journal does not follow the checkpoint.
+    Raises NothingToResume, and JournalUnknown for a journal that this run or this release cannot have written.
     """
     if not resume:
-        return Recovered(ledger=Ledger(config), version=0, trainer_folder=None, batches=(), spare_groups=())
-    checkpoint = Checkpoints(folder, keep=1).newest()
-    ledger = Ledger(config) if checkpoint is None else Ledger.restore(config, read_ledger(checkpoint))
+        history = History(incarnation=incarnation, last_valid={})
+        return Recovered(Ledger(config), version=0, trainer_folder=None, batches=(), spare_groups=(), history=history)
+    checkpoint = _base(folder)
+    ledger = Ledger(config) if checkpoint is None else Ledger.restore(config, checkpoint.ledger())
     version = ledger.version
-    path = folder / "journal.log"
-    journal = _read(path, version=version)
-    batches = journal.batches
-    _check_order(batches, version=version, path=path)
-    taken = tuple(_taken(batch, journal.groups) for batch in batches)
-    for batch in batches:
-        ledger.replay(batch.lease_ids)
-    ledger.replay_filtered(journal.filtered)
+    segments = [segment for segment in segments_of(folder / FOLDER) if segment.start >= version]
+    logged = _read(segments, version=version)
+    history = resume_history(folder, incarnation=incarnation, version=logged.version)
+    _move_aside(folder, logged, segments=segments, base=version)
+    for batch in logged.batches:
+        ledger.replay(tuple(group.lease_id for group in batch.groups))
+    ledger.replay_filtered(logged.filtered)
     ledger.replay_dead_lettered(_dead_lettered(folder / "dead_letters.jsonl"))
-    used = {lease_id for batch in batches for lease_id in batch.lease_ids} | set(journal.filtered)
-    spare = tuple(group for lease_id, group in journal.groups.items() if lease_id not in used)
-    log.info("resuming at version %d: %d logged batches to replay, %d groups at hand", version, len(taken), len(spare))
-    trainer_folder = None if checkpoint is None else checkpoint / "trainer"
-    return Recovered(ledger=ledger, version=version, trainer_folder=trainer_folder, batches=taken, spare_groups=spare)
+    spare = _spare(logged, history)
+    log.info(
+        "resuming at version %d: %d logged batches to replay, %d groups at hand",
+        version,
+        len(logged.batches),
+        len(spare),
+    )
+    return Recovered(
+        ledger=ledger,
+        version=version,
+        trainer_folder=None if checkpoint is None else checkpoint.trainer,
+        batches=tuple(logged.batches),
+        spare_groups=spare,
+        history=history,
+    )
 
 
-@dataclass(frozen=True)
-class _Journal:
-    """What a checkpoint does not cover: batches from its version on, and groups that no earlier batch has used."""
+def _base(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole and that the journal follows; None for the initial model."""
+    faults: list[str] = []
+    checkpoints = checkpoints_of(folder)
+    begun = {segment.start for segment in segments_of(folder / FOLDER)}
+    for checkpoint in reversed(checkpoints):
+        fault = checkpoint.fault()
+        if fault is None and checkpoint.version in begun:
+            return checkpoint
+        missing = Segment.named(folder / FOLDER, checkpoint.version).path
+        faults.append(fault or f"{checkpoint.path} is whole, but the journal after it is gone: {missing} is missing")
+        log.error("checkpoint %s cannot be used: %s", checkpoint.path.name, faults[-1])
+    if 0 in begun or not (checkpoints or begun):
+        return None
+    found = "; ".join(faults) or f"there is no checkpoint, and the journal begins at version {min(begun)}"
+    raise NothingToResume(
+        f"the run in {folder} cannot be resumed: {found}. Restore one of these files; or go on from a whole "
+        "checkpoint without what followed it, by making an empty file of the missing journal segment's name; or start "
+        "without --resume"
+    )
 
-    groups: dict[int, TrajectoryGroup]
-    batches: list[LoggedBatch]
-    filtered: list[int]
 
+@dataclass
+class _Logged:
+    """What a checkpoint does not cover. `version` is that after the batches; `damage` is where the good part ends."""
 
-def _read(path: Path, *, version: int) -> _Journal:
-    journal = _Journal(groups={}, batches=[], filtered=[])
-    for record in read_journal(path):
+    version: int
+    groups: dict[int, TrajectoryGroup] = field(default_factory=dict)
+    batches: list[TakenBatch] = field(default_factory=list)
+    filtered: list[int] = field(default_factory=list)
+    damage: JournalDamaged | None = None
+
+    def add(self, record: Record, *, path: Path, at: int) -> None:
         match record:
             case LoggedGroup(group=group):
-                journal.groups[group.lease_id] = group
-            case LoggedBatch() if record.version >= version:
-                journal.batches.append(record)
-            case LoggedBatch(lease_ids=lease_ids):
-                for lease_id in lease_ids:  # groups are many megabytes: none is kept that was trained long ago
-                    journal.groups.pop(lease_id, None)
+                self.groups[group.lease_id] = group
+            case LoggedBatch():
+                self.batches.append(self._taken(record, path=path, at=at))
+                self.version += 1
             case LoggedFilter(lease_id=lease_id):
-                journal.filtered.append(lease_id)
-    return journal
+                self.filtered.append(lease_id)
+
+    def _taken(self, batch: LoggedBatch, *, path: Path, at: int) -> TakenBatch:
+        if batch.version != self.version:
+            raise JournalUnknown(
+                f"{path}: at byte {at} it holds a batch of version {batch.version}, expected {self.version}: is it of "
+                "another run than the checkpoint?"
+            )
+        missing = [lease_id for lease_id in batch.lease_ids if lease_id not in self.groups]
+        if missing:
+            raise JournalDamaged(path, at, what=f"a batch names lease {missing[0]}, whose group is not in the journal")
+        members = tuple(self.groups[lease_id] for lease_id in batch.lease_ids)
+        oldest = [group.oldest_version for group in members]
+        lags = tuple(batch.version - version for version in oldest if version is not None)
+        return TakenBatch(version=batch.version, groups=members, lags=lags)
 
 
-def _check_order(batches: Sequence[LoggedBatch], *, version: int, path: Path) -> None:
-    logged = [batch.version for batch in batches]
-    if logged != list(range(version, version + len(batches))):
-        raise JournalDamaged(
-            f"{path}: after the checkpoint of version {version} it holds batches of versions {logged}, expected "
-            f"{version}, {version + 1} and so on: is it of another run than the checkpoint?"
+def _read(segments: list[Segment], *, version: int) -> _Logged:
+    logged = _Logged(version=version)
+    try:
+        for segment in segments:
+            if segment.start != logged.version:
+                what = f"batches of versions {logged.version} to {segment.start - 1} are missing before it"
+                raise JournalDamaged(segment.path, 0, what=what)
+            for record, at in read_segment(segment.path):
+                logged.add(record, path=segment.path, at=at)
+    except JournalDamaged as damage:
+        logged.damage = damage
+    return logged
+
+
+def _move_aside(folder: Path, logged: _Logged, *, segments: list[Segment], base: int) -> None:
+    """Nothing of another future may stand where this life will write its own."""
+    if logged.damage is not None:
+        log.error(
+            "the journal is damaged: %s. It is good up to version %d; the rest is kept in *.damaged files, and what "
+            "later versions sampled is sampled again",
+            logged.damage,
+            logged.version,
         )
+        set_aside(logged.damage, segments=segments, keep_empty=logged.damage.path == segments[0].path)
+    for checkpoint in checkpoints_of(folder):
+        if checkpoint.version > base:
+            aside = unused(checkpoint.path.with_name(f"{checkpoint.path.name}.damaged"))
+            checkpoint.path.rename(aside)
+            checkpoint.evaluation.unlink(missing_ok=True)
+            log.warning("%s is kept as %s", checkpoint.path, aside.name)
 
 
-def _taken(batch: LoggedBatch, groups: dict[int, TrajectoryGroup]) -> TakenBatch:
-    members = tuple(groups[lease_id] for lease_id in batch.lease_ids)
-    oldest = [group.oldest_version for group in members]
-    lags = tuple(batch.version - version for version in oldest if version is not None)
-    return TakenBatch(version=batch.version, groups=members, lags=lags)
+def _spare(logged: _Logged, history: History) -> tuple[TrajectoryGroup, ...]:
+    used = {group.lease_id for batch in logged.batches for group in batch.groups} | set(logged.filtered)
+    left = [group for lease_id, group in logged.groups.items() if lease_id not in used]
+    spare = tuple(group for group in left if history.sampled(group))
+    if len(spare) < len(left):
+        log.warning("%d groups were sampled by versions that are lost: they are left out", len(left) - len(spare))
+    return spare
 
 
 def _dead_lettered(path: Path) -> list[int]:
-    if not path.exists():
-        return []
     # What follows the last line's end was being written when the learner died; its lease is simply granted again.
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    end = end_of_lines(path)
+    lines = path.read_bytes()[:end].splitlines() if end else []
     return [int(json.loads(line)["lease_id"]) for line in lines]

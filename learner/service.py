@@ -23,7 +23,7 @@ from functools import partial
 
 from learner.config import LearnerConfig, LeaseConfig
 from learner.history.checkpoints import Checkpoints
-from learner.history.journal import Journal
+from learner.history.journal import FOLDER, Journal, NoJournal, RunLog
 from learner.history.run_folder import open_run_folder
 from learner.history.run_name import run_name
 from learner.intake.admission import GroupRules
@@ -72,13 +72,20 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         socket = await stack.enter_async_context(_lease_socket(config.leases, measures))
         thread = await stack.enter_async_context(TrainerThread())
         client = await stack.enter_async_context(HttpClient(token=config.weights.generator_token))
-        records = stack.enter_context(Records(folder=config.run.folder, total_steps=config.steps))
-        recovered = recover(config.run.folder, config=_ledger_config(config), resume=config.resume)
-        journal = stack.enter_context(Journal.open(config.run.folder / "journal.log"))
+        records = stack.enter_context(
+            Records(folder=config.run.folder, total_steps=config.steps, failed_write=measures.failed_write)
+        )
+        recovered = recover(
+            config.run.folder, config=_ledger_config(config), resume=config.resume, incarnation=incarnation
+        )
+        if config.resume:
+            records.take_up(version=recovered.replayed_version, incarnation=incarnation)
+        journal = _journal(config, stack)
         parts = _Parts(
             config=config, metrics=metrics, measures=measures, incarnation=incarnation, socket=socket, client=client,
             records=records, recovered=recovered, journal=journal,
         )  # fmt: skip
+        stack.callback(parts.dead_letters.close)
         async with asyncio.TaskGroup() as group:
             loops = [group.create_task(loop, name=name) for name, loop in parts.loops(listener).items()]
             opened = await thread.run(partial(open_trainer, config, argv=sys.argv, should_stop=thread.stopping))
@@ -102,7 +109,13 @@ async def _train(parts: "_Parts", opened: OpenTrainer, thread: TrainerThread) ->
         records=parts.records,
         measures=parts.measures,
         idle=parts.idle,
-        checkpoints=Checkpoints(config.run.folder, keep=config.checkpoint.keep),
+        checkpoints=Checkpoints(
+            config.run.folder,
+            keep=config.checkpoint.keep,
+            keep_best=config.checkpoint.keep_best,
+            best_by=config.checkpoint.best_by,
+            journal=parts.journal,
+        ),
         first_probe=first_probe(config.model, count=config.weights.probe_tokens),
         first_version=recovered.version,
         replay=recovered.batches,
@@ -111,14 +124,14 @@ async def _train(parts: "_Parts", opened: OpenTrainer, thread: TrainerThread) ->
     thread.on_stop(training.interrupt)
     parts.waits.started()
     await thread.run(training.run)
-    if not parts.records.steps:
+    if len(parts.records.steps) == parts.records.former_steps and (config.run.folder / "summary.json").exists():
         log.info("no step was left to train: the summary of the run's former start still holds")
         return
     summary = summarize(
         parts.records,
         books=parts.intake.books(),
         max_lag=config.max_lag,
-        train_wall_s=training.train_wall_s,
+        train_wall_s=parts.records.former_s + training.train_wall_s,
         generator_idle_share=parts.idle.share,
     )
     folder = config.run.folder
@@ -145,9 +158,10 @@ class _Parts:
         client: HttpClient,
         records: Records,
         recovered: Recovered,
-        journal: Journal,
+        journal: RunLog,
     ) -> None:
         self.config = config
+        self.journal = journal
         self.records = records
         self.recovered = recovered
         self.metrics = metrics
@@ -170,6 +184,11 @@ class _Parts:
             waits=self.waits,
             published=self._published,
         )
+        self.dead_letters = DeadLetters(
+            config.run.folder / "dead_letters.jsonl",
+            largest_share=config.leases.max_dead_letter_share,
+            failed=measures.failed_write,
+        )
         self.intake = Intake(
             socket=socket,
             ledger=recovered.ledger,
@@ -177,12 +196,11 @@ class _Parts:
             fleet=self.fleet,
             evaluator=_evaluator(config, incarnation),
             terms=_lease_terms(config),
-            dead_letters=DeadLetters(
-                config.run.folder / "dead_letters.jsonl", largest_share=config.leases.max_dead_letter_share
-            ),
+            dead_letters=self.dead_letters,
             waits=self.waits,
             options=_intake_options(config, incarnation, self.fleet),
             refused=measures.refused,
+            belongs=recovered.history.contains,
             left_out=measures.left_out,
         )
         measures.books(self.intake.books)
@@ -235,6 +253,13 @@ def _lease_socket(config: LeaseConfig, measures: Measures) -> RouterSocket:
         insecure=config.insecure,
         on_garbage=lambda _, error: measures.refused(error.reason),
     )
+
+
+def _journal(config: LearnerConfig, stack: AsyncExitStack) -> RunLog:
+    if not config.checkpoint.journal:
+        log.warning("checkpoint.journal is false: nothing of this run can be resumed")
+        return NoJournal()
+    return stack.enter_context(Journal.open(config.run.folder / FOLDER))
 
 
 def _ledger_config(config: LearnerConfig) -> LedgerConfig:

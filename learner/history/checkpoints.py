@@ -1,71 +1,172 @@
-"""Checkpoints in the run's folder, and which of them is the newest that is whole.
+"""Checkpoints in the run's folder: written whole or not at all, verified before they are used.
 
-A checkpoint is a folder `checkpoint-<version>` with the trainer's files and `ledger.json`. It is written under another
-name and renamed when all of it is on disk, so that one that has the name is whole.
+A checkpoint is a folder `checkpoint-<version>` with the trainer's files (model, optimizer, progress of the schedule,
+random states of every rank), `ledger.json`, and `manifest.json`. The order of the data needs no file of its own: it is
+a pure function of the seed and of the ledger's cursor. Its place in the journal is the segment of its version. It is
+written under another name, the manifest last, and renamed when all of it is on disk. What the held-out evaluation of
+its version found stands beside it, in `checkpoint-<version>.evaluation.json`.
 """
 
+import errno
 import json
-import os
+import re
 import shutil
+import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
+from learner.history.durable_files import sync_folder, sync_tree, unused, write_atomically
+from learner.history.journal import FOLDER, NoJournal, RunLog
+from learner.history.manifest import fault_of, write_manifest
+from learner.history.segments import Segment
 from learner.ledger import LedgerSnapshot
 
 _PREFIX = "checkpoint-"
+_NAME = re.compile(r"checkpoint-(\d{8,})")
+_DRAFT = "draft-"
+Metric = Literal["accuracy", "reward"]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a held-out evaluation of a version found: the share of solved tasks, and the mean reward."""
+
+    version: int
+    accuracy: float
+    reward: float
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's folder."""
+
+    path: Path
+    version: int
+
+    def fault(self) -> str | None:
+        """What is wrong with it, with the file, what was expected and what is there; None if it is whole."""
+        return fault_of(self.path)
+
+    def ledger(self) -> LedgerSnapshot:
+        """The ledger as it was."""
+        return LedgerSnapshot(**json.loads((self.path / "ledger.json").read_text(encoding="utf-8")))
+
+    @property
+    def trainer(self) -> Path:
+        """The folder of the trainer's files."""
+        return self.path / "trainer"
+
+    @property
+    def evaluation(self) -> Path:
+        """Where its held-out evaluation is written, once there is one."""
+        return self.path.with_name(f"{self.path.name}.evaluation.json")
+
+
+def checkpoints_of(folder: Path) -> list[Checkpoint]:
+    """The checkpoints of a run, the oldest first, whole or not."""
+    found = ((path, _NAME.fullmatch(path.name)) for path in folder.glob(f"{_PREFIX}*") if path.is_dir())
+    return sorted((Checkpoint(path, int(name[1])) for path, name in found if name), key=lambda each: each.version)
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
+    """Writes the checkpoints of one run; keeps the newest `keep`, and the `keep_best` best by held-out evaluation.
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
+    Only the newest are bases to resume from: the journal is kept for as long as one of them needs it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        keep_best: int = 0,
+        best_by: Metric = "accuracy",
+        journal: RunLog | None = None,
+    ) -> None:
         self._folder = folder
         self._keep = keep
+        self._keep_best = keep_best
+        self._best_by: Metric = best_by
+        self._journal = journal or NoJournal()
+        self._lock = threading.Lock()
 
     def write(self, *, version: int, ledger: LedgerSnapshot, save_trainer: Callable[[Path], None]) -> Path:
-        """Writes a checkpoint of `version`, then removes the oldest beyond `keep`."""
-        draft = self._folder / f"draft-{version}"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        save_trainer(draft / "trainer")
-        (draft / "ledger.json").write_text(json.dumps(asdict(ledger)), encoding="utf-8")
-        _sync(draft)
-        final = self._folder / f"{_PREFIX}{version:08d}"
-        shutil.rmtree(final, ignore_errors=True)
-        draft.rename(final)
-        _sync_folder(self._folder)
-        for old in self._all()[: -self._keep]:
-            shutil.rmtree(old)
+        """Writes a checkpoint of `version`, whose journal segment has begun; then removes what is not kept.
+
+        Raises OSError, and then there is no such checkpoint.
+        """
+        self._remove_drafts()
+        self._check_room()
+        draft = self._folder / f"{_DRAFT}{version}"
+        try:
+            self._journal.sync()  # a checkpoint never reaches the disk before the segment that it needs
+            draft.mkdir(parents=True)
+            save_trainer(draft / "trainer")
+            (draft / "ledger.json").write_text(json.dumps(asdict(ledger)), encoding="utf-8")
+            write_manifest(draft, version=version, journal=Segment.named(self._folder / FOLDER, version).path.name)
+            sync_tree(draft)
+            final = self._folder / f"{_PREFIX}{version:08d}"
+            self._remove(final)
+            draft.rename(final)
+            sync_folder(self._folder)
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        with self._lock:
+            self._prune()
         return final
 
-    def newest(self) -> Path | None:
-        """The newest checkpoint; None if there is none."""
-        found = self._all()
-        return found[-1] if found else None
+    def evaluated(self, result: Evaluated) -> None:
+        """Notes an evaluation beside the checkpoint of its version, if there is one. Raises OSError."""
+        with self._lock:
+            for checkpoint in checkpoints_of(self._folder):
+                if checkpoint.version == result.version:
+                    write_atomically(checkpoint.evaluation, json.dumps(asdict(result)) + "\n")
 
-    def _all(self) -> list[Path]:
-        return sorted(self._folder.glob(f"{_PREFIX}*"))
+    def best(self) -> list[Checkpoint]:
+        """The `keep_best` best of those that were evaluated, the best first; of equal ones the newest."""
+        scored = [(score, each) for each in checkpoints_of(self._folder) if (score := self._score(each)) is not None]
+        ranked = sorted(scored, key=lambda pair: (pair[0], pair[1].version), reverse=True)
+        return [each for _, each in ranked[: self._keep_best]]
 
+    def _score(self, checkpoint: Checkpoint) -> float | None:
+        try:
+            return float(json.loads(checkpoint.evaluation.read_text(encoding="utf-8"))[self._best_by])
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
 
-def read_ledger(checkpoint: Path) -> LedgerSnapshot:
-    """The ledger of a checkpoint."""
-    return LedgerSnapshot(**json.loads((checkpoint / "ledger.json").read_text(encoding="utf-8")))
+    def _prune(self) -> None:
+        found = checkpoints_of(self._folder)
+        newest = found[-self._keep :]
+        kept = {each.version for each in (*newest, *self.best())}
+        for each in found:
+            if each.version not in kept:
+                self._remove(each.path)
+                each.evaluation.unlink(missing_ok=True)
+        # While fewer than `keep` are there, the initial model is one to fall back to.
+        self._journal.trim(version=newest[0].version if len(newest) == self._keep else 0)
 
+    def _check_room(self) -> None:
+        """Better before the ranks begin to write than when one of them fails and the others wait for it."""
+        found = checkpoints_of(self._folder)
+        if not found:
+            return
+        needed = sum(path.stat().st_size for path in found[-1].path.rglob("*") if path.is_file())
+        free = shutil.disk_usage(self._folder).free
+        if free < needed:
+            raise OSError(
+                errno.ENOSPC, f"the disk of {self._folder} has room for {free} bytes, a checkpoint takes {needed}"
+            )
 
-def _sync(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            _sync_folder(path)
-        elif path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    _sync_folder(folder)
+    def _remove(self, path: Path) -> None:
+        """Takes the name away first, so that no crash leaves a part under it."""
+        if path.exists():
+            draft = unused(self._folder / f"{_DRAFT}removed")
+            path.rename(draft)
+            shutil.rmtree(draft)
 
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    def _remove_drafts(self) -> None:
+        for draft in self._folder.glob(f"{_DRAFT}*"):
+            shutil.rmtree(draft)

@@ -1,81 +1,105 @@
 """The batch log: every accepted group and every batch taken, on disk, in the order in which they happened.
 
-A record is `length u32, type u8, xxh3 u64 of the payload, xxh32 of these three, payload`, little-endian. A group is
-appended before it is acknowledged, a batch is appended and synced before it is trained. A torn tail, the mark of a
-crash in a write, is cut off at opening. The header has a checksum of its own so that a damaged length is not mistaken
-for such a tail, which would cut off all that follows.
+It is a folder of segments. Each checkpoint begins a new one, which starts with a copy of the groups that no batch has
+used yet: so a checkpoint needs only the segments from its own version on, and older ones can go. A group is appended
+before it is acknowledged, a batch is appended and synced before it is trained.
 """
 
-import json
-import os
-import struct
+import errno
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Protocol, Self
 
-import xxhash
-
-from protocol.codec import decode, encode
-from protocol.messages import Finished
+from learner.history.durable_files import AppendFile, sync_folder
+from learner.history.segments import (
+    JournalDamaged,
+    JournalUnknown,
+    LoggedBatch,
+    LoggedFilter,
+    LoggedGroup,
+    Record,
+    Segment,
+    encoded,
+    end_of_records,
+    read_segment,
+    segments_of,
+)
 from protocol.trajectories import TrajectoryGroup
 
-_FACTS = struct.Struct("<IBQ")
-_CHECK = struct.Struct("<I")
-_HEADER_BYTES = _FACTS.size + _CHECK.size
-_GROUP, _BATCH, _FILTERED = 1, 2, 3
-_FRAME = struct.Struct("<I")
+__all__ = [
+    "FOLDER",
+    "Journal",
+    "JournalDamaged",
+    "JournalFull",
+    "JournalUnknown",
+    "LoggedBatch",
+    "LoggedFilter",
+    "LoggedGroup",
+    "NoJournal",
+    "Record",
+    "RunLog",
+    "read_journal",
+]
+
+FOLDER = "journal"
+"""The journal's name in the run's folder."""
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DRAFT = "segment.new"
 
 
-class JournalDamaged(RuntimeError):
-    """A record that others follow does not match its checksum. The text names the file and the place."""
+class JournalFull(OSError):
+    """There is no room for a record. The journal is as it was, and may be appended to once there is room."""
+
+    def __init__(self, folder: Path, error: OSError) -> None:
+        super().__init__(error.errno, f"the disk of {folder} is full: {error.strerror}")
+        self.folder = folder
 
 
-@dataclass(frozen=True)
-class LoggedGroup:
-    """A group that was accepted."""
+class RunLog(Protocol):
+    """What the learner asks of its log. All but `rotate` and `append_group` may take as long as the disk does."""
 
-    group: TrajectoryGroup
+    def append_group(self, group: TrajectoryGroup) -> None:
+        """Hands the group to the operating system: it survives this process's death. Raises JournalFull."""
 
+    def append_filtered(self, lease_id: int) -> None:
+        """Notes that the lease's group was left out on purpose. Raises JournalFull."""
 
-@dataclass(frozen=True)
-class LoggedBatch:
-    """The leases, in order, whose groups were trained at `version`."""
+    def append_batch(self, *, version: int, lease_ids: Sequence[int]) -> None:
+        """Returns when the batch, and all before it, are on the disk. Raises JournalFull, and is then called again."""
 
-    version: int
-    lease_ids: tuple[int, ...]
+    def rotate(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
+        """Begins the segment of `version` with the groups that no batch has used. Raises JournalFull."""
 
+    def sync(self) -> None:
+        """Returns when all that was appended is on the disk."""
 
-@dataclass(frozen=True)
-class LoggedFilter:
-    """A lease that was accepted and left out on purpose."""
-
-    lease_id: int
-
-
-Record = LoggedGroup | LoggedBatch | LoggedFilter
+    def trim(self, *, version: int) -> None:
+        """Removes what no checkpoint of `version` or later needs."""
 
 
 class Journal:
-    """Appends records to one file, from any thread. `open` cuts a torn tail; use as a context manager."""
+    """Appends records to the newest segment, from any thread; a context manager."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, segment: Segment, *, end: int) -> None:
+        self._folder = segment.path.parent
+        self._start = segment.start
+        self._file = AppendFile(segment.path, end=end)
         self._lock = threading.Lock()
+        self._last_batch: int | None = None
+        self._name_synced = False
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Opens for appending; makes the file if there is none. Raises JournalDamaged, and then changes nothing."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            path.touch()
-            _sync_folder(path.parent)
-        end = max((end for _, end in _scan(path)), default=0)
-        file = path.open("r+b")
-        file.truncate(end)
-        file.seek(end)
-        return cls(file)
+    def open(cls, folder: Path) -> Self:
+        """Goes on with the newest segment, its torn tail cut; an empty journal begins at version 0.
+
+        Raises JournalDamaged, and then changes nothing.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        segments = segments_of(folder)
+        newest = segments[-1] if segments else Segment.named(folder, 0)
+        return cls(newest, end=end_of_records(newest.path) if segments else 0)
 
     def __enter__(self) -> Self:
         return self
@@ -84,102 +108,101 @@ class Journal:
         self._file.close()
 
     def append_group(self, group: TrajectoryGroup) -> None:
-        """Hands the group to the operating system: it survives this process's death."""
-        self._append(_GROUP, _join(encode(Finished(group=group))))
+        """See RunLog."""
+        self._append(LoggedGroup(group=group))
 
     def append_filtered(self, lease_id: int) -> None:
-        """Notes that the lease's group was left out on purpose."""
-        self._append(_FILTERED, str(lease_id).encode())
+        """See RunLog."""
+        self._append(LoggedFilter(lease_id=lease_id))
 
     def append_batch(self, *, version: int, lease_ids: Sequence[int]) -> None:
-        """Returns when the batch, and all before it, are on the disk."""
-        self._append(_BATCH, json.dumps([version, list(lease_ids)]).encode())
-        os.fdatasync(self._file.fileno())
+        """See RunLog."""
+        if self._last_batch != version:  # else it was written, and only the disk did not take it yet
+            self._append(LoggedBatch(version=version, lease_ids=tuple(lease_ids)))
+            self._last_batch = version
+        self.sync()
 
-    def _append(self, kind: int, payload: bytes) -> None:
-        facts = _FACTS.pack(len(payload), kind, xxhash.xxh3_64_intdigest(payload))
-        record = b"".join((facts, _CHECK.pack(xxhash.xxh32_intdigest(facts)), payload))
-        with self._lock:  # a batch is appended in a thread of its own while the event loop appends groups
-            self._file.write(record)
-            self._file.flush()
-
-
-def read_journal(path: Path) -> Iterator[Record]:
-    """The records of a journal in order; those of a torn tail are left out.
-
-    Raises JournalDamaged when a record that others follow fails its checksum, or is of no known type.
-    """
-    if not path.exists():
-        return
-    for (kind, payload), _ in _scan(path):
-        match kind:
-            case 1:
-                message = decode(_split(payload))
-                assert isinstance(message, Finished), message.kind
-                yield LoggedGroup(group=message.group)
-            case 2:
-                version, lease_ids = json.loads(payload)
-                yield LoggedBatch(version=version, lease_ids=tuple(lease_ids))
-            case 3:
-                yield LoggedFilter(lease_id=int(payload))
-            case _:
-                raise JournalDamaged(f"{path}: record type {kind} is not known; was it written by a newer release?")
-
-
-def _scan(path: Path) -> Iterator[tuple[tuple[int, bytes], int]]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = 0
-        while size - start >= _HEADER_BYTES:
-            facts, check = file.read(_FACTS.size), file.read(_CHECK.size)
-            length, kind, checksum = _FACTS.unpack(facts)
-            end = start + _HEADER_BYTES + length
-            if _CHECK.unpack(check)[0] != xxhash.xxh32_intdigest(facts):
-                if not any(facts + check) and _only_zeros(file):
-                    return  # the file had grown on the disk, the record's bytes had not arrived
-                raise _damaged(path, start)
-            if end > size:
+    def rotate(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
+        """See RunLog. A journal that has begun this segment already goes on with it."""
+        with self._lock:
+            if version == self._start:
                 return
-            payload = file.read(length)
-            if xxhash.xxh3_64_intdigest(payload) != checksum:
-                if end == size:
-                    return
-                raise _damaged(path, start)
-            yield (kind, payload), end
-            start = end
+            assert version > self._start, (version, self._start)
+            segment = Segment.named(self._folder, version)
+            begun = self._begin(segment, groups)
+            self._file.close()  # its batches are on the disk, and its other groups are in the new one
+            self._file, self._start, self._name_synced = begun, version, False
+
+    def _begin(self, segment: Segment, groups: Iterable[TrajectoryGroup]) -> AppendFile:
+        draft = self._folder / _DRAFT
+        draft.unlink(missing_ok=True)
+        try:
+            file = AppendFile(draft)
+            for group in groups:
+                file.append(encoded(LoggedGroup(group=group)))
+            draft.rename(segment.path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise self._explained(error) from error
+        return file
+
+    def sync(self) -> None:
+        """See RunLog."""
+        try:
+            self._file.sync()
+            if not self._name_synced:
+                sync_folder(self._folder)
+                self._name_synced = True
+        except OSError as error:
+            raise self._explained(error) from error
+
+    def trim(self, *, version: int) -> None:
+        """See RunLog."""
+        for segment in segments_of(self._folder):
+            if segment.start < min(version, self._start):
+                segment.path.unlink()
+
+    def _append(self, record: Record) -> None:
+        data = encoded(record)
+        with self._lock:  # a batch is appended in a thread of its own while the event loop appends groups
+            try:
+                self._file.append(data)
+            except OSError as error:
+                raise self._explained(error) from error
+
+    def _explained(self, error: OSError) -> OSError:
+        if error.errno not in _DISK_FULL:
+            return error
+        return JournalFull(self._folder, error)
 
 
-def _only_zeros(file: BinaryIO) -> bool:
-    while chunk := file.read(1 << 20):
-        if any(chunk):
-            return False
-    return True
+class NoJournal:
+    """A log that keeps nothing: a run of which a killed learner loses all."""
+
+    def append_group(self, group: TrajectoryGroup) -> None:
+        """Keeps nothing."""
+
+    def append_filtered(self, lease_id: int) -> None:
+        """Keeps nothing."""
+
+    def append_batch(self, *, version: int, lease_ids: Sequence[int]) -> None:
+        """Keeps nothing."""
+
+    def rotate(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
+        """Keeps nothing."""
+
+    def sync(self) -> None:
+        """Has nothing to wait for."""
+
+    def trim(self, *, version: int) -> None:
+        """Has nothing to remove."""
 
 
-def _damaged(path: Path, start: int) -> JournalDamaged:
-    return JournalDamaged(
-        f"{path}: the record at byte {start} does not match its checksum, and it is not a torn last one. Restore the "
-        f"file; or give up what follows with `truncate -s {start} {path}`, and resume"
-    )
+def read_journal(folder: Path) -> Iterator[Record]:
+    """The records of all segments in order. Groups that were copied into a new segment come again.
 
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _join(frames: Sequence[bytes | memoryview]) -> bytes:
-    return b"".join(part for frame in frames for part in (_FRAME.pack(len(frame)), frame))
-
-
-def _split(payload: bytes) -> list[memoryview]:
-    frames = []
-    view = memoryview(payload)
-    while view:
-        (length,) = _FRAME.unpack(view[: _FRAME.size])
-        frames.append(view[_FRAME.size : _FRAME.size + length])
-        view = view[_FRAME.size + length :]
-    return frames
+    Raises JournalDamaged and JournalUnknown.
+    """
+    for segment in segments_of(folder):
+        for record, _ in read_segment(segment.path):
+            yield record

@@ -42,9 +42,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Moves:
-    """What messages bring about: the intake's part. `pump` grants whatever may be granted now."""
+    """What messages bring about: the intake's part. `pump` grants whatever may be granted now.
 
-    accept: Callable[[TrajectoryGroup], Awaitable[None]]
+    `accept` is False for a group that the journal has no room for: unacknowledged, it is sent again.
+    """
+
+    accept: Callable[[TrajectoryGroup], Awaitable[bool]]
     fail: Callable[[Failed], None]
     part: Callable[[Holder], Awaitable[None]]
     pump: Callable[[], Awaitable[None]]
@@ -189,8 +192,9 @@ class Conversation:
             kept = admissible(group, rules=self._options.rules, belongs=self._lives.belongs)
             if isinstance(kept, Failed):
                 self._moves.fail(kept)
-            else:
-                await self._moves.accept(kept)
+            elif not await self._moves.accept(kept):
+                self._refused("disk_full")
+                return
         await self._acknowledge(holder, group)
 
     async def _on_failed(self, holder: Holder, failed: Failed) -> None:

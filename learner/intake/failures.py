@@ -1,9 +1,11 @@
 """Leases that came to nothing: the dead-letter file, and the rule by which a run stops when there are too many."""
 
-import json
 import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
+from learner.history.line_file import LineFile, ignore
 from learner.ledger import Ledger
 from protocol.messages import Failed
 
@@ -15,17 +17,31 @@ class RunFailed(RuntimeError):
 
 
 class DeadLetters:
-    """Appends one JSON object a line: the failure, its task and the time in seconds since 1970."""
+    """Appends one JSON object a line: the failure, its task and the time in seconds since 1970.
 
-    def __init__(self, path: Path, *, largest_share: float) -> None:
+    A resumed run needs them: while the disk takes none they are kept here. `failed` is told of each failed write.
+    """
+
+    def __init__(self, path: Path, *, largest_share: float, failed: Callable[[str], None] = ignore) -> None:
         self._path = path
         self._largest_share = largest_share
+        self._lines = LineFile(path, failed=failed)
+        self._unwritten: deque[dict[str, object]] = deque()
 
     def append(self, failed: Failed, *, task_index: int) -> None:
         """Notes a lease that was given up."""
-        letter = {**failed.model_dump(), "task_index": task_index, "time": time.time()}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(letter) + "\n")
+        self._unwritten.append({**failed.model_dump(), "task_index": task_index, "time": time.time()})
+        self.write_later()
+
+    def write_later(self) -> None:
+        """Tries again to write what the disk has not taken yet."""
+        while self._unwritten and self._lines.write(self._unwritten[0]):
+            self._unwritten.popleft()
+
+    def close(self) -> None:
+        """Closes the file, after a last try to write what is left."""
+        self.write_later()
+        self._lines.close()
 
     def verdict(self, ledger: Ledger) -> RunFailed | None:
         """Why the run must stop, if too large a share of the leases was given up; None if it may go on."""

@@ -13,10 +13,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from learner.history.journal import Journal
+from learner.history.journal import JournalFull, RunLog
 from learner.intake.admission import is_uniform
 from learner.intake.conversation import Conversation, Moves
+from learner.intake.disk_room import DiskRoom
 from learner.intake.evaluation import EvaluationResult, Evaluator
 from learner.intake.failures import DeadLetters, RunFailed
 from learner.intake.granting import Granting, LeaseTerms
@@ -67,7 +69,7 @@ class Intake:
         *,
         socket: RouterSocket,
         ledger: Ledger,
-        journal: Journal,
+        journal: RunLog,
         fleet: Fleet,
         evaluator: Evaluator,
         terms: LeaseTerms,
@@ -85,6 +87,7 @@ class Intake:
         self._holders = Holders(socket, on_the_wire=self._lives.on_the_wire)
         self._ledger = ledger
         self._journal = journal
+        self._room = DiskRoom(waits=waits, clock=clock)
         self._fleet = fleet
         self._evaluator = evaluator
         self._waits = waits
@@ -130,7 +133,7 @@ class Intake:
         self._granting.batch_taken(asked_at=began)
         self._forget(batch.dropped, why="too_old")
         groups = tuple(self._buffer.pop(lease_id) for lease_id in batch.lease_ids)
-        await asyncio.to_thread(self._journal.append_batch, version=batch.version, lease_ids=batch.lease_ids)
+        await self._room.wait_for(partial(self._journal.append_batch, version=batch.version, lease_ids=batch.lease_ids))
         await self._holders.cancel(batch.dropped)
         await self._pump()
         return TakenBatch(version=batch.version, groups=groups, lags=batch.lags)
@@ -157,9 +160,12 @@ class Intake:
         """The counts of leases and attempts so far."""
         return self._ledger.books()
 
-    async def ledger_snapshot(self) -> LedgerSnapshot:
-        """The ledger as a checkpoint holds it."""
-        return self._ledger.snapshot()
+    async def checkpoint(self) -> LedgerSnapshot:
+        """The ledger as a checkpoint holds it; the journal begins the segment that follows it. Raises JournalFull."""
+        self._dead_letters.write_later()
+        snapshot = self._ledger.snapshot()
+        self._journal.rotate(version=snapshot.version, groups=self._buffer.values())
+        return snapshot
 
     def readmit(self, groups: Iterable[TrajectoryGroup]) -> None:
         """Takes back groups that the journal holds and that no batch has used; those too old are left out."""
@@ -201,13 +207,17 @@ class Intake:
 
     # What messages bring about
 
-    async def _accept(self, group: TrajectoryGroup) -> None:
+    async def _accept(self, group: TrajectoryGroup) -> bool:
         lease_id = group.lease_id
         uniform = self._options.rules.drop_uniform_groups and is_uniform(group)
         if self._lives.verdict(group) is Verdict.ACCEPTED:
-            self._journal.append_group(group)
-            if uniform:
-                self._journal.append_filtered(lease_id)
+            try:
+                self._journal.append_group(group)
+                if uniform:
+                    self._journal.append_filtered(lease_id)
+            except JournalFull as error:
+                self._room.say(error)
+                return False
         answer = self._lives.admit(group)
         if answer.verdict is not Verdict.ACCEPTED:
             self._left_out(answer.verdict.value)
@@ -217,6 +227,7 @@ class Intake:
         else:
             self._buffer[lease_id] = group
         await self._holders.cancel(answer.cancelled)
+        return True
 
     def _fail(self, failed: Failed) -> None:
         result = self._lives.fail(failed, now=self._clock())

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Books
-from learner.reports.records import StepRecord
+from learner.reports.step_record import StepRecord
 from learner.training.metrics import StepMetrics
 from learner.weights.publisher import PublishReport
 from services.metrics import Metrics
@@ -31,6 +31,7 @@ class Measures:
         self._left_out = metrics.counter(
             "left_out_groups", "Groups and attempts that came to nothing, by reason.", labels=("reason",)
         )
+        self._failed = metrics.counter("failed_writes", "Writes that the disk did not take, by what.", labels=("what",))
         self._publish = metrics.gauge("publish_seconds", "Duration of the newest publish.")
         self._pause = metrics.gauge("publish_pause_seconds", "Longest pause of a generator in the newest publish.")
         self._gap = metrics.gauge("probe_gap_nats", "Largest logprob gap of the probe in the newest publish.")
@@ -71,6 +72,10 @@ class Measures:
     def left_out(self, reason: str) -> None:
         """Notes a group or an attempt that came to nothing."""
         self._left_out.labels(reason=reason).inc()
+
+    def failed_write(self, what: str) -> None:
+        """Notes something that could not be written: a file's name, or `checkpoint`."""
+        self._failed.labels(what=what).inc()
 
     def waited(self, whom: str, seconds: float) -> None:
         """Notes a wait; `whom` is cut to its kind, to keep the number of labels small."""

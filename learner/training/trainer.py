@@ -9,15 +9,17 @@ call the same method, so that each collective finds all of its partners:
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
 
 from learner.algorithms.config import AlgorithmConfig
 from learner.algorithms.preset import Preset
@@ -31,6 +33,7 @@ from learner.training.metrics import StepMetrics
 from learner.training.packing import pack
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
 from learner.training.prefixes import shared_prefixes
+from learner.training.random_state import load_random_state, save_random_state
 from learner.training.ranks import Command, CommandChannel, Ranks
 from learner.training.step import Step, TrainingStopped
 from learner.training.weights import WeightSnapshot, host_copy, torch_dtype, write_model_directory
@@ -42,6 +45,17 @@ PROGRESS_FILE = "trainer.json"
 
 def _never() -> bool:
     return False
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    """torch and safetensors have errors of their own for a disk that takes no more."""
+    try:
+        yield
+    except torch.distributed.DistError:
+        raise
+    except (SafetensorError, RuntimeError) as error:
+        raise OSError(errno.EIO, f"{directory} cannot be written: {str(error).splitlines()[0]}") from error
 
 
 class Trainer:
@@ -105,7 +119,10 @@ class Trainer:
         return self._probe(token_ids)
 
     def save(self, directory: Path) -> None:
-        """Writes model, optimizer, progress of the schedule and random states; each rank writes its part."""
+        """Writes model, optimizer, progress of the schedule and random states; each rank writes its part.
+
+        Returns when all parts are written. Raises OSError when this rank cannot write its own.
+        """
         self._tell(Command(action="save", path=str(directory)))
         self._save(directory)
 
@@ -183,15 +200,20 @@ class Trainer:
 
     def _save(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._engine.save(directory)
-        save_file({"cpu": torch.get_rng_state()}, directory / f"random_state_{self._ranks.rank}.safetensors")
-        if self._ranks.leads:
-            (directory / PROGRESS_FILE).write_text(json.dumps({"updates": self._updates}), encoding="utf-8")
+        with _writing(directory):
+            save_random_state(self._random_state(directory), device=self._ranks.device)
+            if self._ranks.leads:
+                (directory / PROGRESS_FILE).write_text(json.dumps({"updates": self._updates}), encoding="utf-8")
+            self._engine.save(directory)
+        torch.distributed.barrier()  # rank 0 goes on when every rank's part is there
+
+    def _random_state(self, directory: Path) -> Path:
+        return directory / f"random_state_{self._ranks.rank}.safetensors"
 
     def _load(self, directory: Path) -> None:
         progress = directory / PROGRESS_FILE
         if not progress.is_file():
             raise FileNotFoundError(f"no checkpoint in {directory}: expected {progress}; name a folder that save wrote")
         self._engine.load(directory)
-        torch.set_rng_state(load_file(directory / f"random_state_{self._ranks.rank}.safetensors")["cpu"])
+        load_random_state(self._random_state(directory), device=self._ranks.device)
         self._updates = int(json.loads(progress.read_text(encoding="utf-8"))["updates"])

@@ -118,7 +118,7 @@ class RunFolder:
 
     def batches(self) -> list[tuple[int, list[TrajectoryGroup]]]:
         """What was trained, from the journal: the version that each batch was taken at, and its groups."""
-        records = list(read_journal(self.path / "journal.log"))
+        records = list(read_journal(self.path / "journal"))
         groups = {record.group.lease_id: record.group for record in records if isinstance(record, LoggedGroup)}
         batches = [record for record in records if isinstance(record, LoggedBatch)]
         return [(batch.version, [groups[lease_id] for lease_id in batch.lease_ids]) for batch in batches]

@@ -141,7 +141,7 @@ class Learner:
         await self.serve(batch.version + 1)
 
     def journal(self) -> list[Record]:
-        return list(read_journal(self.folder / "journal.log"))
+        return list(read_journal(self.folder / "journal"))
 
     @asynccontextmanager
     async def env(self, name: str) -> AsyncIterator[ScriptedEnv]:
@@ -182,7 +182,7 @@ async def learner(
         fingerprints=FINGERPRINTS, incarnation=INCARNATION, announce_every_s=1.0, silence_s=60.0, changed=lambda: None
     )
     async with RouterSocket.bind("tcp://127.0.0.1:*") as router:
-        with Journal.open(folder / "journal.log") as journal:
+        with Journal.open(folder / "journal") as journal:
             intake = Intake(
                 socket=router,
                 ledger=ledger,

@@ -1,17 +1,22 @@
 """Taking up a run after a crash: the same weights come of it, and no group is lost or trained twice."""
 
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from learner.history.checkpoints import Checkpoints
-from learner.history.journal import Journal, JournalDamaged
+from learner.history.checkpoints import Checkpoints, checkpoints_of
+from learner.history.journal import FOLDER, Journal, JournalUnknown
+from learner.history.lineage import History
+from learner.history.segments import read_segment, segments_of
 from learner.ledger import Batch, Ledger, Verdict
-from learner.recovery import Recovered, recover
+from learner.recovery import NothingToResume, Recovered, recover
+from protocol.trajectories import TrajectoryGroup
+from protocol.versions import PolicyVersion
 from tests.learner.samples import LEDGER, group
 
 PER_STEP = LEDGER.groups_per_step
@@ -42,19 +47,24 @@ class Life:
     trainer: FakeTrainer
     ledger: Ledger
     journal: Journal
+    incarnation: int
+    buffer: dict[int, TrajectoryGroup] = field(default_factory=dict)
 
     def sample(self) -> None:
         """Rolls out whatever may be granted; the last groups come first."""
         version = self.ledger.next_version
         for grant in reversed(self.ledger.grant(now=0.0, holder="e", room=100)):
-            done = group(grant.lease_id, version=version, attempt=grant.attempt)
+            done = stamped(group(grant.lease_id, version=version, attempt=grant.attempt), self.incarnation)
             self.journal.append_group(done)
+            self.buffer[grant.lease_id] = done
             answer = self.ledger.accept(lease_id=grant.lease_id, attempt=grant.attempt, oldest_version=version, size=1)
             assert answer.verdict is Verdict.ACCEPTED
 
     def take(self) -> Batch:
         batch = self.ledger.take(now=0.0)
         assert isinstance(batch, Batch), batch
+        for lease_id in (*batch.lease_ids, *(dropped.lease_id for dropped in batch.dropped)):
+            self.buffer.pop(lease_id, None)
         self.journal.append_batch(version=batch.version, lease_ids=batch.lease_ids)
         return batch
 
@@ -67,10 +77,27 @@ class Life:
         self.sample()
         self.train(self.take().lease_ids)
 
+    def rotate(self) -> None:
+        self.journal.rotate(version=self.ledger.version, groups=self.buffer.values())
+
     def checkpoint(self) -> None:
-        Checkpoints(self.folder, keep=2).write(
-            version=self.ledger.version, ledger=self.ledger.snapshot(), save_trainer=self.trainer.save
+        ledger = self.ledger.snapshot()
+        self.rotate()
+        Checkpoints(self.folder, keep=2, journal=self.journal).write(
+            version=self.ledger.version, ledger=ledger, save_trainer=self.trainer.save
         )
+
+
+def stamped(one: TrajectoryGroup, incarnation: int) -> TrajectoryGroup:
+    """The group, as if this incarnation's versions had sampled it."""
+    trajectories = []
+    for each in one.trajectories:
+        spans = [
+            span.model_copy(update={"version": f"{incarnation}.{PolicyVersion.parse(span.version).number}"})
+            for span in each.version_spans
+        ]
+        trajectories.append(each.model_copy(update={"version_spans": tuple(spans)}))
+    return one.model_copy(update={"trajectories": tuple(trajectories)})
 
 
 class Lives:
@@ -79,6 +106,7 @@ class Lives:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
         self._stack = stack
+        self._incarnation = 1
 
     def begin(self) -> Life:
         ledger = Ledger(LEDGER)
@@ -86,21 +114,39 @@ class Lives:
         return self._life(ledger)
 
     def resume(self) -> tuple[Life, Recovered]:
-        recovered = recover(self.folder, config=LEDGER, resume=True)
+        self._incarnation += 1
+        recovered = recover(self.folder, config=LEDGER, resume=True, incarnation=self._incarnation)
         life = self._life(recovered.ledger)
         if recovered.trainer_folder is not None:
             life.trainer.load(recovered.trainer_folder)
         for one in recovered.spare_groups:
             assert one.oldest_version is not None
-            life.ledger.readmit(lease_id=one.lease_id, oldest_version=one.oldest_version, size=1)
+            answer = life.ledger.readmit(lease_id=one.lease_id, oldest_version=one.oldest_version, size=1)
+            if answer.verdict is Verdict.ACCEPTED:
+                life.buffer[one.lease_id] = one
         for batch in recovered.batches:
             assert batch.version == life.ledger.version
             life.train(tuple(member.lease_id for member in batch.groups))
+        life.ledger.served_changed(life.ledger.version)
         return life, recovered
 
     def _life(self, ledger: Ledger) -> Life:
-        journal = self._stack.enter_context(Journal.open(self.folder / "journal.log"))
-        return Life(self.folder, FakeTrainer(), ledger, journal)
+        journal = self._stack.enter_context(Journal.open(self.folder / FOLDER))
+        return Life(self.folder, FakeTrainer(), ledger, journal, self._incarnation)
+
+    def copied(self, folder: Path) -> "Lives":
+        """The same run as it is now, elsewhere; its next life is the same one."""
+        shutil.copytree(self.folder, folder)
+        other = Lives(folder, self._stack)
+        other._incarnation = self._incarnation
+        return other
+
+
+@pytest.fixture(autouse=True)
+def _no_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes die here, not machines: a sync would change nothing, and a slow disk makes hundreds of them minutes."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+    monkeypatch.setattr("os.fdatasync", lambda handle: None)
 
 
 @pytest.fixture
@@ -209,5 +255,256 @@ def test_a_journal_of_another_run_is_refused(lives: Lives) -> None:
     first.sample()
     first.take()
     first.journal.append_batch(version=5, lease_ids=(2, 3))
-    with pytest.raises(JournalDamaged, match=r"holds batches of versions \[0, 5\], expected 0, 1 and so on"):
-        recover(lives.folder, config=LEDGER, resume=True)
+    with pytest.raises(
+        JournalUnknown, match=r"at byte \d+ it holds a batch of version 5, expected 1: is it of another"
+    ):
+        lives.resume()
+
+
+def finishes(life: Life, *, steps: int) -> None:
+    """Trains on, and ends with every lease trained exactly once so far, in a ledger whose books balance."""
+    for _ in range(steps):
+        life.step()
+    trained = used(life.trainer)
+    assert sorted(trained) == list(range(len(trained))), trained
+    life.ledger.books().check()
+
+
+def versions_in(folder: Path) -> list[int]:
+    return [each.version for each in checkpoints_of(folder)]
+
+
+def begun_in(folder: Path) -> list[int]:
+    return [segment.start for segment in segments_of(folder / FOLDER)]
+
+
+def test_a_run_that_was_killed_before_it_had_written_anything_begins(lives: Lives) -> None:
+    second, recovered = lives.resume()
+    assert (recovered.version, recovered.batches, recovered.trainer_folder) == (0, (), None)
+    second.ledger.served_changed(0)
+    finishes(second, steps=2)
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x20
+    path.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = lives.begin()
+    for _ in range(2):
+        for _ in range(3):
+            first.step()
+        first.checkpoint()
+    first.step()
+    flip(lives.folder / "checkpoint-00000006" / "trainer" / "weights.json", 3)
+    second, recovered = lives.resume()
+    assert "weights.json has the hash" in caplog.text
+    assert (recovered.version, recovered.replayed_version) == (3, 7)
+    assert second.trainer.weights == first.trainer.weights
+    assert versions_in(lives.folder) == [3]
+    assert (lives.folder / "checkpoint-00000006.damaged").is_dir()
+    second.checkpoint()
+    finishes(second, steps=3)
+    third, recovered = lives.resume()
+    assert recovered.version == 7
+    assert third.trainer.weights == second.trainer.weights
+
+
+def test_with_no_whole_checkpoint_everything_is_replayed_from_the_initial_model(lives: Lives) -> None:
+    first = lives.begin()
+    first.step()
+    first.step()
+    first.checkpoint()
+    first.step()
+    (lives.folder / "checkpoint-00000002" / "manifest.json").unlink()
+    second, recovered = lives.resume()
+    assert (recovered.version, recovered.trainer_folder, recovered.replayed_version) == (0, None, 3)
+    assert second.trainer.weights == first.trainer.weights
+    finishes(second, steps=2)
+
+
+def test_where_no_base_is_left_the_error_says_what_was_found(lives: Lives) -> None:
+    first = lives.begin()
+    for _ in range(3):
+        first.step()
+        first.checkpoint()
+    flip(lives.folder / "checkpoint-00000002" / "ledger.json", 3)
+    (lives.folder / FOLDER / "segment-00000003.log").unlink()
+    with pytest.raises(NothingToResume, match=r"checkpoint-00000003 is whole, but the journal after it is gone: .*"
+                       r"segment-00000003.log is missing; .*ledger.json has the hash"):  # fmt: skip
+        lives.resume()
+    (lives.folder / FOLDER / "segment-00000003.log").touch()
+    second, recovered = lives.resume()
+    assert (recovered.version, recovered.batches) == (3, ())
+    finishes(second, steps=2)
+
+
+def test_a_resume_recovers_from_a_kill_at_any_byte_of_the_journal(lives: Lives, tmp_path: Path) -> None:
+    """The records of the last two steps, and of the segment that the checkpoint before them began."""
+    first = lives.begin()
+    first.step()
+    first.step()
+    first.checkpoint()
+    first.step()
+    first.step()
+    path = segments_of(lives.folder / FOLDER)[-1].path
+    records = [(record, at) for record, at in read_segment(path)]
+    size = path.stat().st_size
+    sizes = [*range(0, size, 97), *(at + off for _, at in records for off in (-1, 0, 1, 17) if 0 <= at + off < size)]
+    for number, cut in enumerate(sizes):
+        copy = lives.copied(tmp_path / f"copy-{number}")
+        with segments_of(copy.folder / FOLDER)[-1].path.open("r+b") as file:
+            file.truncate(cut)
+        second, recovered = copy.resume()
+        assert recovered.version == 2
+        assert second.trainer.weights == first.trainer.weights[: recovered.replayed_version], cut
+        finishes(second, steps=2)
+
+
+def test_a_resume_does_without_what_follows_damage_at_any_place(lives: Lives, tmp_path: Path) -> None:
+    first = lives.begin()
+    first.step()
+    first.checkpoint()
+    for _ in range(3):
+        first.step()
+    first.rotate()  # its checkpoint failed
+    first.step()
+    segments = segments_of(lives.folder / FOLDER)
+    assert [segment.start for segment in segments] == [0, 1, 4]
+    for segment in segments[1:]:
+        for number, at in enumerate(range(0, segment.path.stat().st_size, 61)):
+            copy = lives.copied(tmp_path / f"copy-{segment.start}-{number}")
+            flip(copy.folder / FOLDER / segment.path.name, at)
+            second, recovered = copy.resume()
+            assert 1 <= recovered.replayed_version <= 5
+            assert second.trainer.weights == first.trainer.weights[: recovered.replayed_version]
+            finishes(second, steps=3)
+            third, again = copy.resume()
+            assert third.trainer.weights == second.trainer.weights
+            finishes(third, steps=1)
+            assert again.history.last_valid[1] == recovered.replayed_version
+            for one in (*again.spare_groups, *(one for batch in again.batches for one in batch.groups)):
+                assert again.history.sampled(one)
+
+
+def test_what_lost_versions_sampled_is_left_out_and_sampled_again(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = lives.begin()
+    for _ in range(4):
+        first.step()
+    first.sample()
+    path = lives.folder / FOLDER / "segment-00000000.log"
+    batches = [at for record, at in read_segment(path) if not hasattr(record, "group")]
+    flip(path, batches[2])
+    second, recovered = lives.resume()
+    assert f"segment-00000000.log: at byte {batches[2]} a record does not match its checksum" in caplog.text
+    assert recovered.replayed_version == 2
+    assert (lives.folder / FOLDER / "segment-00000000.log.damaged").is_file()
+    history = recovered.history
+    assert [history.contains(PolicyVersion(1, number)) for number in (0, 2, 3, 4)] == [True, True, False, False]
+    assert history.contains(PolicyVersion(2, 99))
+    assert not history.contains(PolicyVersion(3, 0)), "of a life that is yet to come"
+    assert all(history.sampled(one) for one in recovered.spare_groups)
+    finishes(second, steps=4)
+
+    third, recovered = lives.resume()
+    assert recovered.replayed_version == 6
+    assert dict(recovered.history.last_valid) == {1: 2, 2: 6}
+    finishes(third, steps=1)
+
+
+def test_a_group_of_a_lost_version_that_the_good_part_holds_is_left_out(lives: Lives) -> None:
+    first = lives.begin()
+    first.step()
+    first.journal.append_group(stamped(group(50, version=1), 1))
+    first.journal.append_group(stamped(group(51, version=2), 1))
+    _, recovered = lives.resume()
+    assert 50 in {one.lease_id for one in recovered.spare_groups}
+    assert 51 not in {one.lease_id for one in recovered.spare_groups}
+
+
+def test_a_missing_segment_in_the_middle_ends_the_good_part(lives: Lives) -> None:
+    first = lives.begin()
+    for _ in range(3):
+        first.step()
+        first.rotate()
+    (lives.folder / FOLDER / "segment-00000001.log").unlink()
+    second, recovered = lives.resume()
+    assert recovered.replayed_version == 1
+    assert begun_in(lives.folder) == [0]
+    finishes(second, steps=3)
+
+
+def test_a_damaged_history_is_an_error_that_names_the_file(lives: Lives) -> None:
+    lives.begin().step()
+    lives.resume()
+    (lives.folder / "history.json").write_text("{")
+    with pytest.raises(ValueError, match=r"history\.json is damaged .*: restore it"):
+        lives.resume()
+
+
+def crash_between_rotation_and_checkpoint(life: Life) -> None:
+    life.rotate()
+
+
+def crash_while_the_checkpoint_is_written(life: Life) -> None:
+    life.rotate()
+    life.trainer.save(life.folder / f"draft-{life.ledger.version}")
+
+
+def crash_before_old_files_are_removed(life: Life) -> None:
+    """The journal and an older checkpoint are as they were before the removal."""
+    removed = [path for path in (*life.folder.glob(f"{FOLDER}/*"), *life.folder.glob("checkpoint-*"))]
+    before = life.folder.with_name("before")
+    shutil.copytree(life.folder, before)
+    life.checkpoint()
+    for path in removed:
+        source = before / path.relative_to(life.folder)
+        if not path.exists():
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, path)
+    shutil.rmtree(before)
+
+
+@pytest.mark.parametrize(
+    "crash",
+    [
+        crash_between_rotation_and_checkpoint,
+        crash_while_the_checkpoint_is_written,
+        crash_before_old_files_are_removed,
+    ],
+)
+def test_a_crash_at_a_checkpoint_loses_nothing(tmp_path: Path, crash: Callable[[Life], None]) -> None:
+    with ExitStack() as stack:
+        lives = Lives(tmp_path / "run", stack)
+        first = lives.begin()
+        for _ in range(2):
+            first.step()
+            first.step()
+            first.checkpoint()
+        first.step()
+        first.sample()
+        waiting = first.ledger.books().buffered
+        crash(first)
+        second, _ = lives.resume()
+        assert second.trainer.weights == first.trainer.weights
+        assert second.ledger.books().buffered == waiting
+        second.checkpoint()
+        finishes(second, steps=3)
+        third, _ = lives.resume()
+        assert third.trainer.weights == second.trainer.weights
+        for _ in range(2):
+            third.step()
+            third.checkpoint()
+        assert len(versions_in(lives.folder)) == 2
+        assert begun_in(lives.folder) == versions_in(lives.folder)
+
+
+def test_a_fresh_run_knows_its_own_versions_only() -> None:
+    history = History(incarnation=1, last_valid={})
+    assert history.contains(PolicyVersion(1, 7))
+    assert not history.contains(PolicyVersion(2, 0))

@@ -10,7 +10,8 @@ import pytest
 from learner.intake.evaluation import EvaluationResult
 from learner.ledger import Books
 from learner.reports.curves import draw_curves
-from learner.reports.records import Records, StepRecord, Timing, step_record
+from learner.reports.records import Records
+from learner.reports.step_record import StepRecord, Timing, step_record
 from learner.reports.summary import summarize, table, write_summary
 from learner.training.metrics import StepMetrics
 from learner.weights.publisher import PublishReport
