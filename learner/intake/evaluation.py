@@ -124,6 +124,11 @@ class Evaluator:
         """Leases of which nothing was heard until their deadline go back into the line."""
         self._take_back(lambda attempt: attempt.deadline <= now)
 
+    def stood_still(self, seconds: float) -> None:
+        """The learner did nothing for so long: no silence counts from that time."""
+        for attempt in self._line[0].outstanding.values() if self._line else ():
+            attempt.deadline += seconds
+
     def finished(self, group: TrajectoryGroup) -> None:
         """Takes a result; one that nobody waits for is ignored."""
         run = self._line[0] if self._line else None

@@ -85,6 +85,11 @@ class Holders:
         self._by_name.pop(holder.name, None)
         self._names.pop(holder.peer, None)
 
+    def stood_still(self, seconds: float) -> None:
+        """The learner did nothing for so long, and heard nothing either."""
+        for holder in self._by_name.values():
+            holder.last_seen += seconds
+
     def release(self, attempts: Iterable[AttemptId]) -> None:
         """These attempts are over, whoever held them."""
         over = set(attempts)

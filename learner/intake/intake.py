@@ -46,6 +46,7 @@ from services.waiting import Waiting as Waits
 log = logging.getLogger(__name__)
 
 _MISSED_HEARTBEATS = 5
+_TICK_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ class Intake:
     async def tick(self) -> None:
         """Expires what has gone silent and grants again what waited for its backoff, until cancelled."""
         while True:
-            await asyncio.sleep(0.5)
+            await self._next_tick()
             now = self._clock()
             limit_s = max(_MISSED_HEARTBEATS * self._options.heartbeat_every_s, self._options.lease_timeout_s)
             for holder in self._holders:
@@ -204,6 +205,17 @@ class Intake:
             self._evaluator.expire(now=now)
             self._stirred.set()
             await self._pump()
+
+    async def _next_tick(self) -> None:
+        """If this process itself stood still (it was stopped, or starved), nobody else was silent meanwhile."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await asyncio.sleep(_TICK_S)
+        stood_still = loop.time() - began - _TICK_S
+        if stood_still > _TICK_S:
+            self._ledger.stood_still(stood_still)
+            self._evaluator.stood_still(stood_still)
+            self._holders.stood_still(stood_still)
 
     # What messages bring about
 
@@ -238,6 +250,9 @@ class Intake:
         self._left_out(f"failed_{kind}")
         if result is not FailureResult.DEAD_LETTERED:
             return
+        self._give_up(failed)
+
+    def _give_up(self, failed: Failed) -> None:
         log.warning("lease %d is given up: %s", failed.lease_id, failed.reason)
         assert self._granting.order is not None, "nothing was granted yet"
         self._dead_letters.append(failed, task_index=self._granting.order.task_index(failed.lease_id))
@@ -266,6 +281,8 @@ class Intake:
             self._left_out(why)
             if attempt.holder is None:
                 self._buffer.pop(attempt.lease_id, None)
+            if attempt.given_up is not None:
+                self._give_up(self._lives.failed(AttemptId(attempt.lease_id, attempt.attempt), attempt.given_up))
 
 
 def _whom(waiting: Waiting) -> str:

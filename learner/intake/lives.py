@@ -65,6 +65,18 @@ class Lives:
         incarnation, number = self._named.get(attempt, (self._incarnation, attempt.attempt))
         return RunningLease(incarnation=incarnation, lease_id=attempt.lease_id, attempt=number, purpose="train")
 
+    def failed(self, attempt: AttemptId, reason: str) -> Failed:
+        """What its holder would have said of an attempt with which the lease was given up."""
+        named = self.on_the_wire(attempt)
+        return Failed(
+            incarnation=named.incarnation,
+            lease_id=named.lease_id,
+            attempt=named.attempt,
+            purpose="train",
+            data_fault=False,
+            reason=reason,
+        )
+
     def hear(self, *, now: float, holder: str, running: Iterable[RunningLease]) -> Heard:
         """Training attempts that a holder reports: moves their deadlines, and adopts those of former lives."""
         adopted: list[AttemptId] = []

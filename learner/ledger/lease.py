@@ -27,11 +27,12 @@ class Closed(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Lease:
-    """A lease that is not closed. `attempts[i]` is the outcome of attempt i."""
+    """A lease that is not closed. `attempts[i]` is the outcome of attempt i; `expiries` are those of this life."""
 
     lease_id: int
     attempts: list[Outcome] = field(default_factory=list)
     drops: int = 0
+    expiries: int = 0
     failures: dict[FailureKind, int] = field(default_factory=lambda: {"infrastructure": 0, "data": 0})
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from learner.ledger.lease import BufferedGroup, Closed, LeaseTable, Outcome
 from learner.ledger.records import (
@@ -192,14 +193,31 @@ class Ledger:
         return tuple(self._reasons.most_common(count))
 
     def expire(self, *, now: float) -> tuple[EndedAttempt, ...]:
-        """Ends the attempts whose deadline has passed; their leases will be granted again."""
+        """Ends the attempts whose deadline has passed; their leases will be granted again, but not for ever."""
         silent = [lease_id for lease_id, running in self._table.running.items() if running.deadline <= now]
-        return tuple(self._table.stop(lease_id, Outcome.EXPIRED) for lease_id in silent)
+        return tuple(map(self._expire, silent))
+
+    def stood_still(self, seconds: float) -> None:
+        """The caller itself did nothing for so long: no silence of a holder counts from that time."""
+        for running in self._table.running.values():
+            running.deadline += seconds
 
     def holder_gone(self, holder: str) -> tuple[EndedAttempt, ...]:
-        """Ends all attempts of a holder that is known to be gone; their leases will be granted again."""
+        """Ends all attempts of a holder that is known to be gone, as if they had expired."""
         held = [lease_id for lease_id, running in self._table.running.items() if running.holder == holder]
-        return tuple(self._table.stop(lease_id, Outcome.EXPIRED) for lease_id in held)
+        return tuple(map(self._expire, held))
+
+    def _expire(self, lease_id: int) -> EndedAttempt:
+        """A task that takes its holder down each time must not come back for ever."""
+        lease = self._table.leases[lease_id]
+        lease.expiries += 1
+        ended = self._table.stop(lease_id, Outcome.EXPIRED)
+        if lease.expiries <= self.config.infrastructure_retries:
+            return ended
+        self._table.close(lease_id, Closed.DEAD_LETTERED)
+        reason = f"{lease.expiries} attempts ended with the silence or the end of their env_service"
+        self._reasons[f"infrastructure: {reason}"] += 1
+        return replace(ended, given_up=reason)
 
     def take(self, *, now: float) -> Batch | Waiting:
         """The next batch, or why there is none yet. Only between steps: after `trained` has told the last one's end.

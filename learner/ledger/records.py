@@ -15,7 +15,8 @@ class LedgerConfig:
         `straggler_timeout_s`, then drop it; or `drop` it at once. A lease that was dropped `max_drops_per_lease` times
         is always waited for, or long answers would starve.
     lease_timeout_s: an attempt of which no heartbeat spoke for so long is granted again.
-    infrastructure_retries, data_retries: failures of each kind that a lease survives; the next one dead-letters it.
+    infrastructure_retries, data_retries: failures of each kind that a lease survives; the next one dead-letters it. As
+        many expired attempts as infrastructure failures are survived in one life of the learner.
     infrastructure_backoff_s: pause before the first retry after an infrastructure failure; it doubles with each further
         one, up to `infrastructure_backoff_max_s`. A data failure is retried without a pause.
     """
@@ -67,12 +68,14 @@ class EndedAttempt:
 
     holder: None if the group had been delivered.
     size: as given to `accept`; None if the group had not been delivered.
+    given_up: why the lease was dead-lettered with this attempt; None if it will be granted again.
     """
 
     lease_id: int
     attempt: int
     holder: str | None
     size: int | None
+    given_up: str | None = None
 
 
 class Verdict(StrEnum):

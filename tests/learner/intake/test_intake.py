@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -510,3 +511,30 @@ async def test_readmitted_groups_are_taken_before_anything_is_granted(tmp_path: 
         async with asyncio.timeout(5):
             batch = await ours.intake.take()
         assert [one.lease_id for one in batch.groups] == [3, 5]
+
+
+async def test_a_learner_that_stood_still_itself_takes_nobodys_leases_away(tmp_path: Path) -> None:
+    async with learner(tmp_path) as ours, ours.env("e") as env:
+        await env.enter(capacity=2)
+        await env.leases(2)
+        ours.clock.now = LEDGER.lease_timeout_s + 1.5
+        asyncio.get_running_loop().call_soon(time.sleep, 3.0)  # all stands still, as in a process that is stopped
+        await asyncio.sleep(0)
+        await env.send(Heartbeat(running=tuple(lease for beat in map(running, (0, 1)) for lease in beat.running)))
+        await env.finish(group(0), group(1))
+        assert ours.left_out == {}
+
+
+async def test_a_lease_that_ends_with_its_env_service_again_and_again_is_a_dead_letter(tmp_path: Path) -> None:
+    config = replace(LEDGER, infrastructure_retries=1, groups_per_step=1, max_lag=0)
+    async with learner(tmp_path, ledger_config=config) as ours, ours.env("e") as env:
+        for start in range(3):
+            env.instance = f"i{start}"
+            await env.enter(capacity=1)
+            (lease,) = await env.leases(1)
+        assert lease.lease_id == 1
+        (letter,) = letters(ours)
+        assert (letter["lease_id"], letter["reason"]) == (
+            0,
+            "2 attempts ended with the silence or the end of their env_service",
+        )

@@ -542,3 +542,23 @@ def test_reasons_and_drops_survive_a_restart() -> None:
     granted(second)
     assert fail(second, 0, attempt=1, kind="data") is FailureResult.DEAD_LETTERED
     assert second.commonest_reasons(5) == (("data: HTTP 503", 2),)
+
+
+def test_a_lease_whose_attempts_expire_again_and_again_is_given_up_with_the_reason() -> None:
+    ledger = make_ledger()
+    for attempt in range(3):
+        assert granted(ledger)[0] == 0
+        ended = {one.lease_id: one for one in ledger.expire(now=1e6 * (attempt + 1))}
+        assert (ended[0].given_up is None) == (attempt < 2)
+    reason = "3 attempts ended with the silence or the end of their env_service"
+    assert ended[0].given_up == reason
+    assert ledger.commonest_reasons(1)[0][0] == f"infrastructure: {reason}"
+    ledger.books().check()
+
+
+def test_no_attempt_expires_for_the_time_in_which_the_learner_itself_stood_still() -> None:
+    ledger = make_ledger()
+    granted(ledger)
+    ledger.stood_still(1000.0)
+    assert ledger.expire(now=ledger.config.lease_timeout_s + 999.0) == ()
+    assert ledger.expire(now=ledger.config.lease_timeout_s + 1000.0) != ()

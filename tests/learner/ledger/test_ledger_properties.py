@@ -237,11 +237,14 @@ class World:
         holder = self.random.choice(HOLDERS)
         self.rollouts[holder].clear()
         if self.random.random() < 0.5:  # else it is only silent
-            self.ledger.holder_gone(holder)
+            self.expired(self.ledger.holder_gone(holder))
 
     def time_passes(self) -> None:
         self.now += self.random.choice((0.5, 1.0, 4.0, 13.0))
-        self.ledger.expire(now=self.now)
+        self.expired(self.ledger.expire(now=self.now))
+
+    def expired(self, ended: Iterable[EndedAttempt]) -> None:
+        self.disk.dead |= {attempt.lease_id for attempt in ended if attempt.given_up is not None}
 
     # The caller
 
@@ -408,7 +411,7 @@ class World:
         for operation in (self.grant, self.start, *[self.finish] * 4, self.heartbeat, self.take, self.check):
             operation()
         self.now += 1.0
-        self.ledger.expire(now=self.now)
+        self.expired(self.ledger.expire(now=self.now))
 
 
 WORK = {"grant": 5.0, "start": 4.0, "finish": 10.0, "heartbeat": 3.0, "take": 5.0, "trained": 4.0, "publish": 4.0}
