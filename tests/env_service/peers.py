@@ -68,6 +68,7 @@ class ScriptedRewards:
     statuses: list[int] = field(default_factory=list)
     requests: list[ScoreRequest] = field(default_factory=list)
     url: str = ""
+    service_id: str = "judge"
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         asked = ScoreRequest.model_validate_json(await request.read())
@@ -80,7 +81,7 @@ class ScriptedRewards:
             error = ScoreError(kind="data", message=said) if isinstance(said, str) else None
             reward = None if isinstance(said, str) else said
             results.append(ScoreResult(id=item.id, verifier=item.verifier, reward=reward, latency_s=0.0, error=error))
-        return web.Response(text=ScoreResponse(results=tuple(results)).model_dump_json())
+        return web.Response(text=ScoreResponse(service_id=self.service_id, results=tuple(results)).model_dump_json())
 
 
 @asynccontextmanager

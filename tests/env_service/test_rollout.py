@@ -27,6 +27,7 @@ from env_service.fleet import GeneratorFleet
 from env_service.generation import Generation
 from env_service.metrics import RolloutMetrics
 from env_service.progress import Progress
+from env_service.reward_endpoints import RewardEndpoints
 from env_service.rollout import Rollout
 from env_service.scoring import Scoring
 from env_service.tokenization import Tokenization
@@ -120,7 +121,13 @@ async def bench(model: Path) -> AsyncIterator[MakeBench]:
                     metrics=metrics,
                 ),
                 scoring=Scoring(
-                    http=http, urls=[j.url for j in judges], attempts=3, deadline_s=5, backoff=backoff, metrics=metrics
+                    http=http,
+                    endpoints=RewardEndpoints([judge.url for judge in judges]),
+                    attempts=3,
+                    item_attempts=2,
+                    deadline_s=5,
+                    backoff=backoff,
+                    metrics=metrics,
                 ),
                 timeout_s=timeout_s,
                 metrics=metrics,
@@ -144,7 +151,7 @@ async def test_a_lease_becomes_a_group_with_tokens_versions_and_rewards(bench: M
     assert first.version_spans == (VersionSpan(version="1.3", start=6, end=10),)
     assert second.token_versions().tolist() == [-1] * 6 + [4] * 3
     assert first.turns[0].completion_start == 6
-    assert first.turns[0].generator_id == "g0"
+    assert first.turns[0].generator_ids == ("g0",)
     assert [len(group.prompt_text), first.completion_text, second.completion_text] == [6, "085", "11"]
     assert all(trajectory.reward.reward is not None for trajectory in group.trajectories)
 
@@ -242,7 +249,7 @@ async def test_a_generator_that_fails_is_replaced_by_another(bench: MakeBench, b
 
     group = (await made.finished(lease())).group
 
-    assert {trajectory.turns[0].generator_id for trajectory in group.trajectories} == {"g1"}
+    assert {trajectory.turns[0].generator_ids[-1] for trajectory in group.trajectories} == {"g1"}
     assert group.trajectories[0].token_ids[6:].tolist() == [0, 8, 5, END]
     assert len(made.generators[0].requests) == 1
 
@@ -253,7 +260,7 @@ async def test_a_silent_generator_is_replaced_by_another(bench: MakeBench) -> No
 
     group = (await made.finished(lease())).group
 
-    assert group.trajectories[0].turns[0].generator_id == "g1"
+    assert group.trajectories[0].turns[0].generator_ids == ("g1",)
     made.generators[0].hold.set()
 
 
