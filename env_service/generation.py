@@ -75,9 +75,9 @@ class Generation:
         await self._settle(Piece(tuple(group.completions)), request)
         return group.completions
 
-    async def _settle(self, piece: Piece, request: GenerateRequest) -> None:
-        """Ask until all completions of a piece are finished."""
-        setbacks = _Setbacks()
+    async def _settle(self, piece: Piece, request: GenerateRequest, *, avoid: Sequence[str] = ()) -> None:
+        """Ask until all completions of a piece are finished. The generators in `avoid` have just failed."""
+        setbacks = _Setbacks(tried=list(avoid))
         while True:
             generator = await self._fleet.choose(avoid=setbacks.tried)
             before = piece.received
@@ -92,7 +92,7 @@ class Generation:
             if setbacks.failures >= self._attempts:
                 raise InfrastructureFailure(f"{setbacks.failures} attempts at generators failed, last: {failure}")
             if len(rest) > 1:
-                await _beside_each_other(self._settle(each, request) for each in rest)
+                await _beside_each_other(self._settle(each, request, avoid=setbacks.tried) for each in rest)
                 return
             piece = rest[0]
             if not progressed:

@@ -132,6 +132,13 @@ def serving(name: str, url: str) -> ServingGenerator:
     return ServingGenerator(generator_id=name, url=url, policy_version="1.3")
 
 
+async def eventually(condition: Callable[[], object], *, within_s: float = 20.0) -> None:
+    """Return when the condition holds."""
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110  what is waited for has no event of its own
+            await asyncio.sleep(0.005)
+
+
 class ScriptedLearner:
     """The learner's side of the conversation, said step by step by the test."""
 

@@ -31,8 +31,8 @@ async def score(scorer: Scorer, *items: ScoreItem, deadline_s: float = 30.0) -> 
 async def held_back(scorer: Scorer) -> AsyncIterator[asyncio.Task[tuple[ScoreResult, ...]]]:
     """One item is being scored within it, and is given up at its end."""
     running = asyncio.create_task(score(scorer, item("hang_async")))
-    while scorer.pending == 0:
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert scorer.pending == 1
     yield running
     running.cancel()
     await asyncio.wait([running])
