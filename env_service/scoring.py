@@ -20,11 +20,11 @@ from services.http_client import HttpClient
 logger = logging.getLogger(__name__)
 
 _ANSWER_MARGIN_S = 5.0
-"""What the transfer of an answer may take beyond the deadline of the scoring itself."""
 
 
 class Scoring:
-    """Requests to the reward services. `deadline_s` is for one request.
+    """Requests to the reward services. `deadline_s` is for the scoring in one request, whose answer may take
+    `margin_s` seconds longer.
 
     `attempts` is how many requests may fail after they were taken up, `item_attempts` how often an item may be answered
     with an error of the service. Services that do not answer at all are waited for without end.
@@ -40,6 +40,7 @@ class Scoring:
         deadline_s: float,
         backoff: Backoff,
         metrics: RolloutMetrics,
+        margin_s: float = _ANSWER_MARGIN_S,
     ) -> None:
         self._http = http
         self._endpoints = endpoints
@@ -48,6 +49,7 @@ class Scoring:
         self._deadline_s = deadline_s
         self._backoff = backoff
         self._metrics = metrics
+        self._margin_s = margin_s
 
     async def score(self, items: Sequence[ScoreItem]) -> list[RewardRecord]:
         """A record for each item, in order: a reward, or why there is none.
@@ -80,7 +82,7 @@ class Scoring:
         with self._endpoints.call(url) as call, judged(call, whom="reward service"):
             if call.is_probe:
                 await see_alive(self._http, url)
-            deadline_s = self._deadline_s + _ANSWER_MARGIN_S
+            deadline_s = self._deadline_s + self._margin_s
             response = await self._http.post(f"{url}/v1/score", request, ScoreResponse, deadline_s=deadline_s)
             if sorted(result.id for result in response.results) != sorted(work.pending):
                 raise InfrastructureFailure(

@@ -231,7 +231,7 @@ def test_a_penalty_on_sampled_tokens_has_all_sampled_anew() -> None:
 
 async def test_deaths_at_random_moments_leave_the_distribution_of_lengths_as_it_is(bench: MakeBench) -> None:
     """Each token ends a completion with probability 1/2. A generator dies after some token that all have in common;
-    had the finished ones been kept and the others drawn anew, the mean length would be 1.5 and not 1.875.
+    had the finished ones been kept and the others drawn anew, the mean length would be 1.44 and not 1.875.
     """
     chance = random.Random(5)
 
@@ -248,8 +248,8 @@ async def test_deaths_at_random_moments_leave_the_distribution_of_lengths_as_it_
     made = await bench(lambda r: sampler(r, dies_after=1), lambda r: sampler(r, dies_after=99))
 
     lengths: list[int] = []
-    for number in range(10):
+    for number in range(6):
         group = (await made.finished(lease(number, group_size=200))).group
         lengths += [trajectory.token_ids.shape[0] - 6 for trajectory in group.trajectories]
-    # One standard error is 1.05 / sqrt(2000) = 0.023.
-    assert sum(lengths) / len(lengths) == pytest.approx(1.875, abs=0.1)
+    # One standard error is 1.05 / sqrt(1200) = 0.03.
+    assert sum(lengths) / len(lengths) == pytest.approx(1.875, abs=0.13)
