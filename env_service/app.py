@@ -21,6 +21,7 @@ from env_service.link import LearnerLink
 from env_service.metrics import RolloutMetrics
 from env_service.outbox import Outbox
 from env_service.readiness import reward_service_ready, watch_peers
+from env_service.reward_endpoints import RewardEndpoints
 from env_service.rollout import Rollout
 from env_service.running import RunningLeases
 from env_service.scoring import Scoring
@@ -55,13 +56,14 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
         connection = DealerSocket.connect(config.learner, identity=hello.env_id, keys=keys, insecure=config.insecure)
         await stack.enter_async_context(connection)
         fleet, outbox = GeneratorFleet(), Outbox(resend_s=config.resend_s)
+        endpoints = RewardEndpoints(config.reward_urls)
         link = LearnerLink(connection=connection, hello=hello, fleet=fleet, outbox=outbox, metrics=counted)
         rollout = Rollout(
             env_id=hello.env_id,
             environments=environments,
             tokenization=tokenization,
             generation=generation_of(config, http=generators, fleet=fleet, metrics=counted),
-            scoring=scoring_of(config, http=rewards, metrics=counted),
+            scoring=scoring_of(config, http=rewards, endpoints=endpoints, metrics=counted),
             timeout_s=config.retry.rollout_timeout_s,
             metrics=counted,
         )
@@ -79,7 +81,7 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             )
             http = tasks.create_task(serve_http(app, listener))
             waits.started()
-            loops = tasks.create_task(_converse(config, link, fleet, running, waits, rewards))
+            loops = tasks.create_task(_converse(config, link, fleet, running, waits, rewards, endpoints))
             await stop.wait()
             running.cancel_all()
             await link.leave(stop.reason or "stopping", within_s=config.drain_s)
@@ -120,12 +122,15 @@ def generation_of(
     )
 
 
-def scoring_of(config: EnvServiceConfig, *, http: HttpClient, metrics: RolloutMetrics) -> Scoring:
+def scoring_of(
+    config: EnvServiceConfig, *, http: HttpClient, endpoints: RewardEndpoints, metrics: RolloutMetrics
+) -> Scoring:
     """The reward services' client as configured."""
     return Scoring(
         http=http,
-        urls=config.reward_urls,
+        endpoints=endpoints,
         attempts=config.retry.reward_attempts,
+        item_attempts=config.retry.reward_item_attempts,
         deadline_s=config.retry.reward_timeout_s,
         backoff=_backoff(config),
         metrics=metrics,
@@ -143,6 +148,7 @@ async def _converse(
     running: RunningLeases,
     waits: Waiting,
     rewards: HttpClient,
+    endpoints: RewardEndpoints,
 ) -> None:
     """Greets the learner only when rollouts can be scored: leases granted before would fail."""
     await reward_service_ready(rewards, config.reward_urls, waits)
@@ -150,4 +156,5 @@ async def _converse(
         receive=link.receive(running),
         tick=link.tick(running),
         watch_peers=watch_peers(link, fleet, waits, learner=config.learner),
+        watch_rewards=endpoints.watch(waits),
     )

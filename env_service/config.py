@@ -59,8 +59,18 @@ Tasks = Annotated[AdditionTasks | ReasoningGymTasks | JsonlTasks, Field(discrimi
 class RetryConfig(ConfigModel):
     """What is tried, and how long, before a lease is given back as failed."""
 
-    generator_attempts: int = Field(8, ge=1, le=100, description="generators tried for one lease")
-    reward_attempts: int = Field(8, ge=1, le=100, description="requests to reward services for one group")
+    generator_attempts: int = Field(
+        8, ge=1, le=100, description="requests to generators that may fail in a row, with no token between them"
+    )
+    reward_attempts: int = Field(
+        8, ge=1, le=100, description="requests to reward services that may fail for one group after they were taken up"
+    )
+    reward_item_attempts: int = Field(
+        2,
+        ge=1,
+        le=100,
+        description="times a completion is scored that a reward service fails to judge, as when a worker dies",
+    )
     backoff_s: float = Field(0.2, gt=0, le=60, description="pause after the first failure; doubles with each one")
     backoff_max_s: float = Field(5.0, gt=0, le=600, description="longest pause between two attempts")
     rollout_timeout_s: float = Field(1800.0, gt=0, description="longest time for a lease, with all retries and waits")
@@ -92,7 +102,9 @@ class EnvServiceConfig(ProcessConfig):
     )
     insecure: bool = Field(False, description="allow a learner on another machine without keys")
     reward_urls: Annotated[tuple[str, ...], Reaches("reward-service")] = Field(
-        ("http://127.0.0.1:7320",), min_length=1, description="addresses of the reward services, tried in turn"
+        ("http://127.0.0.1:7320",),
+        min_length=1,
+        description="addresses of the reward services, asked in turn; some may be absent",
     )
     reward_token: Annotated[SecretStr | None, EqualTo("reward-service", "http.token")] = Field(
         None, description="bearer token of the reward services"

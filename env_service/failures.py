@@ -13,6 +13,12 @@ class InfrastructureFailure(RolloutFailure):
     data_fault = False
 
 
+class Unavailable(InfrastructureFailure):
+    """Nobody took the request up, or nobody answers: it says nothing about the request, which is asked again until
+    the rollout's time is over.
+    """
+
+
 class DataFailure(RolloutFailure):
     """The task cannot be rolled out: its environment, its prompt or its verifier is at fault."""
 

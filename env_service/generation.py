@@ -1,33 +1,50 @@
-"""Sampling of a prompt's completions on one of the generators, on another one if that fails."""
+"""Sampling of a prompt's completions on one of the generators; what one does not finish goes on at another.
 
+request ─▶ piece ─▶ generator ─▶ parts ─▶ all finished
+             ▲          └─ dies, hangs, drains ─▶ what is left: one piece of those without a token, one for each
+             └──────────────────────────────────  of the others, beside each other
+"""
+
+import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from env_service.backoff import Backoff
 from env_service.completions import Completion, CompletionGroup
-from env_service.failures import InfrastructureFailure
+from env_service.continuation import Piece, rest_of
+from env_service.failures import InfrastructureFailure, Unavailable
 from env_service.fleet import GeneratorFleet
 from env_service.metrics import RolloutMetrics
 from env_service.progress import Progress
-from env_service.refusal import failure_of
+from env_service.refusal import judged, see_alive
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import ServingGenerator
-from services.http_client import HttpClient, ServiceError
+from services.http_client import HttpClient
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """The completions of one prompt, and who sampled them."""
+@dataclass
+class _Setbacks:
+    """What went wrong since the last token came. `failures` are those that the request itself may have caused."""
 
-    completions: Sequence[Completion]
-    generator_id: str
+    tried: list[str] = field(default_factory=list)
+    failures: int = 0
+
+    def add(self, generator_id: str, failure: InfrastructureFailure, *, progressed: bool) -> None:
+        if progressed:
+            self.tried, self.failures = [generator_id], 0
+            return
+        self.tried.append(generator_id)
+        self.failures += not isinstance(failure, Unavailable)
 
 
 class Generation:
-    """Requests to the fleet. A generator may be silent for `silence_s` seconds and take `deadline_s` for all."""
+    """Requests to the fleet. A generator may be silent for `silence_s` seconds and take `deadline_s` for all.
+
+    `attempts` is how many failures in a row, without a token between them, are borne.
+    """
 
     def __init__(
         self,
@@ -48,41 +65,79 @@ class Generation:
         self._backoff = backoff
         self._metrics = metrics
 
-    async def sample(self, request: GenerateRequest, progress: Progress) -> Sampled:
-        """All completions of a request, each finished, stamped and checked; waits until a generator serves.
+    async def sample(self, request: GenerateRequest, progress: Progress) -> Sequence[Completion]:
+        """All completions of a request, each finished, stamped and checked.
 
-        After a failure everything is sampled anew: to keep what was finished would favour short completions. Raises
-        DataFailure when a generator refuses the request itself, InfrastructureFailure when the attempts are used up.
+        Waits, with what was received, for as long as no generator serves or answers. Raises DataFailure when a
+        generator refuses the request itself, InfrastructureFailure when the attempts are used up.
         """
-        tried: list[str] = []
-        while True:
-            generator = await self._fleet.choose(avoid=tried)
-            try:
-                return await self._attempt(generator, request, progress)
-            except InfrastructureFailure as failure:
-                tried.append(generator.generator_id)
-                self._fleet.failed(generator, why=str(failure))
-                self._metrics.generator_failures.labels(generator_id=generator.generator_id).inc()
-                logger.debug("generator %s failed: %s", generator.generator_id, failure)
-                if len(tried) >= self._attempts:
-                    raise InfrastructureFailure(
-                        f"{len(tried)} attempts at generators failed, last: {failure}"
-                    ) from failure
-                await self._backoff.pause(len(tried))
-
-    async def _attempt(self, generator: ServingGenerator, request: GenerateRequest, progress: Progress) -> Sampled:
         group = progress.sampling = CompletionGroup(request.n)
-        url = f"{generator.url.rstrip('/')}/v1/generate"
-        answer = self._http.stream(
-            url, request, GeneratePart, deadline_s=self._deadline_s, idle_timeout_s=self._silence_s
-        )
+        await self._settle(Piece(tuple(group.completions)), request)
+        return group.completions
+
+    async def _settle(self, piece: Piece, request: GenerateRequest, *, avoid: Sequence[str] = ()) -> None:
+        """Ask until all completions of a piece are finished. The generators in `avoid` have just failed."""
+        setbacks = _Setbacks(tried=list(avoid))
+        while True:
+            generator = await self._fleet.choose(avoid=setbacks.tried)
+            before = piece.received
+            failure = await self._ask(generator, piece, request)
+            rest = rest_of(piece, request.sampling)
+            if not rest:
+                return
+            assert failure is not None, "a request that went well leaves no rest"
+            # Compared without what was received in vain, which `rest_of` has thrown away.
+            progressed = piece.received > before
+            setbacks.add(generator.generator_id, failure, progressed=progressed)
+            if setbacks.failures >= self._attempts:
+                raise InfrastructureFailure(f"{setbacks.failures} attempts at generators failed, last: {failure}")
+            if len(rest) > 1:
+                await _beside_each_other(self._settle(each, request, avoid=setbacks.tried) for each in rest)
+                return
+            piece = rest[0]
+            if not progressed:
+                await self._backoff.pause(len(setbacks.tried))
+
+    async def _ask(
+        self, generator: ServingGenerator, piece: Piece, request: GenerateRequest
+    ) -> InfrastructureFailure | None:
+        """One request for a piece, and why it did not finish all of it. Raises DataFailure."""
         try:
-            with self._fleet.occupy(generator, completions=request.n):
-                async with answer as parts:
-                    async for part in parts:
-                        group.take(part)
-        except ServiceError as error:
-            raise failure_of(f"generator {generator.generator_id}", error) from error
-        if not group.finished:
-            raise InfrastructureFailure("the generator's answer ended before all completions were finished")
-        return Sampled(completions=group.completions, generator_id=generator.generator_id)
+            await self._attempt(generator, piece, request)
+        except InfrastructureFailure as failure:
+            self._metrics.generator_failures.labels(generator_id=generator.generator_id).inc()
+            logger.debug("request to generator %s failed: %s", generator.generator_id, failure)
+            return failure
+        return None
+
+    async def _attempt(self, generator: ServingGenerator, piece: Piece, request: GenerateRequest) -> None:
+        whom = f"generator {generator.generator_id}"
+        asked = piece.begin(request)
+        with self._fleet.occupy(generator, completions=asked.n) as call, judged(call, whom=whom):
+            if call.is_probe:
+                await see_alive(self._http, generator.url)
+            answer = self._http.stream(
+                f"{generator.url.rstrip('/')}/v1/generate",
+                asked,
+                GeneratePart,
+                deadline_s=self._deadline_s,
+                idle_timeout_s=self._silence_s,
+            )
+            async with answer as parts:
+                async for part in parts:
+                    piece.take(part, generator_id=generator.generator_id)
+                    call.succeeded()
+            if not piece.ended:
+                raise InfrastructureFailure(f"{whom}: its answer ended before all completions were finished")
+        if any(completion.handed_back for completion in piece.completions):
+            raise InfrastructureFailure(f"{whom} handed completions back")
+
+
+async def _beside_each_other(works: Iterable[Coroutine[object, object, None]]) -> None:
+    """Run all; the first failure cancels the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for work in works:
+                tasks.create_task(work)
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None

@@ -11,13 +11,19 @@ class RolloutMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self.groups = metrics.counter("finished_groups", "Groups rolled out, by environment.", labels=("environment",))
         self.tokens = metrics.counter("sampled_tokens", "Tokens of completions in finished groups.")
+        self.continued = metrics.counter(
+            "continued_completions", "Completions in finished groups that more than one generator sampled."
+        )
         self.failures = metrics.counter("failed_leases", "Leases that came to nothing, by kind.", labels=("kind",))
         self.cancelled = metrics.counter("cancelled_leases", "Leases that the learner took back.")
         self.unscored = metrics.counter("unscored_trajectories", "Trajectories whose reward is an error.")
         self.generator_failures = metrics.counter(
             "generator_failures", "Failed requests to a generator.", labels=("generator_id",)
         )
-        self.reward_failures = metrics.counter("reward_service_failures", "Failed requests to a reward service.")
+        self.reward_failures = metrics.counter(
+            "reward_service_failures", "Failed requests to a reward service.", labels=("endpoint",)
+        )
+        self.rescored = metrics.counter("rescored_items", "Items asked for again after an error of the service.")
         self.rollout_s = metrics.histogram("rollout_seconds", "From grant to finished group.", buckets=_SECONDS)
         self.scoring_s = metrics.histogram("scoring_seconds", "Scoring of a group.", buckets=_SECONDS)
         self.running = metrics.gauge("running_leases", "Leases in progress.")

@@ -1,4 +1,4 @@
-"""How far a rollout has come, for heartbeats."""
+"""How far a rollout has come, for heartbeats and for the reason of a timeout."""
 
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ class Progress:
     """Written by the rollout, read when a heartbeat is due."""
 
     sampling: CompletionGroup | None = None
+    waits_for: str = "its environment"
 
     def oldest_version(self) -> str | None:
         """The oldest version that sampled a token of this group so far, None before the first."""

@@ -18,7 +18,7 @@ async def reward_service_ready(
     """Return when one of the reward services says that it is ready."""
     with waits.wait(f"the reward service at {' or '.join(urls)}", quiet_s=0.5):
         while True:
-            if any([await _is_ready(http, url) for url in urls]):
+            if any(await asyncio.gather(*(_is_ready(http, url) for url in urls))):
                 return
             await asyncio.sleep(poll_s)
 
@@ -32,8 +32,12 @@ async def watch_peers(link: LearnerLink, fleet: GeneratorFleet, waits: Waiting, 
         elif not fleet.serving:
             with waits.wait("a generator that serves", quiet_s=0.5):
                 await link.wait_for(lambda: bool(fleet.serving) or not link.welcomed)
+        elif not fleet.answering:
+            names = ", ".join(generator.generator_id for generator in fleet.serving)
+            with waits.wait(f"generators that do not answer: {names}", quiet_s=0.5):
+                await link.wait_for(lambda: fleet.answering or not (fleet.serving and link.welcomed))
         else:
-            await link.wait_for(lambda: not (fleet.serving and link.welcomed))
+            await link.wait_for(lambda: not (fleet.answering and link.welcomed))
 
 
 async def _is_ready(http: HttpClient, url: str) -> bool:

@@ -22,7 +22,7 @@ from env_service.environments.interface import (
     text_of,
 )
 from env_service.failures import DataFailure, RolloutFailure
-from env_service.generation import Generation, Sampled
+from env_service.generation import Generation
 from env_service.metrics import RolloutMetrics
 from env_service.outbox import Outcome
 from env_service.progress import Progress
@@ -71,7 +71,8 @@ class Rollout:
             return self._failed(lease, data_fault=failure.data_fault, reason=str(failure))
         except Exception as error:  # the rollout boundary: whatever an environment raises becomes a record
             if isinstance(error, TimeoutError) and deadline.expired():
-                return self._failed(lease, data_fault=False, reason=f"not finished within {self._timeout_s:g} s")
+                reason = f"not finished within {self._timeout_s:g} s: it was waiting for {progress.waits_for}"
+                return self._failed(lease, data_fault=False, reason=reason)
             logger.warning("task %s of %s raised", lease.task_index, lease.environment, exc_info=error)
             return self._failed(lease, data_fault=True, reason=f"{type(error).__name__}: {error}")
 
@@ -79,9 +80,12 @@ class Rollout:
         task, environments = await self._task(lease)
         prompt = await _opening(environments, task, lease.seed)
         prompt_text, prompt_ids = self._tokenization.encode(prompt)
+        progress.waits_for = "the generators"
         sampled = await self._generation.sample(self._request(lease, prompt_ids), progress)
-        texts = self._tokenization.decode([completion.token_ids for completion in sampled.completions])
+        texts = self._tokenization.decode([completion.token_ids for completion in sampled])
+        progress.waits_for = "its environment"
         judged = [await _ending(each, Action(text)) for each, text in zip(environments, texts, strict=True)]
+        progress.waits_for = "the reward services"
         rewards = await self._score(text_of(prompt), texts, judged)
         self._count(lease, sampled, rewards, seconds=time.monotonic() - started)
         return TrajectoryGroup(
@@ -124,9 +128,12 @@ class Rollout:
         with self._metrics.scoring_s.time():
             return await self._scoring.score(items)
 
-    def _count(self, lease: Lease, sampled: Sampled, rewards: Sequence[RewardRecord], *, seconds: float) -> None:
+    def _count(
+        self, lease: Lease, sampled: Sequence[Completion], rewards: Sequence[RewardRecord], *, seconds: float
+    ) -> None:
         self._metrics.groups.labels(environment=lease.environment).inc()
-        self._metrics.tokens.inc(sum(len(completion.token_ids) for completion in sampled.completions))
+        self._metrics.tokens.inc(sum(len(completion.token_ids) for completion in sampled))
+        self._metrics.continued.inc(sum(len(completion.generator_ids) > 1 for completion in sampled))
         self._metrics.unscored.inc(sum(reward.reward is None for reward in rewards))
         self._metrics.rollout_s.observe(seconds)
 
@@ -164,17 +171,15 @@ async def _ending(environment: Environment, action: Action) -> Verification:
 
 
 def _trajectories(
-    prompt_ids: Sequence[int], sampled: Sampled, texts: Sequence[str], rewards: Sequence[RewardRecord]
+    prompt_ids: Sequence[int], sampled: Sequence[Completion], texts: Sequence[str], rewards: Sequence[RewardRecord]
 ) -> tuple[Trajectory, ...]:
     return tuple(
-        _trajectory(prompt_ids, completion, generator_id=sampled.generator_id, text=text, reward=reward)
-        for completion, text, reward in zip(sampled.completions, texts, rewards, strict=True)
+        _trajectory(prompt_ids, completion, text=text, reward=reward)
+        for completion, text, reward in zip(sampled, texts, rewards, strict=True)
     )
 
 
-def _trajectory(
-    prompt_ids: Sequence[int], completion: Completion, *, generator_id: str, text: str, reward: RewardRecord
-) -> Trajectory:
+def _trajectory(prompt_ids: Sequence[int], completion: Completion, *, text: str, reward: RewardRecord) -> Trajectory:
     """Prompt and completion in one row of T tokens; every sampled token, the end token too, is trained on."""
     start, end = len(prompt_ids), len(prompt_ids) + len(completion.token_ids)
     loss_mask = np.zeros(end, dtype=np.uint8)
@@ -196,7 +201,7 @@ def _trajectory(
                 completion_start=start,
                 end=end,
                 finish_reason=completion.finish_reason,
-                generator_id=generator_id,
+                generator_ids=completion.generator_ids,
             ),
         ),
         reward=reward,

@@ -35,7 +35,10 @@ class ScoreError(WireModel):
 
 
 class ScoreResult(WireModel):
-    """A reward or an error, never a reward of 0 in place of an error."""
+    """A reward or an error, never a reward of 0 in place of an error.
+
+    `latency_s` counts from the item's arrival; `attempts` are those of the service's own workers.
+    """
 
     id: str
     verifier: str
@@ -54,8 +57,9 @@ class ScoreResult(WireModel):
 
 
 class ScoreResponse(WireModel):
-    """Results in the order of the request's items."""
+    """Results in the order of the request's items, and the instance that made them."""
 
+    service_id: str = Field(min_length=1, max_length=256)
     results: tuple[ScoreResult, ...]
 
 

@@ -1,6 +1,6 @@
 """The record of a rollout: its tokens, which of them were sampled, how probably, and under which weights."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +31,15 @@ class VersionSpan(WireModel):
 
 class Turn(WireModel):
     """One exchange: tokens `[start, completion_start)` were given to the policy, then it sampled
-    `[completion_start, end)`."""
+    `[completion_start, end)`. `generator_ids` are those that sampled, in order: more than one if the first ones died or
+    left in the middle.
+    """
 
     start: int = Field(ge=0)
     completion_start: int = Field(ge=0)
     end: int = Field(ge=0)
     finish_reason: FinishReason
-    generator_id: str = Field(max_length=256)
+    generator_ids: tuple[Annotated[str, Field(max_length=256)], ...] = Field(max_length=1024)
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -47,12 +49,18 @@ class Turn(WireModel):
 
 
 class RewardRecord(WireModel):
-    """What a reward service said, and how it was made. Exactly one of `reward` and `error` is set."""
+    """What a reward service said, and how it was made. Exactly one of `reward` and `error` is set.
+
+    `service_id` is who said it, at the address `endpoint`; it took `latency_s` seconds there. `attempts` counts the
+    requests for it over all endpoints.
+    """
 
     reward: float | None = Field(default=None, allow_inf_nan=False)
     components: dict[str, float] = Field(default_factory=dict, max_length=64)
     verifier: str = Field(max_length=256)
     verifier_version: str = Field(default="", max_length=64)
+    service_id: str = Field(default="", max_length=256)
+    endpoint: str = Field(default="", max_length=2048)
     latency_s: float = Field(default=0.0, ge=0)
     attempts: int = Field(default=1, ge=1)
     error_kind: ErrorKind | None = None

@@ -17,4 +17,4 @@ def main() -> None:
     from services.process import run_process
 
     configure_logging("reward-service", level=config.log.level, format=config.log.format)
-    sys.exit(run_process("reward-service", lambda stop: serve(config, stop)))
+    sys.exit(run_process("reward-service", lambda stop: serve(config, stop), finish_s=config.drain_s + 3.0))

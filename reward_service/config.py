@@ -32,6 +32,12 @@ class RewardServiceConfig(ProcessConfig):
     """The reward service."""
 
     http: HttpConfig = HttpConfig(port=7320)
+    id: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="name in each score that it makes; host name and port if not given",
+    )
     verifiers: tuple[CustomVerifier, ...] = Field((), description="verifiers of one's own: name, function, version")
     sandbox: Sandbox = Field(
         "required",
@@ -40,4 +46,5 @@ class RewardServiceConfig(ProcessConfig):
     max_deadline_s: float = Field(120.0, gt=0, description="longest deadline that a request can ask for, in seconds")
     max_pending_items: int = Field(16384, ge=1, description="items in the service at once; more are turned away")
     async_concurrency: int = Field(64, ge=1, description="items at once in each async verifier")
+    drain_s: float = Field(5.0, ge=0, description="how long items may be scored after SIGTERM, in seconds")
     workers: WorkerConfig = WorkerConfig()

@@ -21,6 +21,7 @@ from reward_service.metrics import UNKNOWN, ScoringMetrics
 from reward_service.pool import PoolSettings, WorkerPool
 from reward_service.registry import Registry, Verifier
 from reward_service.verifier import Outcome, Score, Submission, UserError, error_of, to_score, validate_arguments
+from services.http_app import RequestRefused
 
 
 class Lane(Protocol):
@@ -88,12 +89,21 @@ class WorkerLane:
 
 
 class Scorer:
-    """The scoring of batches with the verifiers of a registry. A context manager: leaving it kills the workers."""
+    """The scoring of batches with the verifiers of a registry. A context manager: leaving it kills the workers.
 
-    def __init__(self, *, registry: Registry, config: RewardServiceConfig, metrics: ScoringMetrics) -> None:
+    `service_id` is the name of this instance in its answers.
+    """
+
+    def __init__(
+        self, *, registry: Registry, config: RewardServiceConfig, metrics: ScoringMetrics, service_id: str
+    ) -> None:
         self._registry = registry
         self._config = config
         self._metrics = metrics
+        self._service_id = service_id
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._lanes: dict[str, Lane] = {}
         self._pools: dict[str, WorkerPool] = {}
         self._pending = 0
@@ -115,14 +125,44 @@ class Scorer:
         await self._stack.aclose()
 
     async def score(self, request: ScoreRequest) -> ScoreResponse:
-        """A result for each item, in order. Every item has one by the request's deadline, at most the service's own."""
-        if self._pending + len(request.items) > self._config.max_pending_items:
-            return ScoreResponse(results=tuple(map(self._turned_away, request.items)))
+        """A result for each item, in order. Every item has one by the request's deadline, at most the service's own.
+
+        Raises RequestRefused if it takes no more items, for the moment or since it is to end.
+        """
+        self._check_room(len(request.items))
         self._count_pending(len(request.items))
         try:
-            return ScoreResponse(results=await self._score_all(request))
+            return ScoreResponse(service_id=self._service_id, results=await self._score_all(request))
         finally:
             self._count_pending(-len(request.items))
+
+    @property
+    def pending(self) -> int:
+        """Items that have arrived and have no result yet."""
+        return self._pending
+
+    async def drain(self, *, timeout_s: float) -> bool:
+        """Take nothing new, and wait for what runs. Whether all of it has ended in time."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _check_room(self, items: int) -> None:
+        if self._draining:
+            raise RequestRefused(503, "draining", "this reward service is stopping: try another one")
+        most = self._config.max_pending_items
+        if items > most:
+            raise RequestRefused(
+                413, "too_many_items", f"{items} items in one request: send at most {most}", expected=most, got=items
+            )
+        if self._pending + items > most:
+            raise RequestRefused(
+                429, "busy", f"{self._pending} items are here already, and at most {most} are taken: try another one"
+            )
 
     async def _score_all(self, request: ScoreRequest) -> tuple[ScoreResult, ...]:
         started = time.perf_counter()
@@ -150,11 +190,6 @@ class Scorer:
 
     async def _wait(self, item: ScoreItem, judged: Awaitable[Outcome], *, started: float) -> ScoreResult:
         return self._result(item, await judged, started=started)
-
-    def _turned_away(self, item: ScoreItem) -> ScoreResult:
-        message = f"more than {self._config.max_pending_items} items are waiting here; send fewer at once, or later"
-        refusal = ScoreError(kind="infrastructure", message=message)
-        return self._result(item, Outcome(result=refusal), started=time.perf_counter())
 
     def _result(self, item: ScoreItem, outcome: Outcome, *, started: float) -> ScoreResult:
         latency_s = time.perf_counter() - started
@@ -191,6 +226,10 @@ class Scorer:
 
     def _count_pending(self, change: int) -> None:
         self._pending += change
+        if self._pending == 0:
+            self._idle.set()
+        else:
+            self._idle.clear()
         self._metrics.pending_items.set(self._pending)
 
 

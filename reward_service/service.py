@@ -1,6 +1,9 @@
 """The reward service from its configuration to its end: verifiers, workers, HTTP."""
 
+import asyncio
 import importlib.metadata
+import logging
+import socket
 
 from reward_service.app import build_app
 from reward_service.config import RewardServiceConfig
@@ -9,18 +12,26 @@ from reward_service.registry import build_registry
 from reward_service.scoring import Scorer
 from services.http_server import Listener, serve_http
 from services.metrics import Metrics
-from services.process import Stop, run_loops
+from services.process import Stop
 from services.waiting import Waiting
+
+logger = logging.getLogger(__name__)
 
 PROCESS = "reward-service"
 
 
 async def serve(config: RewardServiceConfig, stop: Stop) -> None:
-    """Serve until cancelled. Raises UserError for verifiers that cannot be loaded, AddressInUse for a taken port."""
+    """Serve until a stop is requested, then finish what runs.
+
+    Raises UserError for verifiers that cannot be loaded, AddressInUse for a taken port.
+    """
     metrics, waiting = Metrics(PROCESS), Waiting()
     registry = build_registry(custom=config.verifiers, sandbox=config.sandbox)
     with Listener(host=config.http.host, port=config.http.port) as listener:
-        async with Scorer(registry=registry, config=config, metrics=make_metrics(metrics)) as scorer:
+        service_id = config.id or f"{socket.gethostname()}:{listener.port}"
+        async with Scorer(
+            registry=registry, config=config, metrics=make_metrics(metrics), service_id=service_id
+        ) as scorer:
             app = build_app(
                 config=config,
                 registry=registry,
@@ -30,4 +41,10 @@ async def serve(config: RewardServiceConfig, stop: Stop) -> None:
                 version=importlib.metadata.version("headway"),
             )
             waiting.started()
-            await run_loops(http=serve_http(app, listener))
+            async with asyncio.TaskGroup() as tasks:
+                http = tasks.create_task(serve_http(app, listener), name="http")
+                await stop.wait()
+                with waiting.wait("its last items to be scored", quiet_s=0.5):
+                    if not await scorer.drain(timeout_s=config.drain_s):
+                        logger.warning("some items were not scored within %g s and are given up", config.drain_s)
+                http.cancel()

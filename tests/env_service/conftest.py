@@ -1,10 +1,13 @@
 """A model directory with a character tokenizer, and scripted peers on loopback."""
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from tests.env_service.bench import MakeBench, benches
 
 CHARACTERS = [*"0123456789+=", "<|end|>"]
 TEMPLATE = (
@@ -33,3 +36,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         json.dumps({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4})
     )
     return folder
+
+
+@pytest.fixture
+async def bench(model: Path) -> AsyncIterator[MakeBench]:
+    """Makes rollouts against scripted generators and reward services."""
+    async with benches(model) as make:
+        yield make

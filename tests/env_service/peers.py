@@ -12,7 +12,7 @@ from aiohttp import web
 from protocol.generation import GeneratePart, GenerateRequest, Sampling
 from protocol.messages import Fleet, Granted, Hello, Lease, Message, ServingGenerator, Welcome
 from protocol.rewards import ScoreError, ScoreRequest, ScoreResponse, ScoreResult
-from protocol.trajectories import Purpose, VersionSpan
+from protocol.trajectories import ErrorKind, Purpose, VersionSpan
 from services.sockets import RouterSocket
 
 END = 12
@@ -62,12 +62,17 @@ class ScriptedGenerator:
 
 @dataclass
 class ScriptedRewards:
-    """Answers with `score(completion, arguments)`; a string is an error; `statuses` are answered first, if given."""
+    """Answers with `score(completion, arguments)`, last item first; a string is an error of kind `error_kind`.
+
+    `statuses` are answered first, if given.
+    """
 
     score: Callable[[str, dict[str, object]], float | str]
+    error_kind: ErrorKind = "data"
     statuses: list[int] = field(default_factory=list)
     requests: list[ScoreRequest] = field(default_factory=list)
     url: str = ""
+    service_id: str = "judge"
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         asked = ScoreRequest.model_validate_json(await request.read())
@@ -75,16 +80,18 @@ class ScriptedRewards:
         if self.statuses:
             return web.Response(status=self.statuses.pop(0), text="scripted")
         results = []
-        for item in asked.items:
+        for item in reversed(asked.items):
             said = self.score(item.completion, dict(item.arguments))
-            error = ScoreError(kind="data", message=said) if isinstance(said, str) else None
+            error = ScoreError(kind=self.error_kind, message=said) if isinstance(said, str) else None
             reward = None if isinstance(said, str) else said
             results.append(ScoreResult(id=item.id, verifier=item.verifier, reward=reward, latency_s=0.0, error=error))
-        return web.Response(text=ScoreResponse(results=tuple(results)).model_dump_json())
+        return web.Response(text=ScoreResponse(service_id=self.service_id, results=tuple(results)).model_dump_json())
 
 
 @asynccontextmanager
-async def served(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], path: str) -> AsyncIterator[str]:
+async def served(
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]], path: str, *, port: int = 0
+) -> AsyncIterator[str]:
     """The address of a server with one POST route and a ready answer on /readyz."""
 
     async def ready(_: web.Request) -> web.Response:
@@ -96,7 +103,7 @@ async def served(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
         await site.start()
         host, port = runner.addresses[0]
         yield f"http://{host}:{port}"
@@ -131,6 +138,25 @@ def lease(
 
 def serving(name: str, url: str) -> ServingGenerator:
     return ServingGenerator(generator_id=name, url=url, policy_version="1.3")
+
+
+@asynccontextmanager
+async def hanging(connections: list[asyncio.StreamWriter]) -> AsyncIterator[str]:
+    """The address of a process that is stopped: connections are made, and nothing is ever answered."""
+    server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for connection in connections:
+            connection.close()
+
+
+async def eventually(condition: Callable[[], object], *, within_s: float = 20.0) -> None:
+    """Return when the condition holds."""
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110  what is waited for has no event of its own
+            await asyncio.sleep(0.005)
 
 
 class ScriptedLearner:

@@ -3,6 +3,8 @@
 import asyncio
 
 from env_service.fleet import GeneratorFleet
+from protocol.messages import ServingGenerator
+from services.breaker import Breakers, BreakerSettings
 from tests.env_service.peers import serving
 
 A, B, C = (serving(name, f"http://{name}") for name in "abc")
@@ -14,6 +16,11 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def fail(fleet: GeneratorFleet, generator: ServingGenerator) -> None:
+    with fleet.occupy(generator, completions=1) as call:
+        call.failed("it died", silent=True)
 
 
 async def test_the_generator_with_the_fewest_completions_outstanding_is_chosen() -> None:
@@ -36,9 +43,9 @@ async def test_one_that_was_tried_is_chosen_only_if_there_is_no_other() -> None:
 
 async def test_one_that_has_failed_rests_for_a_while() -> None:
     clock = Clock()
-    fleet = GeneratorFleet(rest_s=2.0, clock=clock)
+    fleet = GeneratorFleet(breakers=Breakers("generator", settings=BreakerSettings(rest_s=2.0), clock=clock))
     fleet.replace([A, B])
-    fleet.failed(A, why="it died")
+    fail(fleet, A)
     with fleet.occupy(B, completions=8):
         assert await fleet.choose() == B
         clock.now = 3.0
@@ -52,3 +59,33 @@ async def test_a_choice_waits_until_somebody_serves() -> None:
     assert not choice.done()
     fleet.replace([C])
     assert await choice == C
+
+
+async def test_a_choice_waits_for_the_rest_of_the_only_one() -> None:
+    fleet = GeneratorFleet(breakers=Breakers("generator", settings=BreakerSettings(rest_s=0.01)))
+    fleet.replace([A])
+    fail(fleet, A)
+    assert not fleet.answering
+    async with asyncio.timeout(10):
+        assert await fleet.choose() == A
+
+
+async def test_one_that_was_away_and_serves_again_is_asked_at_once() -> None:
+    fleet = GeneratorFleet(breakers=Breakers("generator", settings=BreakerSettings(rest_s=1000.0)))
+    fleet.replace([A])
+    fail(fleet, A)
+    choice = asyncio.ensure_future(fleet.choose())
+    await asyncio.sleep(0)
+    fleet.replace([])
+    fleet.replace([A])
+    async with asyncio.timeout(10):
+        assert await choice == A
+
+
+async def test_a_cancelled_choice_ends() -> None:
+    fleet = GeneratorFleet()
+    choice = asyncio.ensure_future(fleet.choose())
+    await asyncio.sleep(0)
+    choice.cancel()
+    await asyncio.wait([choice])
+    assert choice.cancelled()

@@ -111,7 +111,7 @@ def finished(granted: Lease) -> Finished:
         loss_mask=np.array([0, 1], dtype=np.uint8),
         behavior_logprobs=np.array([0, -1], dtype=np.float32),
         version_spans=(VersionSpan(version="1.3", start=1, end=2),),
-        turns=(Turn(start=0, completion_start=1, end=2, finish_reason="stop", generator_id="g"),),
+        turns=(Turn(start=0, completion_start=1, end=2, finish_reason="stop", generator_ids=("g",)),),
         reward=RewardRecord(reward=1.0, verifier="v"),
     )
     group = TrajectoryGroup(

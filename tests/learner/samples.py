@@ -50,7 +50,7 @@ def trajectory(
         loss_mask=np.array([0, 0] + [1] * len(versions), dtype=np.uint8),
         behavior_logprobs=np.array([0.0, 0.0] + [-0.5] * len(versions), dtype=np.float32),
         version_spans=_spans(versions, incarnation=incarnation),
-        turns=(Turn(start=0, completion_start=2, end=length, finish_reason=finish, generator_id="g"),),
+        turns=(Turn(start=0, completion_start=2, end=length, finish_reason=finish, generator_ids=("g",)),),
         reward=record,
         completion_text="four",
     )

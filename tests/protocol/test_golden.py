@@ -21,14 +21,24 @@ def trajectory(*, mixed: bool) -> Trajectory:
     spans = [VersionSpan(version="1.6", start=3, end=4), VersionSpan(version="1.7", start=4, end=6)]
     failed = RewardRecord(verifier="math", error_kind="infrastructure", error="the worker died", attempts=3)
     scored = RewardRecord(
-        reward=0.5, components={"format": 1.0, "answer": 0.0}, verifier="math", verifier_version="2", latency_s=0.25
+        reward=0.5,
+        components={"format": 1.0, "answer": 0.0},
+        verifier="math",
+        verifier_version="2",
+        service_id="rewards-0",
+        endpoint="http://127.0.0.1:7320",
+        latency_s=0.25,
     )
     return Trajectory(
         token_ids=np.array([5, 6, 7, 260, 70000, 2], dtype=np.int32),
         loss_mask=np.array([0, 0, 0, 1, 1, 1], dtype=np.uint8),
         behavior_logprobs=np.array([0, 0, 0, -0.5, -1.25, -0.0625], dtype=np.float32),
         version_spans=tuple(spans) if mixed else (VersionSpan(version="1.7", start=3, end=6),),
-        turns=(Turn(start=0, completion_start=3, end=6, finish_reason="stop", generator_id="generator-0"),),
+        turns=(
+            Turn(
+                start=0, completion_start=3, end=6, finish_reason="stop", generator_ids=("generator-0", "generator-1")
+            ),
+        ),
         reward=scored if mixed else failed,
         completion_text="085 ✓",
     )

@@ -33,6 +33,7 @@ BODIES: list[WireModel] = [
         deadline_s=5.0,
     ),
     rewards.ScoreResponse(
+        service_id="rewards-0",
         results=(
             rewards.ScoreResult(
                 id="a", verifier="math", verifier_version="1", reward=1.0, components={"x": 0.5}, latency_s=0.1
@@ -40,7 +41,7 @@ BODIES: list[WireModel] = [
             rewards.ScoreResult(
                 id="b", verifier="math", latency_s=5.0, error=rewards.ScoreError(kind="data", message="no number")
             ),
-        )
+        ),
     ),
     rewards.VerifierList(
         verifiers=(

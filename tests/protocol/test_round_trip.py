@@ -25,6 +25,8 @@ REWARDS = st.builds(
     components=st.dictionaries(st.text(max_size=8), st.floats(allow_nan=False), max_size=3),
     verifier=NAMES,
     verifier_version=st.text(max_size=8),
+    service_id=NAMES,
+    endpoint=NAMES,
     latency_s=SECONDS,
     attempts=st.integers(1, 99),
 )
@@ -86,7 +88,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
                 completion_start=prompt,
                 end=total,
                 finish_reason=draw(st.sampled_from(["stop", "length", "abort"])),
-                generator_id=draw(NAMES),
+                generator_ids=draw(st.lists(NAMES, min_size=1, max_size=3).map(tuple)),
             ),
         ),
         reward=draw(REWARDS | REWARD_ERRORS),
@@ -225,7 +227,7 @@ def test_an_array_that_is_a_slice_with_gaps_is_sent_whole() -> None:
         loss_mask=np.zeros(6, dtype=np.uint8),
         behavior_logprobs=np.zeros(6, dtype=np.float32),
         version_spans=(),
-        turns=(Turn(start=0, completion_start=6, end=6, finish_reason="abort", generator_id="g"),),
+        turns=(Turn(start=0, completion_start=6, end=6, finish_reason="abort", generator_ids=("g",)),),
         reward=RewardRecord(reward=0.0, verifier="exact_match"),
     )
     group = TrajectoryGroup(

@@ -65,7 +65,12 @@ async def open_scorer() -> AsyncIterator[Callable[..., Awaitable[Scorer]]]:
                 workers=workers or WorkerConfig(count=1), max_pending_items=max_pending_items, sandbox=sandbox
             )
             registry = build_registry(custom=config.verifiers, sandbox=config.sandbox)
-            scorer = Scorer(registry=registry, config=config, metrics=make_metrics(Metrics("reward-service")))
+            scorer = Scorer(
+                registry=registry,
+                config=config,
+                metrics=make_metrics(Metrics("reward-service")),
+                service_id="rewards-0",
+            )
             return await stack.enter_async_context(scorer)
 
         yield opened
@@ -77,7 +82,9 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
     config = config_with_samples(workers=WorkerConfig(count=1), token="secret")
     registry = build_registry(custom=config.verifiers, sandbox=config.sandbox)
     metrics = Metrics("reward-service")
-    async with Scorer(registry=registry, config=config, metrics=make_metrics(metrics)) as scorer:
+    async with Scorer(
+        registry=registry, config=config, metrics=make_metrics(metrics), service_id="rewards-0"
+    ) as scorer:
         app = build_app(
             config=config,
             registry=registry,

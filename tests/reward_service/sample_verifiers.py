@@ -47,6 +47,11 @@ async def hang_async(submission: Submission, arguments: NoArguments) -> float:
     return 1.0
 
 
+def read_pipe(submission: Submission, arguments: FileArguments) -> float:
+    """The number that somebody writes into the named pipe; waits for it."""
+    return float(Path(arguments.file).read_text())
+
+
 def raise_error(submission: Submission, arguments: NoArguments) -> float:
     """Divides by zero."""
     return 1 / 0

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,14 +14,21 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
+EXACT = {"id": "a", "verifier": "exact_match", "completion": "7", "arguments": {"answer": "7"}}
 CONFIG = """
 [reward-service]
 http = { port = 0 }
+id = "rewards-7"
+drain_s = 30.0
 workers = { count = 1 }
 
 [[reward-service.verifiers]]
 name = "process_id"
 function = "sample_verifiers:process_id"
+
+[[reward-service.verifiers]]
+name = "read_pipe"
+function = "sample_verifiers:read_pipe"
 
 [[reward-service.verifiers]]
 name = "hang"
@@ -46,8 +54,8 @@ def service(folder: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]
             process.kill()
 
 
-def score(client: httpx.Client, verifier: str, completion: str = "") -> dict[str, float]:
-    item = {"id": "a", "verifier": verifier, "completion": completion}
+def score(client: httpx.Client, verifier: str, completion: str = "", **arguments: str) -> dict[str, float]:
+    item = {"id": "a", "verifier": verifier, "completion": completion, "arguments": arguments}
     result = client.post("/v1/score", json={"items": [item]}).json()["results"][0]
     assert isinstance(result, dict)
     return result
@@ -72,6 +80,26 @@ def test_however_the_service_ends_it_leaves_no_worker_behind(tmp_path: Path, num
         process.send_signal(number)
         assert process.wait(timeout=10) == code
         assert ends_within(worker, timeout_s=5)
+
+
+def test_a_service_that_is_told_to_stop_finishes_what_runs_and_sends_others_away(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with service(tmp_path) as (process, client), ThreadPoolExecutor(1) as thread:
+        running = thread.submit(score, client, "read_pipe", file=str(pipe))
+        with pipe.open("w") as writer:  # returns when the verifier has opened it
+            process.terminate()
+            while (refused := client.post("/v1/score", json={"items": [EXACT]})).status_code == 200:
+                continue
+            assert (refused.status_code, refused.json()["error"]["kind"]) == (503, "draining")
+            writer.write("0.75")
+        assert running.result(timeout=60)["reward"] == 0.75
+        assert process.wait(timeout=30) == 0
+
+
+def test_scores_carry_the_name_of_the_service(tmp_path: Path) -> None:
+    with service(tmp_path) as (_, client):
+        assert client.post("/v1/score", json={"items": [EXACT]}).json()["service_id"] == "rewards-7"
 
 
 def test_a_worker_that_is_killed_between_items_is_replaced(tmp_path: Path) -> None:

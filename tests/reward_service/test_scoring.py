@@ -1,5 +1,6 @@
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from reward_service.jobs import Job
 from reward_service.pool import WorkerPool
 from reward_service.scoring import Scorer, pool_settings
 from reward_service.verifier import Score, UserError
+from services.http_app import RequestRefused
 
 OpenScorer = Callable[..., Awaitable[Scorer]]
 
@@ -23,6 +25,17 @@ async def score(scorer: Scorer, *items: ScoreItem, deadline_s: float = 30.0) -> 
     response = await scorer.score(ScoreRequest(items=items, deadline_s=deadline_s))
     assert [result.id for result in response.results] == [item.id for item in items]
     return response.results
+
+
+@asynccontextmanager
+async def held_back(scorer: Scorer) -> AsyncIterator[asyncio.Task[tuple[ScoreResult, ...]]]:
+    """One item is being scored within it, and is given up at its end."""
+    running = asyncio.create_task(score(scorer, item("hang_async")))
+    await asyncio.sleep(0)
+    assert scorer.pending == 1
+    yield running
+    running.cancel()
+    await asyncio.wait([running])
 
 
 def kind_of(result: ScoreResult) -> str:
@@ -144,12 +157,39 @@ async def test_only_the_workers_of_a_trusted_verifier_see_the_environment(
     assert outcome.result == Score(reward=float(trusted))
 
 
-async def test_items_beyond_the_limit_are_turned_away_with_an_error(open_scorer: OpenScorer) -> None:
+async def test_a_request_with_more_items_than_are_ever_taken_is_refused_for_good(open_scorer: OpenScorer) -> None:
     scorer = await open_scorer(max_pending_items=2)
-    refused = await score(scorer, *[item("exact_match", "1", answer="1")] * 3)
-    assert {kind_of(result) for result in refused} == {"infrastructure"}
+    with pytest.raises(RequestRefused) as refused:
+        await score(scorer, *[item("exact_match", "1", answer="1")] * 3)
+    assert refused.value.status_code == 413
     accepted = await score(scorer, *[item("exact_match", "1", answer="1")] * 2)
     assert [result.reward for result in accepted] == [1.0, 1.0]
+
+
+async def test_items_for_which_there_is_no_room_now_are_to_come_again(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer(max_pending_items=2)
+    async with held_back(scorer):
+        with pytest.raises(RequestRefused) as refused:
+            await score(scorer, *[item("exact_match", "1", answer="1")] * 2)
+    assert (refused.value.status_code, refused.value.problem.kind) == (429, "busy")
+
+
+async def test_a_draining_service_finishes_what_runs_and_takes_nothing_new(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer()
+    async with held_back(scorer) as running:
+        assert not await scorer.drain(timeout_s=0.01)
+        with pytest.raises(RequestRefused) as refused:
+            await score(scorer, item("exact_match", "1", answer="1"))
+        assert (refused.value.status_code, refused.value.problem.kind) == (503, "draining")
+        draining = asyncio.create_task(scorer.drain(timeout_s=60))
+        assert not running.done()
+    assert await draining
+
+
+async def test_scores_say_which_instance_made_them(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer()
+    response = await scorer.score(ScoreRequest(items=(item("exact_match", "1", answer="1"),)))
+    assert response.service_id == "rewards-0"
 
 
 async def test_a_prewarmed_verifier_must_have_workers(open_scorer: OpenScorer) -> None:

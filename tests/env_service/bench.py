@@ -1,0 +1,138 @@
+"""A rollout and all that it talks to, on loopback."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from env_service.backoff import Backoff
+from env_service.config import AdditionTasks
+from env_service.environments import catalog
+from env_service.environments.interface import OfferedEnvironment
+from env_service.fleet import GeneratorFleet
+from env_service.generation import Generation
+from env_service.metrics import RolloutMetrics
+from env_service.progress import Progress
+from env_service.reward_endpoints import RewardEndpoints
+from env_service.rollout import Rollout
+from env_service.scoring import Scoring
+from env_service.tokenization import Tokenization
+from protocol.generation import GeneratePart, GenerateRequest
+from protocol.messages import Failed, Finished, Lease
+from services.breaker import Breakers, BreakerSettings
+from services.http_client import HttpClient
+from services.metrics import Metrics
+from tests.env_service.peers import END, ScriptedGenerator, ScriptedRewards, lease, part, served, serving
+
+Script = Callable[[GenerateRequest], Sequence[GeneratePart | None] | int]
+
+
+TEXT = (0, 8, 5, END)
+
+
+def well(request: GenerateRequest) -> Sequence[GeneratePart | None]:
+    """The rest of the text for each completion, whatever its beginning is."""
+    rest = TEXT[prefix_of(request) :]
+    return [part(index, rest) for index in range(request.n)]
+
+
+def prefix_of(request: GenerateRequest) -> int:
+    """How many tokens of a completion of a plain lease the prompt ends with."""
+    return lease().sampling.max_tokens - request.sampling.max_tokens
+
+
+def exact(completion: str, arguments: dict[str, object]) -> float | str:
+    return 1.0 if completion == arguments["answer"] else 0.0
+
+
+@dataclass
+class Bench:
+    """A rollout and all that it talks to."""
+
+    rollout: Rollout
+    fleet: GeneratorFleet
+    endpoints: RewardEndpoints
+    generators: list[ScriptedGenerator]
+    rewards: list[ScriptedRewards]
+    pauses: list[float]
+
+    async def run(self, granted: Lease) -> Finished | Failed:
+        async with asyncio.timeout(20):
+            return await self.rollout.run(granted, Progress())
+
+    async def finished(self, granted: Lease) -> Finished:
+        outcome = await self.run(granted)
+        assert isinstance(outcome, Finished), outcome
+        return outcome
+
+    async def failed(self, granted: Lease) -> Failed:
+        outcome = await self.run(granted)
+        assert isinstance(outcome, Failed)
+        return outcome
+
+
+RESTS = BreakerSettings(rest_s=0.02, rest_max_s=0.1)
+MakeBench = Callable[..., Awaitable[Bench]]
+
+
+@asynccontextmanager
+async def benches(model: Path) -> AsyncIterator[MakeBench]:
+    """Makes benches; what fails rests shortly."""
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(HttpClient())
+
+        async def make(
+            *scripts: Script,
+            rewards: Sequence[ScriptedRewards] | None = None,
+            extra: Sequence[OfferedEnvironment] = (),
+            timeout_s: float = 20.0,
+            silence_s: float = 5.0,
+        ) -> Bench:
+            generators = [ScriptedGenerator(script) for script in scripts or (well,)]
+            judges = list(rewards or [ScriptedRewards(exact)])
+            for generator in generators:
+                generator.url = await stack.enter_async_context(served(generator.handle, "/v1/generate"))
+            for judge in judges:
+                judge.url = await stack.enter_async_context(served(judge.handle, "/v1/score"))
+            fleet = GeneratorFleet(breakers=Breakers("generator", settings=RESTS))
+            fleet.replace([serving(f"g{index}", generator.url) for index, generator in enumerate(generators)])
+            endpoints = RewardEndpoints(
+                [judge.url for judge in judges], breakers=Breakers("reward service", settings=RESTS)
+            )
+            pauses: list[float] = []
+
+            async def note(pause_s: float) -> None:
+                pauses.append(pause_s)
+
+            backoff = Backoff(first_s=1.0, max_s=8.0, sleep=note)
+            metrics = RolloutMetrics(Metrics("env-service"))
+            offered = {**catalog.build([AdditionTasks()]), **{each.name: each for each in extra}}
+            rollout = Rollout(
+                env_id="env-0",
+                environments=offered,
+                tokenization=Tokenization(model),
+                generation=Generation(
+                    http=http,
+                    fleet=fleet,
+                    attempts=3,
+                    silence_s=silence_s,
+                    deadline_s=20,
+                    backoff=backoff,
+                    metrics=metrics,
+                ),
+                scoring=Scoring(
+                    http=http,
+                    endpoints=endpoints,
+                    attempts=3,
+                    item_attempts=2,
+                    deadline_s=5,
+                    backoff=backoff,
+                    metrics=metrics,
+                ),
+                timeout_s=timeout_s,
+                metrics=metrics,
+            )
+            return Bench(rollout, fleet, endpoints, generators, judges, pauses)
+
+        yield make
