@@ -2,7 +2,7 @@
 
 from learner.reports.records import StepRecord
 from learner.training.metrics import StepMetrics
-from learner.weights.publisher import PublishReport
+from learner.weights.reports import PublishReport
 from services.metrics import Metrics
 
 

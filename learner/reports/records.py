@@ -1,6 +1,7 @@
 """What a run writes down while it goes on: `metrics.jsonl`, `samples.jsonl`, and the line of progress.
 
-`metrics.jsonl` holds one object a line, told apart by `kind`: `step`, `replay`, `publish` and `evaluation`.
+`metrics.jsonl` holds one object a line, told apart by `kind`: `step`, `replay`, `publish`, `join` and
+`evaluation`.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ import numpy as np
 
 from learner.intake.evaluation import EvaluationResult
 from learner.training.metrics import StepMetrics
-from learner.weights.publisher import PublishReport
+from learner.weights.reports import JoinReport, PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
 
 log = logging.getLogger(__name__)
@@ -151,6 +152,10 @@ class Records:
         """Notes a publish."""
         self.publishes.append(report)
         self._write({"kind": "publish", **dataclasses.asdict(report)})
+
+    def join(self, report: JoinReport) -> None:
+        """Notes a generator that caught up."""
+        self._write({"kind": "join", **dataclasses.asdict(report)})
 
     def evaluation(self, result: EvaluationResult) -> None:
         """Notes and says an evaluation."""
