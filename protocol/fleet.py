@@ -34,7 +34,7 @@ class Fingerprints(WireModel):
 class Announcement(WireModel):
     """`POST /v1/generators` at the learner, repeated every few seconds: I am here, this is what I am.
 
-    A generator that falls silent leaves the fleet. One that must not serve this run is refused with status 409. Its kind
+    A generator that falls silent leaves the fleet. One that must not serve this run is refused with status 409. Kind
     `join_refused` (another protocol or model) or `superseded` (another process has taken the id) stands for the life of
     the generator's process; `expelled` (it proved to serve something else) for this start of the learner.
 
@@ -102,7 +102,7 @@ class Prepare(WireModel):
     """`POST /v1/weights/prepare`: receive these buckets into the staging buffer while serving goes on."""
 
     version: VersionText
-    epoch: int = Field(ge=1)
+    epoch: int = Field(ge=0)
     buckets: tuple[BucketSpec, ...] = Field(min_length=1)
 
 
