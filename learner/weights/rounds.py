@@ -5,9 +5,9 @@
 A round ends in time whatever its members do, and is made of those who are there:
 
 - Who does not answer is dropped from the fleet, until it announces itself again.
-- Who fails by itself while others go on is suspended, and catches up by a download.
-- Who fails with the silent one (one death makes all survivors of a broadcast fail) is broadcast to once more, in a new
-  process group of the living; after a second failure it is suspended.
+- Who fails by itself, be it the first of all, is suspended, and catches up by a download.
+- Who fails because of another one (one death makes all survivors of a broadcast fail) is broadcast to once more, in a
+  new process group of the living; after a second failure it is suspended.
 - Who lets the others wait for its commit is suspended until it answers; the others serve meanwhile.
 
 After any failure the process group is thrown away, never used again.
@@ -18,8 +18,9 @@ import logging
 import operator
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from learner.weights.commits import Commits
 from learner.weights.fleet import Fleet, Member
@@ -30,8 +31,6 @@ from learner.weights.shelf import Packed
 from learner.weights.threads import collective_beside
 from protocol.fleet import JoinedGroup, JoinGroup, Prepare, Prepared
 from services.http_client import ServiceError, ServiceTimeout, ServiceUnreachable
-
-Answers = Mapping[Member, "asyncio.Future[object]"]
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +56,48 @@ class _Reached:
     victims: Sequence[Member]
     failed: Mapping[Member, str]
     silent: Mapping[Member, str]
+
+
+class _Asked:
+    """A request to each member of a collective."""
+
+    def __init__(self, requests: Mapping[Member, Coroutine[object, object, object]]) -> None:
+        self.answers: dict[Member, asyncio.Future[object]] = {}
+        self._first_to_fail: Member | None = None
+        for member, request in requests.items():
+            self.answers[member] = asyncio.ensure_future(request)
+            self.answers[member].add_done_callback(partial(self._note, member))
+
+    def _note(self, member: Member, answer: "asyncio.Future[object]") -> None:
+        if self._first_to_fail is None and not answer.cancelled() and answer.exception() is not None:
+            self._first_to_fail = member
+
+    def sorted_out(self, *, whole: bool) -> _Reached:
+        """Who is to blame. `whole` tells that a member that answered well has all that it needs.
+
+        If nobody is silent and all fail, the first has failed by itself, and the others for want of it.
+        """
+        well: list[Member] = []
+        refused: dict[Member, str] = {}
+        silent: dict[Member, str] = {}
+        for member, answer in self.answers.items():
+            if not answer.done() or answer.cancelled():
+                silent[member] = f"{member.url} did not answer in time"
+            elif (error := answer.exception()) is None:
+                well.append(member)
+            elif isinstance(error, ServiceUnreachable | ServiceTimeout):
+                silent[member] = str(error)
+            elif isinstance(error, ServiceError):
+                refused[member] = str(error)
+            else:
+                raise error
+        guilty = set() if silent else set(refused) if well else {self._first_to_fail}
+        return _Reached(
+            through=well if whole else [],
+            victims=[*([] if whole else well), *(member for member in refused if member not in guilty)],
+            failed={member: why for member, why in refused.items() if member in guilty},
+            silent=silent,
+        )
 
 
 class Rounds:
@@ -130,15 +171,17 @@ class Rounds:
         world_size = 1 + sum(member.announcement.world_size for member in members)
         meeting = Meeting(host=options.host, epoch=self._epoch, world_size=world_size, timeout_s=options.meet_timeout_s)
         log.info("epoch %d: meeting %s for weight broadcasts", self._epoch, _names(members))
-        asked = {
-            member: asyncio.ensure_future(self._invite(member, meeting, rank_offset))
-            for member, rank_offset in zip(members, _rank_offsets(members), strict=True)
-        }
+        asked = _Asked(
+            {
+                member: self._invite(member, meeting, rank_offset)
+                for member, rank_offset in zip(members, _rank_offsets(members), strict=True)
+            }
+        )
         group = await collective_beside(
-            lambda: meeting.join(backend=options.backend), asked.values(),
+            lambda: meeting.join(backend=options.backend), asked.answers.values(),
             answer_s=options.meet_timeout_s, grace_s=_GRACE_S,
         )  # fmt: skip
-        reached = _sorted_out(asked, whole=False)
+        reached = asked.sorted_out(whole=False)
         if not isinstance(group, BroadcastGroup):
             _raise_unless_expected(group)
         elif reached.failed or reached.silent:
@@ -167,19 +210,16 @@ class Rounds:
         specs = tuple(bucket.spec for bucket in packed.buckets)
         body = Prepare(version=str(packed.version), epoch=self._epoch, buckets=specs)
         deadline_s = timeout_s * (len(specs) + 1) + _GRACE_S
-        asked = {
-            member: asyncio.ensure_future(self._ask_to_prepare(member, body, deadline_s=deadline_s))
-            for member in members
-        }
+        asked = _Asked({member: self._ask_to_prepare(member, body, deadline_s=deadline_s) for member in members})
         sent = await collective_beside(
-            lambda: group.send(packed.buckets, timeout_s=timeout_s), asked.values(),
+            lambda: group.send(packed.buckets, timeout_s=timeout_s), asked.answers.values(),
             answer_s=timeout_s, grace_s=_GRACE_S,
         )  # fmt: skip
         _raise_unless_expected(sent)
         if sent is not None:
             log.debug("epoch %d: version %s was not sent to all: %s", self._epoch, packed.version, sent)
             self.close()
-        return _sorted_out(asked, whole=True)
+        return asked.sorted_out(whole=True)
 
     async def _ask_to_prepare(self, member: Member, body: Prepare, *, deadline_s: float) -> object:
         return await self._commits.ask(member, "prepare", body, Prepared, deadline_s=deadline_s)
@@ -239,26 +279,6 @@ class Rounds:
             self._fleet.lost(member.generator_id)
         else:
             self._commits.accept([proof], packed)
-
-
-def _sorted_out(asked: Answers, *, whole: bool) -> _Reached:
-    """Who is to blame. `whole` tells that a member that answered well has all that it needs."""
-    well, refused, silent = [], {}, {}
-    for member, answer in asked.items():
-        error = answer.exception() if answer.done() and not answer.cancelled() else None
-        if not answer.done() or answer.cancelled():
-            silent[member] = f"{member.url} did not answer in time"
-        elif isinstance(error, ServiceUnreachable | ServiceTimeout):
-            silent[member] = str(error)
-        elif isinstance(error, ServiceError):
-            refused[member] = str(error)
-        elif error is not None:
-            raise error
-        else:
-            well.append(member)
-    alone = not silent and (bool(well) or len(refused) == 1)
-    victims = [*([] if whole else well), *([] if alone else refused)]
-    return _Reached(through=well if whole else [], victims=victims, failed=refused if alone else {}, silent=silent)
 
 
 def _raise_unless_expected(result: object) -> None:

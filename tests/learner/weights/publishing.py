@@ -101,7 +101,7 @@ class Learner:
         async with asyncio.timeout(60):
             while not condition():
                 self.stirred.clear()
-                await self.stirred.wait()
+                await asyncio.wait([asyncio.ensure_future(self.stirred.wait())], timeout=0.05)
 
     async def until_served(self, **versions: int) -> None:
         expected = {name: f"1.{version}" for name, version in versions.items()}
