@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -101,7 +101,8 @@ class Learner:
         async with asyncio.timeout(60):
             while not condition():
                 self.stirred.clear()
-                await asyncio.wait([asyncio.ensure_future(self.stirred.wait())], timeout=0.05)
+                with suppress(TimeoutError):  # not all that is waited for stirs
+                    await asyncio.wait_for(self.stirred.wait(), 0.05)
 
     async def until_served(self, **versions: int) -> None:
         expected = {name: f"1.{version}" for name, version in versions.items()}
