@@ -65,6 +65,11 @@ class GatedLLM(AsyncLLM):  # type: ignore[misc]
             if not waiter.done():
                 waiter.set_result(None)
 
+    @property
+    def waiting_at_the_gate(self) -> int:
+        """How many requests wait for it to open."""
+        return len(self._waiters)
+
     async def hand_back(self) -> None:
         """Ends every request: with what it has so far, and those that wait at the gate with TurnedAway.
 
