@@ -5,7 +5,7 @@ import dataclasses
 import multiprocessing
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 PROBE = (3, 4, 5, 9, 11)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Looks every hundredth of a second, for a minute."""
+    for _ in range(6000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("waited a minute in vain")
 
 
 def serving_of(rig: Rig) -> "Serving":
@@ -138,9 +147,7 @@ async def test_requests_that_are_handed_back_end_with_all_their_tokens_and_an_ab
     sampling = asyncio.create_task(sample(rig, n=3, max_tokens=900))
     alone = asyncio.create_task(sample(rig, n=1, max_tokens=900))
     before = rig.engine.counters().tokens_total
-    async with asyncio.timeout(60):
-        while rig.engine.counters().tokens_total < before + 200:
-            await asyncio.sleep(0.01)
+    await until(lambda: rig.engine.counters().tokens_total >= before + 200)
     await rig.engine.hand_back()
     async with asyncio.timeout(30):
         completions = [*await sampling, *await alone]
@@ -157,9 +164,7 @@ async def test_requests_that_wait_for_weights_are_handed_back_without_tokens(rig
     await rig.engine.llm.close_gate()
     try:
         waiting = asyncio.create_task(sample(rig, n=2))
-        await asyncio.sleep(0)
-        while not rig.engine.llm.waiting_at_the_gate:
-            await asyncio.sleep(0.01)
+        await until(lambda: rig.engine.llm.waiting_at_the_gate > 0)
         await rig.engine.hand_back()
         completions = await waiting
         assert [(one.finish_reason, one.token_ids) for one in completions] == [("abort", ())] * 2
@@ -178,21 +183,17 @@ async def test_an_engine_that_is_stopped_is_noticed_and_its_requests_go_back_unt
     serving.holds(rig.engine.version)
     watch = asyncio.create_task(watch_answers(rig.engine, serving=serving))
     sampling = asyncio.create_task(sample(rig, n=2, max_tokens=900))
-    while not rig.engine.counters().running:
-        await asyncio.sleep(0.01)
+    await until(lambda: rig.engine.counters().running > 0)
     with stopped_engine():
+        await until(lambda: serving.condition == "stalled")
+        assert not serving.ready
         async with asyncio.timeout(60):
-            while serving.condition != "stalled":
-                await asyncio.sleep(0.05)
-            assert not serving.ready
             completions = await sampling
         assert {completion.finish_reason for completion in completions} == {"abort"}
         assert all(covers(completion) for completion in completions)
         with pytest.raises(WeightSyncError, match="did not answer within 2 s"):
             await rig.engine.commit(version="9.9")
-    async with asyncio.timeout(60):
-        while serving.condition != "able":
-            await asyncio.sleep(0.05)
+    await until(lambda: serving.condition == "able")
     watch.cancel()
     with suppress(asyncio.CancelledError):
         await watch
