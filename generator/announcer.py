@@ -13,30 +13,72 @@ log = logging.getLogger(__name__)
 _RETRY_S = 1.0
 
 
+_EXPELLED_RETRY_S = 10.0
+
+
 class JoinRefusedByLearner(RuntimeError):
     """The learner does not take this generator, and would not at another try."""
+
+
+class _Expelled(Exception):
+    """The learner does not take this process, but its next start may."""
 
 
 async def announce(
     *, learner: str, client: HttpClient, announcement: Announcement, serving: Serving, waits: Waiting
 ) -> None:
-    """Announces until cancelled; waits for a learner that is away. Raises JoinRefusedByLearner."""
+    """Announces until cancelled, at once when something changes; waits for a learner that is away.
+
+    Raises JoinRefusedByLearner for what will not go away: another protocol, model or token, or an id taken by a later
+    process. A generator that was expelled stays up, serves nothing, and goes on asking: it is taken in again by the
+    learner's next start, and checked anew. What it holds is kept for whoever looks for the fault; a restart of its
+    process is the remedy, and left to its supervisor.
+    """
+    while True:
+        try:
+            await _announce_for_a_while(learner, client, announcement, serving, waits)
+        except _Expelled as expelled:
+            log.error("%s", expelled)
+            serving.holds(None)
+            with waits.wait(f"the learner at {learner} to take it back", quiet_s=0.0):
+                await _wait_until_taken_back(learner, client, announcement, serving)
+
+
+async def _announce_for_a_while(
+    learner: str, client: HttpClient, announcement: Announcement, serving: Serving, waits: Waiting
+) -> None:
     while True:
         with waits.wait(f"the learner at {learner}", quiet_s=2.0, blocks_readiness=serving.version is None):
             answer = await _announce_once(learner, client, announcement, serving)
             while answer is None:
                 await asyncio.sleep(_RETRY_S)
                 answer = await _announce_once(learner, client, announcement, serving)
-        await asyncio.sleep(answer.announce_every_s)
+        await serving.news(within_s=answer.announce_every_s)
+
+
+async def _wait_until_taken_back(
+    learner: str, client: HttpClient, announcement: Announcement, serving: Serving
+) -> None:
+    while True:
+        await asyncio.sleep(_EXPELLED_RETRY_S)
+        try:
+            if await _announce_once(learner, client, announcement, serving) is not None:
+                return
+        except _Expelled as expelled:
+            log.debug("%s", expelled)
 
 
 async def _announce_once(
     learner: str, client: HttpClient, announcement: Announcement, serving: Serving
 ) -> AnnouncementAnswer | None:
-    current = announcement.model_copy(update={"serving_version": serving.version})
+    condition = serving.condition
+    version = serving.version if condition == "able" else None
+    current = announcement.model_copy(update={"serving_version": version, "condition": condition})
     try:
         return await client.post(f"{learner.rstrip('/')}/v1/generators", current, AnnouncementAnswer, deadline_s=5.0)
     except ServiceRefused as error:
+        if error.kind == "expelled":
+            raise _Expelled(error.message) from error
         raise JoinRefusedByLearner(error.message) from error
     except ServiceError as error:
         log.debug("the learner does not answer: %s", error)

@@ -27,6 +27,7 @@ class BroadcastGroup:
         self._spec = spec
         self._device = device
         self._timeout = datetime.timedelta(seconds=spec.bucket_timeout_s)
+        self._meet_timeout = datetime.timedelta(seconds=spec.meet_timeout_s)
         try:
             self._group = self._join(rank=spec.rank_offset + worker_rank)
         except (RuntimeError, OSError) as error:
@@ -50,14 +51,14 @@ class BroadcastGroup:
 
     def _join(self, *, rank: int) -> Any:
         spec = self._spec
-        store = c10d.TCPStore(spec.host, spec.port, spec.world_size, is_master=False, timeout=self._timeout)
+        store = c10d.TCPStore(spec.host, spec.port, spec.world_size, is_master=False, timeout=self._meet_timeout)
         prefixed = c10d.PrefixStore(f"headway-{spec.epoch}", store)
         if spec.backend == "nccl":
             options = c10d.ProcessGroupNCCL.Options()
-            options._timeout = self._timeout
+            options._timeout = self._meet_timeout
             return c10d.ProcessGroupNCCL(prefixed, rank, spec.world_size, options)
         gloo = c10d.ProcessGroupGloo._Options()
-        gloo._timeout = self._timeout
+        gloo._timeout = self._meet_timeout
         gloo._devices = [c10d.ProcessGroupGloo.create_device(hostname=local_address(host=spec.host, port=spec.port))]
         return c10d.ProcessGroupGloo(prefixed, rank, spec.world_size, gloo)
 

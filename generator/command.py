@@ -24,7 +24,7 @@ def main() -> None:
         signal.signal(number, _exit)
     from generator.service import serve
 
-    code = run_process("generator", lambda stop: serve(config, options, stop), finish_s=config.drain_s + 3.0)
+    code = run_process("generator", lambda stop: serve(config, options, stop), finish_s=config.drain_s + 5.0)
     atexit._run_exitfuncs()
     logging.shutdown()
     # To take down an interpreter that holds torch and vllm is seconds of work on a busy machine, for nothing.
@@ -54,6 +54,7 @@ def engine_options(config: GeneratorConfig) -> EngineOptions:
         staging=engine.staging,
         tokenizer=config.openai,
         pause_ttl_s=config.join.pause_ttl_s,
+        stall_timeout_s=engine.stall_timeout_s,
         verbose=engine.verbose,
     )
 

@@ -33,6 +33,9 @@ class EngineConfig(ConfigModel):
     staging: Literal["staging", "none"] = Field(
         "staging", description="receive new weights beside the old ones while serving, or within the pause"
     )
+    stall_timeout_s: float = Field(
+        15.0, gt=0, description="an engine that does not answer for so long is out of service until it does, in seconds"
+    )
     verbose: bool = Field(False, description="let vLLM's own log through")
 
 
@@ -48,6 +51,9 @@ class JoinConfig(ConfigModel):
     url: str | None = Field(None, description="address under which others reach this generator, if not its own")
     backend: Annotated[Backend, EqualTo("learner", "weights.backend")] = Field(
         "gloo", description="collective of weight broadcasts: gloo on CPUs, nccl on GPUs"
+    )
+    download_folder: Path | None = Field(
+        None, description="where downloaded weights lie until they are loaded; the system's temporary folder if none"
     )
     pause_ttl_s: float = Field(60.0, gt=0, description="longest pause for a commit; the old weights serve on after it")
 

@@ -18,12 +18,12 @@ from typing import TypeVar
 
 import xxhash
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from generator.gated_llm import GatedLLM
+from generator.gated_llm import GatedLLM, TurnedAway
 from generator.options import EngineOptions
 from generator.reports import CommitReport, EngineCounters
-from generator.vllm_records import engine_args, generate_part, sampling_params, scoring_params
+from generator.vllm_records import engine_args, engine_kind, generate_part, sampling_params, scoring_params
 from generator.weight_plan import LoadReport, WeightSyncError, check_plan
 from protocol.fleet import JoinGroup, Prepare
 from protocol.generation import GeneratePart, Sampling
@@ -52,6 +52,7 @@ class Engine:
         self._llm = llm
         self._sync_lock = asyncio.Lock()
         self._unloaded = False
+        self._loading = False
         self._bucket_timeout_s = FILE_TIMEOUT_S
         self._commit_task: asyncio.Future[CommitReport] | None = None
 
@@ -98,7 +99,8 @@ class Engine:
         """Sample n completions of one prompt. Closing the iterator aborts the request.
 
         The prefix cache is always salted with the version; `cache_salt` is added to it. Raises ValueError for a request
-        that the engine refuses, and EngineGone.
+        that the engine refuses, and EngineGone. A request that is handed back ends with a part of reason "abort" for
+        each completion.
         """
         prompt = {"type": "token", "prompt_token_ids": list(prompt_token_ids), "cache_salt": cache_salt}
         params = sampling_params(n=n, sampling=sampling, stream_interval=self._options.stream_interval)
@@ -106,6 +108,11 @@ class Engine:
             async for output in self._llm.generate(prompt, params, request_id):
                 for completion in output.outputs:
                     yield generate_part(completion)
+        except EngineGenerateError as error:
+            if not isinstance(error.__cause__, TurnedAway):
+                raise
+            for index in range(n):
+                yield GeneratePart(index=index, finish_reason="abort")
         except EngineDeadError as error:
             raise EngineGone(str(error)) from error
 
@@ -123,6 +130,24 @@ class Engine:
             raise EngineGone(str(error)) from error
         raise EngineGone("the engine gave no answer")
 
+    @property
+    def kind(self) -> str:
+        """Engines of one kind load equal bytes to parameters of equal fingerprint."""
+        return engine_kind(self._llm.vllm_config)
+
+    @property
+    def answer_timeout_s(self) -> float:
+        """The longest that an engine which is well takes to answer, in seconds: a load keeps it from answering."""
+        return self._options.stall_timeout_s + (self._options.pause_ttl_s if self._loading else 0.0)
+
+    async def ping(self) -> None:
+        """Returns when the engine's process has answered, however long that takes."""
+        await self._llm.get_weight_version()
+
+    async def hand_back(self) -> None:
+        """End every request with what it has so far; a completion's last part is an "abort". Asks no answer."""
+        await self._llm.hand_back()
+
     async def join_group(self, group: JoinGroup) -> None:
         """Join the learner's process group; the store at its host and port is the learner's.
 
@@ -132,7 +157,7 @@ class Engine:
         request = WeightTransferInitRequest({"spec": group.model_dump_json()})
         async with self._sync_lock, self._abandoned_on_failure():
             await self._call(self._llm.init_weight_transfer_engine(request))
-            await self._settled(deadline_s=self._bucket_timeout_s + GRACE_S)
+            await self._settled(deadline_s=group.meet_timeout_s + GRACE_S)
 
     async def stage(self, plan: Prepare) -> None:
         """Receive all buckets of `plan` while the engine serves on, and verify them.
@@ -197,12 +222,14 @@ class Engine:
 
     async def _commit(self, *, version: str, clear_cache: bool) -> CommitReport:
         async with self._sync_lock:
-            await self._llm.close_gate()
             start = time.perf_counter()
             try:
+                await self._call(self._llm.close_gate())
                 await self._pause(clear_cache=clear_cache)
                 reports = await self._load()
                 await self._stamp(version)
+            except WeightSyncError as error:
+                raise WeightSyncError(error.reason, unloaded=self._unloaded) from error
             finally:
                 await self._resume()
             pause_s = time.perf_counter() - start
@@ -215,28 +242,39 @@ class Engine:
         await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear_cache))
 
     async def _resume(self) -> None:
-        if not self._unloaded:
+        if self._unloaded:
+            return
+        try:
             await self._call(self._llm.resume_generation())
+        finally:
+            # An engine that does not answer resumes when it does: what was sent to it is in order.
             self._llm.open_gate()
 
     async def _load(self) -> list[LoadReport]:
-        """Raises WeightSyncError. From the call until every worker has answered well, the weights count as unloaded."""
+        """Raises WeightSyncError. From the call until the new version is stamped, the weights count as unloaded."""
         was_unloaded, self._unloaded = self._unloaded, True
-        answers: list[str] = await self._call(
-            self._llm.collective_rpc("headway_load", args=(self._options.pause_ttl_s,))
-        )
+        answers = await self._load_answers()
         reports = [LoadReport.from_json(answer) for answer in answers]
         errors = [report.error for report in reports if report.error]
         # With several workers one may have loaded what another has not.
         touched = any(report.unloaded or not report.error for report in reports)
-        self._unloaded = was_unloaded or touched if errors else False
         if errors:
-            raise WeightSyncError(f"the load failed: {errors[0]}", unloaded=self._unloaded)
+            self._unloaded = was_unloaded or touched
+            raise WeightSyncError(f"the load failed: {errors[0]}")
         return reports
+
+    async def _load_answers(self) -> list[str]:
+        ttl_s = self._options.pause_ttl_s
+        self._loading = True
+        try:
+            return await self._call(self._llm.collective_rpc("headway_load", args=(ttl_s,)), more_s=ttl_s)
+        finally:
+            self._loading = False
 
     async def _stamp(self, version: str) -> None:
         await self._call(self._llm.update_weight_version(version))
         self._llm.cache_version = version
+        self._unloaded = False
 
     @asynccontextmanager
     async def _abandoned_on_failure(self) -> AsyncIterator[None]:
@@ -268,9 +306,14 @@ class Engine:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, POLL_MOST_S)
 
-    async def _call(self, call: Awaitable[Answer]) -> Answer:
+    async def _call(self, call: Awaitable[Answer], *, more_s: float = 0.0) -> Answer:
+        """Raises WeightSyncError if the engine does not answer in time; what was asked may still take place then."""
+        deadline_s = self._options.stall_timeout_s + more_s
         try:
-            return await call
+            async with asyncio.timeout(deadline_s):
+                return await call
+        except TimeoutError as error:
+            raise WeightSyncError(f"the engine of this generator did not answer within {deadline_s:g} s") from error
         except EngineDeadError as error:
             raise EngineGone(str(error)) from error
 

@@ -12,13 +12,17 @@ from generator.output_processor import CountingOutputProcessor
 from generator.reports import EngineCounters
 
 
+class TurnedAway(Exception):
+    """A request that waited for the engine, and that the engine will not begin."""
+
+
 class GatedLLM(AsyncLLM):  # type: ignore[misc]
     """Build it outside of the event loop's thread, with `from_engine_args`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.cache_version = ""
-        self._gate = asyncio.Event()
-        self._gate.set()
+        self._closed = False
+        self._waiters: set[asyncio.Future[None]] = set()
         self._entering = 0
         self._none_entering = asyncio.Event()
         self._none_entering.set()
@@ -34,10 +38,12 @@ class GatedLLM(AsyncLLM):  # type: ignore[misc]
         """The owner shuts the engine down; vLLM would try again while the interpreter is being torn down."""
 
     async def add_request(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
-        """Every route of vLLM ends here. Raises ValueError for a prompt that vLLM has not rendered to tokens."""
+        """Every route of vLLM ends here. Raises ValueError for a prompt that vLLM has not rendered to tokens, and
+        TurnedAway.
+        """
         if not isinstance(prompt, dict):
             raise ValueError(f"request {request_id}: a prompt must be a rendered one, got {type(prompt).__name__}")
-        await self._gate.wait()
+        await self._through_the_gate()
         self._entering += 1
         self._none_entering.clear()
         try:
@@ -50,11 +56,38 @@ class GatedLLM(AsyncLLM):  # type: ignore[misc]
 
     async def close_gate(self) -> None:
         """New requests wait from now on; returns when those that came before are in the engine."""
-        self._gate.clear()
+        self._closed = True
         await self._none_entering.wait()
 
     def open_gate(self) -> None:
-        self._gate.set()
+        self._closed = False
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    @property
+    def waiting_at_the_gate(self) -> int:
+        """How many requests wait for it to open."""
+        return len(self._waiters)
+
+    async def hand_back(self) -> None:
+        """Ends every request: with what it has so far, and those that wait at the gate with TurnedAway.
+
+        Waits for no answer of the engine.
+        """
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(TurnedAway("the generator hands its requests back"))
+        await self.abort(list(self.output_processor.external_req_ids))
+
+    async def _through_the_gate(self) -> None:
+        while self._closed:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
 
     async def stop(self, *, timeout_s: float) -> None:
         """End the engine's process, killing it after `timeout_s`, and close the sockets to it."""

@@ -16,6 +16,7 @@ class EngineOptions:
     stream each token.
     `staging` says where an update is received: beside the old weights while they serve, or within the pause.
     `tokenizer` says whether to load the model's; our own routes take and give tokens, the OpenAI routes need it.
+    `stall_timeout_s` is the longest wait for an answer of the engine, beside what a load takes (`pause_ttl_s`).
     `initial_version` stamps the tokens that are sampled before the first commit.
     """
 
@@ -36,6 +37,7 @@ class EngineOptions:
     tokenizer: bool = True
     initial_version: str = "0.0"
     pause_ttl_s: float = 60.0
+    stall_timeout_s: float = 15.0
     verbose: bool = False
 
 

@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from generator.serving import Serving
 from generator.weight_sync import WeightSync
-from protocol.fleet import Commit, JoinGroup, Prepare
+from protocol.fleet import Commit, JoinGroup, Prepare, Pull
 from protocol.generation import GenerateRequest
 from services.http_app import RequestRefused, json_answer, json_body, streamed_answer
 
@@ -28,7 +28,7 @@ def add_token_routes(app: FastAPI, *, serving: Serving) -> None:
 
 
 def add_weight_routes(app: FastAPI, *, sync: WeightSync) -> None:
-    """`POST /v1/weights/group`, `/prepare` and `/commit`, in this order."""
+    """`POST /v1/weights/group` and `/prepare`, or `/pull`; then `/commit`."""
 
     @app.post("/v1/weights/group")
     async def group(request: Annotated[JoinGroup, Depends(json_body(JoinGroup))]) -> Response:
@@ -37,6 +37,10 @@ def add_weight_routes(app: FastAPI, *, sync: WeightSync) -> None:
     @app.post("/v1/weights/prepare")
     async def prepare(request: Annotated[Prepare, Depends(json_body(Prepare))]) -> Response:
         return json_answer(await sync.prepare(request))
+
+    @app.post("/v1/weights/pull")
+    async def pull(request: Annotated[Pull, Depends(json_body(Pull))]) -> Response:
+        return json_answer(await sync.pull(request))
 
     @app.post("/v1/weights/commit")
     async def commit(request: Annotated[Commit, Depends(json_body(Commit))]) -> Response:

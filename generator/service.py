@@ -1,12 +1,13 @@
 """A generator, wired: the engine, our routes and vLLM's, and the announcements to the learner.
 
-Loops, and what each waits for: `http` for requests; `announce` for the clock, or for the learner; `weights` for a
-commit; `engine` watches that the engine's process lives. HTTP is up before the engine, so that health and readiness
-can be asked for while it starts.
+Loops, and what each waits for: `http` for requests; `announce` for the clock, for news, or for the learner; `weights`
+for a commit; `life` watches that the engine's process lives, and `answers` that it answers. HTTP is up before the
+engine, so that health and readiness can be asked for while it starts.
 """
 
 import asyncio
 import json
+import secrets
 import socket
 from contextlib import AsyncExitStack
 from importlib.metadata import version
@@ -16,11 +17,13 @@ from fastapi import FastAPI
 from generator.announcer import announce
 from generator.config import GeneratorConfig
 from generator.engine import Engine
+from generator.engine_watch import watch_answers, watch_life
 from generator.measures import Measures
 from generator.openai_routes import mount_openai_routes
 from generator.options import EngineOptions
+from generator.puller import Puller
 from generator.routes import add_token_routes, add_weight_routes, refused_while_starting
-from generator.serving import Serving, watch_engine
+from generator.serving import Serving
 from generator.weight_sync import WeightSync
 from protocol.fingerprints import fingerprint_directory
 from protocol.fleet import Announcement
@@ -56,16 +59,21 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
                 stack.push_async_callback(engine.shutdown)
                 measures = Measures(metrics, engine=engine)
                 serving = _serving(config, engine=engine, measures=measures, name=announcement.generator_id)
-                await _add_routes(app, config=config, engine=engine, serving=serving, measures=measures)
+                sync = _weight_sync(config, engine=engine, serving=serving, measures=measures, client=client)
+                await _add_routes(app, config=config, engine=engine, serving=serving, sync=sync)
                 waits.started()
-                works = {"engine": watch_engine(engine), "weights": serving.watch_weights(waits)}
+                works = {
+                    "life": watch_life(engine),
+                    "answers": watch_answers(engine, serving=serving),
+                    "weights": serving.watch_weights(waits),
+                }
                 if config.join.learner is None:
                     serving.holds(engine.version)
                 else:
                     works["announce"] = announce(
                         learner=config.join.learner,
                         client=client,
-                        announcement=announcement,
+                        announcement=announcement.model_copy(update={"kind": engine.kind}),
                         serving=serving,
                         waits=waits,
                     )
@@ -103,11 +111,20 @@ def _serving(config: GeneratorConfig, *, engine: Engine, measures: Measures, nam
     )
 
 
+def _weight_sync(
+    config: GeneratorConfig, *, engine: Engine, serving: Serving, measures: Measures, client: HttpClient
+) -> WeightSync:
+    learner = config.join.learner
+    puller = Puller(client=client, learner=learner) if learner is not None else None
+    folder = config.join.download_folder
+    return WeightSync(engine=engine, serving=serving, measures=measures, puller=puller, folder=folder)
+
+
 async def _add_routes(
-    app: FastAPI, *, config: GeneratorConfig, engine: Engine, serving: Serving, measures: Measures
+    app: FastAPI, *, config: GeneratorConfig, engine: Engine, serving: Serving, sync: WeightSync
 ) -> None:
     add_token_routes(app, serving=serving)
-    add_weight_routes(app, sync=WeightSync(engine=engine, serving=serving, measures=measures))
+    add_weight_routes(app, sync=sync)
     if config.openai:
         await mount_openai_routes(
             app, engine=engine, served_model_name=config.served_model_name, check_ready=serving.check_ready
@@ -118,6 +135,7 @@ def _announcement(config: GeneratorConfig, *, listener: Listener) -> Announcemen
     """What the learner is told about this generator. Raises FileNotFoundError for an incomplete model directory."""
     return Announcement(
         generator_id=config.id or f"{socket.gethostname()}:{listener.port}",
+        instance=secrets.token_hex(8),
         url=config.join.url or listener.url,
         protocol_version=PROTOCOL_VERSION,
         fingerprints=fingerprint_directory(config.model),

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 from generator.engine import Engine, EngineGone
 from generator.measures import Measures
+from protocol.fleet import Condition
 from protocol.generation import GeneratePart, GenerateRequest, GeneratorState
 from services.http_app import RequestRefused
 from services.waiting import Waiting
@@ -36,8 +37,10 @@ class Serving:
         self._measures = measures
         self._in_flight = 0
         self._draining = False
+        self._stalled = False
         self._version: str | None = None
         self._version_changed = asyncio.Event()
+        self._news = asyncio.Event()
 
     @property
     def version(self) -> str | None:
@@ -48,6 +51,35 @@ class Serving:
         """The engine holds whole weights of this version from now on, or none."""
         self._version = version
         self._version_changed.set()
+        self._news.set()
+
+    @property
+    def condition(self) -> Condition:
+        """Whether weights and requests are taken."""
+        if self._draining:
+            return "leaving"
+        return "stalled" if self._stalled else "able"
+
+    def stall(self) -> None:
+        """The engine does not answer: nothing is taken."""
+        self._stalled = True
+        self._news.set()
+
+    def answers(self) -> None:
+        """The engine answers."""
+        if self._stalled:
+            log.info("the engine answers again")
+            self._stalled = False
+            self._news.set()
+
+    async def news(self, *, within_s: float) -> None:
+        """Returns when others should hear of a change, or after `within_s`. For one caller."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._news.wait()
+        except TimeoutError:
+            return
+        self._news.clear()
 
     async def watch_weights(self, waits: Waiting) -> None:
         """Tells `waits` when there are no weights to serve, until cancelled."""
@@ -62,12 +94,14 @@ class Serving:
     @property
     def ready(self) -> bool:
         """Whether requests are taken."""
-        return self._version is not None and not self._draining and self._engine.is_alive
+        return self._version is not None and self.condition == "able" and self._engine.is_alive
 
     def check_ready(self) -> None:
         """Raises RequestRefused if no request is taken now, whatever it asks for."""
         if self._draining:
             raise RequestRefused(503, "draining", "this generator is stopping: try another one")
+        if self._stalled:
+            raise RequestRefused(503, "stalled", "this generator's engine does not answer: try another one")
         if not self.ready:
             raise RequestRefused(503, "not_serving", "this generator holds no weights of a learner yet: try again")
         if self._in_flight >= self._max_waiting_requests:
@@ -119,10 +153,14 @@ class Serving:
             self._in_flight -= 1
 
     async def drain(self, *, timeout_s: float) -> None:
-        """Takes nothing new and lets what runs finish."""
+        """Takes nothing new, lets what runs finish, and hands back what has not: each completion ends with a part that
+        holds what was not yet sent, and "abort".
+        """
         self._draining = True
+        self._news.set()
         if not await self._engine.drain(timeout_s=timeout_s):
-            log.warning("%d requests did not finish within %.0f s and are aborted", self._in_flight, timeout_s)
+            log.info("%d requests did not finish within %.0f s and are handed back", self._in_flight, timeout_s)
+        await self._engine.hand_back()
 
     def state(self) -> GeneratorState:
         """What `GET /v1/state` answers."""
@@ -136,14 +174,6 @@ class Serving:
             idle_s=counters.idle_s,
             uptime_s=counters.uptime_s,
         )
-
-
-async def watch_engine(engine: Engine) -> None:
-    """Raises EngineGone when the engine's process has died."""
-    while True:
-        await asyncio.sleep(1.0)
-        if not engine.is_alive:
-            raise EngineGone("the engine's process has died; restart this generator")
 
 
 def _check_sampling(request: GenerateRequest) -> None:

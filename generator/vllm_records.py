@@ -1,7 +1,11 @@
 """Between our records and vLLM's: how an engine is started, how it samples, what it answers."""
 
 import os
+import platform
 
+import torch
+import vllm
+from vllm.config import VllmConfig
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.outputs import CompletionOutput
@@ -42,6 +46,14 @@ def engine_args(options: EngineOptions) -> AsyncEngineArgs:
         disable_log_stats=True,
         enable_log_requests=False,
     )
+
+
+def engine_kind(config: VllmConfig) -> str:
+    """What the layout of loaded parameters depends on: the type, the device, and what this vLLM makes of both."""
+    cpu = current_platform.is_cpu()
+    device = torch.backends.cpu.get_cpu_capability() if cpu else current_platform.get_device_name()
+    dtype = str(config.model_config.dtype).removeprefix("torch.")
+    return f"vllm {vllm.__version__}, torch {torch.__version__}, {platform.machine()} {device}, {dtype}"
 
 
 def sampling_params(*, n: int, sampling: Sampling, stream_interval: int) -> SamplingParams:

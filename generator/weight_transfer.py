@@ -61,6 +61,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         self._operation: Future[None] | None = None
         self._plan: Prepare | None = None
         self._staged: list[torch.Tensor] | None = None
+        self._from_files = False
         self._spare: list[torch.Tensor] = []
         self._deadline = float("inf")
         self.touched = False
@@ -132,7 +133,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         finalize_layerwise_reload(self.model, self.model_config)
         _pack_heads_again(self.model)
         self.touched = False
-        self._spare = self._staged or []
+        self._spare = [] if self._from_files else self._staged or []
         self._staged = None
         self._plan = None
 
@@ -147,6 +148,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
             raise WeightSyncError("there is nothing to load: stage a plan first")
         if self._staged is None and plan.buckets:
             self._staged = [self._receive(group=self._joined(), bucket=plan.buckets[0], index=0)]
+            self._from_files = False
 
     def fingerprint(self) -> str:
         """XXH3 over the loaded parameters of this worker, by name. Equal weights on equal devices give equal ones."""
@@ -188,18 +190,19 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
     def _receive_all(self, group: BroadcastGroup, plan: Prepare) -> None:
         staged = [self._receive(group=group, bucket=bucket, index=i) for i, bucket in enumerate(plan.buckets)]
         if self._plan is plan:
-            self._staged = staged
+            self._staged, self._from_files = staged, False
 
     def _read_all(self, plan: Prepare, paths: Sequence[str]) -> None:
         if len(paths) != len(plan.buckets):
             raise WeightSyncError(f"the plan has {len(plan.buckets)} buckets, there are {len(paths)} files")
         staged = []
         for index, (bucket, path) in enumerate(zip(plan.buckets, paths, strict=True)):
+            # Mapped, not copied: the file may be removed, and goes with the last use of its bytes.
             raw = torch.from_file(path, size=bucket.nbytes, dtype=torch.uint8)
             _verify(raw, bucket=bucket, index=index)
-            staged.append(raw.to(self.device, copy=True))
+            staged.append(raw)
         if self._plan is plan:
-            self._staged = staged
+            self._staged, self._from_files = staged, True
 
     def _receive(self, *, group: BroadcastGroup, bucket: BucketSpec, index: int) -> torch.Tensor:
         buffer = self._buffer(bucket.nbytes)

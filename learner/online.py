@@ -26,7 +26,8 @@ from learner.training.batch import TrainSequence
 from learner.training.metrics import StepMetrics
 from learner.training.trainer import Trainer
 from learner.weights.generator_watch import IdleWatch
-from learner.weights.publisher import Publisher, Snapshot
+from learner.weights.publisher import Publisher
+from learner.weights.reports import Snapshot
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -43,8 +43,11 @@ from learner.trainer_thread import TrainerThread
 from learner.training_setup import OpenTrainer, first_probe, open_trainer, vocabulary_size
 from learner.weights.fleet import Fleet
 from learner.weights.generator_watch import IdleWatch
-from learner.weights.publisher import Publisher, PublisherOptions, PublishReport
+from learner.weights.options import PublisherOptions
+from learner.weights.publisher import Publisher
+from learner.weights.reports import JoinReport, PublishReport
 from learner.weights.routes import add_routes
+from learner.weights.shelf import Shelf
 from protocol.fingerprints import fingerprint_directory
 from protocol.generation import Sampling
 from services.http_app import create_app
@@ -176,13 +179,16 @@ class _Parts:
             silence_s=config.weights.silence_s,
             changed=self._fleet_stirred.set,
         )
+        self.shelf = Shelf()
         self.idle = IdleWatch(fleet=self.fleet, client=client)
         self.publisher = Publisher(
             fleet=self.fleet,
             client=client,
             options=_publisher_options(config, incarnation),
+            shelf=self.shelf,
             waits=self.waits,
             published=self._published,
+            joined=self._joined,
         )
         self.dead_letters = DeadLetters(
             config.run.folder / "dead_letters.jsonl",
@@ -217,7 +223,7 @@ class _Parts:
             metrics=self.metrics,
             max_body_bytes=http.max_body_bytes,
         )
-        add_routes(app, fleet=self.fleet)
+        add_routes(app, fleet=self.fleet, shelf=self.shelf)
         return {
             "http": serve_http(app, listener),
             "intake": self.intake.receive(),
@@ -231,6 +237,13 @@ class _Parts:
     def _published(self, report: PublishReport) -> None:
         self.records.publish(report)
         self.measures.published(report)
+
+    def _joined(self, report: JoinReport) -> None:
+        self.records.join(report)
+        log.info(
+            "generator %s has caught up with version %d in %.1f s, probe gap %.2g nats",
+            report.generator_id, report.version, report.seconds, report.probe_gap,
+        )  # fmt: skip
 
     async def _watch_fleet(self) -> None:
         while True:
@@ -285,6 +298,7 @@ def _publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOpti
         bucket_timeout_s=weights.bucket_timeout_s,
         meet_timeout_s=weights.meet_timeout_s,
         commit_timeout_s=weights.commit_timeout_s,
+        pull_timeout_s=weights.pull_timeout_s,
         probe_tolerance=weights.probe_tolerance or _PROBE_TOLERANCES[config.training.publish_dtype],
     )
 

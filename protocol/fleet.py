@@ -1,4 +1,8 @@
-"""HTTP bodies by which a generator joins the learner's fleet and takes new weights."""
+"""HTTP bodies by which a generator joins the learner's fleet and takes new weights.
+
+New weights come in one of two ways, and both end with `Commit`: a broadcast to all that serve (`JoinGroup`, `Prepare`),
+or a download by one that has to catch up (`Pull`, then `PullPlan` and the chunks of each bucket, from the learner).
+"""
 
 from typing import Literal
 
@@ -9,6 +13,14 @@ from protocol.versions import VersionText
 
 Digest = str
 Backend = Literal["gloo", "nccl"]
+Condition = Literal["able", "stalled", "leaving"]
+"""Of a generator: `able` takes weights and requests, the engine of a `stalled` one does not answer, and a `leaving` one
+lets its requests end.
+"""
+PULLED_EPOCH = 0
+"""Stands for a download where a commit names the epoch of a broadcast."""
+CHUNK_HASH_HEADER = "X-Headway-Xxh3"
+"""The header of a chunk of a bucket: the xxh3 hash of its bytes, hexadecimal."""
 
 
 class Fingerprints(WireModel):
@@ -22,10 +34,18 @@ class Fingerprints(WireModel):
 class Announcement(WireModel):
     """`POST /v1/generators` at the learner, repeated every few seconds: I am here, this is what I am.
 
-    A generator that falls silent leaves the fleet. One whose fingerprints differ is refused with status 409.
+    A generator that falls silent leaves the fleet. One that must not serve this run is refused with status 409. Kind
+    `join_refused` (another protocol or model) or `superseded` (another process has taken the id) stands for the life of
+    the generator's process; `expelled` (it proved to serve something else) for this start of the learner.
+
+    `instance` is drawn at random at each start of the process. Generators of one `kind` load equal bytes to parameters
+    of equal checksum. `serving_version` is None while it serves no whole weights, or is not `able`.
     """
 
     generator_id: str = Field(min_length=1, max_length=256)
+    instance: str = Field(default="", max_length=64)
+    condition: Condition = "able"
+    kind: str = Field(default="", max_length=256)
     url: str = Field(min_length=1, max_length=2048)
     protocol_version: int
     fingerprints: Fingerprints
@@ -51,6 +71,7 @@ class JoinGroup(WireModel):
     port: int = Field(ge=1, le=65535)
     rank_offset: int = Field(ge=1)
     world_size: int = Field(ge=2)
+    meet_timeout_s: float = Field(default=10.0, gt=0)
     bucket_timeout_s: float = Field(gt=0)
 
 
@@ -81,7 +102,7 @@ class Prepare(WireModel):
     """`POST /v1/weights/prepare`: receive these buckets into the staging buffer while serving goes on."""
 
     version: VersionText
-    epoch: int = Field(ge=1)
+    epoch: int = Field(ge=0)
     buckets: tuple[BucketSpec, ...] = Field(min_length=1)
 
 
@@ -92,11 +113,39 @@ class Prepared(WireModel):
     receive_s: float = Field(ge=0)
 
 
-class Commit(WireModel):
-    """`POST /v1/weights/commit`: at a token boundary, load what is staged and serve it as `version`."""
+class Pull(WireModel):
+    """`POST /v1/weights/pull`: download this version from the learner that is announced to, and stage it, within
+    `deadline_s`. Answered with Prepared; the commit that follows names the epoch `PULLED_EPOCH`.
+    """
 
     version: VersionText
-    epoch: int = Field(ge=1)
+    deadline_s: float = Field(gt=0)
+
+
+class PullPlan(WireModel):
+    """`GET /v1/weights/{version}/plan` at the learner: what to download.
+
+    Chunks of at most `chunk_bytes` are at `/v1/weights/{version}/buckets/{index}?offset=…&length=…`.
+    """
+
+    version: VersionText
+    chunk_bytes: int = Field(ge=1)
+    buckets: tuple[BucketSpec, ...] = Field(min_length=1)
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of all buckets."""
+        return sum(bucket.nbytes for bucket in self.buckets)
+
+
+class Commit(WireModel):
+    """`POST /v1/weights/commit`: at a token boundary, load what is staged and serve it as `version`.
+
+    `epoch` is that of the broadcast, or `PULLED_EPOCH`.
+    """
+
+    version: VersionText
+    epoch: int = Field(ge=0)
     probe_token_ids: tuple[int, ...] = Field(default=(), max_length=4096)
 
 

@@ -9,7 +9,7 @@ ServiceError
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -122,6 +122,15 @@ class HttpClient:
     async def get(self, url: str, response: type[R], *, deadline_s: float, retries: int = 0) -> R:
         """Fetch a model; retried as an idempotent call. Raises a ServiceError."""
         return await self._with_retries(url, lambda: self._call("GET", url, None, response), deadline_s, retries, True)
+
+    async def download(self, url: str, *, deadline_s: float) -> tuple[bytes, Mapping[str, str]]:
+        """Fetch bytes and the answer's headers, without a retry. Raises a ServiceError."""
+        with _naming(url):
+            async with asyncio.timeout(deadline_s), self._open_session.get(url) as answer:
+                raw = await self._read(url, answer)
+        if answer.status >= 400:
+            raise _error_of(url, answer.status, raw)
+        return raw, answer.headers
 
     @asynccontextmanager
     async def stream(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Books
 from learner.reports.step_record import StepRecord
 from learner.training.metrics import StepMetrics
-from learner.weights.publisher import PublishReport
+from learner.weights.reports import PublishReport
 from services.metrics import Metrics
 
 

@@ -1,8 +1,8 @@
 """What a run writes down while it goes on: `metrics.jsonl`, `samples.jsonl`, and the line of progress.
 
 `metrics.jsonl` holds one object a line, told apart by `kind`: `step`, `replay` (a step that was trained again, from the
-batch log, with the same fields), `publish`, `evaluation`, and `resume`, which says up to which version the lines before
-it belong to the run.
+batch log, with the same fields), `publish`, `join` (a generator that caught up), `evaluation`, and `resume`, which says
+up to which version the lines before it belong to the run.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from learner.intake.evaluation import EvaluationResult
 from learner.reports.former import read_former
 from learner.reports.step_record import StepRecord, versions_of
 from learner.training.metrics import StepMetrics
-from learner.weights.publisher import PublishReport
+from learner.weights.reports import JoinReport, PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,10 @@ class Records:
         """Notes a publish."""
         self.publishes.append(report)
         self._metrics.write({"kind": "publish", **dataclasses.asdict(report)})
+
+    def join(self, report: JoinReport) -> None:
+        """Notes a generator that caught up."""
+        self._metrics.write({"kind": "join", **dataclasses.asdict(report)})
 
     def evaluation(self, result: EvaluationResult) -> None:
         """Notes and says an evaluation."""

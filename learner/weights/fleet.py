@@ -1,6 +1,9 @@
 """The generators that the learner knows: who is there, what each serves, and who was sent away.
 
 A plain record without I/O; the learner's event loop owns it. Time is passed in, in seconds of a monotonic clock.
+
+    announce ──▶ catching up (serving None) ──committed──▶ serving ──suspend──▶ catching up
+                      └───────────── lost, expel, silence ─────┴──▶ gone
 """
 
 from collections.abc import Callable
@@ -12,12 +15,16 @@ from protocol.versions import PROTOCOL_VERSION, PolicyVersion
 
 
 class JoinRefused(Exception):
-    """A generator that must not serve this run. The text names what differs, on both sides."""
+    """A generator that must not serve this run. The text names what differs, on both sides; `kind` is for the wire."""
+
+    def __init__(self, text: str, *, kind: str = "join_refused") -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
-    """A generator that announces itself. `serving` is what it serves now, None until its first commit."""
+    """One process that announces itself. `serving` is what it serves, None while it has to catch up."""
 
     announcement: Announcement
     last_seen: float
@@ -32,10 +39,15 @@ class Member:
     def url(self) -> str:
         return self.announcement.url.rstrip("/")
 
+    @property
+    def able(self) -> bool:
+        """Whether it can take weights now."""
+        return self.announcement.condition == "able"
+
 
 @dataclass
 class Fleet:
-    """Members by id. `changed` is called after every change of members or of what one serves."""
+    """Members by id. `changed` is called after every change of members, of what one serves or is able to."""
 
     fingerprints: Fingerprints
     incarnation: int
@@ -43,27 +55,42 @@ class Fleet:
     silence_s: float
     changed: Callable[[], None]
     _members: dict[str, Member] = field(default_factory=dict)
-    _expelled: dict[str, str] = field(default_factory=dict)
+    _expelled: dict[tuple[str, str], str] = field(default_factory=dict)
+    _superseded: set[tuple[str, str]] = field(default_factory=set)
 
     def announce(self, announcement: Announcement, *, now: float) -> AnnouncementAnswer:
         """Takes a generator in, or notes that it is still there. Raises JoinRefused."""
         self._check(announcement)
         member = self._members.get(announcement.generator_id)
-        if member is None or _rank_shape(member.announcement) != _rank_shape(announcement):
-            self._members[announcement.generator_id] = Member(announcement=announcement, last_seen=now)
-            self.changed()
+        if member is None or _process(member.announcement) != _process(announcement):
+            self._take_in(announcement, instead_of=member, now=now)
         else:
-            member.last_seen = now
-            if announcement.serving_version is None and member.serving is not None:
-                # It was started afresh between two announcements: it holds nothing that we sent.
-                self._members[announcement.generator_id] = Member(announcement=announcement, last_seen=now)
-                self.changed()
+            self._heard_of(member, announcement, now=now)
         return AnnouncementAnswer(incarnation=self.incarnation, announce_every_s=self.announce_every_s)
 
+    def _take_in(self, announcement: Announcement, *, instead_of: Member | None, now: float) -> None:
+        if instead_of is not None and instead_of.announcement.instance != announcement.instance:
+            self._superseded.add((instead_of.generator_id, instead_of.announcement.instance))
+        self._members[announcement.generator_id] = Member(announcement=announcement, last_seen=now)
+        self.changed()
+
+    def _heard_of(self, member: Member, announcement: Announcement, *, now: float) -> None:
+        before, member.announcement, member.last_seen = member.announcement, announcement, now
+        if announcement.serving_version is None and member.serving is not None:
+            # It holds no whole weights, or cannot use them: what was sent to it has to be sent again.
+            member.serving = None
+            self.changed()
+        elif before.condition != announcement.condition:
+            self.changed()
+
     def _check(self, announcement: Announcement) -> None:
-        name = announcement.generator_id
-        if name in self._expelled:
-            raise JoinRefused(f"generator {name} was expelled: {self._expelled[name]}. Restart it under a new id.")
+        name, process = announcement.generator_id, (announcement.generator_id, announcement.instance)
+        if process in self._expelled:
+            reason = f"generator {name} was expelled: {self._expelled[process]}. Restart it to have it checked again."
+            raise JoinRefused(reason, kind="expelled")
+        if process in self._superseded:
+            reason = f"generator {name}: a process that started later announces itself under this id; give each its own"
+            raise JoinRefused(reason, kind="superseded")
         if announcement.protocol_version != PROTOCOL_VERSION:
             raise JoinRefused(
                 f"generator {name} speaks protocol version {announcement.protocol_version}, the learner "
@@ -80,6 +107,10 @@ class Fleet:
     def members(self) -> list[Member]:
         """Everybody who is there, by id."""
         return [self._members[name] for name in sorted(self._members)]
+
+    def holds(self, member: Member) -> bool:
+        """Whether this very process is still a member; a later one under its id is another."""
+        return self._members.get(member.generator_id) is member
 
     def serving(self) -> list[ServingGenerator]:
         """Who can take requests, as env_services are told."""
@@ -102,15 +133,23 @@ class Fleet:
             member.fingerprint = fingerprint
             self.changed()
 
+    def suspend(self, member: Member) -> None:
+        """The member missed new weights: it serves nothing until it has caught up."""
+        if self.holds(member) and member.serving is not None:
+            member.serving = None
+            self.changed()
+
     def lost(self, generator_id: str) -> None:
-        """The generator is gone, or holds no whole weights. It may announce itself again."""
+        """The generator does not answer. It may announce itself again."""
         if self._members.pop(generator_id, None) is not None:
             self.changed()
 
     def expel(self, generator_id: str, *, reason: str) -> None:
-        """The generator serves something else than it was sent. It is not taken back under this id."""
-        self._expelled[generator_id] = reason
-        self.lost(generator_id)
+        """The generator serves something else than it was sent. Its process is not taken back; the next one may be."""
+        member = self._members.get(generator_id)
+        if member is not None:
+            self._expelled[generator_id, member.announcement.instance] = reason
+            self.lost(generator_id)
 
     def expire(self, *, now: float) -> list[str]:
         """Drops members that were silent for longer than `silence_s`; returns their ids."""
@@ -120,6 +159,6 @@ class Fleet:
         return silent
 
 
-def _rank_shape(announcement: Announcement) -> tuple[str, str, int]:
+def _process(announcement: Announcement) -> tuple[str, str, str, int]:
     """What a process keeps for its life; with another one, it is another process under the same id."""
-    return announcement.url, announcement.backend, announcement.world_size
+    return announcement.instance, announcement.url, announcement.backend, announcement.world_size

@@ -127,7 +127,7 @@ def plan_of(buckets: Sequence[Bucket], *, version: str) -> Prepare:
 def group_at(port: int, *, epoch: int) -> JoinGroup:
     return JoinGroup(
         epoch=epoch, backend="gloo", host="127.0.0.1", port=port, rank_offset=1, world_size=2,
-        bucket_timeout_s=BUCKET_TIMEOUT_S,
+        meet_timeout_s=BUCKET_TIMEOUT_S, bucket_timeout_s=BUCKET_TIMEOUT_S,
     )  # fmt: skip
 
 

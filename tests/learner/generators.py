@@ -15,19 +15,24 @@ from fastapi import Depends, FastAPI, Response
 from starlette.types import Receive, Scope, Send
 
 from protocol.fleet import (
+    CHUNK_HASH_HEADER,
     Announcement,
     BucketSpec,
     Commit,
     Committed,
+    Condition,
     Fingerprints,
     JoinedGroup,
     JoinGroup,
     Prepare,
     Prepared,
+    Pull,
+    PullPlan,
 )
 from protocol.http import Readiness
 from protocol.versions import PROTOCOL_VERSION
 from services.http_app import RequestRefused, create_app, json_answer, json_body
+from services.http_client import HttpClient
 from services.http_server import Listener, serve_http
 from services.metrics import Metrics
 
@@ -41,11 +46,15 @@ def announcement(
     url: str,
     *,
     serving_version: str | None = None,
+    instance: str = "1",
+    condition: Condition = "able",
     protocol_version: int = PROTOCOL_VERSION,
     fingerprints: Fingerprints = FINGERPRINTS,
 ) -> Announcement:
     return Announcement(
         generator_id=name,
+        instance=instance,
+        condition=condition,
         url=url,
         protocol_version=protocol_version,
         fingerprints=fingerprints,
@@ -75,6 +84,11 @@ def receive_bucket(group: Any, spec: BucketSpec, *, timeout_s: float) -> dict[st
     options.rootTensor = 0
     options.timeout = timeout
     group.broadcast([data], options).wait(timeout)
+    return unpacked(data, spec)
+
+
+def unpacked(data: torch.Tensor, spec: BucketSpec) -> dict[str, torch.Tensor]:
+    """The tensors in the bytes of a bucket, if its hash agrees."""
     if xxhash.xxh3_64_hexdigest(data.numpy().data) != spec.xxh3:
         raise RuntimeError("the bucket's hash differs")
     tensors = {}
@@ -100,20 +114,25 @@ class _BrokenAnswer(Response):
 
 @dataclass
 class ScriptedGenerator:
-    """`gap` is added to its logprobs of the probe, `loads_wrong` changes its checksum.
+    """`gap` is added to its logprobs of the probe, `loads_wrong` changes its checksum, `stale_checksum` is always told.
 
-    `hold_prepare` is waited for before it receives; `dies_in_prepare` is asked at each prepare, `refuses_commit` at
-    each commit.
+    At a step (`group`, `prepare`, `pull`, `commit`) it waits for the event in `hold`, and fails if `refuses` says so.
+    `dies_in_prepare` is asked at each prepare. `learner` is where it downloads from.
     """
 
     name: str
     gap: float = 0.0
     loads_wrong: bool = False
-    hold_prepare: asyncio.Event | None = None
+    learner: str = ""
+    instance: str = "1"
+    condition: Condition = "able"
+    hold: dict[str, asyncio.Event] = field(default_factory=dict)
+    refuses: Callable[[str], bool] = lambda _: False
+    stale_checksum: str = ""
     dies_in_prepare: Callable[[Prepare], bool] = lambda _: False
-    refuses_commit: Callable[[Commit], bool] = lambda _: False
     url: str = ""
     preparing: asyncio.Event = field(default_factory=asyncio.Event)
+    pulls: list[str] = field(default_factory=list)
     joins: list[JoinGroup] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -127,7 +146,9 @@ class ScriptedGenerator:
         return [commit.version for commit in self.commits]
 
     def announcement(self) -> Announcement:
-        return announcement(self.name, self.url, serving_version=self.version)
+        return announcement(
+            self.name, self.url, serving_version=self.version, instance=self.instance, condition=self.condition
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["ScriptedGenerator"]:
@@ -151,6 +172,7 @@ class ScriptedGenerator:
     def restart(self) -> None:
         """Forgets everything, as a new process under the same name and address."""
         self._group, self.version, self.weights = None, None, {}
+        self.instance += "'"
 
     def _app(self) -> FastAPI:
         app = create_app(
@@ -163,6 +185,7 @@ class ScriptedGenerator:
 
         @app.post("/v1/weights/group")
         async def join(body: Annotated[JoinGroup, Depends(json_body(JoinGroup))]) -> Response:
+            await self._scripted("group")
             self.joins.append(body)
             try:
                 self._group = await asyncio.to_thread(
@@ -172,7 +195,7 @@ class ScriptedGenerator:
                     epoch=body.epoch,
                     rank=body.rank_offset,
                     world_size=body.world_size,
-                    timeout_s=body.bucket_timeout_s,
+                    timeout_s=body.meet_timeout_s,
                 )
             except RuntimeError as error:
                 raise RequestRefused(409, "group_failed", str(error)) from error
@@ -182,11 +205,42 @@ class ScriptedGenerator:
         async def prepare(body: Annotated[Prepare, Depends(json_body(Prepare))]) -> Response:
             return await self._prepare(body)
 
+        @app.post("/v1/weights/pull")
+        async def pull(body: Annotated[Pull, Depends(json_body(Pull))]) -> Response:
+            self.pulls.append(body.version)
+            await self._scripted("pull")
+            self._staged = await self._download(body.version)
+            return json_answer(Prepared(version=body.version, receive_s=0.01))
+
         @app.post("/v1/weights/commit")
         async def commit(body: Annotated[Commit, Depends(json_body(Commit))]) -> Response:
+            await self._scripted("commit")
             return self._commit(body)
 
         return app
+
+    async def _scripted(self, step: str) -> None:
+        """Waits, or refuses, if it was told to at this step."""
+        if step in self.hold:
+            await self.hold[step].wait()
+        if self.refuses(step):
+            raise RequestRefused(409, f"{step}_failed", "it does not want to")
+
+    async def _download(self, version: str) -> dict[str, torch.Tensor]:
+        tensors: dict[str, torch.Tensor] = {}
+        async with HttpClient() as client:
+            url = f"{self.learner}/v1/weights/{version}"
+            plan = await client.get(f"{url}/plan", PullPlan, deadline_s=5)
+            for index, bucket in enumerate(plan.buckets):
+                data = b""
+                while len(data) < bucket.nbytes:
+                    length = min(plan.chunk_bytes, bucket.nbytes - len(data))
+                    where = f"{url}/buckets/{index}?offset={len(data)}&length={length}"
+                    chunk, headers = await client.download(where, deadline_s=5)
+                    assert headers[CHUNK_HASH_HEADER] == xxhash.xxh3_64_hexdigest(chunk)
+                    data += chunk
+                tensors |= unpacked(torch.frombuffer(bytearray(data), dtype=torch.uint8), bucket)
+        return tensors
 
     async def _prepare(self, body: Prepare) -> Response:
         self.preparing.set()
@@ -197,8 +251,7 @@ class ScriptedGenerator:
             assert self._server is not None
             self._server.cancel()
             return _BrokenAnswer()
-        if self.hold_prepare is not None:
-            await self.hold_prepare.wait()
+        await self._scripted("prepare")
         try:
             self._staged = await asyncio.to_thread(self._receive, body, self._group)
         except RuntimeError as error:
@@ -213,8 +266,6 @@ class ScriptedGenerator:
         return staged
 
     def _commit(self, body: Commit) -> Response:
-        if self.refuses_commit(body):
-            raise RequestRefused(409, "commit_failed", "the load failed")
         self.weights, self.version = self._staged, body.version
         self.commits.append(body)
         digest = xxhash.xxh3_64_hexdigest(
@@ -223,7 +274,7 @@ class ScriptedGenerator:
         return json_answer(
             Committed(
                 version=body.version,
-                fingerprint=f"wrong {digest}" if self.loads_wrong else digest,
+                fingerprint=self.stale_checksum or (f"wrong {digest}" if self.loads_wrong else digest),
                 probe_logprobs=tuple(logprob + self.gap for logprob in probe_logprobs(body.probe_token_ids)),
                 load_s=0.01,
                 pause_s=0.002,

@@ -14,7 +14,7 @@ from learner.reports.records import Records
 from learner.reports.step_record import StepRecord, Timing, step_record
 from learner.reports.summary import summarize, table, write_summary
 from learner.training.metrics import StepMetrics
-from learner.weights.publisher import PublishReport
+from learner.weights.reports import PublishReport
 from protocol.trajectories import TrajectoryGroup
 from tests.learner.samples import group, trajectory
 

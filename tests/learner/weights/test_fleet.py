@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from learner.weights.fleet import Fleet, JoinRefused
-from protocol.fleet import Fingerprints
+from protocol.fleet import Condition, Fingerprints
 from protocol.versions import PROTOCOL_VERSION, PolicyVersion
 from tests.learner.generators import FINGERPRINTS, announcement
 
@@ -62,15 +62,55 @@ def test_another_protocol_version_is_refused_and_both_are_named() -> None:
         make_fleet().announce(announcement("a", URL, protocol_version=99), now=0.0)
 
 
-def test_an_expelled_generator_stays_out_under_its_id_but_not_under_another() -> None:
+def test_an_expelled_process_stays_out_and_its_next_start_may_try_again() -> None:
     fleet = make_fleet()
     fleet.announce(announcement("a", URL), now=0.0)
     fleet.expel("a", reason="it lies")
     assert fleet.members() == []
-    with pytest.raises(JoinRefused, match=r"generator a was expelled: it lies\. Restart it under a new id"):
+    with pytest.raises(JoinRefused, match=r"generator a was expelled: it lies\. Restart it") as refusal:
         fleet.announce(announcement("a", URL), now=1.0)
-    fleet.announce(announcement("b", URL), now=1.0)
-    assert [member.generator_id for member in fleet.members()] == ["b"]
+    assert refusal.value.kind == "expelled"
+    fleet.announce(announcement("a", URL, instance="2"), now=1.0)
+    assert [member.generator_id for member in fleet.members()] == ["a"]
+
+
+def test_a_later_process_takes_the_id_at_once_and_the_earlier_one_is_told_so() -> None:
+    fleet = make_fleet()
+    fleet.announce(announcement("a", URL), now=0.0)
+    serve(fleet, "a", 5)
+    fleet.announce(announcement("a", URL, instance="2"), now=0.1)
+    assert fleet.served is None
+    with pytest.raises(JoinRefused, match="a process that started later announces itself under this id") as refusal:
+        fleet.announce(announcement("a", URL, serving_version="3.5"), now=0.2)
+    assert refusal.value.kind == "superseded"
+
+
+@pytest.mark.parametrize("condition", ["leaving", "stalled"])
+def test_a_generator_that_leaves_or_stalls_serves_nothing_from_then_on(condition: Condition) -> None:
+    changes = Changes()
+    fleet = make_fleet(changes)
+    fleet.announce(announcement("a", URL), now=0.0)
+    serve(fleet, "a", 5)
+    before = changes.count
+    fleet.announce(announcement("a", URL, condition=condition), now=1.0)
+    assert fleet.serving() == []
+    assert [member.able for member in fleet.members()] == [False]
+    fleet.announce(announcement("a", URL, condition=condition), now=2.0)
+    assert changes.count == before + 1
+    fleet.announce(announcement("a", URL, serving_version="3.5"), now=3.0)
+    assert [member.able for member in fleet.members()] == [True]
+    assert fleet.serving() == [], "what it holds has to prove itself"
+    assert changes.count == before + 2
+
+
+def test_a_suspended_generator_serves_nothing_and_stays() -> None:
+    fleet = make_fleet()
+    fleet.announce(announcement("a", URL), now=0.0)
+    serve(fleet, "a", 5)
+    (member,) = fleet.members()
+    fleet.suspend(member)
+    assert fleet.served is None
+    assert fleet.holds(member)
 
 
 def test_a_lost_generator_may_come_back_and_serves_nothing_until_it_has_committed() -> None:

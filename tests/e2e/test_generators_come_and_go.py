@@ -1,0 +1,134 @@
+"""One run, and generators that join it, die, leave and return."""
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.processes import Launched, Launcher, until
+from tests.e2e.run_files import RunFile, RunFolder, free_ports, token_lags, write_run_file
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 5000
+"""More than the test waits for."""
+
+
+@dataclass
+class Running:
+    """A run under way, and its first generator."""
+
+    launch: Launcher
+    run_file: RunFile
+    run: RunFolder
+    learner: Launched
+    first: Launched
+
+    def generator(self, name: str, port: int) -> Launched:
+        words = ("--config", str(self.run_file.path), "--http.port", str(port), "--id", name)
+        return self.launch("generator", *words, "--drain-s", "2")
+
+    def newest(self) -> int:
+        return max([line["version"] for line in self.run.metrics("publish")], default=-1)
+
+    def goes_on(self, *, steps: int = 10) -> None:
+        """Waits for more steps."""
+        goal = len(self.run.steps()) + steps
+        until(lambda: len(self.run.steps()) >= goal, what=f"{steps} steps", timeout_s=120, during=[self.learner])
+
+    def joins(self, name: str) -> list[dict[str, object]]:
+        return [line for line in self.run.metrics("join") if line["generator_id"] == name]
+
+
+@pytest.fixture(scope="module")
+def running(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    run_file = write_run_file(tmp_path_factory.mktemp("run"), model=model)
+    words = ("--config", str(run_file.path))
+    for name in ("reward-service", "env-service"):
+        launcher(name, *words)
+    first = launcher("generator", *words, "--id", "first")
+    evaluation = ("--evaluation.tasks", "0", "--evaluation.final-tasks", "0")
+    learner = launcher("learner", *words, "--steps", str(STEPS), "--max-lag", "4", *evaluation)
+    running = Running(launch=launcher, run_file=run_file, run=run_file.run(), learner=learner, first=first)
+    until(lambda: len(running.run.steps()) >= 5, what="5 steps", timeout_s=180, during=[learner, first])
+    return running
+
+
+def serving_version(port: int) -> str | None:
+    """What a generator says it serves; None while it does not answer."""
+    try:
+        version: str | None = httpx.get(f"http://127.0.0.1:{port}/v1/state", timeout=5).json().get("policy_version")
+    except (httpx.HTTPError, ValueError):
+        return None
+    return version
+
+
+def test_a_generator_that_joins_in_the_middle_serves_the_current_version_with_the_learners_logprobs(
+    running: Running,
+) -> None:
+    (port,) = free_ports(1)
+    second = running.generator("second", port)
+    until(lambda: running.joins("second"), what="the join", timeout_s=180, during=[running.learner, second])
+    (joined,) = running.joins("second")[:1]
+    assert isinstance(joined["seconds"], float)
+    assert joined["seconds"] < 30
+    assert isinstance(joined["probe_gap"], float)
+    assert joined["probe_gap"] < 1e-3
+
+    def follows() -> bool:
+        version = serving_version(port)
+        return version is not None and int(version.partition(".")[2]) >= running.newest() - 1
+
+    until(follows, what="the newest version on the second", timeout_s=60, during=[running.learner, second])
+    until(
+        lambda: any(line["members"] == 2 for line in running.run.metrics("publish")[-5:]),
+        what="a broadcast to both", timeout_s=60, during=[running.learner, second, running.first],
+    )  # fmt: skip
+    running.goes_on()
+
+    running.first.send(signal.SIGKILL)
+    running.first.wait(timeout_s=5)
+    running.goes_on()
+    assert second.alive
+
+    first = running.generator("first", running.run_file.generator)
+    before = len(running.joins("first"))
+    until(lambda: len(running.joins("first")) > before, what="the first's return", timeout_s=180, during=[first])
+    running.goes_on()
+
+    second.send(signal.SIGTERM)
+    assert second.wait(timeout_s=30) == 0, second.text()
+    assert "Traceback" not in second.text()
+    running.goes_on()
+    assert token_lags(running.run) <= set(range(5))
+    assert all(line["probe_gap"] < 1e-3 for line in running.run.metrics("publish"))
+    running.first = first
+
+
+def test_a_generator_whose_engine_is_stopped_is_out_of_service_until_it_goes_on(running: Running) -> None:
+    """The last test: it leaves the learner with one generator that was away."""
+    engine = engine_of(running.first)
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        until(
+            lambda: "has not answered" in running.first.text(), what="the generator to notice", timeout_s=90,
+            during=[running.first],
+        )  # fmt: skip
+        before = len(running.joins("first"))
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    until(lambda: len(running.joins("first")) > before, what="its return", timeout_s=90, during=[running.first])
+    running.goes_on()
+
+
+def engine_of(generator: Launched) -> int:
+    """The process that computes: the child with the most memory."""
+    children = Path(f"/proc/{generator.pid}/task/{generator.pid}/children").read_text(encoding="ascii").split()
+
+    def resident(pid: str) -> int:
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+
+    return int(max(children, key=resident))

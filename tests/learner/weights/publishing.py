@@ -1,0 +1,139 @@
+"""A fleet of scripted generators that can be joined, stopped and spoiled, and the publisher that serves it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import torch
+
+from learner.weights.fleet import Fleet
+from learner.weights.options import PublisherOptions
+from learner.weights.publisher import Publisher
+from learner.weights.reports import JoinReport, PublishReport, Snapshot
+from learner.weights.routes import add_weight_routes
+from learner.weights.shelf import Shelf
+from protocol.http import Readiness
+from services.http_app import create_app
+from services.http_client import HttpClient
+from services.http_server import Listener, serve_http
+from services.metrics import Metrics
+from services.waiting import Waiting
+from tests.learner.generators import FINGERPRINTS, ScriptedGenerator, probe_logprobs
+
+PROBE = (3, 1, 4, 1, 5)
+OPTIONS = PublisherOptions(
+    incarnation=1,
+    backend="gloo",
+    host="127.0.0.1",
+    bucket_bytes=4096,
+    bucket_timeout_s=1.0,
+    meet_timeout_s=3.0,
+    commit_timeout_s=2.0,
+    pull_timeout_s=10.0,
+    probe_tolerance=1e-3,
+    pull_backoff_s=0.01,
+)
+
+
+def snapshot(version: int, *, elements: int = 3000) -> Snapshot:
+    return Snapshot(
+        version=version,
+        tensors=[
+            ("embedding", torch.full((elements // 3, 3), float(version))),
+            ("norm", torch.arange(7, dtype=torch.bfloat16) + version),
+        ],
+        probe_token_ids=PROBE,
+        probe_logprobs=probe_logprobs(PROBE),
+    )
+
+
+@dataclass
+class Learner:
+    """A publisher and its fleet. `history` holds who served after each change."""
+
+    options: PublisherOptions
+    client: HttpClient
+    stirred: asyncio.Event = field(default_factory=asyncio.Event)
+    shelf: Shelf = field(default_factory=Shelf)
+    url: str = ""
+    reports: list[PublishReport] = field(default_factory=list)
+    joined: list[JoinReport] = field(default_factory=list)
+    history: list[dict[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fleet = Fleet(
+            fingerprints=FINGERPRINTS, incarnation=1, announce_every_s=1.0, silence_s=60.0, changed=self._changed
+        )
+        self.publisher = Publisher(
+            fleet=self.fleet,
+            client=self.client,
+            options=self.options,
+            shelf=self.shelf,
+            waits=Waiting(),
+            published=self._published,
+            joined=self._joined,
+        )
+
+    def _changed(self) -> None:
+        self.history.append(self.serving)
+        self.publisher.fleet_changed()
+        self.stirred.set()
+
+    def _published(self, report: PublishReport) -> None:
+        self.reports.append(report)
+        self.stirred.set()
+
+    def _joined(self, report: JoinReport) -> None:
+        self.joined.append(report)
+        self.stirred.set()
+
+    @property
+    def serving(self) -> dict[str, str]:
+        return {generator.generator_id: generator.policy_version for generator in self.fleet.serving()}
+
+    def join(self, *generators: ScriptedGenerator) -> None:
+        for generator in generators:
+            generator.learner = self.url
+            self.fleet.announce(generator.announcement(), now=0.0)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():
+                self.stirred.clear()
+                with suppress(TimeoutError):  # not all that is waited for stirs
+                    await asyncio.wait_for(self.stirred.wait(), 0.05)
+
+    async def until_served(self, **versions: int) -> None:
+        expected = {name: f"1.{version}" for name, version in versions.items()}
+        await self.until(lambda: self.serving == expected and bool(self.reports))
+
+    async def publish(self, version: int, *generators: ScriptedGenerator) -> None:
+        """Offers a version, and returns when these serve it, and nobody else serves."""
+        self.publisher.offer(snapshot(version))
+        await self.until_served(**{generator.name: version for generator in generators})
+
+
+@asynccontextmanager
+async def learner(options: PublisherOptions = OPTIONS) -> AsyncIterator[Learner]:
+    async with HttpClient() as client:
+        made = Learner(options=options, client=client)
+        app = create_app(
+            service="learner",
+            version="1",
+            token=None,
+            readiness=lambda: Readiness(ready=True),
+            metrics=Metrics("learner"),
+        )
+        add_weight_routes(app, shelf=made.shelf)
+        with Listener(host="127.0.0.1", port=0) as listener:
+            made.url = listener.url
+            http = asyncio.create_task(serve_http(app, listener, finish_s=0))
+            loop = asyncio.create_task(made.publisher.run())
+            try:
+                yield made
+            finally:
+                loop.cancel()
+                http.cancel()
+                await asyncio.wait([loop, http], timeout=10)
+                assert loop.cancelled(), loop
