@@ -7,7 +7,7 @@ that a test changes it at any time from its own thread.
 import asyncio
 import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
@@ -93,6 +93,7 @@ class Link:
         self._watcher = watcher
         self._troubles: dict[str, Trouble] = {}
         self._connections: list[Connection] = []
+        self._server: asyncio.Server | None = None
         self.refusing = False
         self.port = 0
 
@@ -116,8 +117,14 @@ class Link:
             connection.abort()
 
     async def serve(self) -> None:
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=256)
-        self.port = int(server.sockets[0].getsockname()[1])
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=256)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """To be called in the network's loop."""
+        if self._server is not None:
+            self._server.close()
+        self._abort_all()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(client=writer)
@@ -175,6 +182,7 @@ class Network:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._links: list[Link] = []
         self._thread = threading.Thread(target=self._loop.run_forever, name="chaos-network", daemon=True)
 
     def __enter__(self) -> Self:
@@ -182,13 +190,15 @@ class Network:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.run(self._cancel_all())
+        self.run(self._close_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
+        self._loop.close()
 
     def link(self, target: int, *, watcher: Watcher | None = None) -> Link:
         """A new link to a port of this machine, on a free port."""
         link = Link(self, target=target, watcher=watcher or Watcher())
+        self._links.append(link)
         self.run(link.serve())
         return link
 
@@ -200,11 +210,10 @@ class Network:
         """Calls in the loop, soon."""
         self._loop.call_soon_threadsafe(work)
 
-    @staticmethod
-    async def _cancel_all() -> None:
-        tasks: list[Awaitable[object]] = []
-        for task in asyncio.all_tasks():
-            if task is not asyncio.current_task():
-                task.cancel()
-                tasks.append(task)
+    async def _close_all(self) -> None:
+        for link in self._links:
+            link.close()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
