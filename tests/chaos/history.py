@@ -126,9 +126,7 @@ class History:
         return [batch.at for batch in self.batches]
 
 
-def read_history(
-    run: Path, *, archive: Path, starts: Mapping[int, Place], tap: Sequence[TapRecord] = ()
-) -> History:
+def read_history(run: Path, *, archive: Path, starts: Mapping[int, Place], tap: Sequence[TapRecord] = ()) -> History:
     """The history of a run. `starts` has the journal's end at the start of each incarnation."""
     journal = read_journal(archive)
     places = [record.place for record in journal.records]
@@ -204,5 +202,3 @@ def _lines(path: Path) -> list[dict[str, object]]:
     """The whole lines of a JSONL file; a last one without an end was being written when its writer died."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.split("\n")[:-1] if line]
-
-

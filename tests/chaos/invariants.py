@@ -79,7 +79,7 @@ def no_token_exceeds_the_bound(history: History, terms: Terms) -> Complaints:
                 yield f"version {batch.version} trains a token of {version} (lease {group.key.lease_id})"
             last = _last_version_kept(history, version.incarnation)
             if version.number > last:
-                yield f"lease {group.key.lease_id} has a token of {version}, but only {last} steps of that life were kept"
+                yield f"lease {group.key.lease_id} has a token of {version}; of that life {last} steps were kept"
 
 
 def _last_version_kept(history: History, incarnation: int) -> int:
@@ -136,7 +136,8 @@ def replays_agree(history: History, terms: Terms) -> Complaints:
         scale = max(1.0, abs(grad_norm))
         gap = max(abs(step.loss - loss), abs(step.grad_norm - grad_norm) / scale)
         if not gap <= _REPLAY_TOLERANCE:
-            yield f"step {step.step} had loss {loss!r}, gradient norm {grad_norm!r}; replayed {step.loss!r}, {step.grad_norm!r}"
+            before, after = f"loss {loss!r}, gradient {grad_norm!r}", f"{step.loss!r}, {step.grad_norm!r}"
+            yield f"step {step.step} had {before}; replayed, {after}"
 
 
 def publishes_prove_themselves(history: History, terms: Terms) -> Complaints:

@@ -91,11 +91,10 @@ def read_journal(folder: Path) -> ReadJournal:
     records: list[JournalRecord] = []
     damages: list[str] = []
     for path in journal_files(folder):
-        end = 0
-        for place, end, kind, payload in _scan(path):
-            record = _record(place, kind, payload)
-            if record is not None:
-                records.append(record)
+        scanned = list(_scan(path))
+        end = scanned[-1][1] if scanned else 0
+        found = (_record(place, kind, payload) for place, _, kind, payload in scanned)
+        records.extend(record for record in found if record is not None)
         if end < path.stat().st_size:
             damages.append(f"{path.name}: {path.stat().st_size - end} bytes from byte {end} on are no whole record")
     return ReadJournal(records=tuple(records), damages=tuple(damages))

@@ -36,9 +36,7 @@ def recovery(system: System, fault: str, *, since: float, patience_s: float = PA
     system.wait(
         lambda: system.published() > publishes or steps == last, f"a publish after: {fault}", timeout_s=patience_s
     )
-    return Recovery(
-        fault=fault, at_step=steps, next_step_s=stepped, next_publish_s=time.monotonic() - since
-    )
+    return Recovery(fault=fault, at_step=steps, next_step_s=stepped, next_publish_s=time.monotonic() - since)
 
 
 def kill_in_sync(system: System, name: str, path: str, moment: Moment) -> float:
@@ -61,8 +59,7 @@ def kill_learner_in_publish(system: System, name: str) -> float:
 
 def kill_learner_in_checkpoint(system: System) -> float:
     """SIGKILL to the learner while a draft of a checkpoint is in the run's folder; when it was."""
-    drafts = lambda: [path for path in system.run.path.glob("*draft*")]  # noqa: E731
-    _at_once(lambda: drafts(), what="a draft of a checkpoint")
+    _at_once(lambda: list(system.run.path.glob("*draft*")), what="a draft of a checkpoint")
     system.signal(LEARNER, SIGKILL)
     struck = time.monotonic()
     system.nodes[LEARNER].process.wait(timeout_s=10)

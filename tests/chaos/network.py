@@ -39,7 +39,7 @@ class Trouble:
             await asyncio.sleep(self.delay_s)
         if self.bytes_per_s:
             await asyncio.sleep(len(data) / self.bytes_per_s)
-        while self.stalled:
+        while self.stalled:  # noqa: ASYNC110 - another thread changes it
             await asyncio.sleep(_LOOK_EVERY_S)
         if self.drop_chunks > 0:
             self.drop_chunks -= 1
@@ -172,7 +172,7 @@ class Link:
         await self._end(connection.client, connection)
 
     async def _end(self, writer: asyncio.StreamWriter, connection: Connection) -> None:
-        while self.trouble(connection.kind).stalled:
+        while self.trouble(connection.kind).stalled:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_EVERY_S)
         writer.write_eof()
 

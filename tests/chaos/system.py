@@ -173,10 +173,31 @@ class System:
         )
 
     def heal(self) -> None:
-        """All links and the tap pass everything again."""
+        """All links and the tap pass everything again, without delay."""
         self.tap.calm()
         for link in self.links.values():
             link.heal()
+
+    def pace(self, delay_s: float) -> None:
+        """Delays every reward, both ways, so that the epoch lasts; 0 lets it run."""
+        for name, link in self.links.items():
+            if name.startswith("reward:"):
+                link.trouble().delay_s = delay_s
+
+    def jump(self, offset_s: float) -> None:
+        """The wall clock of all processes goes by so much more than the kernel's."""
+        draft = self.folder / "clock.new"
+        draft.write_text(str(offset_s), encoding="utf-8")
+        draft.replace(self.folder / "clock")
+
+    def revive(self, *names: str) -> list[str]:
+        """Starts whatever has ended, or what of these; says why each had."""
+        found = []
+        for node in self.nodes.values():
+            if node.launched is not None and not node.alive and (not names or node.name in names):
+                found.append(f"{node.name}: {_last_line(node.process.text())}")
+                self.start(node.name)
+        return found
 
     def end_all(self) -> list[str]:
         """Ends every node in good order; returns what is left of them then, which should be nothing."""

@@ -58,29 +58,132 @@ def test_a_good_history_has_no_complaints() -> None:
     assert complaints(good(), TERMS) == []
 
 
-BAD: dict[str, tuple[str, Callable[[History], History]]] = {
-    "a batch is missing": ("batches_are_whole", lambda good: replace(good, batches=good.batches[:2], filtered=(Filtered(9, 4), Filtered(10, 5)))),
-    "a version is there twice": ("batches_are_whole", lambda good: with_batch(replace(good, groups=(*good.groups[:5], group(7, 5, "2.1"))), 2, batch(8, 1, 4, 5))),
-    "a batch is too small": ("batches_are_whole", lambda good: replace(with_batch(good, 2, batch(8, 2, 4)), filtered=(Filtered(9, 5),))),
-    "a group was never journaled": ("batches_are_whole", lambda good: replace(good, groups=good.groups[:-1], acknowledged=(), filtered=(Filtered(9, 6),))),
-    "a lease is in two batches": ("nothing_is_trained_twice", lambda good: replace(with_batch(good, 1, batch(5, 1, 2, 1)), filtered=(Filtered(9, 3),))),
-    "a lease is trained and filtered": ("nothing_is_trained_twice", lambda good: replace(good, filtered=(Filtered(9, 2),))),
-    "a lease is trained and dead-lettered": ("nothing_is_trained_twice", lambda good: replace(good, dead_lettered=frozenset({2}))),
-    "a task is trained twice": ("every_task_is_trained_once", lambda good: replace(good, groups=(*good.groups[:5], group(7, 5, "2.2", task=4)))),
-    "a token is too old": ("no_token_exceeds_the_bound", lambda good: replace(good, groups=(*good.groups[:5], group(7, 5, "1.0", "2.2")))),
-    "a token is from the future": ("no_token_exceeds_the_bound", lambda good: replace(good, groups=(*good.groups[:5], group(7, 5, "2.3")))),
-    "a token is of a version that was lost": ("no_token_exceeds_the_bound", lambda good: replace(good, lives=(Life(1, 0), Life(2, 3)), groups=(*good.groups[:5], group(7, 5, "1.2")))),
-    "an acknowledged group is not journaled": ("no_acknowledged_group_is_lost", lambda good: replace(good, acknowledged=(acknowledged(good.groups[4], journaled=6),))),
-    "a journaled group gave way to another": ("no_journaled_group_is_wasted", lambda good: replace(good, groups=(*good.groups[:4], group(4, 4, "1.1"), group(5, 4, "1.1", attempt=1), good.groups[5]))),
-    "a journaled group is left at the end": ("no_journaled_group_is_wasted", lambda good: replace(good, groups=(*good.groups, group(9, 6, "2.3")))),
-    "a step is told of twice": ("steps_are_told_once", lambda good: replace(good, steps=(*good.steps, step(3)))),
-    "a step is not told of": ("steps_are_told_once", lambda good: replace(good, steps=good.steps[:-1])),
-    "a replayed loss differs": ("replays_agree", lambda good: replace(good, steps=(*good.steps, step(3, replayed=True, loss=3 / 7 + 2e-6)))),
-    "a loss is not a number": ("replays_agree", lambda good: replace(good, steps=(*good.steps, step(3, replayed=True, loss=float("nan"))))),
-    "a probe differs": ("publishes_prove_themselves", lambda good: replace(good, publishes=(Publish(2, 2e-3),))),
-    "a probe is not a number": ("publishes_prove_themselves", lambda good: replace(good, publishes=(Publish(2, float("nan")),))),
-    "the journal has a hole": ("the_journal_is_whole", lambda good: replace(good, damages=("segment-1.log: 9 bytes",))),
-}  # fmt: skip
+Spoil = Callable[[History], History]
+BAD: dict[str, tuple[str, Spoil]] = {}
+
+
+def bad(check: str) -> Callable[[Spoil], Spoil]:
+    """Registers what `check` must complain of."""
+
+    def register(spoil: Spoil) -> Spoil:
+        BAD[spoil.__name__] = (check, spoil)
+        return spoil
+
+    return register
+
+
+def last_group(history: History, changed: Group) -> History:
+    return replace(history, groups=(*history.groups[:5], changed))
+
+
+def filtered(history: History, *lease_ids: int) -> History:
+    return replace(history, filtered=tuple(Filtered(at=9, lease_id=lease_id) for lease_id in lease_ids))
+
+
+@bad("batches_are_whole")
+def a_batch_is_missing(good: History) -> History:
+    return filtered(replace(good, batches=good.batches[:2]), 4, 5)
+
+
+@bad("batches_are_whole")
+def a_version_is_there_twice(good: History) -> History:
+    return with_batch(last_group(good, group(7, 5, "2.1")), 2, batch(8, 1, 4, 5))
+
+
+@bad("batches_are_whole")
+def a_batch_is_too_small(good: History) -> History:
+    return filtered(with_batch(good, 2, batch(8, 2, 4)), 5)
+
+
+@bad("batches_are_whole")
+def a_group_was_never_journaled(good: History) -> History:
+    return filtered(replace(good, groups=good.groups[:-1], acknowledged=()), 6)
+
+
+@bad("nothing_is_trained_twice")
+def a_lease_is_in_two_batches(good: History) -> History:
+    return filtered(with_batch(good, 1, batch(5, 1, 2, 1)), 3)
+
+
+@bad("nothing_is_trained_twice")
+def a_lease_is_trained_and_filtered(good: History) -> History:
+    return filtered(good, 2)
+
+
+@bad("nothing_is_trained_twice")
+def a_lease_is_trained_and_dead_lettered(good: History) -> History:
+    return replace(good, dead_lettered=frozenset({2}))
+
+
+@bad("every_task_is_trained_once")
+def a_task_is_trained_twice(good: History) -> History:
+    return last_group(good, group(7, 5, "2.2", task=4))
+
+
+@bad("no_token_exceeds_the_bound")
+def a_token_is_too_old(good: History) -> History:
+    return last_group(good, group(7, 5, "1.0", "2.2"))
+
+
+@bad("no_token_exceeds_the_bound")
+def a_token_is_from_the_future(good: History) -> History:
+    return last_group(good, group(7, 5, "2.3"))
+
+
+@bad("no_token_exceeds_the_bound")
+def a_token_is_of_a_version_that_was_lost(good: History) -> History:
+    return last_group(replace(good, lives=(Life(1, 0), Life(2, 3))), group(7, 5, "1.2"))
+
+
+@bad("no_acknowledged_group_is_lost")
+def an_acknowledged_group_is_not_journaled(good: History) -> History:
+    return replace(good, acknowledged=(acknowledged(good.groups[4], journaled=6),))
+
+
+@bad("no_journaled_group_is_wasted")
+def a_journaled_group_gave_way_to_another(good: History) -> History:
+    both = group(4, 4, "1.1"), group(5, 4, "1.1", attempt=1)
+    return replace(good, groups=(*good.groups[:4], *both, good.groups[5]))
+
+
+@bad("no_journaled_group_is_wasted")
+def a_journaled_group_is_left_at_the_end(good: History) -> History:
+    return replace(good, groups=(*good.groups, group(9, 6, "2.3")))
+
+
+@bad("steps_are_told_once")
+def a_step_is_told_of_twice(good: History) -> History:
+    return replace(good, steps=(*good.steps, step(3)))
+
+
+@bad("steps_are_told_once")
+def a_step_is_not_told_of(good: History) -> History:
+    return replace(good, steps=good.steps[:-1])
+
+
+@bad("replays_agree")
+def a_replayed_loss_differs(good: History) -> History:
+    return replace(good, steps=(*good.steps, step(3, replayed=True, loss=3 / 7 + 2e-6)))
+
+
+@bad("replays_agree")
+def a_replayed_loss_is_not_a_number(good: History) -> History:
+    return replace(good, steps=(*good.steps, step(3, replayed=True, loss=float("nan"))))
+
+
+@bad("publishes_prove_themselves")
+def a_probe_differs(good: History) -> History:
+    return replace(good, publishes=(Publish(version=2, probe_gap=2e-3),))
+
+
+@bad("publishes_prove_themselves")
+def a_probe_is_not_a_number(good: History) -> History:
+    return replace(good, publishes=(Publish(version=2, probe_gap=float("nan")),))
+
+
+@bad("the_journal_is_whole")
+def the_journal_has_a_hole(good: History) -> History:
+    return replace(good, damages=("segment-1.log: 9 bytes",))
 
 
 @pytest.mark.parametrize("name", BAD)

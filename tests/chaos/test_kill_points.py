@@ -1,7 +1,7 @@
 """Five kills at the worst moments of one run, with the real processes; then everything that must hold is checked.
 
-    g1 in prepare (g2 serves on) → learner in a checkpoint → learner in a publish → g2 in a broadcast (g1 serves on)
-    → g1 in commit (nobody serves until it is back)
+g1 in prepare (g2 serves on) → learner in a checkpoint → learner in a publish → g2 in a broadcast (g1 serves on)
+→ g1 in commit (nobody serves until it is back)
 """
 
 import json

@@ -62,6 +62,13 @@ def asked(connection: socket.socket, data: bytes = b"hello") -> bytes:
     return connection.recv(100)
 
 
+def is_broken(connection: socket.socket) -> bool:
+    try:
+        return asked(connection) == b""
+    except OSError:
+        return True
+
+
 def test_a_link_without_trouble_passes_bytes_both_ways(network: Network, echo: int) -> None:
     with closing(client(network.link(echo))) as connection:
         assert asked(connection) == b"hello"
@@ -84,11 +91,9 @@ def test_a_cut_link_breaks_what_is_open_and_refuses_until_it_is_healed(network: 
     with closing(client(link)) as connection:
         assert asked(connection) == b"hello"
         link.cut(refuse=True)
-        with pytest.raises(OSError):
-            assert asked(connection)
-            raise ConnectionError("its end")
-    with closing(client(link)) as connection, pytest.raises((OSError, AssertionError)):
-        assert asked(connection)
+        assert is_broken(connection)
+    with closing(client(link)) as connection:
+        assert is_broken(connection)
     link.heal()
     with closing(client(link)) as connection:
         assert asked(connection) == b"hello"
