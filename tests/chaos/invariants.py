@@ -90,15 +90,26 @@ def _last_version_kept(history: History, incarnation: int) -> int:
 
 
 def no_acknowledged_group_is_lost(history: History, terms: Terms) -> Complaints:
-    """Acknowledged: by then the journal held a group of that lease, or its tokens were too old to be trained."""
-    first_journaled: dict[int, int] = {}
-    for group in history.groups:
-        first_journaled.setdefault(group.key.lease_id, group.at)
+    """Acknowledged: by then its lease was settled, or a group of it that can still be trained was in the journal.
+
+    Or its own tokens were too old. A batch may be taken just before the acknowledgement and journaled just after, so
+    that one version more than the journal tells of is allowed for.
+    """
+    settled = _settled_at(history)
     for one in history.acknowledged:
-        journaled = first_journaled.get(one.key.lease_id, math.inf) < one.journaled
-        too_old = history.version_at(one.journaled) - one.oldest > terms.max_lag
-        if not journaled and not too_old:
+        lease_id, version = one.key.lease_id, history.version_at(one.journaled)
+        if lease_id in history.dead_lettered or settled.get(lease_id, math.inf) < one.journaled:
+            continue
+        newest = history.group_of(lease_id, before=one.journaled)
+        kept = newest is not None and version - newest.oldest <= terms.max_lag
+        if not kept and version + 1 - one.oldest <= terms.max_lag:
             yield f"{one.key} was acknowledged at journal record {one.journaled} and is not journaled before it"
+
+
+def _settled_at(history: History) -> dict[int, int]:
+    """Where the journal says that a lease is trained or filtered."""
+    trained = {lease_id: batch.at for batch in history.batches for lease_id in batch.lease_ids}
+    return {one.lease_id: one.at for one in history.filtered} | trained
 
 
 def no_journaled_group_is_wasted(history: History, terms: Terms) -> Complaints:

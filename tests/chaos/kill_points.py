@@ -28,14 +28,28 @@ class Recovery:
         )
 
 
-def recovery(system: System, fault: str, *, since: float, patience_s: float = PATIENCE_S) -> Recovery:
+def recovery(
+    system: System,
+    fault: str,
+    *,
+    since: float,
+    patience_s: float = PATIENCE_S,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> Recovery:
     """Waits for the next step and the next publish. `since` is when the fault struck, by the monotonic clock."""
     steps, publishes, last = system.steps(), system.published(), system.size.steps
-    system.wait(lambda: system.steps() > steps or steps == last, f"a step after: {fault}", timeout_s=patience_s)
+
+    def stepped_on() -> bool:
+        meanwhile()
+        return system.steps() > steps or steps == last
+
+    def published_on() -> bool:
+        meanwhile()
+        return system.published() > publishes or steps == last
+
+    system.wait(stepped_on, f"a step after: {fault}", timeout_s=patience_s)
     stepped = time.monotonic() - since
-    system.wait(
-        lambda: system.published() > publishes or steps == last, f"a publish after: {fault}", timeout_s=patience_s
-    )
+    system.wait(published_on, f"a publish after: {fault}", timeout_s=patience_s)
     return Recovery(fault=fault, at_step=steps, next_step_s=stepped, next_publish_s=time.monotonic() - since)
 
 

@@ -208,9 +208,6 @@ def full_disk(trial: Trial) -> None:
         time.sleep(for_s)
         if system.nodes[LEARNER].alive:
             limit_file_size(pid, None)
-        else:
-            trial.note("the learner ended on the full disk; it is started again")
-        trial.revive()
         trial.recover(f"the learner's disk is full for {for_s:g} s", since=struck)
 
 

@@ -137,7 +137,13 @@ def a_token_is_of_a_version_that_was_lost(good: History) -> History:
 
 @bad("no_acknowledged_group_is_lost")
 def an_acknowledged_group_is_not_journaled(good: History) -> History:
-    return replace(good, acknowledged=(acknowledged(good.groups[4], journaled=6),))
+    return replace(good, acknowledged=(acknowledged(group(6, 4, "2.2"), journaled=6),))
+
+
+@bad("no_acknowledged_group_is_lost")
+def only_an_older_attempt_is_journaled_which_is_too_old(good: History) -> History:
+    groups = (*good.groups[:4], group(5, 4, "1.0"), *good.groups[4:])
+    return replace(good, groups=groups, acknowledged=(acknowledged(group(6, 4, "2.2", attempt=1), journaled=6),))
 
 
 @bad("no_journaled_group_is_wasted")

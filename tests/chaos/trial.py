@@ -17,7 +17,7 @@ from tests.chaos.system import LEARNER, System, chaos_system
 from tests.chaos.weights_check import serves_exported_weights
 
 JOIN_S = 120.0
-END_S = 300.0
+END_S = 600.0
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Trial:
     def recover(self, fault: str, *, since: float, patience_s: float = 120.0) -> bool:
         """Waits until the run goes on, and writes it down; whether it did."""
         try:
-            found = recovery(self.system, fault, since=since, patience_s=patience_s)
+            found = recovery(self.system, fault, since=since, patience_s=patience_s, meanwhile=self.mend)
         except AssertionError as error:
             self.complain(f"{fault}: {error}; processes that ended: {self.system.ended_by_itself()}")
             return False
@@ -52,14 +52,21 @@ class Trial:
         self.outcome.recoveries.append(found)
         return True
 
-    def revive(self) -> None:
+    def mend(self) -> None:
         """Starts what has ended though nobody killed it, and complains of it."""
-        for text in self.system.revive():
-            name = text.partition(":")[0]
-            if name in self.expected:
-                self.expected.discard(name)
-            else:
-                self.complain(f"ended by itself: {text}")
+        for name in [name for name, node in self.system.nodes.items() if node.launched is not None and not node.alive]:
+            if name not in self.expected and not self._is_at_its_end(name):
+                self.complain("; ".join(f"ended by itself: {text}" for text in self.system.revive(name)))
+
+    def revive(self) -> None:
+        """`mend`, and starts again what was killed."""
+        self.mend()
+        for name in sorted(self.expected):
+            self.system.revive(name)
+        self.expected.clear()
+
+    def _is_at_its_end(self, name: str) -> bool:
+        return name == LEARNER and self.system.nodes[name].process.wait(timeout_s=1) == 0
 
     def kill(self, name: str) -> float:
         """SIGKILL; when it was."""
