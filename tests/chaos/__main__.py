@@ -1,6 +1,7 @@
 """`python -m tests.chaos [--scenario NAME ...] [--seed S] [--faults N] [--list]`: chaos against the real processes."""
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -31,6 +32,7 @@ def main() -> int:
             print(f"{name:24} {stage.play.__doc__}")
         print(f"{RANDOM:24} {random_run.__doc__}")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no process is left behind
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     broken = 0
     for name in arguments.scenario or [*SCENARIOS, RANDOM]:

@@ -176,7 +176,7 @@ def _acknowledged(tap: Sequence[TapRecord], journal: ReadJournal) -> Iterable[Ac
     for record in tap:
         if isinstance(record, Finish):
             finished[record.key] = record.versions
-        elif isinstance(record, Acknowledgement) and record.key in finished:
+        elif isinstance(record, Acknowledgement) and record.key in finished and not record.doubtful:
             versions = frozenset(map(PolicyVersion.parse, finished[record.key]))
             if versions:
                 journaled = bisect_left(ends, record.journal_end)

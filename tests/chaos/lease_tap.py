@@ -24,6 +24,7 @@ from tests.chaos.journal_reader import Place
 Direction = Literal["up", "down"]
 Action = Literal["drop", "duplicate", "delay", "corrupt"]
 _QUEUED = 1000
+_DOUBT_S = 3.0
 
 
 @dataclass(frozen=True, order=True)
@@ -72,6 +73,7 @@ class Acknowledgement:
     env: str
     key: AttemptKey
     journal_end: Place
+    doubtful: bool = False
 
 
 TapRecord = Grant | Finish | Failure | Acknowledgement
@@ -121,6 +123,7 @@ class LeaseTap:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chaos-tap", daemon=True)
         self.records: list[TapRecord] = []
+        self.doubts: list[tuple[float, float]] = []
         self.tally = Tally()
 
     def __enter__(self) -> Self:
@@ -137,6 +140,14 @@ class LeaseTap:
     def disturb(self, disturbance: Disturbance) -> None:
         """From now on, until its `times` are used up."""
         self._disturbances.append(disturbance)
+
+    def doubt(self, *, for_s: float) -> None:
+        """Bytes are changed from now on, for so long: what is then acknowledged may not be what was sent.
+
+        Messages have no checksum of their own, so that a changed token or lease id can look like a good one.
+        """
+        now = time.monotonic()
+        self.doubts.append((now, now + for_s + _DOUBT_S))
 
     def calm(self) -> None:
         """No disturbance any more."""
@@ -179,6 +190,7 @@ class LeaseTap:
         self.tally.disturbed += bool(taken)
         actions = {one.action for one in taken}
         if "corrupt" in actions:
+            self.doubt(for_s=0.0)
             frames = _damaged(frames)
         if "delay" in actions:
             due = time.monotonic() + max(one.delay_s for one in taken)
@@ -239,7 +251,10 @@ class LeaseTap:
                 self.records.append(Failure(at=now, env=env, key=key_of(message), reason=reason))
             case Acknowledged(purpose="train"):
                 end = self._journal_end()
-                self.records.append(Acknowledgement(at=now, env=env, key=key_of(message), journal_end=end))
+                doubtful = any(since <= now <= until for since, until in self.doubts)
+                self.records.append(
+                    Acknowledgement(at=now, env=env, key=key_of(message), journal_end=end, doubtful=doubtful)
+                )
 
 
 def key_of(holder: object) -> AttemptKey:

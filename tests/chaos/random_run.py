@@ -126,6 +126,8 @@ def _trouble(trial: Trial) -> Fault:
         ]
     )  # fmt: skip
     link.trouble(kind).__dict__.update(trouble.__dict__)
+    if trouble.flip_bytes:
+        trial.system.tap.doubt(for_s=for_s)
     return Fault(f"link {name} {kind} is {what} for {for_s:.0f} s", for_s, link.heal)
 
 

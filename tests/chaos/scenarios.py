@@ -163,6 +163,8 @@ def network(trial: Trial) -> None:
             struck, mine = time.monotonic(), link.trouble(kind)
             before = replace(mine)
             mine.__dict__.update(trouble.__dict__)
+            if trouble.flip_bytes:
+                trial.system.tap.doubt(for_s=for_s)
             time.sleep(for_s)
             mine.__dict__.update(before.__dict__)
             trial.recover(f"{label} {what}", since=struck)
@@ -241,17 +243,17 @@ def env_and_reward_killed(trial: Trial) -> None:
 
 TWO_OF_EACH = ("e1", "e2"), ("r1", "r2")
 SCENARIOS: dict[str, Stage] = {
-    "generator-one-of-two": Stage(generator_killed_one_of_two, steps=200),
-    "generator-the-only-one": Stage(generator_killed_the_only_one, steps=120, generators=("g1",)),
+    "generator-one-of-two": Stage(generator_killed_one_of_two, steps=400),
+    "generator-the-only-one": Stage(generator_killed_the_only_one, steps=200, generators=("g1",)),
     "generator-joins": Stage(generator_joins, steps=120, first=("g1",)),
-    "learner-killed": Stage(learner_killed, steps=200),
+    "learner-killed": Stage(learner_killed, steps=300),
     "env-and-reward-killed": Stage(
         env_and_reward_killed, steps=120, generators=("g1",), envs=TWO_OF_EACH[0], rewards=TWO_OF_EACH[1]
     ),
-    "hangs": Stage(hangs, steps=250, envs=TWO_OF_EACH[0], rewards=TWO_OF_EACH[1]),
+    "hangs": Stage(hangs, steps=400, envs=TWO_OF_EACH[0], rewards=TWO_OF_EACH[1]),
     "hangs-alone": Stage(hangs_alone, steps=120, generators=("g1",)),
-    "network": Stage(network, steps=400, generators=("g1",)),
-    "messages": Stage(messages, steps=150, generators=("g1",)),
+    "network": Stage(network, steps=600, generators=("g1",)),
+    "messages": Stage(messages, steps=200, generators=("g1",)),
     "full-disk": Stage(full_disk, steps=120, generators=("g1",)),
     "clock": Stage(clock, steps=100, generators=("g1",)),
 }

@@ -156,7 +156,7 @@ def finish(trial: Trial) -> None:
     """Lets the epoch end without faults, then checks everything."""
     system = trial.system
     system.heal()
-    trial.revive()
+    trial.mend()
     learner = system.nodes[LEARNER]
     deadline = time.monotonic() + END_S
     while learner.alive and time.monotonic() < deadline:
