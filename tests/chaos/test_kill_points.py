@@ -38,12 +38,15 @@ def system(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sy
         system.links["reward:r1"].trouble().delay_s = UNHURRIED_S
         system.start_all()
         try:
-            for name in ("g1", "g2"):
-                system.wait(lambda name=name: system.serves(name), f"{name} to serve", timeout_s=JOIN_S)  # type: ignore[misc]
+            both_serve(system)
             system.wait(lambda: system.steps() >= 2, "two steps", timeout_s=60)
             yield system
         finally:
             print("\n".join(f"== {one.name}\n{one.text()[-3000:]}" for one in system.launch.launched))
+
+
+def both_serve(system: System) -> None:
+    system.wait(lambda: system.serves("g1") and system.serves("g2"), "both generators to serve", timeout_s=JOIN_S)
 
 
 def says(system: System, found: Recovery) -> None:
@@ -69,7 +72,7 @@ def test_a_learner_killed_in_a_publish_resumes_and_nobody_serves_half_of_it(syst
     since = kill_learner_in_publish(system, "g2")
     system.start(LEARNER)
     says(system, recovery(system, "learner killed in a publish", since=since))
-    system.wait(lambda: system.serves("g1") and system.serves("g2"), "both generators to serve", timeout_s=JOIN_S)
+    both_serve(system)
 
 
 def test_a_generator_killed_in_a_broadcast_is_left_behind(system: System) -> None:

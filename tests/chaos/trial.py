@@ -10,7 +10,7 @@ from signal import SIGCONT
 
 from tests.chaos.books import books_of
 from tests.chaos.invariants import books_balance, complaints
-from tests.chaos.kill_points import Recovery, recovery
+from tests.chaos.kill_points import recovery
 from tests.chaos.outcomes import Outcome
 from tests.chaos.run_config import RunSize
 from tests.chaos.system import LEARNER, System, chaos_system
@@ -183,6 +183,3 @@ def judge(trial: Trial) -> None:
     )
     for text in trial.outcome.complaints:
         trial.say(f"BROKEN {text}")
-
-
-__all__ = ["Recovery", "Stage", "Trial", "finish", "judge", "run_trial"]
