@@ -176,6 +176,8 @@ class LeaseTap:
 
     def _drain_dealer(self, identity: bytes, dealer: "zmq.Socket[bytes]") -> None:
         for _ in range(100):
+            if dealer.closed:  # its env_service turned out to be gone
+                return
             try:
                 frames = dealer.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:

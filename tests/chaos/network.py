@@ -131,8 +131,8 @@ class Link:
         self._connections.append(connection)
         try:
             await self._pass_on(reader, connection)
-        except OSError:
-            pass
+        except (OSError, asyncio.CancelledError):
+            pass  # broken on one side, or the network closes: asyncio would print the latter
         finally:
             connection.abort()
             self._connections.remove(connection)
