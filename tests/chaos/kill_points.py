@@ -9,7 +9,7 @@ from tests.chaos.control_watch import Moment
 from tests.chaos.faults import send
 from tests.chaos.system import LEARNER, System
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 @dataclass(frozen=True)

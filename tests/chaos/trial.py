@@ -16,7 +16,7 @@ from tests.chaos.run_config import RunSize
 from tests.chaos.system import LEARNER, System, chaos_system
 from tests.chaos.weights_check import serves_exported_weights
 
-JOIN_S = 120.0
+JOIN_S = 300.0
 END_S = 600.0
 
 
@@ -41,7 +41,7 @@ class Trial:
         self.say(f"BROKEN {text}")
         self.outcome.complaints.append(text)
 
-    def recover(self, fault: str, *, since: float, patience_s: float = 120.0) -> bool:
+    def recover(self, fault: str, *, since: float, patience_s: float = 240.0) -> bool:
         """Waits until the run goes on, and writes it down; whether it did."""
         try:
             found = recovery(self.system, fault, since=since, patience_s=patience_s, meanwhile=self.mend)
