@@ -12,12 +12,12 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Signals
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -58,6 +58,30 @@ class Node:
 
 
 @dataclass
+class Progress:
+    """What metrics.jsonl tells so far. It is asked for often: only what is new is read."""
+
+    steps: int = 0
+    publishes: int = 0
+    end: int = 0
+
+    def read(self, path: Path) -> Self:
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(self.end)
+                for line in file:
+                    if line.endswith(b"\n"):
+                        self.end += len(line)
+                        self._note(json.loads(line))
+        return self
+
+    def _note(self, line: Mapping[str, object]) -> None:
+        self.publishes += "probe_gap" in line
+        if line["kind"] == "step":
+            self.steps = max(self.steps, int(str(line["step"])))
+
+
+@dataclass
 class System:
     """Nodes and links by name. `starts` has the journal's end before each start of the learner, by incarnation."""
 
@@ -73,6 +97,7 @@ class System:
     archive: Archive
     tasks_once: bool = True
     starts: dict[int, Place] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
 
     @property
     def run(self) -> RunFolder:
@@ -141,11 +166,11 @@ class System:
 
     def steps(self) -> int:
         """The newest step that metrics.jsonl tells of."""
-        return max(self.run.steps(), default=0)
+        return self.progress.read(self.run.path / "metrics.jsonl").steps
 
     def published(self) -> int:
         """How many publishes metrics.jsonl tells of."""
-        return sum("probe_gap" in line for line in self.run.lines("metrics.jsonl"))
+        return self.progress.read(self.run.path / "metrics.jsonl").publishes
 
     def wait(self, condition: Callable[[], object], what: str, *, timeout_s: float) -> float:
         """Waits for a condition; the seconds that it took. A node that ended by itself is a failure, by name."""
