@@ -82,6 +82,10 @@ $(SMOLLM2): examples/smollm2/make_model.py | $(INSTALLED)
 	$(QUIET) $(BIN)/python examples/smollm2/make_model.py
 	touch $@
 
+.PHONY: chaos
+chaos: $(INSTALLED) $(ADDITION) ## kill, hang and disturb real runs for an hour; results go to benchmarks/results/chaos.md
+	$(QUIET) $(BIN)/python -m tests.chaos
+
 .PHONY: lock
 lock: ## make requirements/cpu.lock anew (needs uv, and UV_FIND_LINKS or an index with PyTorch's CPU wheels)
 	uv pip compile --python-version 3.11 --no-emit-find-links --no-emit-index-url --no-header --no-annotate \

@@ -1,40 +1,13 @@
-"""Models for the real processes, and a launcher that leaves nothing behind."""
+"""A system that outlives the learners which work with it."""
 
-import subprocess
-import sys
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import launching
 from tests.e2e.long_lived_system import LongLivedSystem
-from tests.e2e.processes import ROOT, TAIL_CHARACTERS, Launcher, kill_marked, script
 from tests.e2e.run_files import write_run_file
-
-LAUNCHERS = pytest.StashKey[list[Launcher]]()
-
-
-@contextmanager
-def launching(config: pytest.Config, folder: Path) -> Iterator[Launcher]:
-    """Everything that was started within it is killed at its end."""
-    launch = Launcher(folder=folder)
-    launchers = config.stash.setdefault(LAUNCHERS, [])
-    launchers.append(launch)
-    try:
-        yield launch
-    finally:
-        launchers.remove(launch)
-        for launched in launch.launched:
-            launched.end()
-        kill_marked(launch.mark)
-
-
-@pytest.fixture(scope="module")
-def launcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    """For processes that do not outlive a module."""
-    with launching(request.config, tmp_path_factory.mktemp("output")) as launch:
-        yield launch
 
 
 @pytest.fixture(scope="session")
@@ -48,54 +21,3 @@ def system(
         names = ("env-service", "generator", "reward-service")
         services = {name: launch(name, "--config", str(run_file.path)) for name in names}
         yield LongLivedSystem(launch=launch, run_file=run_file, services=services)
-
-
-@pytest.fixture(scope="session")
-def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The addition model with random weights and tied embeddings."""
-    folder = tmp_path_factory.mktemp("models") / "untrained"
-    _run(sys.executable, "examples/addition/make_model.py", str(folder))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def model(untrained_model: Path) -> Path:
-    """It knows the form of an answer, and some answers."""
-    trained = untrained_model.with_name("trained")
-    _run(
-        script("learner"), "--config", "examples/addition/sft.toml", "--model", str(untrained_model),
-        "--output", str(trained), "--data.path", str(untrained_model / "sft.jsonl"), "--steps", "120",
-        "--run.directory", str(untrained_model.with_name("runs")),
-    )  # fmt: skip
-    return trained
-
-
-@pytest.fixture(scope="session")
-def untied_model(untrained_model: Path) -> Path:
-    """Random weights, with a head of its own."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = untrained_model.with_name("untied")
-    model = AutoModelForCausalLM.from_pretrained(untrained_model, tie_word_embeddings=False)
-    model.lm_head.weight.data.normal_(std=0.05)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(untrained_model).save_pretrained(folder)
-    return folder
-
-
-def _run(*words: str) -> None:
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure shows the last output of every process that the module has started."""
-    report = yield
-    if report.failed:
-        launchers = item.config.stash.get(LAUNCHERS, [])
-        for launched in (launched for launcher in launchers for launched in launcher.launched):
-            report.sections.append((f"output of {launched.name}", launched.text()[-TAIL_CHARACTERS:]))
-    return report

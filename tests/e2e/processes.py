@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -23,14 +23,21 @@ Found = TypeVar("Found")
 class Launched:
     """A process in a session of its own. Everything that it starts inherits `mark`."""
 
-    def __init__(self, name: str, words: Sequence[str], *, folder: Path, mark: str) -> None:
+    def __init__(
+        self, name: str, words: Sequence[str], *, folder: Path, mark: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self.output = folder / f"{name}.{time.monotonic_ns()}.log"
         with self.output.open("wb") as output:
             self._process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, env=_environment(mark),
-                start_new_session=True, preexec_fn=parent_death_signal,
+                words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT,
+                env={**_environment(mark), **(environment or {})}, start_new_session=True,
+                preexec_fn=parent_death_signal,
             )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def alive(self) -> bool:
@@ -59,14 +66,17 @@ class Launched:
 
 @dataclass
 class Launcher:
-    """Starts console scripts, all under one mark."""
+    """Starts console scripts, all under one mark, with `environment` beside what they inherit."""
 
     folder: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     launched: list[Launched] = field(default_factory=list)
 
     def __call__(self, name: str, *words: str) -> Launched:
-        launched = Launched(name, [script(name), *words], folder=self.folder, mark=self.mark)
+        launched = Launched(
+            name, [script(name), *words], folder=self.folder, mark=self.mark, environment=self.environment
+        )
         self.launched.append(launched)
         return launched
 

@@ -1,0 +1,221 @@
+"""What must hold of every run, whatever was done to it. Pure functions: a history in, complaints out.
+
+"The history of the final weights": the batches by rising version, as the journal has them. A batch that a learner took
+and lost would be taken again at its version; so a version that is there twice is a complaint.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tests.chaos.history import Batch, Group, History
+
+_REPLAY_TOLERANCE = 1e-6
+_PROBE_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the run was asked for. `tasks` is the size of an epoch, None if it is not to be trained exactly once."""
+
+    steps: int
+    groups_per_step: int
+    max_lag: int
+    tasks: int | None
+
+
+Complaints = Iterator[str]
+
+
+def batches_are_whole(history: History, terms: Terms) -> Complaints:
+    """Each version has one batch of the right size, whose groups are in the journal before it."""
+    versions = [batch.version for batch in history.batches]
+    if versions != list(range(terms.steps)):
+        twice = sorted(version for version, count in Counter(versions).items() if count > 1)
+        missing = sorted(set(range(terms.steps)) - set(versions))
+        yield f"batches of versions 0 to {terms.steps - 1} expected; missing {missing}, twice {twice}, or out of order"
+    for batch in history.batches:
+        if len(batch.lease_ids) != terms.groups_per_step:
+            yield f"the batch of version {batch.version} has {len(batch.lease_ids)} groups"
+        for lease_id in batch.lease_ids:
+            if history.group_of(lease_id, before=batch.at) is None:
+                yield f"the batch of version {batch.version} takes lease {lease_id}, whose group was never journaled"
+
+
+def nothing_is_trained_twice(history: History, terms: Terms) -> Complaints:
+    """No lease is in two batches, or in a batch and filtered or dead-lettered."""
+    trained = Counter(lease_id for batch in history.batches for lease_id in batch.lease_ids)
+    for lease_id, count in trained.items():
+        if count > 1:
+            yield f"lease {lease_id} is in {count} batches"
+    for lease_id in trained.keys() & {one.lease_id for one in history.filtered}:
+        yield f"lease {lease_id} is trained and filtered"
+    for lease_id in trained.keys() & history.dead_lettered:
+        yield f"lease {lease_id} is trained and dead-lettered"
+
+
+def every_task_is_trained_once(history: History, terms: Terms) -> Complaints:
+    """Each task of the epoch is in one batch; only a filtered or dead-lettered lease may leave its task out."""
+    if terms.tasks is None:
+        return
+    members = [group for _, group in _trained(history)]
+    counts = Counter(group.task_index for group in members)
+    excused = len({one.lease_id for one in history.filtered} | history.dead_lettered)
+    missing = sorted(set(range(terms.tasks)) - counts.keys())
+    twice = sorted(task for task, count in counts.items() if count > 1)
+    if len(missing) > excused or len(twice) > excused:
+        yield f"of {terms.tasks} tasks {missing} were never trained and {twice} more than once ({excused} excused)"
+
+
+def no_token_exceeds_the_bound(history: History, terms: Terms) -> Complaints:
+    """Every trained token was sampled under a policy of this history, at most max_lag versions back.
+
+    A version that a former life published and that was then lost names another policy than the history's.
+    """
+    for batch, group in _trained(history):
+        for version in group.versions:
+            if not 0 <= batch.version - version.number <= terms.max_lag:
+                yield f"version {batch.version} trains a token of {version} (lease {group.key.lease_id})"
+            last = _last_version_kept(history, version.incarnation)
+            if version.number > last:
+                yield f"lease {group.key.lease_id} has a token of {version}; of that life {last} steps were kept"
+
+
+def _last_version_kept(history: History, incarnation: int) -> int:
+    """The newest version of a life that later lives went on from: at their first own batch at the latest."""
+    later = [life.at for life in history.lives if life.incarnation > incarnation]
+    firsts = [batch.version for batch in history.batches if later and batch.at >= min(later)]
+    return min(firsts) if firsts else max((batch.version + 1 for batch in history.batches), default=0)
+
+
+def no_acknowledged_group_is_lost(history: History, terms: Terms) -> Complaints:
+    """Acknowledged: by then its lease was settled, or a group of it that can still be trained was in the journal.
+
+    Or its own tokens were too old. A batch may be taken just before the acknowledgement and journaled just after, so
+    that one version more than the journal tells of is allowed for.
+    """
+    settled = _settled_at(history)
+    for one in history.acknowledged:
+        lease_id, version = one.key.lease_id, history.version_at(one.journaled)
+        if lease_id in history.dead_lettered or settled.get(lease_id, math.inf) < one.journaled:
+            continue
+        newest = history.group_of(lease_id, before=one.journaled)
+        kept = newest is not None and version - newest.oldest <= terms.max_lag
+        if not kept and version + 1 - one.oldest <= terms.max_lag:
+            yield f"{one.key} was acknowledged at journal record {one.journaled} and is not journaled before it"
+
+
+def _settled_at(history: History) -> dict[int, int]:
+    """Where the journal says that a lease is trained or filtered."""
+    trained = {lease_id: batch.at for batch in history.batches for lease_id in batch.lease_ids}
+    return {one.lease_id: one.at for one in history.filtered} | trained
+
+
+def no_journaled_group_is_wasted(history: History, terms: Terms) -> Complaints:
+    """A group gives way to another of its lease only when it is too old for the batch after next."""
+    newest: dict[int, Group] = {}
+    for group in history.groups:
+        before = newest.get(group.key.lease_id)
+        newest[group.key.lease_id] = group
+        if before is None or before.key == group.key:
+            continue  # a new segment of the journal begins with a copy of what the old one held
+        if history.version_at(group.at) - before.oldest < terms.max_lag:
+            yield f"{before.key} was replaced by {group.key} while it was still young enough"
+    kept = {one.lease_id for one in history.filtered} | history.dead_lettered
+    trained = kept | {lease_id for batch in history.batches for lease_id in batch.lease_ids}
+    for lease_id, group in newest.items():
+        if lease_id not in trained and terms.steps - group.oldest < terms.max_lag and terms.tasks is not None:
+            yield f"{group.key} is journaled, young enough, and in no batch at the end of the epoch"
+
+
+def steps_are_told_once(history: History, terms: Terms) -> Complaints:
+    """metrics.jsonl has each step once as trained, or else as replayed: its line may be lost with its learner."""
+    trained = Counter(step.step for step in history.steps if not step.replayed)
+    replayed = {step.step for step in history.steps if step.replayed}
+    twice = sorted(step for step, count in trained.items() if count > 1)
+    missing = sorted(set(range(1, terms.steps + 1)) - trained.keys() - replayed)
+    if twice or missing:
+        yield f"metrics.jsonl tells of steps {twice} more than once, and not of {missing}"
+
+
+def replays_agree(history: History, terms: Terms) -> Complaints:
+    """A batch that is trained again has the loss and the gradient that it had."""
+    first: dict[int, tuple[float, float]] = {}
+    for step in history.steps:
+        loss, grad_norm = first.setdefault(step.step, (step.loss, step.grad_norm))
+        scale = max(1.0, abs(grad_norm))
+        gap = max(abs(step.loss - loss), abs(step.grad_norm - grad_norm) / scale)
+        if not gap <= _REPLAY_TOLERANCE:
+            before, after = f"loss {loss!r}, gradient {grad_norm!r}", f"{step.loss!r}, {step.grad_norm!r}"
+            yield f"step {step.step} had {before}; replayed, {after}"
+
+
+def publishes_prove_themselves(history: History, terms: Terms) -> Complaints:
+    """Every generator that took a version computes the learner's logprobs with it."""
+    for publish in history.publishes:
+        if not publish.probe_gap < _PROBE_TOLERANCE:
+            yield f"a generator's logprobs of version {publish.version} differ by {publish.probe_gap:.3g} nats"
+
+
+def the_journal_is_whole(history: History, terms: Terms) -> Complaints:
+    """No byte of it is unreadable, once the last learner has opened it."""
+    yield from history.damages
+
+
+CHECKS: Mapping[str, Callable[[History, Terms], Complaints]] = {
+    check.__name__: check
+    for check in (
+        batches_are_whole, nothing_is_trained_twice, every_task_is_trained_once, no_token_exceeds_the_bound,
+        no_acknowledged_group_is_lost, no_journaled_group_is_wasted, steps_are_told_once, replays_agree,
+        publishes_prove_themselves, the_journal_is_whole,
+    )
+}  # fmt: skip
+
+
+def complaints(history: History, terms: Terms) -> list[str]:
+    """All of all checks, each with its check's name."""
+    return [f"{name}: {text}" for name, check in CHECKS.items() for text in check(history, terms)]
+
+
+@dataclass(frozen=True)
+class Books:
+    """The counts that a learner keeps of leases and attempts."""
+
+    leases: int
+    trained: int
+    filtered: int
+    dead_lettered: int
+    outstanding: int
+    attempts: int
+    accepted: int
+    failed: int
+    expired: int
+    dropped: int
+    running: int
+
+
+def books_balance(books: Books, history: History, terms: Terms) -> list[str]:
+    """The two sums of the architecture, and what journal and files say of the same counts."""
+    found = []
+    if books.leases != books.trained + books.filtered + books.dead_lettered + books.outstanding:
+        found.append(f"leases do not add up: {books}")
+    if books.attempts != books.accepted + books.failed + books.expired + books.dropped + books.running:
+        found.append(f"attempts do not add up: {books}")
+    in_batches = sum(len(batch.lease_ids) for batch in history.batches)
+    for name, counted, seen in (
+        ("trained", books.trained, in_batches),
+        ("filtered", books.filtered, len({one.lease_id for one in history.filtered})),
+        ("dead-lettered", books.dead_lettered, len(history.dead_lettered)),
+    ):
+        if counted != seen:
+            found.append(f"{counted} leases are {name} by the books, {seen} by the files")
+    return found
+
+
+def _trained(history: History) -> Iterator[tuple[Batch, Group]]:
+    for batch in history.batches:
+        for lease_id in batch.lease_ids:
+            group = history.group_of(lease_id, before=batch.at)
+            if group is not None:
+                yield batch, group

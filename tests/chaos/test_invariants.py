@@ -1,0 +1,240 @@
+"""Each invariant holds of a good history, and complains of one that breaks it, and of nothing else."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from protocol.versions import PolicyVersion
+from tests.chaos.history import Acknowledged, Batch, Filtered, Group, History, Life, Publish, Step
+from tests.chaos.invariants import CHECKS, Books, Terms, books_balance, complaints
+from tests.chaos.lease_tap import AttemptKey
+
+TERMS = Terms(steps=3, groups_per_step=2, max_lag=1, tasks=6)
+
+
+def group(at: int, lease_id: int, *versions: str, attempt: int = 0, task: int | None = None) -> Group:
+    stamps = frozenset(map(PolicyVersion.parse, versions))
+    key = AttemptKey(incarnation=1, lease_id=lease_id, attempt=attempt)
+    return Group(at=at, key=key, task_index=lease_id if task is None else task, versions=stamps)
+
+
+def batch(at: int, version: int, *lease_ids: int) -> Batch:
+    return Batch(at=at, version=version, lease_ids=lease_ids)
+
+
+def acknowledged(group: Group, *, journaled: int) -> Acknowledged:
+    return Acknowledged(key=group.key, journaled=journaled, versions=group.versions)
+
+
+def good() -> History:
+    """Two lives; the second goes on at version 1, which it trains again; groups of lease 4 come in two attempts."""
+    groups = (
+        group(0, 0, "1.0"), group(1, 1, "1.0"), group(3, 2, "1.0", "1.1"), group(4, 3, "1.1"),
+        group(6, 4, "1.1"), group(7, 5, "2.1", "2.2"),
+    )  # fmt: skip
+    return History(
+        groups=groups,
+        batches=(batch(2, 0, 0, 1), batch(5, 1, 2, 3), batch(8, 2, 4, 5)),
+        filtered=(),
+        lives=(Life(incarnation=1, at=0), Life(incarnation=2, at=6)),
+        acknowledged=tuple(acknowledged(one, journaled=one.at + 1) for one in groups),
+        steps=(step(1), step(2), step(2, replayed=True), step(3)),
+        publishes=(Publish(version=0, probe_gap=1e-5), Publish(version=3, probe_gap=9e-4)),
+        dead_lettered=frozenset(),
+    )
+
+
+def step(number: int, *, replayed: bool = False, loss: float | None = None) -> Step:
+    return Step(step=number, replayed=replayed, loss=number / 7 if loss is None else loss, grad_norm=0.5)
+
+
+def with_batch(history: History, index: int, changed: Batch) -> History:
+    batches = tuple(changed if place == index else one for place, one in enumerate(history.batches))
+    return replace(history, batches=batches)
+
+
+def test_a_good_history_has_no_complaints() -> None:
+    assert complaints(good(), TERMS) == []
+
+
+Spoil = Callable[[History], History]
+BAD: dict[str, tuple[str, Spoil]] = {}
+
+
+def bad(check: str) -> Callable[[Spoil], Spoil]:
+    """Registers what `check` must complain of."""
+
+    def register(spoil: Spoil) -> Spoil:
+        BAD[spoil.__name__] = (check, spoil)
+        return spoil
+
+    return register
+
+
+def last_group(history: History, changed: Group) -> History:
+    return replace(history, groups=(*history.groups[:5], changed))
+
+
+def filtered(history: History, *lease_ids: int) -> History:
+    return replace(history, filtered=tuple(Filtered(at=9, lease_id=lease_id) for lease_id in lease_ids))
+
+
+@bad("batches_are_whole")
+def a_batch_is_missing(good: History) -> History:
+    return filtered(replace(good, batches=good.batches[:2]), 4, 5)
+
+
+@bad("batches_are_whole")
+def a_version_is_there_twice(good: History) -> History:
+    return with_batch(last_group(good, group(7, 5, "2.1")), 2, batch(8, 1, 4, 5))
+
+
+@bad("batches_are_whole")
+def a_batch_is_too_small(good: History) -> History:
+    return filtered(with_batch(good, 2, batch(8, 2, 4)), 5)
+
+
+@bad("batches_are_whole")
+def a_group_was_never_journaled(good: History) -> History:
+    return filtered(replace(good, groups=good.groups[:-1], acknowledged=()), 6)
+
+
+@bad("nothing_is_trained_twice")
+def a_lease_is_in_two_batches(good: History) -> History:
+    return filtered(with_batch(good, 1, batch(5, 1, 2, 1)), 3)
+
+
+@bad("nothing_is_trained_twice")
+def a_lease_is_trained_and_filtered(good: History) -> History:
+    return filtered(good, 2)
+
+
+@bad("nothing_is_trained_twice")
+def a_lease_is_trained_and_dead_lettered(good: History) -> History:
+    return replace(good, dead_lettered=frozenset({2}))
+
+
+@bad("every_task_is_trained_once")
+def a_task_is_trained_twice(good: History) -> History:
+    return last_group(good, group(7, 5, "2.2", task=4))
+
+
+@bad("no_token_exceeds_the_bound")
+def a_token_is_too_old(good: History) -> History:
+    return last_group(good, group(7, 5, "1.0", "2.2"))
+
+
+@bad("no_token_exceeds_the_bound")
+def a_token_is_from_the_future(good: History) -> History:
+    return last_group(good, group(7, 5, "2.3"))
+
+
+@bad("no_token_exceeds_the_bound")
+def a_token_is_of_a_version_that_was_lost(good: History) -> History:
+    return last_group(replace(good, lives=(Life(1, 0), Life(2, 3))), group(7, 5, "1.2"))
+
+
+@bad("no_acknowledged_group_is_lost")
+def an_acknowledged_group_is_not_journaled(good: History) -> History:
+    return replace(good, acknowledged=(acknowledged(group(6, 4, "2.2"), journaled=6),))
+
+
+@bad("no_acknowledged_group_is_lost")
+def only_an_older_attempt_is_journaled_which_is_too_old(good: History) -> History:
+    groups = (*good.groups[:4], group(5, 4, "1.0"), *good.groups[4:])
+    return replace(good, groups=groups, acknowledged=(acknowledged(group(6, 4, "2.2", attempt=1), journaled=6),))
+
+
+@bad("no_journaled_group_is_wasted")
+def a_journaled_group_gave_way_to_another(good: History) -> History:
+    both = group(4, 4, "1.1"), group(5, 4, "1.1", attempt=1)
+    return replace(good, groups=(*good.groups[:4], *both, good.groups[5]))
+
+
+@bad("no_journaled_group_is_wasted")
+def a_journaled_group_is_left_at_the_end(good: History) -> History:
+    return replace(good, groups=(*good.groups, group(9, 6, "2.3")))
+
+
+@bad("steps_are_told_once")
+def a_step_is_told_of_twice(good: History) -> History:
+    return replace(good, steps=(*good.steps, step(3)))
+
+
+@bad("steps_are_told_once")
+def a_step_is_not_told_of(good: History) -> History:
+    return replace(good, steps=good.steps[:-1])
+
+
+@bad("replays_agree")
+def a_replayed_loss_differs(good: History) -> History:
+    return replace(good, steps=(*good.steps, step(3, replayed=True, loss=3 / 7 + 2e-6)))
+
+
+@bad("replays_agree")
+def a_replayed_loss_is_not_a_number(good: History) -> History:
+    return replace(good, steps=(*good.steps, step(3, replayed=True, loss=float("nan"))))
+
+
+@bad("publishes_prove_themselves")
+def a_probe_differs(good: History) -> History:
+    return replace(good, publishes=(Publish(version=2, probe_gap=2e-3),))
+
+
+@bad("publishes_prove_themselves")
+def a_probe_is_not_a_number(good: History) -> History:
+    return replace(good, publishes=(Publish(version=2, probe_gap=float("nan")),))
+
+
+@bad("the_journal_is_whole")
+def the_journal_has_a_hole(good: History) -> History:
+    return replace(good, damages=("segment-1.log: 9 bytes",))
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_history_is_complained_of_by_the_check_that_is_for_it(name: str) -> None:
+    check, spoil = BAD[name]
+    found = {text.partition(":")[0] for text in complaints(spoil(good()), TERMS)}
+    assert found == {check}
+
+
+def test_every_check_has_a_history_that_it_complains_of() -> None:
+    assert {check for check, _ in BAD.values()} == set(CHECKS)
+
+
+def test_an_acknowledged_group_that_was_too_old_is_not_lost() -> None:
+    late = acknowledged(group(0, 9, "1.0"), journaled=6)
+    assert complaints(replace(good(), acknowledged=(late,)), TERMS) == []
+
+
+def test_a_copy_of_a_group_in_a_new_segment_is_no_second_attempt() -> None:
+    history = good()
+    copies = tuple(sorted((*history.groups, replace(history.groups[0], at=1)), key=lambda one: one.at))
+    assert complaints(replace(history, groups=copies), TERMS) == []
+
+
+BOOKS = Books(
+    leases=6, trained=6, filtered=0, dead_lettered=0, outstanding=0,
+    attempts=9, accepted=6, failed=1, expired=1, dropped=1, running=0,
+)  # fmt: skip
+
+
+def test_good_books_balance() -> None:
+    assert books_balance(BOOKS, good(), TERMS) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"leases": 7}, "leases do not add up"),
+        ({"attempts": 8}, "attempts do not add up"),
+        ({"trained": 5, "outstanding": 1}, "5 leases are trained by the books, 6 by the files"),
+        ({"filtered": 1, "leases": 7}, "1 leases are filtered by the books, 0 by the files"),
+        ({"dead_lettered": 1, "leases": 7}, "1 leases are dead-lettered by the books, 0 by the files"),
+    ],
+)
+def test_bad_books_are_complained_of(change: dict[str, int], said: str) -> None:
+    found = books_balance(replace(BOOKS, **change), good(), TERMS)
+    assert len(found) == 1
+    assert said in found[0]

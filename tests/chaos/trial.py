@@ -1,0 +1,185 @@
+"""A scenario's frame: a running system in, faults by the scenario, then the end of the epoch and all checks."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from signal import SIGCONT
+
+from tests.chaos.books import books_of
+from tests.chaos.invariants import books_balance, complaints
+from tests.chaos.kill_points import recovery
+from tests.chaos.outcomes import Outcome
+from tests.chaos.run_config import RunSize
+from tests.chaos.system import LEARNER, System, chaos_system
+from tests.chaos.weights_check import serves_exported_weights
+
+JOIN_S = 300.0
+END_S = 600.0
+
+
+@dataclass
+class Trial:
+    """A system under way, a source of chance, and what is found."""
+
+    system: System
+    random: Random
+    outcome: Outcome
+    say: Callable[[str], None]
+    expected: set[str] = field(default_factory=set)
+    """Nodes that the scenario has killed: they do not end by themselves."""
+
+    def note(self, text: str) -> None:
+        """For the reader of the results."""
+        self.say(text)
+        self.outcome.notes.append(text)
+
+    def complain(self, text: str) -> None:
+        """Something that must hold does not."""
+        self.say(f"BROKEN {text}")
+        self.outcome.complaints.append(text)
+
+    def recover(self, fault: str, *, since: float, patience_s: float = 240.0) -> bool:
+        """Waits until the run goes on, and writes it down; whether it did."""
+        try:
+            found = recovery(self.system, fault, since=since, patience_s=patience_s, meanwhile=self.mend)
+        except AssertionError as error:
+            self.complain(f"{fault}: {error}; processes that ended: {self.system.ended_by_itself()}")
+            return False
+        self.say(str(found))
+        self.outcome.recoveries.append(found)
+        return True
+
+    def mend(self) -> None:
+        """Starts what has ended though nobody killed it, and complains of it."""
+        for name in [name for name, node in self.system.nodes.items() if node.launched is not None and not node.alive]:
+            if name not in self.expected and not self._is_at_its_end(name):
+                self.complain("; ".join(f"ended by itself: {text}" for text in self.system.revive(name)))
+
+    def revive(self) -> None:
+        """`mend`, and starts again what was killed."""
+        self.mend()
+        for name in sorted(self.expected):
+            self.system.revive(name)
+        self.expected.clear()
+
+    def _is_at_its_end(self, name: str) -> bool:
+        return name == LEARNER and self.system.nodes[name].process.wait(timeout_s=1) == 0
+
+    def kill(self, name: str) -> float:
+        """SIGKILL; when it was."""
+        self.expected.add(name)
+        self.system.kill(name)
+        return time.monotonic()
+
+    def restart(self, name: str) -> None:
+        """Starts a node that was killed."""
+        self.expected.discard(name)
+        self.system.start(name)
+
+    def serves(self, name: str) -> float:
+        """Waits until a generator serves; the seconds from its being ready for requests until then."""
+        system = self.system
+        try:
+            system.wait(lambda: system.state(name), f"{name} to be ready", timeout_s=JOIN_S)
+            joined_s = system.wait(lambda: system.serves(name), f"{name} to serve", timeout_s=JOIN_S)
+        except AssertionError as error:
+            self.complain(str(error))
+            self.revive()
+            return float("inf")
+        return joined_s
+
+
+Scenario = Callable[[Trial], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a scenario plays on. `delay_s` is that of each reward, so that the epoch lasts."""
+
+    play: Scenario
+    steps: int = 150
+    delay_s: float = 0.4
+    generators: Sequence[str] = ("g1", "g2")
+    first: Sequence[str] | None = None
+    envs: Sequence[str] = ("e1",)
+    rewards: Sequence[str] = ("r1",)
+
+
+def run_trial(name: str, stage: Stage, *, folder: Path, model: Path, seed: int, say: Callable[[str], None]) -> Outcome:
+    """Plays a scenario to the end of its epoch and judges it."""
+    began = time.monotonic()
+    outcome = Outcome(scenario=name, seed=seed)
+    size = RunSize(steps=stage.steps)
+    with chaos_system(
+        folder, model=model, size=size, generators=stage.generators, envs=stage.envs, rewards=stage.rewards
+    ) as system:
+        trial = Trial(system=system, random=Random(seed), outcome=outcome, say=say)
+        with _told(trial):
+            _begin(trial, stage)
+            stage.play(trial)
+            finish(trial)
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+@contextmanager
+def _told(trial: Trial) -> Iterator[None]:
+    """A scenario that cannot go on is a complaint; whatever hangs is let go."""
+    try:
+        yield
+    except (AssertionError, OSError, TimeoutError) as error:
+        trial.complain(f"the scenario could not go on: {type(error).__name__}: {error}")
+    finally:
+        trial.system.heal()
+        for node in trial.system.nodes.values():
+            if node.alive:
+                trial.system.signal(node.name, SIGCONT)
+        if left := trial.system.end_all():
+            trial.complain(f"left behind: {left}")
+
+
+def _begin(trial: Trial, stage: Stage) -> None:
+    system = trial.system
+    system.pace(stage.delay_s)
+    generators = tuple(stage.generators if stage.first is None else stage.first)
+    system.start_all(LEARNER, *generators, *stage.envs, *stage.rewards)
+    for name in generators:
+        trial.serves(name)
+    system.wait(lambda: system.steps() >= 2, "two steps", timeout_s=60)
+    trial.say("two steps are done")
+
+
+def finish(trial: Trial) -> None:
+    """Lets the epoch end without faults, then checks everything."""
+    system = trial.system
+    system.heal()
+    trial.mend()
+    learner = system.nodes[LEARNER]
+    deadline = time.monotonic() + END_S
+    while learner.alive and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if learner.alive or learner.process.wait(timeout_s=1) != 0:
+        trial.complain(f"the run did not end well at step {system.steps()}: {learner.process.text()[-600:]}")
+        return
+    judge(trial)
+
+
+def judge(trial: Trial) -> None:
+    """All invariants of a run that has ended."""
+    system = trial.system
+    history, terms = system.history(), system.terms
+    trial.outcome.complaints += complaints(history, terms)
+    trial.outcome.complaints += books_balance(books_of(system.run.path), history, terms)
+    for name, node in system.nodes.items():
+        if node.command == "generator" and system.serves(name):
+            trial.outcome.complaints += serves_exported_weights(system, name)
+    replayed = sum(one.replayed for one in history.steps)
+    trial.note(
+        f"{terms.steps} steps, {len(history.lives)} starts of the learner, {len(history.acknowledged)} acknowledged "
+        f"groups, {len(history.publishes)} proven publishes, {replayed} replayed steps"
+    )
+    for text in trial.outcome.complaints:
+        trial.say(f"BROKEN {text}")
