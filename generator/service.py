@@ -21,6 +21,7 @@ from generator.openai_routes import mount_openai_routes
 from generator.options import EngineOptions
 from generator.routes import add_token_routes, add_weight_routes, refused_while_starting
 from generator.serving import Serving, watch_engine
+from generator.status import GeneratorStatus
 from generator.weight_sync import WeightSync
 from protocol.fingerprints import fingerprint_directory
 from protocol.fleet import Announcement
@@ -30,6 +31,7 @@ from services.http_client import HttpClient
 from services.http_server import Listener, serve_http
 from services.metrics import Metrics
 from services.process import Stop
+from services.status import add_status_route, recent_failures
 from services.waiting import Waiting
 
 
@@ -48,6 +50,14 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
             metrics=metrics,
             max_body_bytes=config.http.max_body_bytes,
         )
+        status = GeneratorStatus(
+            name=announcement.generator_id, learner=config.join.learner, client=client,
+            most_requests=config.max_waiting_requests,
+        )  # fmt: skip
+        add_status_route(
+            app, service="generator", version=version("headway"), waits=waits,
+            failures=stack.enter_context(recent_failures()), stopping=lambda: stop.requested, provider=status.report,
+        )  # fmt: skip
         async with asyncio.TaskGroup() as group:
             loops = [group.create_task(serve_http(app, listener), name="http")]
             with refused_while_starting(app):
@@ -56,6 +66,7 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
                 stack.push_async_callback(engine.shutdown)
                 measures = Measures(metrics, engine=engine)
                 serving = _serving(config, engine=engine, measures=measures, name=announcement.generator_id)
+                status.serving = serving
                 await _add_routes(app, config=config, engine=engine, serving=serving, measures=measures)
                 waits.started()
                 works = {"engine": watch_engine(engine), "weights": serving.watch_weights(waits)}

@@ -64,6 +64,11 @@ class Serving:
         """Whether requests are taken."""
         return self._version is not None and not self._draining and self._engine.is_alive
 
+    @property
+    def engine_is_alive(self) -> bool:
+        """Whether the engine's process lives."""
+        return self._engine.is_alive
+
     def check_ready(self) -> None:
         """Raises RequestRefused if no request is taken now, whatever it asks for."""
         if self._draining:

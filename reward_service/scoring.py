@@ -114,6 +114,16 @@ class Scorer:
     ) -> None:
         await self._stack.aclose()
 
+    @property
+    def pending(self) -> int:
+        """Items that have arrived and have no result yet."""
+        return self._pending
+
+    def workers(self) -> tuple[int, int]:
+        """How many worker processes are at work, and of how many."""
+        pools = self._pools.values()
+        return sum(pool.busy for pool in pools), sum(pool.size for pool in pools)
+
     async def score(self, request: ScoreRequest) -> ScoreResponse:
         """A result for each item, in order. Every item has one by the request's deadline, at most the service's own."""
         if self._pending + len(request.items) > self._config.max_pending_items:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from protocol.http import Readiness
+from protocol.status import WaitStatus
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Waiting:
 
     @contextmanager
     def wait(self, whom: str, *, quiet_s: float = 0.0, blocks_readiness: bool = True) -> Iterator[None]:
-        """Mark that the body waits for `whom`.
+        """Mark that the body waits for `whom`, a text that names the kind of the process that is waited for.
 
         A wait of more than `quiet_s` seconds is said in the log, again every `remind_every_s` seconds, and at its end.
         A wait that is part of normal work passes `blocks_readiness=False`. Lines come by themselves in a running event
@@ -78,6 +79,15 @@ class Waiting:
         waited_s = self._clock() - min(current.since for current in blocking)
         return Readiness(
             ready=False, waiting_for=tuple(current.whom for current in blocking), waiting_s=max(0.0, waited_s)
+        )
+
+    def status(self) -> tuple[WaitStatus, ...]:
+        """All waits in progress, those of normal work too, the oldest first."""
+        now = self._clock()
+        waits = sorted(filter(None, (self._startup, *self._waits)), key=lambda wait: wait.since)
+        return tuple(
+            WaitStatus(whom=wait.whom, since_s=max(0.0, now - wait.since), blocks_readiness=wait.blocks_readiness)
+            for wait in waits
         )
 
     def _speak(self, current: _Wait) -> None:

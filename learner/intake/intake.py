@@ -160,6 +160,10 @@ class Intake:
         await self._pump()
         return future
 
+    def env_services(self) -> tuple[Holder, ...]:
+        """Those that said hello and are still there."""
+        return tuple(self._holders)
+
     def books(self) -> Books:
         """The counts of leases and attempts so far."""
         return self._ledger.books()

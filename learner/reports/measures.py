@@ -1,5 +1,7 @@
 """The learner's Prometheus metrics."""
 
+import time
+
 from learner.reports.records import StepRecord
 from learner.training.metrics import StepMetrics
 from learner.weights.publisher import PublishReport
@@ -10,6 +12,8 @@ class Measures:
     """Gauges and counters of the newest step, publish and wait."""
 
     def __init__(self, metrics: Metrics) -> None:
+        self.last_at: dict[str, float] = {}
+        """When the newest step and publish ended, on the monotonic clock."""
         self._version = metrics.gauge("policy_version", "Version of the learner's policy.")
         self._reward = metrics.gauge("reward_mean", "Mean reward of the newest batch.")
         self._steps = metrics.counter("steps", "Training steps.")
@@ -27,6 +31,7 @@ class Measures:
 
     def step(self, record: StepRecord, step: StepMetrics) -> None:
         """Notes a training step."""
+        self.last_at["step"] = time.monotonic()
         self._version.set(record.step)
         self._reward.set(record.reward_mean)
         self._steps.inc()
@@ -43,6 +48,7 @@ class Measures:
 
     def published(self, report: PublishReport) -> None:
         """Notes a publish."""
+        self.last_at["publish"] = time.monotonic()
         self._publish.set(report.total_s)
         self._pause.set(report.pause_s)
         self._gap.set(report.probe_gap)
