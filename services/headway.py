@@ -2,6 +2,7 @@
 
     headway up RUN.toml      starts what RUN.toml has a table for, and stops it all when the learner has ended
     headway check RUN.toml   reads it as the processes would, and starts nothing
+    headway doctor RUN.toml  asks the processes how they are and names the culprit, or looks at the machine before a start
 
 Nothing that it does is needed when the processes are deployed one by one.
 """

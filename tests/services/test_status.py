@@ -75,10 +75,13 @@ async def test_a_process_that_starts_waits_for_its_own_start() -> None:
 
 
 async def test_a_status_wants_the_token() -> None:
-    async with serving(Waiting()) as url, aiohttp.ClientSession() as session:
-        async with session.get(f"{url}/v1/status") as answer:
-            assert answer.status == 401
-            assert ErrorBody.model_validate_json(await answer.read()).error.kind == "unauthorized"
+    async with (
+        serving(Waiting()) as url,
+        aiohttp.ClientSession() as session,
+        session.get(f"{url}/v1/status") as answer,
+    ):
+        assert answer.status == 401
+        assert ErrorBody.model_validate_json(await answer.read()).error.kind == "unauthorized"
 
 
 def test_failures_are_noted_within_the_block_only_and_few_of_them() -> None:
