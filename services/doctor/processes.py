@@ -61,6 +61,7 @@ def _listening_inodes(port: int) -> Iterator[str]:
 
 
 def _described(folder: Path) -> LocalProcess:
-    words = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+    words = (folder / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    command = " ".join(Path(word).name if word.startswith("/") else word for word in words)
     state = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    return LocalProcess(pid=int(folder.name), command=words[:100], is_stopped=state in _STOPPED)
+    return LocalProcess(pid=int(folder.name), command=command[:100], is_stopped=state in _STOPPED)

@@ -24,7 +24,7 @@ def verdict(diagnosis: Diagnosis, patients: Sequence[Patient]) -> str:
     lines = [f"note: {remark}" for remark in diagnosis.remarks]
     for culprit in diagnosis.culprits:
         lines += [f"culprit: {culprit.who}", f"    {culprit.what}"]
-        lines += [f"    since {reason}" for reason in culprit.because]
+        lines += [f"    evidence: {reason}" for reason in culprit.because]
         lines.append(f"    what to do: {culprit.remedy}")
     if not diagnosis.culprits:
         state = "on the way: some are still starting" if _any_starting(patients) else "healthy"
