@@ -116,7 +116,9 @@ def _group(count: int, *, prompt: int, completion: int) -> Finished:
             behavior_logprobs=np.where(sampled, -1.0, 0.0).astype(np.float32),
             version_spans=(VersionSpan(version="1.7", start=prompt, end=length),),
             turns=(
-                Turn(start=0, completion_start=prompt, end=length, finish_reason="stop", generator_id="generator-0"),
+                Turn(
+                    start=0, completion_start=prompt, end=length, finish_reason="stop", generator_ids=("generator-0",)
+                ),
             ),
             reward=RewardRecord(reward=0.5, components={"answer": 1.0}, verifier="math", latency_s=0.2),
             completion_text="word" * completion,
@@ -124,7 +126,13 @@ def _group(count: int, *, prompt: int, completion: int) -> Finished:
         for _ in range(count)
     )
     group = TrajectoryGroup(
-        lease_id=1, attempt=1, purpose="train", environment="addition", task_index=1, trajectories=trajectories
+        incarnation=1,
+        lease_id=1,
+        attempt=1,
+        purpose="train",
+        environment="addition",
+        task_index=1,
+        trajectories=trajectories,
     )
     return Finished(group=group)
 

@@ -25,6 +25,7 @@ from env_service.reward_endpoints import RewardEndpoints
 from env_service.rollout import Rollout
 from env_service.running import RunningLeases
 from env_service.scoring import Scoring
+from env_service.status import EnvServiceStatus
 from env_service.tokenization import Tokenization
 from protocol.fingerprints import fingerprint_directory
 from protocol.messages import EnvironmentInfo, Hello
@@ -35,6 +36,7 @@ from services.keys import ClientKeys
 from services.metrics import Metrics
 from services.process import Stop, run_loops
 from services.sockets import DealerSocket
+from services.status import add_status_route, recent_failures
 from services.waiting import Waiting
 
 
@@ -46,6 +48,7 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
     metrics, waits = Metrics("env-service"), Waiting()
     counted = RolloutMetrics(metrics)
     async with AsyncExitStack() as stack:
+        failures = stack.enter_context(recent_failures())
         listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port))
         connections = 4 * config.capacity
         generators = HttpClient(token=config.generator_token, max_connections=connections)
@@ -79,6 +82,15 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             running = RunningLeases(
                 run=rollout.run, report=link.report, capacity=config.capacity, tasks=tasks, metrics=counted
             )
+            status = EnvServiceStatus(
+                name=hello.env_id, learner=config.learner, link=link, outbox=outbox, running=running,
+                capacity=config.capacity, fleet=fleet, generators=generators, rewards=rewards,
+                reward_urls=config.reward_urls,
+            )  # fmt: skip
+            add_status_route(
+                app, service="env-service", version=version("headway"), waits=waits, failures=failures,
+                stopping=lambda: stop.requested, provider=status.report,
+            )  # fmt: skip
             http = tasks.create_task(serve_http(app, listener))
             waits.started()
             loops = tasks.create_task(_converse(config, link, fleet, running, waits, rewards, endpoints))

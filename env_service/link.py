@@ -78,6 +78,7 @@ class LearnerLink:
         self._must_greet = True
         self._run = ""
         self._last_heard = clock()
+        self._unheard = True
         self._unanswered_hellos = 0
         self._changed = asyncio.Event()
         metrics.unacknowledged.set_function(lambda: len(outbox))
@@ -86,6 +87,11 @@ class LearnerLink:
     def welcomed(self) -> bool:
         """Whether the learner has accepted this process, and has not been silent since."""
         return self._welcome is not None
+
+    @property
+    def silence_s(self) -> float | None:
+        """Seconds since the learner last said something; None if it never did."""
+        return None if self._unheard else self._clock() - self._last_heard
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
         """Return when `condition` holds; it is looked at after each message of the learner and each tick."""
@@ -102,7 +108,7 @@ class LearnerLink:
         """Take the learner's messages until cancelled."""
         while True:
             message = await self._connection.receive()
-            self._last_heard = self._clock()
+            self._last_heard, self._unheard = self._clock(), False
             await self._handle(message, running)
             self._stir()
 

@@ -24,6 +24,7 @@ from generator.options import EngineOptions
 from generator.puller import Puller
 from generator.routes import add_token_routes, add_weight_routes, refused_while_starting
 from generator.serving import Serving
+from generator.status import GeneratorStatus
 from generator.weight_sync import WeightSync
 from protocol.fingerprints import fingerprint_directory
 from protocol.fleet import Announcement
@@ -33,6 +34,7 @@ from services.http_client import HttpClient
 from services.http_server import Listener, serve_http
 from services.metrics import Metrics
 from services.process import Stop
+from services.status import add_status_route, recent_failures
 from services.waiting import Waiting
 
 
@@ -51,6 +53,14 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
             metrics=metrics,
             max_body_bytes=config.http.max_body_bytes,
         )
+        status = GeneratorStatus(
+            name=announcement.generator_id, learner=config.join.learner, client=client,
+            most_requests=config.max_waiting_requests,
+        )  # fmt: skip
+        add_status_route(
+            app, service="generator", version=version("headway"), waits=waits,
+            failures=stack.enter_context(recent_failures()), stopping=lambda: stop.requested, provider=status.report,
+        )  # fmt: skip
         async with asyncio.TaskGroup() as group:
             loops = [group.create_task(serve_http(app, listener), name="http")]
             with refused_while_starting(app):
@@ -59,6 +69,7 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
                 stack.push_async_callback(engine.shutdown)
                 measures = Measures(metrics, engine=engine)
                 serving = _serving(config, engine=engine, measures=measures, name=announcement.generator_id)
+                status.serving = serving
                 sync = _weight_sync(config, engine=engine, serving=serving, measures=measures, client=client)
                 await _add_routes(app, config=config, engine=engine, serving=serving, sync=sync)
                 waits.started()

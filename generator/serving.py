@@ -96,6 +96,11 @@ class Serving:
         """Whether requests are taken."""
         return self._version is not None and self.condition == "able" and self._engine.is_alive
 
+    @property
+    def engine_is_alive(self) -> bool:
+        """Whether the engine's process lives."""
+        return self._engine.is_alive
+
     def check_ready(self) -> None:
         """Raises RequestRefused if no request is taken now, whatever it asks for."""
         if self._draining:

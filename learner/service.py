@@ -20,6 +20,7 @@ import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
+from importlib.metadata import version
 
 from learner.config import LearnerConfig, LeaseConfig
 from learner.history.checkpoints import Checkpoints
@@ -38,6 +39,7 @@ from learner.recovery import Recovered, recover
 from learner.reports.curves import draw_curves
 from learner.reports.measures import Measures
 from learner.reports.records import Records
+from learner.reports.status import LearnerStatus
 from learner.reports.summary import summarize, table, write_summary
 from learner.trainer_thread import TrainerThread
 from learner.training_setup import OpenTrainer, first_probe, open_trainer, vocabulary_size
@@ -57,6 +59,7 @@ from services.keys import ServerKeys
 from services.metrics import Metrics
 from services.process import Stop
 from services.sockets import RouterSocket
+from services.status import RecentFailures, add_status_route, recent_failures
 from services.waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -86,11 +89,11 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         journal = _journal(config, stack)
         parts = _Parts(
             config=config, metrics=metrics, measures=measures, incarnation=incarnation, socket=socket, client=client,
-            records=records, recovered=recovered, journal=journal,
+            records=records, recovered=recovered, journal=journal, failures=stack.enter_context(recent_failures()),
         )  # fmt: skip
         stack.callback(parts.dead_letters.close)
         async with asyncio.TaskGroup() as group:
-            loops = [group.create_task(loop, name=name) for name, loop in parts.loops(listener).items()]
+            loops = [group.create_task(loop, name=name) for name, loop in parts.loops(listener, stop).items()]
             opened = await thread.run(partial(open_trainer, config, argv=sys.argv, should_stop=thread.stopping))
             stack.callback(opened.close)
             await _train(parts, opened, thread)
@@ -162,9 +165,11 @@ class _Parts:
         records: Records,
         recovered: Recovered,
         journal: RunLog,
+        failures: RecentFailures,
     ) -> None:
         self.config = config
         self.journal = journal
+        self.failures = failures
         self.records = records
         self.recovered = recovered
         self.metrics = metrics
@@ -211,8 +216,18 @@ class _Parts:
         )
         measures.books(self.intake.books)
         self.intake.readmit(recovered.spare_groups)
+        self.status = LearnerStatus(
+            name=config.run.name,
+            folder=config.run.folder,
+            total_steps=config.steps,
+            incarnation=incarnation,
+            ledger=recovered.ledger,
+            fleet=self.fleet,
+            env_services=self.intake.env_services,
+            measures=measures,
+        )
 
-    def loops(self, listener: Listener) -> dict[str, Coroutine[object, object, None]]:
+    def loops(self, listener: Listener, stop: Stop) -> dict[str, Coroutine[object, object, None]]:
         """What runs beside the trainer's thread."""
         http = self.config.http
         app = create_app(
@@ -224,6 +239,10 @@ class _Parts:
             max_body_bytes=http.max_body_bytes,
         )
         add_routes(app, fleet=self.fleet, shelf=self.shelf)
+        add_status_route(
+            app, service="learner", version=version("headway"), waits=self.waits, failures=self.failures,
+            stopping=lambda: stop.requested, provider=self.status.report,
+        )  # fmt: skip
         return {
             "http": serve_http(app, listener),
             "intake": self.intake.receive(),

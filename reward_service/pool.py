@@ -150,6 +150,15 @@ class WorkerPool:
         for worker in self._workers:
             await worker.stop()
 
+    @property
+    def size(self) -> int:
+        return len(self._workers)
+
+    @property
+    def busy(self) -> int:
+        """Workers that have a job now."""
+        return len(self._workers) - self._idle.qsize()
+
     async def prewarm(self) -> None:
         """Start all workers; returns before they have loaded."""
         for worker in self._workers:

@@ -124,6 +124,16 @@ class Scorer:
     ) -> None:
         await self._stack.aclose()
 
+    @property
+    def pending(self) -> int:
+        """Items that have arrived and have no result yet."""
+        return self._pending
+
+    def workers(self) -> tuple[int, int]:
+        """How many worker processes are at work, and of how many."""
+        pools = self._pools.values()
+        return sum(pool.busy for pool in pools), sum(pool.size for pool in pools)
+
     async def score(self, request: ScoreRequest) -> ScoreResponse:
         """A result for each item, in order. Every item has one by the request's deadline, at most the service's own.
 
@@ -135,11 +145,6 @@ class Scorer:
             return ScoreResponse(service_id=self._service_id, results=await self._score_all(request))
         finally:
             self._count_pending(-len(request.items))
-
-    @property
-    def pending(self) -> int:
-        """Items that have arrived and have no result yet."""
-        return self._pending
 
     async def drain(self, *, timeout_s: float) -> bool:
         """Take nothing new, and wait for what runs. Whether all of it has ended in time."""

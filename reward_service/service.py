@@ -10,9 +10,11 @@ from reward_service.config import RewardServiceConfig
 from reward_service.metrics import make_metrics
 from reward_service.registry import build_registry
 from reward_service.scoring import Scorer
+from reward_service.status import RewardServiceStatus
 from services.http_server import Listener, serve_http
 from services.metrics import Metrics
 from services.process import Stop
+from services.status import add_status_route, recent_failures
 from services.waiting import Waiting
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ async def serve(config: RewardServiceConfig, stop: Stop) -> None:
     """
     metrics, waiting = Metrics(PROCESS), Waiting()
     registry = build_registry(custom=config.verifiers, sandbox=config.sandbox)
-    with Listener(host=config.http.host, port=config.http.port) as listener:
+    with Listener(host=config.http.host, port=config.http.port) as listener, recent_failures() as failures:
         service_id = config.id or f"{socket.gethostname()}:{listener.port}"
         async with Scorer(
             registry=registry, config=config, metrics=make_metrics(metrics), service_id=service_id
@@ -40,6 +42,11 @@ async def serve(config: RewardServiceConfig, stop: Stop) -> None:
                 readiness=waiting.readiness,
                 version=importlib.metadata.version("headway"),
             )
+            status = RewardServiceStatus(name=listener.url, scorer=scorer, most_pending=config.max_pending_items)
+            add_status_route(
+                app, service="reward-service", version=importlib.metadata.version("headway"), waits=waiting,
+                failures=failures, stopping=lambda: stop.requested, provider=status.report,
+            )  # fmt: skip
             waiting.started()
             async with asyncio.TaskGroup() as tasks:
                 http = tasks.create_task(serve_http(app, listener), name="http")

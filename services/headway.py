@@ -2,6 +2,7 @@
 
     headway up RUN.toml      starts what RUN.toml has a table for, and stops it all when the learner has ended
     headway check RUN.toml   reads it as the processes would, and starts nothing
+    headway doctor RUN.toml  asks the processes how they are; before a start, looks at the machine
     headway keys FOLDER      makes the keys and tokens with which processes on several machines trust each other
 
 Nothing that it does is needed when the processes are deployed one by one.
@@ -11,32 +12,44 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import get_args
 
+from protocol.status import Kind
 from services.config import ProcessConfig, load_config
 from services.config_sources import PROCESSES, TABLES, ConfigError, read_tables
+from services.doctor.asking import Target
+from services.doctor.command import DoctorOptions, doctor
 from services.keys_command import make_keys
 from services.links import disagreements
 from services.logs import configure_logging
 from services.options import nearest
-from services.supervisor import Command, Supervisor
+from services.own_options import own_options
+from services.restarts import RestartPolicy
+from services.supervisor import Command, Limits, Supervisor
 
 USAGE = """\
-usage: headway up RUN.toml [--PROCESS.OPTION VALUE ...]
+usage: headway up RUN.toml [--restarts N] [--PROCESS.OPTION VALUE ...]
        headway check RUN.toml [--PROCESS.OPTION VALUE ...]
+       headway doctor RUN.toml [--before] [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
        headway keys FOLDER [--env-service NAME ...] [--force]
 
-up     start the processes that RUN.toml has a table for, and stop them all when the learner has ended
-check  read RUN.toml as each process would, see whether their settings fit together, and start nothing
-keys   make keys and tokens for processes on several machines, and print the settings that use them; with names of
-       env-services that are new, adds theirs to what is in FOLDER; --force replaces what is there
+up      start the processes that RUN.toml has a table for, and stop them all when the learner has ended; one that dies
+        is started again, at most N times (5 if left out) without a minute of life in between
+check   read RUN.toml as each process would, see whether their settings fit together, and start nothing
+doctor  ask the processes, also those at each URL, how they are, and say who is to blame if something is stuck; if none
+        of them answers, or with --before: see whether machine, files and settings are fit for a start
+keys    make keys and tokens for processes on several machines, and print the settings that use them; with names of
+        env-services that are new, adds theirs to what is in FOLDER; --force replaces what is there
 
 PROCESS is learner, generator, reward-service or env-service, and run for the table [run]; the --help of each process
 lists its options. Example: headway up run.toml --learner.max-lag 0 --run.name synchronous
 
-exit code: the learner's; 0 if stopped by a signal; 1 if a process could not be kept alive; 2 if the settings are wrong
+exit code of up: the learner's; 0 if stopped by a signal; 1 if a process could not be kept alive; 2 for wrong settings
+exit code of doctor: 0 if all is well, 1 if not, 2 for wrong settings
 """
 
 _LEADER = "learner"
@@ -64,7 +77,7 @@ def check(path: Path, arguments: Arguments) -> int:
     return 0
 
 
-def up(path: Path, arguments: Arguments) -> int:
+def up(path: Path, arguments: Arguments, *, restarts: RestartPolicy) -> int:
     """Runs the processes until the learner has ended or a signal comes; the exit code is as `USAGE` says.
 
     Raises ConfigError with every problem of the config file before it starts anything.
@@ -72,7 +85,8 @@ def up(path: Path, arguments: Arguments) -> int:
     configs = _load_all(path, arguments)
     log = next(iter(configs.values())).log
     configure_logging("headway", level=log.level, format=log.format)
-    return Supervisor([_command(name, path, arguments.get(name, ())) for name in configs]).run()
+    commands = [_command(name, path, arguments.get(name, ()), folder=one.run.folder) for name, one in configs.items()]
+    return Supervisor(commands, limits=Limits(restarts=restarts)).run()
 
 
 def _run(words: Sequence[str]) -> int:
@@ -80,30 +94,84 @@ def _run(words: Sequence[str]) -> int:
         sys.stdout.write(USAGE)
         return 0
     match words:
-        case ["up" | "check" as command, path, *overrides] if not path.startswith("-"):
-            action = up if command == "up" else check
-            return action(Path(path), _split(overrides))
-        case ["up" | "check" as command, *_]:
+        case ["up" | "check" | "doctor" as command, path, *rest] if not path.startswith("-"):
+            return _COMMANDS[command](Path(path), rest)
+        case ["up" | "check" | "doctor" as command, *_]:
             raise ConfigError([f"headway {command} needs the path of a TOML file: headway {command} RUN.toml"])
         case ["keys", *arguments]:
             return make_keys(arguments)
         case [word, *_]:
-            guess = nearest(word, ("up", "check", "keys"))
-            hint = f"did you mean {guess}?" if guess else "expected up, check or keys; see headway --help"
+            guess = nearest(word, (*_COMMANDS, "keys"))
+            names = ", ".join(_COMMANDS)
+            hint = f"did you mean {guess}?" if guess else f"expected {names} or keys; see headway --help"
             raise ConfigError([f"unknown command {word!r}; {hint}"])
     sys.stderr.write(USAGE)
     return 2
 
 
-def _command(process: str, path: Path, arguments: Sequence[str]) -> Command:
-    """The console script beside this interpreter."""
+def _run_check(path: Path, words: Sequence[str]) -> int:
+    return check(path, _split(words))
+
+
+def _run_up(path: Path, words: Sequence[str]) -> int:
+    own, overrides = own_options(words, {"--restarts": True})
+    return up(path, _split(overrides), restarts=RestartPolicy(most=_count(own.get("--restarts", ["5"])[-1])))
+
+
+def _run_doctor(path: Path, words: Sequence[str]) -> int:
+    own, overrides = own_options(words, {"--before": False, "--json": False, "--url": True})
+    options = DoctorOptions(
+        before="--before" in own, as_json="--json" in own, more=tuple(map(_target, own.get("--url", [])))
+    )
+    return doctor(_load_each(path, _split(overrides)), options)
+
+
+_COMMANDS: Mapping[str, Callable[[Path, Sequence[str]], int]] = {
+    "up": _run_up,
+    "check": _run_check,
+    "doctor": _run_doctor,
+}
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError([f"command line: --restarts: got {text!r}: expected a number, 0 for none"])
+    return int(text)
+
+
+def _target(text: str) -> Target:
+    """`generator=http://host:7310`."""
+    name, _, url = text.partition("=")
+    kind = next((kind for kind in get_args(Kind) if kind == name), None)
+    if kind is None or not url.startswith(("http://", "https://")):
+        expected = f"PROCESS=http://HOST:PORT, PROCESS one of {', '.join(PROCESSES)}"
+        raise ConfigError([f"command line: --url: got {text!r}: expected {expected}"])
+    return Target(kind=kind, url=url.rstrip("/"))
+
+
+def _command(process: str, path: Path, arguments: Sequence[str], *, folder: Path) -> Command:
+    """The console script beside this interpreter. A learner that a signal has ended goes on with its own run."""
     script = Path(sys.executable).with_name(process)
+    words = (str(script), "--config", str(path), *arguments)
+    is_leader = process == _LEADER
     return Command(
         name=process,
-        arguments=(str(script), "--config", str(path), *arguments),
+        arguments=words,
         stop_stage=1 if process in _STOPPED_LAST else 0,
-        is_leader=process == _LEADER,
+        is_leader=is_leader,
+        again=partial(_resumed, words, folder / "incarnation", _written_at(folder / "incarnation"))
+        if is_leader
+        else None,
     )
+
+
+def _resumed(words: tuple[str, ...], marker: Path, before: int | None) -> tuple[str, ...]:
+    """With `--resume true` if the run's marker is not the one that was there before the first start."""
+    return words if _written_at(marker) in (None, before) else (*words, "--resume", "true")
+
+
+def _written_at(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def _split(overrides: Sequence[str]) -> dict[str, list[str]]:
@@ -131,7 +199,24 @@ def _unknown_table(word: str, table: str, option: str) -> str:
 
 
 def _load_all(path: Path, arguments: Arguments) -> dict[str, ProcessConfig]:
-    """The config of each process that the file has a table for. Raises ConfigError with all problems."""
+    """The configs, which fit together. Raises ConfigError with all problems."""
+    configs, problems = _read_each(path, arguments)
+    problems = [*problems, *disagreements(configs)]
+    if problems:
+        raise ConfigError(problems)
+    return configs
+
+
+def _load_each(path: Path, arguments: Arguments) -> dict[str, ProcessConfig]:
+    """The configs, each good by itself. Raises ConfigError with all problems."""
+    configs, problems = _read_each(path, arguments)
+    if problems:
+        raise ConfigError(problems)
+    return configs
+
+
+def _read_each(path: Path, arguments: Arguments) -> tuple[dict[str, ProcessConfig], list[str]]:
+    """The config of each process that the file has a table for, and what is wrong with the others."""
     tables = read_tables(path)
     wanted = [name for name in PROCESSES if name in tables]
     problems = [] if wanted else _no_process(path, tables)
@@ -148,10 +233,7 @@ def _load_all(path: Path, arguments: Arguments) -> dict[str, ProcessConfig]:
         for word in words
         if name not in wanted and word.startswith("--") and not word.startswith("--run.")
     ]
-    problems = [*dict.fromkeys(problems), *disagreements(configs)]
-    if problems:
-        raise ConfigError(problems)
-    return configs
+    return configs, list(dict.fromkeys(problems))
 
 
 def _no_process(path: Path, tables: Mapping[str, object]) -> list[str]:

@@ -18,6 +18,7 @@ import aiohttp
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from protocol.http import ErrorBody
+from services.contacts import Contact, Contacts
 
 R = TypeVar("R", bound=BaseModel)
 P = TypeVar("P", bound=BaseModel)
@@ -88,6 +89,11 @@ class HttpClient:
         self._max_answer_bytes = max_answer_bytes
         self._backoff_s = backoff_s
         self._session: aiohttp.ClientSession | None = None
+        self._contacts = Contacts()
+
+    def contacts(self) -> tuple[Contact, ...]:
+        """How calls to each counterpart went, the most recent last."""
+        return self._contacts.all()
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(limit=self._max_connections)
@@ -142,12 +148,12 @@ class HttpClient:
         each line arrive within `idle_timeout_s`. Nothing is retried. Raises a ServiceError.
         """
         ends_at = asyncio.get_running_loop().time() + deadline_s
-        with _naming(url):
+        with self._noting(url), _naming(url):
             async with asyncio.timeout(min(deadline_s, idle_timeout_s)):
                 answer = await self._open_session.post(url, data=body.model_dump_json().encode())
         async with answer:
             if answer.status >= 400:
-                with _naming(url):
+                with self._noting(url), _naming(url):
                     async with asyncio.timeout_at(ends_at):
                         raise _error_of(url, answer.status, await self._read(url, answer))
             yield _Parts(
@@ -162,7 +168,7 @@ class HttpClient:
     async def _with_retries(
         self, url: str, attempt: Callable[[], Awaitable[R]], deadline_s: float, retries: int, idempotent: bool
     ) -> R:
-        with _naming(url):
+        with self._noting(url), _naming(url):
             async with asyncio.timeout(deadline_s):
                 for number in range(retries):
                     try:
@@ -172,6 +178,19 @@ class HttpClient:
                             raise
                     await asyncio.sleep(min(2.0, self._backoff_s * 2**number) * random.uniform(0.5, 1.0))
                 return await attempt()
+
+    @contextmanager
+    def _noting(self, url: str) -> Iterator[None]:
+        """Notes how a call went. One that was cancelled says nothing about its counterpart."""
+        try:
+            yield
+        except ServiceRefused:
+            self._contacts.answered(url)
+            raise
+        except ServiceError as error:
+            self._contacts.failed(url, why=str(error), heard=isinstance(error, ServiceFailed))
+            raise
+        self._contacts.answered(url)
 
     async def _call(self, method: str, url: str, payload: bytes | None, response: type[R]) -> R:
         with _naming(url):

@@ -52,7 +52,7 @@ class ModelFolder:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """A field of a process's config, its value and its marks."""
 
     process: str
@@ -77,7 +77,7 @@ Configs = Mapping[str, ProcessConfig]
 
 def disagreements(configs: Configs) -> list[str]:
     """Every problem between `configs`, which are by process and each good by itself; reads the model folders."""
-    places = [place for process, config in configs.items() for place in _places(process, config, "")]
+    places = places_of(configs)
     return [
         *_port_clashes(places),
         *(problem for place in places for mark in place.marks for problem in _unmet(place, mark, configs)),
@@ -85,16 +85,21 @@ def disagreements(configs: Configs) -> list[str]:
     ]
 
 
-def _places(process: str, group: BaseModel, prefix: str) -> Iterator[_Place]:
+def places_of(configs: Configs) -> list[Place]:
+    """Every field of every config with its marks, groups included."""
+    return [place for process, config in configs.items() for place in _places(process, config, "")]
+
+
+def _places(process: str, group: BaseModel, prefix: str) -> Iterator[Place]:
     for name, info in type(group).model_fields.items():
         value, key = getattr(group, name), f"{prefix}{name}"
-        yield _Place(process, key, value, tuple(info.metadata))
+        yield Place(process, key, value, tuple(info.metadata))
         if isinstance(value, BaseModel):
             yield from _places(process, value, f"{key}.")
 
 
-def _port_clashes(places: list[_Place]) -> Iterator[str]:
-    taken: dict[int, _Place] = {}
+def _port_clashes(places: list[Place]) -> Iterator[str]:
+    taken: dict[int, Place] = {}
     for place in places:
         if not isinstance(place.value, HttpConfig) and not any(isinstance(mark, Listens) for mark in place.marks):
             continue
@@ -106,7 +111,7 @@ def _port_clashes(places: list[_Place]) -> Iterator[str]:
         taken.setdefault(address.port, place)
 
 
-def _unmet(place: _Place, mark: object, configs: Configs) -> Iterator[str]:
+def _unmet(place: Place, mark: object, configs: Configs) -> Iterator[str]:
     match mark:
         case Reaches(process, key) if process in configs:
             yield from _unreached(place, f"[{process}] {key}", _at(configs[process], key))
@@ -120,7 +125,7 @@ def _unmet(place: _Place, mark: object, configs: Configs) -> Iterator[str]:
             pass
 
 
-def _key_problems(place: _Place, mark: KeyFile | PublicKeyOf | AuthorizedBy, configs: Configs) -> Iterator[str]:
+def _key_problems(place: Place, mark: KeyFile | PublicKeyOf | AuthorizedBy, configs: Configs) -> Iterator[str]:
     path = place.value if isinstance(place.value, Path) else None
     if isinstance(mark, KeyFile):
         yield from unreadable_key(str(place), path, mark)
@@ -130,7 +135,7 @@ def _key_problems(place: _Place, mark: KeyFile | PublicKeyOf | AuthorizedBy, con
         yield from unlike_keys(str(place), path, f"[{mark.process}] {mark.key}", other, mark)
 
 
-def _unreached(place: _Place, other: str, target: object) -> Iterator[str]:
+def _unreached(place: Place, other: str, target: object) -> Iterator[str]:
     given = place.value if isinstance(place.value, tuple) else (place.value,)
     wanted = _address(target)
     if wanted is None:
@@ -177,9 +182,9 @@ def _written(address: _Address) -> str:
     return address.host if address.port is None else f"{address.host}:{address.port}"
 
 
-def _model_problems(places: list[_Place]) -> Iterator[str]:
+def _model_problems(places: list[Place]) -> Iterator[str]:
     """Folders that are missing or incomplete, then what differs between those that are there."""
-    first: dict[str, tuple[_Place, str]] = {}
+    first: dict[str, tuple[Place, str]] = {}
     for place in places:
         for mark in place.marks:
             if not isinstance(mark, ModelFolder) or not isinstance(place.value, Path):

@@ -6,12 +6,14 @@ A child that writes into a pipe cannot change the terminal's settings, and its l
 import os
 import select
 import time
+from collections import deque
 from collections.abc import Iterable
 from typing import IO
 
 _LONGEST_LINE = 64 << 10
 _LARGEST_HOLD = 256 << 10
 _LARGEST_QUEUE = 256 << 10
+_LAST_LINES = 10
 _NEVER_BLOCKS = 4096  # bytes that a descriptor that is ready takes at once: POSIX's PIPE_BUF on Linux
 
 # Escape sequences and other controls reach no terminal: a sampled text in a log may hold any of them.
@@ -68,7 +70,13 @@ class Source:
         self.sink = sink
         self._line = b""
         self._held: bytearray | None = bytearray() if held else None
+        self._last = deque[bytes](maxlen=_LAST_LINES)
         self.is_open = True
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The newest lines, the oldest of them first."""
+        return [line.decode(errors="replace") for line in self._last]
 
     def read(self) -> bool:
         """Takes what is there; whether there may be more."""
@@ -106,6 +114,7 @@ class Source:
         self._pipe.close()
 
     def _pass_on(self, lines: bytes) -> None:
+        self._last.extend(lines.splitlines()[-_LAST_LINES:])
         if self._held is None:
             self.sink.add(lines)
             return

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Self
@@ -23,6 +23,7 @@ from typing import Self
 from services.orphans import Relative, adopt_orphans, children, kill_children
 from services.process import parent_death_signal
 from services.relay import Sink, Source, turn
+from services.restarts import RestartPolicy, Restarts
 
 log = logging.getLogger(__name__)
 
@@ -36,23 +37,23 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Command:
     """A process to be run. When all are stopped, those with the lowest `stop_stage` are stopped first.
 
-    The end of the leader, if there is one, ends all. What it writes to its standard output is its result, and is
-    shown when it has ended.
+    The end of the leader, if there is one, ends all, but for a death by a signal. What it writes to its standard output
+    is its result, and is shown when it has ended. `again` tells the arguments for each start after the first, if they
+    are others.
     """
 
     name: str
     arguments: tuple[str, ...]
     stop_stage: int = 0
     is_leader: bool = False
+    again: Callable[[], tuple[str, ...]] | None = None
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`restarts` is of each child, after `restart_after_s` seconds. Stopping takes `stop_s` seconds at most, and each
-    stage of it `stage_s`; then what still runs is killed."""
+    """Stopping takes `stop_s` seconds at most, and each stage of it `stage_s`; then what still runs is killed."""
 
-    restarts: int = 3
-    restart_after_s: float = 1.0
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
     stage_s: float = 4.0
     stop_s: float = 8.0
 
@@ -60,15 +61,15 @@ class Limits:
 class Supervisor:
     """Runs `commands` until the leader has ended, SIGINT, SIGTERM or SIGHUP comes, or a child cannot be kept alive.
 
-    A child other than the leader that ends is started again; one that ends with code 2, which means that its
-    configuration is wrong, ends all. A second SIGINT kills what has not stopped yet.
+    A child that ends is started again, the leader only if a signal has ended it. One that ends with code 2, which means
+    that its configuration is wrong, ends all. A second SIGINT kills what has not stopped yet.
     To be made and run in the main thread, once.
     """
 
     def __init__(self, commands: Sequence[Command], *, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._due = dict.fromkeys(commands, 0.0)
-        self._starts: dict[str, int] = {}
+        self._restarts = Restarts(self._limits.restarts)
         self._children: list[_Child] = []
         self._err, self._out = self._sinks = (Sink(2), Sink(1))
         self._strangers: frozenset[int] = frozenset()
@@ -106,13 +107,21 @@ class Supervisor:
         command = next((command for command, when in self._due.items() if when <= now), None)
         if command is None:
             return True
+        is_restart = self._restarts.count(command.name) > 0
+        if is_restart and not self._kill_orphans():
+            log.warning("%s is not started yet: processes of one that has ended are still there", command.name)
+            self._due[command] = now + _KILL_S
+            return True
         del self._due[command]
+        arguments = command.arguments
+        if is_restart and command.again is not None:
+            arguments = command.again()
         try:
-            self._children.append(_Child(command, err=self._err, out=self._out))
+            self._children.append(_Child(command, arguments, err=self._err, out=self._out))
         except (OSError, subprocess.SubprocessError) as error:
             log.error("cannot start %s: %s", command.name, error)
             return False
-        self._starts[command.name] = self._starts.get(command.name, 0) + 1
+        self._restarts.started(command.name, now=now)
         return True
 
     def _ended(self, child: "_Child", code: int) -> int | None:
@@ -122,19 +131,24 @@ class Supervisor:
             for source in self._sources():  # what others wrote before its end is shown before its result
                 source.drain()
         self._bury(child)
-        if command.is_leader:
-            if code < 0:
-                log.error("%s was ended by %s", command.name, _signal_name(-code))
-            return code if code >= 0 else 128 - code
+        if command.is_leader and code >= 0:
+            return code
         if code == _BAD_CONFIG:
             log.error("%s cannot be run with this configuration: stopping all", command.name)
             return code
-        how = f"has ended with code {code}" if code >= 0 else f"was ended by {_signal_name(-code)}"
-        if self._starts[command.name] > self._limits.restarts:
-            log.error("%s %s, after %d restarts: stopping all", command.name, how, self._limits.restarts)
-            return 1
-        log.warning("%s %s: starting it again", command.name, how)
-        self._due[command] = time.monotonic() + self._limits.restart_after_s
+        return self._again(child, code)
+
+    def _again(self, child: "_Child", code: int) -> int | None:
+        """Has a child that has died started again, unless it did so too often: then an exit code for all."""
+        command, how = child.command, _how_it_ended(code)
+        restart = self._restarts.ended(command.name, now=time.monotonic())
+        most = self._limits.restarts.most
+        if restart is None:
+            after = f", after {most} restarts" if most else ""
+            log.error("%s %s%s: stopping all. Its last lines:%s", command.name, how, after, child.last_words())
+            return 128 - code if command.is_leader else 1
+        log.warning("%s %s; started again in %g s (%d of %d)", command.name, how, restart.after_s, restart.number, most)
+        self._due[command] = time.monotonic() + restart.after_s
         return None
 
     def _bury(self, child: "_Child", *, quiet: bool = False) -> None:
@@ -145,14 +159,14 @@ class Supervisor:
         child.close(discard=quiet)
         self._flush()
 
-    def _kill_orphans(self) -> None:
-        """Kills whoever lost its parent, unless it is of the session of a child that runs."""
+    def _kill_orphans(self) -> bool:
+        """Kills whoever lost its parent, unless it is of the session of a child that runs; whether none is left."""
         own = {child.process.pid for child in self._children} | self._strangers
 
         def is_orphan(relative: Relative) -> bool:
             return relative.pid not in own and relative.session not in own
 
-        kill_children(is_orphan, deadline=time.monotonic() + _KILL_S)
+        return kill_children(is_orphan, deadline=time.monotonic() + _KILL_S)
 
     def _stop_all(self, inbox: "_Inbox", *, quiet: bool) -> None:
         """Stops all in their order. If `quiet`, what a child writes from here on is shown only if it fails."""
@@ -204,10 +218,10 @@ class Supervisor:
 class _Child:
     """A process that runs, and its output."""
 
-    def __init__(self, command: Command, *, err: Sink, out: Sink) -> None:
+    def __init__(self, command: Command, arguments: Sequence[str], *, err: Sink, out: Sink) -> None:
         self.command = command
         self.process = subprocess.Popen(
-            command.arguments,
+            arguments,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -228,6 +242,10 @@ class _Child:
         for source in self.sources:
             source.drain()
             source.hold()
+
+    def last_words(self) -> str:
+        """The newest lines of its standard error, each indented on a line of its own."""
+        return "".join(f"\n    {line}" for line in self.sources[0].last_lines) or " none"
 
     def kill_group(self) -> None:
         """Kills it, if it still runs, and those of its own children that are still in its group."""
@@ -290,6 +308,10 @@ def _tie_to(parent: int) -> None:
     parent_death_signal()
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _how_it_ended(code: int) -> str:
+    return f"has ended with code {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
 
 
 def _signal_name(number: int) -> str:

@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from protocol.http import Readiness
+from protocol.status import WaitStatus
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class _Wait:
+class Wait:
+    """A wait in progress. `whom` may be set anew while it lasts, as what is missing becomes less."""
+
     whom: str
     since: float
     blocks_readiness: bool
@@ -38,28 +41,28 @@ class Waiting:
         self._remind_every_s = remind_every_s
         self._clock = clock
         self._on_waited = on_waited
-        self._waits: list[_Wait] = []
-        self._startup: _Wait | None = _Wait("its own start", clock(), True, float("inf"))
+        self._waits: list[Wait] = []
+        self._startup: Wait | None = Wait("its own start", clock(), True, float("inf"))
 
     def started(self) -> None:
         """The process is up; from here on only waits make it not ready."""
         self._startup = None
 
     @contextmanager
-    def wait(self, whom: str, *, quiet_s: float = 0.0, blocks_readiness: bool = True) -> Iterator[None]:
-        """Mark that the body waits for `whom`.
+    def wait(self, whom: str, *, quiet_s: float = 0.0, blocks_readiness: bool = True) -> Iterator[Wait]:
+        """Mark that the body waits for `whom`, a text that names the kind of the process that is waited for.
 
         A wait of more than `quiet_s` seconds is said in the log, again every `remind_every_s` seconds, and at its end.
         A wait that is part of normal work passes `blocks_readiness=False`. Lines come by themselves in a running event
         loop; a thread without one calls `remind`.
         """
         now = self._clock()
-        current = _Wait(whom, now, blocks_readiness, now + quiet_s)
+        current = Wait(whom, now, blocks_readiness, now + quiet_s)
         self._waits.append(current)
         self._speak(current)
         timer = self._start_timer(current)
         try:
-            yield
+            yield current
         finally:
             timer.cancel()
             self._waits.remove(current)
@@ -80,7 +83,16 @@ class Waiting:
             ready=False, waiting_for=tuple(current.whom for current in blocking), waiting_s=max(0.0, waited_s)
         )
 
-    def _speak(self, current: _Wait) -> None:
+    def status(self) -> tuple[WaitStatus, ...]:
+        """All waits in progress, those of normal work too, the oldest first."""
+        now = self._clock()
+        waits = sorted(filter(None, (self._startup, *self._waits)), key=lambda wait: wait.since)
+        return tuple(
+            WaitStatus(whom=wait.whom, since_s=max(0.0, now - wait.since), blocks_readiness=wait.blocks_readiness)
+            for wait in waits
+        )
+
+    def _speak(self, current: Wait) -> None:
         now = self._clock()
         if now < current.next_line_at:
             return
@@ -89,14 +101,14 @@ class Waiting:
         current.said = True
         current.next_line_at = now + self._remind_every_s
 
-    def _end(self, current: _Wait) -> None:
+    def _end(self, current: Wait) -> None:
         waited_s = self._clock() - current.since
         if current.said:
             logger.info("no longer waiting for %s after %.1f s", current.whom, waited_s)
         if self._on_waited is not None:
             self._on_waited(current.whom, waited_s)
 
-    def _start_timer(self, current: _Wait) -> "_Timer":
+    def _start_timer(self, current: Wait) -> "_Timer":
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

@@ -120,15 +120,17 @@ class Intake:
     async def take(self) -> TakenBatch:
         """The next batch, once there is one; it is in the journal, on disk, before it is returned. Raises RunFailed."""
         began = self._clock()
-        while True:
-            self._stirred.clear()
-            if self._failure is not None:
-                raise self._failure
-            decision = self._ledger.take(now=self._clock())
-            if isinstance(decision, Batch):
-                return await self._taken(decision, began=began)
-            with self._waits.wait(_whom(decision), quiet_s=10.0, blocks_readiness=False):
+        with self._waits.wait("groups", quiet_s=10.0, blocks_readiness=False) as wait:
+            while not isinstance(decision := self._decide(), Batch):
+                wait.whom = _whom(decision)
                 await self._stirred.wait()
+        return await self._taken(decision, began=began)
+
+    def _decide(self) -> Batch | Waiting:
+        self._stirred.clear()
+        if self._failure is not None:
+            raise self._failure
+        return self._ledger.take(now=self._clock())
 
     async def _taken(self, batch: Batch, *, began: float) -> TakenBatch:
         self._granting.batch_taken(asked_at=began)
@@ -156,6 +158,10 @@ class Intake:
         future = self._evaluator.start(tasks=min(tasks, offered), version=version)
         await self._pump()
         return future
+
+    def env_services(self) -> tuple[Holder, ...]:
+        """Those that said hello and are still there."""
+        return tuple(self._holders)
 
     def books(self) -> Books:
         """The counts of leases and attempts so far."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from learner.intake.evaluation import EvaluationResult
 from learner.reports.step_record import StepRecord
-from learner.weights.publisher import PublishReport
+from learner.weights.reports import PublishReport
 
 log = logging.getLogger(__name__)
 T = TypeVar("T", StepRecord, PublishReport, EvaluationResult)

@@ -1,5 +1,6 @@
 """The learner's Prometheus metrics."""
 
+import time
 from collections.abc import Callable
 
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Books
@@ -13,6 +14,8 @@ class Measures:
     """Gauges and counters of the newest step, publish and wait."""
 
     def __init__(self, metrics: Metrics) -> None:
+        self.last_at: dict[str, float] = {}
+        """When the newest step and publish ended, on the monotonic clock."""
         self._version = metrics.gauge("policy_version", "Version of the learner's policy.")
         self._reward = metrics.gauge("reward_mean", "Mean reward of the newest batch.")
         self._steps = metrics.counter("steps", "Training steps.")
@@ -38,6 +41,7 @@ class Measures:
 
     def step(self, record: StepRecord, step: StepMetrics) -> None:
         """Notes a training step."""
+        self.last_at["step"] = time.monotonic()
         self._version.set(record.step)
         self._reward.set(record.reward_mean)
         self._steps.inc()
@@ -54,6 +58,7 @@ class Measures:
 
     def published(self, report: PublishReport) -> None:
         """Notes a publish."""
+        self.last_at["publish"] = time.monotonic()
         self._publish.set(report.total_s)
         self._pause.set(report.pause_s)
         self._gap.set(report.probe_gap)

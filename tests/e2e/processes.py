@@ -43,10 +43,6 @@ class Launched:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def text(self) -> str:
         """What it has written so far."""
         return self.output.read_text(encoding="utf-8", errors="replace")

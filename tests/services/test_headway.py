@@ -72,7 +72,7 @@ def test_nothing_at_all_is_answered_with_the_usage(
     ("words", "expected"),
     [
         (["chek", "run.toml"], "unknown command 'chek'; did you mean check?"),
-        (["zzz"], "unknown command 'zzz'; expected up, check or keys; see headway --help"),
+        (["zzz"], "unknown command 'zzz'; expected up, check, doctor or keys; see headway --help"),
         (["up"], "headway up needs the path of a TOML file: headway up RUN.toml"),
         (["check", "--run.name"], "headway check needs the path of a TOML file: headway check RUN.toml"),
         (["check", "/nowhere/run.toml"], "cannot read /nowhere/run.toml: No such file or directory"),

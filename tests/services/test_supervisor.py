@@ -11,8 +11,9 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ MARK = "HEADWAY_TEST_MARK"
 SUPERVISOR = """
 import json, logging, os, sys
 from services.logs import configure_logging
+from services.restarts import RestartPolicy
 from services.supervisor import Command, Limits, Supervisor
 
 own = os.getpid()
@@ -33,8 +35,12 @@ def complain(event, arguments):
 sys.addaudithook(complain)
 
 configure_logging("headway")
-commands = [Command(**{**one, "arguments": tuple(one["arguments"])}) for one in json.loads(sys.argv[1])]
-sys.exit(Supervisor(commands, limits=Limits(**json.loads(sys.argv[2]))).run())
+def command(again, arguments, **fields):
+    return Command(arguments=tuple(arguments), again=again and (lambda: tuple(again)), **fields)
+commands = [command(**one) for one in json.loads(sys.argv[1])]
+limits = json.loads(sys.argv[2])
+restarts = RestartPolicy(**{"first_s": 0.0, **limits.pop("restarts", {})})
+sys.exit(Supervisor(commands, limits=Limits(restarts=restarts, **limits)).run())
 """
 
 IDLE = "import signal; print('up', flush=True); signal.pause()"
@@ -68,9 +74,9 @@ signal.pause()
 class Running:
     """A supervisor in a process of its own, and everything that descends from it."""
 
-    def __init__(self, *commands: Command, limits: dict[str, float], output: int = subprocess.PIPE) -> None:
+    def __init__(self, *commands: Command, limits: dict[str, Any], output: int = subprocess.PIPE) -> None:
         self.mark = uuid.uuid4().hex
-        described = json.dumps([asdict(command) for command in commands])
+        described = json.dumps([described_command(command) for command in commands])
         self.process = subprocess.Popen(
             [sys.executable, "-c", SUPERVISOR, described, json.dumps(limits)],
             stdout=output,
@@ -137,8 +143,15 @@ def wait_for_end_of(pids: list[int], *, timeout_s: float) -> bool:
     return True
 
 
-def start(cleaned: list[Running], *commands: Command, **limits: float) -> Running:
-    running = Running(*commands, limits={"restart_after_s": 0.0, **limits})
+def described_command(command: Command) -> dict[str, Any]:
+    again = None if command.again is None else command.again()
+    return {**{field.name: getattr(command, field.name) for field in fields(Command)}, "again": again}
+
+
+def start(
+    cleaned: list[Running], *commands: Command, restarts: dict[str, float] | None = None, **limits: float
+) -> Running:
+    running = Running(*commands, limits={"restarts": restarts or {}, **limits})
     cleaned.append(running)
     return running
 
@@ -184,19 +197,74 @@ def test_a_helper_that_fails_while_it_is_stopped_is_heard(cleaned: list[Running]
     assert output.splitlines() == ["helper is up", "the table", "helper stops"]
 
 
-def test_a_leader_that_is_killed_is_named_with_its_signal(cleaned: list[Running]) -> None:
-    code, output = start(cleaned, leader("import os; os.kill(os.getpid(), 9)"), polite("helper")).end()
+def test_a_leader_that_is_killed_too_often_is_named_with_its_signal_and_its_last_lines(cleaned: list[Running]) -> None:
+    killed = leader("import os, sys; print('last words', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)")
+    code, output = start(cleaned, killed, polite("helper"), restarts={"most": 2}).end()
     assert code == 137
-    assert "ERROR leader was ended by SIGKILL" in output
+    assert "WARNING leader was killed by SIGKILL; started again in 0 s (2 of 2)" in output
+    told = output[output.index("ERROR leader was killed by SIGKILL, after 2 restarts: stopping all.") :]
+    assert "Its last lines:\n    last words" in told
 
 
-def test_a_helper_that_crashes_is_started_again_three_times(cleaned: list[Running]) -> None:
-    crashing = helper("print('started', flush=True); raise SystemExit(7)")
-    code, output = start(cleaned, crashing, leader(IDLE)).end()
+def test_a_leader_that_was_killed_is_started_again_with_other_arguments_and_its_end_ends_all(
+    cleaned: list[Running],
+) -> None:
+    resumed = (sys.executable, "-c", "print('resumed'); raise SystemExit(3)")
+    killed = (sys.executable, "-c", "import os; print('began', flush=True); os.kill(os.getpid(), 11)")
+    training = Command("leader", killed, is_leader=True, again=lambda: resumed)
+    code, output = start(cleaned, polite("helper"), training).end()
+    assert code == 3
+    assert output.count("began\n") == output.count("resumed\n") == 1
+    assert "leader was killed by SIGSEGV; started again in 0 s (1 of 5)" in output
+
+
+def test_a_leader_that_fails_by_itself_is_not_started_again(cleaned: list[Running]) -> None:
+    code, output = start(cleaned, leader("raise SystemExit(1)"), polite("helper")).end()
     assert code == 1
-    assert output.count("started\n") == 4
-    assert output.count("WARNING helper has ended with code 7: starting it again") == 3
-    assert "ERROR helper has ended with code 7, after 3 restarts: stopping all" in output
+    assert "started again" not in output
+
+
+def test_a_helper_that_crashes_is_started_again_a_few_times(cleaned: list[Running]) -> None:
+    crashing = helper("import sys; print('started', file=sys.stderr, flush=True); raise SystemExit(7)")
+    code, output = start(cleaned, crashing, leader(IDLE), restarts={"most": 3}).end()
+    assert code == 1
+    assert output.count("\nstarted\n") + output.startswith("started\n") == 4
+    for number in (1, 2, 3):
+        assert f"WARNING helper has ended with code 7; started again in 0 s ({number} of 3)" in output
+    assert "ERROR helper has ended with code 7, after 3 restarts: stopping all. Its last lines:" in output
+
+
+def test_without_restarts_the_first_death_ends_all(cleaned: list[Running]) -> None:
+    code, output = start(cleaned, helper("raise SystemExit(7)"), leader(IDLE), restarts={"most": 0}).end()
+    assert code == 1
+    assert "ERROR helper has ended with code 7: stopping all" in output
+    assert "started again" not in output
+
+
+def test_a_helper_that_lived_long_enough_has_all_its_restarts_again(cleaned: list[Running], tmp_path: Path) -> None:
+    tell, wait = fifo(tmp_path)
+    starts = str(tmp_path / "starts")
+    crashing = f"""
+open({starts!r}, "a").write("x")
+if len(open({starts!r}).read()) == 4: {tell}
+raise SystemExit(7)
+"""
+    limits = {"most": 1, "stable_s": 0.0}
+    code, output = start(cleaned, helper(crashing), leader(wait), restarts=limits).end()
+    assert code == 0
+    assert output.count("(1 of 1)") >= 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_while_a_restart_is_waited_for(cleaned: list[Running], number: signal.Signals) -> None:
+    running = start(
+        cleaned, helper("raise SystemExit(7)"), polite("other"), restarts={"first_s": 1000.0, "longest_s": 1000.0}
+    )
+    running.read_until("started again in 1000 s", "other is up")
+    running.process.send_signal(number)
+    code, output = running.end(timeout_s=10)
+    assert code == 0
+    assert "other stops" in output
 
 
 def test_a_helper_with_a_wrong_configuration_ends_all_and_says_why(cleaned: list[Running]) -> None:
@@ -204,7 +272,7 @@ def test_a_helper_with_a_wrong_configuration_ends_all_and_says_why(cleaned: list
     code, output = start(cleaned, leader(IDLE), mistaken).end()
     assert code == 2
     assert output.index("helper: unknown key\n") < output.index("helper cannot be run with this configuration")
-    assert "starting it again" not in output
+    assert "started again" not in output
 
 
 def test_a_command_that_cannot_be_started_ends_all(cleaned: list[Running]) -> None:
@@ -295,8 +363,8 @@ if not known:
     os.kill(os.getpid(), signal.SIGKILL)
 """
     crashing = helper(code.format(path=str(tmp_path / "pids")))
-    output = start(cleaned, crashing, polite("other"), restarts=1).end()[1]
-    assert "WARNING helper was ended by SIGKILL: starting it again" in output
+    output = start(cleaned, crashing, polite("other"), restarts={"most": 1}).end()[1]
+    assert "WARNING helper was killed by SIGKILL; started again in 0 s (1 of 1)" in output
     assert output.count("left: []") == 2
 
 

@@ -187,12 +187,8 @@ def test_any_flipped_bit_ends_the_good_part_at_its_record_and_never_changes_one(
     for at in range(ends[1], len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x20]) + whole[at + 1 :])
         before = sum(end <= at for end in ends)
-        seen: list[Record] = []
-        try:
-            for record, _ in read_segment(path):
-                seen.append(record)
-        except JournalDamaged as damage:
-            assert damage.at == ends[before - 1]
+        seen, damaged_at = read_what_is_whole(path)
+        assert damaged_at in (None, ends[before - 1])
         assert short(seen) == SOME[:before], at
 
 
@@ -317,3 +313,13 @@ def test_what_could_not_be_cut_off_is_cut_before_the_next_append(tmp_path: Path)
     file.append(b"!")
     file.close()
     assert (tmp_path / "file").read_bytes() == b"whole!"
+
+
+def read_what_is_whole(path: Path) -> tuple[list[Record], int | None]:
+    seen: list[Record] = []
+    try:
+        for record, _ in read_segment(path):
+            seen.append(record)
+    except JournalDamaged as damage:
+        return seen, damage.at
+    return seen, None

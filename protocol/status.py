@@ -1,0 +1,97 @@
+"""`GET /v1/status`: what a process says about itself. One shape for all four; ages are in seconds."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from protocol.model import WireModel
+from protocol.versions import VersionText
+
+Kind = Literal["learner", "generator", "reward-service", "env-service"]
+
+
+class WaitStatus(WireModel):
+    """A wait that is in progress. One that is part of normal work does not block readiness."""
+
+    whom: str
+    since_s: float = Field(ge=0)
+    blocks_readiness: bool
+
+
+class PeerStatus(WireModel):
+    """Another process as this one sees it. What is not known of it is None."""
+
+    name: str
+    kind: Kind
+    url: str | None = None
+    last_heard_s: float | None = None
+    serving_version: VersionText | None = None
+    state: str
+
+
+class QueueStatus(WireModel):
+    """How much of something is there now, of at most `limit`; None for no limit."""
+
+    name: str
+    depth: int = Field(ge=0)
+    limit: int | None = None
+
+
+class EventStatus(WireModel):
+    """How long ago something happened for the last time."""
+
+    name: str
+    age_s: float = Field(ge=0)
+
+
+class FailureStatus(WireModel):
+    """A warning or an error of the recent past."""
+
+    text: str = Field(max_length=2000)
+    age_s: float = Field(ge=0)
+
+
+class ProgressStatus(WireModel):
+    """What the process has done so far, of `total` if there is an end to it."""
+
+    unit: str
+    done: int = Field(ge=0)
+    total: int | None = None
+
+
+class DiskStatus(WireModel):
+    """Room on the disk of a folder that the process writes to."""
+
+    path: str
+    free_bytes: int = Field(ge=0)
+    total_bytes: int = Field(ge=0)
+
+
+class Report(WireModel):
+    """The part of a status that is different in each kind of process.
+
+    `problems` are what the process knows to be wrong with itself: with one of them, nobody else is to blame.
+    """
+
+    id: str
+    policy_version: VersionText | None = None
+    progress: ProgressStatus | None = None
+    peers: tuple[PeerStatus, ...] = ()
+    queues: tuple[QueueStatus, ...] = ()
+    events: tuple[EventStatus, ...] = ()
+    disks: tuple[DiskStatus, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class Status(Report):
+    """The whole answer; `version` is of the release."""
+
+    service: Kind
+    version: str
+    protocol_version: int
+    pid: int
+    host: str
+    uptime_s: float = Field(ge=0)
+    stopping: bool
+    waits: tuple[WaitStatus, ...]
+    failures: tuple[FailureStatus, ...]

@@ -1,0 +1,156 @@
+"""Asking processes how they are, all at once, with a short deadline each."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from protocol.status import Kind, Status
+from services.config import HttpConfig, ProcessConfig
+from services.doctor.processes import LocalProcess, is_here, process_behind
+from services.http_client import HttpClient, ServiceError, ServiceRefused, ServiceTimeout, ServiceUnreachable
+
+DEADLINE_S = 3.0
+_CONNECT_S = 2.0
+
+
+class Condition(StrEnum):
+    """What came of asking."""
+
+    ANSWERS = "answers"
+    DEAD = "dead"
+    """Nobody accepts a connection there."""
+    HANGS = "hangs"
+    """A connection was accepted, and no answer came."""
+    STRANGE = "strange"
+    """Something answered, but not what was asked for."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A process to be asked."""
+
+    kind: Kind
+    url: str
+    token: SecretStr | None = None
+
+    @property
+    def place(self) -> str:
+        """Host and port, the same for all names of this machine."""
+        parts = urlsplit(self.url)
+        host = parts.hostname or ""
+        return f"{'localhost' if is_here(host) else host}:{parts.port}"
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A process that was asked. `complaint` is what went wrong; `process` is who listens there, if on this machine."""
+
+    target: Target
+    condition: Condition
+    status: Status | None = None
+    complaint: str = ""
+    process: LocalProcess | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return self.target.kind
+
+    @property
+    def name(self) -> str:
+        """Its kind and what tells it from others of the kind."""
+        return f"{self.kind} {self.target.place}"
+
+
+def targets_of(configs: Mapping[str, ProcessConfig]) -> list[Target]:
+    """The processes that a config file has tables for, at the addresses that they listen on."""
+    targets = []
+    for name, config in configs.items():
+        http = getattr(config, "http", None)
+        if isinstance(http, HttpConfig) and http.port:
+            host = "127.0.0.1" if http.host in ("0.0.0.0", "::") else http.host
+            url = f"http://{f'[{host}]' if ':' in host else host}:{http.port}"
+            targets.append(Target(kind=_kind(name), url=url, token=http.token))
+    return targets
+
+
+async def ask_all(targets: Iterable[Target]) -> list[Patient]:
+    """Asks all targets, and then those that they speak of and that were not asked yet."""
+    asked = _distinct(targets, known=())
+    patients = await _ask_side_by_side(asked)
+    spoken_of = _distinct(_spoken_of(patients, asked), known=asked)
+    return _once_each([*patients, *await _ask_side_by_side(spoken_of)])
+
+
+async def ask(target: Target, *, deadline_s: float = DEADLINE_S) -> Patient:
+    """One process. Never raises for what a counterpart does."""
+    async with HttpClient(token=target.token, connect_timeout_s=_CONNECT_S) as client:
+        try:
+            status = await client.get(f"{target.url}/v1/status", Status, deadline_s=deadline_s)
+        except ServiceError as error:
+            condition, complaint = _failure(error, deadline_s)
+            process = None if condition is Condition.DEAD else process_behind(target.url)
+            return Patient(target=target, condition=condition, complaint=complaint, process=process)
+    if status.service != target.kind:
+        complaint = f"a {status.service} answers there, expected the {target.kind}: correct the address"
+        return Patient(target=target, condition=Condition.STRANGE, complaint=complaint)
+    return Patient(target=target, condition=Condition.ANSWERS, status=status)
+
+
+async def _ask_side_by_side(targets: Sequence[Target]) -> list[Patient]:
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(ask(target)) for target in targets]
+    return [task.result() for task in asked]
+
+
+def _failure(error: ServiceError, deadline_s: float) -> tuple[Condition, str]:
+    match error:
+        case ServiceUnreachable(sent=False):
+            return Condition.DEAD, "accepts no connection"
+        case ServiceTimeout():
+            return Condition.HANGS, f"accepts connections, and does not answer within {deadline_s:g} s"
+        case ServiceRefused(status=401):
+            return Condition.STRANGE, "wants another token than http.token of its table in the config file"
+        case ServiceRefused(status=404):
+            return Condition.STRANGE, "has no /v1/status: it is of another release, or another program"
+    return Condition.STRANGE, str(error)
+
+
+def _spoken_of(patients: Iterable[Patient], asked: Sequence[Target]) -> list[Target]:
+    """Generators and reward services by the addresses that others have of them, with the token of their kind."""
+    tokens = {target.kind: target.token for target in asked}
+    statuses = [patient.status for patient in patients if patient.status is not None]
+    return [
+        Target(kind=peer.kind, url=peer.url.rstrip("/"), token=tokens.get(peer.kind))
+        for status in statuses
+        for peer in status.peers
+        if peer.url is not None
+    ]
+
+
+def _distinct(targets: Iterable[Target], *, known: Iterable[Target]) -> list[Target]:
+    places = {target.place for target in known}
+    found: dict[str, Target] = {}
+    for target in targets:
+        if target.place not in places:
+            found.setdefault(target.place, target)
+    return list(found.values())
+
+
+def _once_each(patients: Sequence[Patient]) -> list[Patient]:
+    """A process that was reached by two addresses is one."""
+    found: dict[tuple[str, int] | str, Patient] = {}
+    for patient in patients:
+        status = patient.status
+        found.setdefault(patient.target.place if status is None else (status.host, status.pid), patient)
+    return list(found.values())
+
+
+def _kind(name: str) -> Kind:
+    match name:
+        case "learner" | "generator" | "reward-service" | "env-service":
+            return name
+    raise ValueError(f"{name} is no process")

@@ -1,0 +1,144 @@
+"""`headway up` keeps a run going whatever dies, and `headway doctor` says who is dead, who hangs, and that all is well."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.doctor.processes import listener_of
+from tests.e2e.processes import Launched, Launcher, marked, until
+from tests.e2e.run_files import GROUPS_PER_STEP, RunFile, RunFolder, write_run_file
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+STEPS = 300
+RESTART_S = 120
+
+
+@dataclass(frozen=True)
+class System:
+    """A run under `headway up`, and the doctor for it."""
+
+    launch: Launcher
+    run_file: RunFile
+    up: Launched
+
+    @property
+    def run(self) -> RunFolder:
+        return self.run_file.run()
+
+    def doctor(self, *words: str) -> tuple[int, str]:
+        process = self.launch("headway", "doctor", str(self.run_file.path), *words)
+        return process.wait(timeout_s=60), process.text()
+
+    def examined(self) -> tuple[int, dict[str, Any]]:
+        code, text = self.doctor("--json")
+        found: dict[str, Any] = json.loads(text)
+        return code, found
+
+    def pid(self, service: str) -> int:
+        def listening() -> int | None:
+            process = listener_of(getattr(self.run_file, service))
+            return None if process is None else process.pid
+
+        return until(listening, what=f"the {service} to listen", timeout_s=RESTART_S, during=[self.up])
+
+    def send(self, service: str, number: signal.Signals) -> int:
+        pid = self.pid(service)
+        os.kill(pid, number)
+        return pid
+
+    def wait_for_steps(self, more: int) -> None:
+        """That so many steps are trained from now on."""
+        goal = len(self.run.steps()) + more
+        until(lambda: len(self.run.steps()) >= goal, what=f"{more} steps", timeout_s=RESTART_S, during=[self.up])
+
+    def wait_for_health(self) -> None:
+        until(lambda: self.doctor()[0] == 0, what="a healthy system", timeout_s=RESTART_S, during=[self.up])
+
+
+@pytest.fixture(scope="module")
+def system(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    run_file = write_run_file(tmp_path_factory.mktemp("run"), model=model, token="let-me-in")
+    words = ("--learner.steps", str(STEPS), "--learner.checkpoint.every-steps", "10", "--learner.evaluation.tasks", "0")
+    code, text = doctor_alone(launcher, run_file)
+    assert code == 0, text
+    assert "before a start (no process of the config file answers)" in text
+    up = launcher("headway", "up", str(run_file.path), *words)
+    yield System(launch=launcher, run_file=run_file, up=up)
+
+
+def doctor_alone(launch: Launcher, run_file: RunFile) -> tuple[int, str]:
+    process = launch("headway", "doctor", str(run_file.path))
+    return process.wait(timeout_s=60), process.text()
+
+
+def test_a_healthy_run_is_called_healthy(system: System) -> None:
+    system.wait_for_steps(2)
+    system.wait_for_health()
+    code, found = system.examined()
+    assert (code, found["mode"], found["healthy"], found["culprits"]) == (0, "running", True, [])
+    assert [one["kind"] for one in found["processes"]] == ["learner", "generator", "reward-service", "env-service"]
+    assert {one["condition"] for one in found["processes"]} == {"answers"}
+    learner = found["processes"][0]["status"]
+    assert learner["progress"] == {"unit": "steps", "done": learner["progress"]["done"], "total": STEPS}
+    assert {peer["kind"] for peer in learner["peers"]} == {"generator", "env-service"}
+
+
+def test_a_stopped_generator_is_named_as_hanging(system: System) -> None:
+    pid = system.send("generator", signal.SIGSTOP)
+    try:
+        code, text = system.doctor()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert code == 1
+    assert f"culprit: generator localhost:{system.run_file.generator}\n    hangs: accepts connections" in text
+    assert f"kill -CONT {pid} lets it go on" in text
+    assert text.count("culprit") == 1
+    system.wait_for_health()
+
+
+def test_a_killed_generator_is_named_as_dead_and_comes_back(system: System) -> None:
+    killed = system.send("generator", signal.SIGKILL)
+    code, found = system.examined()
+    assert code == 1
+    (culprit,) = found["culprits"]
+    assert culprit["who"] == f"generator localhost:{system.run_file.generator}"
+    assert culprit["what"].startswith("dead: ")
+    system.wait_for_health()
+    assert system.pid("generator") != killed
+    assert "generator was killed by SIGKILL; started again in 1 s (1 of 5)" in system.up.text()
+    system.wait_for_steps(5)
+
+
+def test_a_killed_learner_resumes_its_own_run(system: System) -> None:
+    system.send("learner", signal.SIGKILL)
+    until(
+        lambda: "learner was killed by SIGKILL; started again in 1 s (1 of 5)" in system.up.text(),
+        what="the restart of the learner", timeout_s=30, during=[system.up],
+    )  # fmt: skip
+    system.wait_for_steps(5)
+
+
+def test_a_killed_env_service_comes_back(system: System) -> None:
+    killed = system.send("env", signal.SIGKILL)
+    system.wait_for_steps(5)
+    assert system.pid("env") != killed
+
+
+def test_the_run_ends_well_with_every_step_once(system: System) -> None:
+    """The last test: it waits for the end of the run."""
+    assert system.up.wait(timeout_s=300) == 0, system.up.text()
+    assert marked(system.launch.mark) == {}
+    run = system.run
+    steps = [*run.steps(), *(line["step"] for line in run.metrics("replay"))]
+    assert set(steps) == set(range(1, STEPS + 1))
+    assert len(run.steps()) == len(set(run.steps()))
+    assert [version for version, _ in run.batches()] == list(range(STEPS))
+    leases = [group.lease_id for _, groups in run.batches() for group in groups]
+    assert len(leases) == len(set(leases)) == STEPS * GROUPS_PER_STEP
