@@ -15,6 +15,7 @@ def books_of(run: Path) -> Books:
     ledger = json.loads(ledgers[-1].read_text(encoding="utf-8"))
     closed, outcomes = Counter(ledger["closed"]), Counter(ledger["outcomes"])
     return Books(
+        version=ledger["version"],
         leases=ledger["cursor"],
         trained=closed["trained"],
         filtered=closed["filtered"],

@@ -215,7 +215,7 @@ def test_a_copy_of_a_group_in_a_new_segment_is_no_second_attempt() -> None:
 
 
 BOOKS = Books(
-    leases=6, trained=6, filtered=0, dead_lettered=0, outstanding=0,
+    version=3, leases=6, trained=6, filtered=0, dead_lettered=0, outstanding=0,
     attempts=9, accepted=6, failed=1, expired=1, dropped=1, running=0,
 )  # fmt: skip
 
