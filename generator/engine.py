@@ -12,14 +12,14 @@ Import this module after `generator.options.prepare_environment` was called: it 
 import asyncio
 import multiprocessing
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 import xxhash
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from generator.engine_calls import EngineCalls, EngineGone
 from generator.gated_llm import GatedLLM, TurnedAway
 from generator.options import EngineOptions
 from generator.reports import CommitReport, EngineCounters
@@ -31,14 +31,6 @@ from protocol.generation import GeneratePart, Sampling
 GRACE_S = 5.0
 FILE_TIMEOUT_S = 10.0
 SHUTDOWN_S = 1.0
-POLL_FIRST_S = 0.002
-POLL_MOST_S = 0.02
-
-Answer = TypeVar("Answer")
-
-
-class EngineGone(Exception):
-    """The engine's process has died. The generator has to be started again."""
 
 
 class Engine:
@@ -50,6 +42,7 @@ class Engine:
     def __init__(self, *, options: EngineOptions, llm: GatedLLM) -> None:
         self._options = options
         self._llm = llm
+        self._calls = EngineCalls(llm=llm, stall_timeout_s=options.stall_timeout_s)
         self._sync_lock = asyncio.Lock()
         self._unloaded = False
         self._loading = False
@@ -138,7 +131,7 @@ class Engine:
     @property
     def answer_timeout_s(self) -> float:
         """The longest that an engine which is well takes to answer, in seconds: a load keeps it from answering."""
-        return self._options.stall_timeout_s + (self._options.pause_ttl_s if self._loading else 0.0)
+        return self._calls.stall_timeout_s + (self._options.pause_ttl_s if self._loading else 0.0)
 
     async def ping(self) -> None:
         """Returns when the engine's process has answered, however long that takes."""
@@ -156,8 +149,8 @@ class Engine:
         self._bucket_timeout_s = group.bucket_timeout_s
         request = WeightTransferInitRequest({"spec": group.model_dump_json()})
         async with self._sync_lock, self._abandoned_on_failure():
-            await self._call(self._llm.init_weight_transfer_engine(request))
-            await self._settled(deadline_s=group.meet_timeout_s + GRACE_S)
+            await self._calls.answer(self._llm.init_weight_transfer_engine(request))
+            await self._calls.settled(deadline_s=group.meet_timeout_s + GRACE_S)
 
     async def stage(self, plan: Prepare) -> None:
         """Receive all buckets of `plan` while the engine serves on, and verify them.
@@ -168,9 +161,9 @@ class Engine:
         staging = self._options.staging == "staging"
         async with self._sync_lock, self._abandoned_on_failure():
             check_plan(plan.buckets)
-            await self._told(self._llm.collective_rpc("headway_stage", args=(plan.model_dump_json(), staging)))
+            await self._calls.told(self._llm.collective_rpc("headway_stage", args=(plan.model_dump_json(), staging)))
             if staging:
-                await self._settled(deadline_s=len(plan.buckets) * self._bucket_timeout_s + GRACE_S)
+                await self._calls.settled(deadline_s=len(plan.buckets) * self._bucket_timeout_s + GRACE_S)
 
     async def stage_files(self, plan: Prepare, *, paths: Sequence[str]) -> None:
         """Stage buckets that were downloaded: one local file per bucket, its bytes those of the bucket.
@@ -179,10 +172,10 @@ class Engine:
         """
         async with self._sync_lock, self._abandoned_on_failure():
             check_plan(plan.buckets)
-            await self._told(
+            await self._calls.told(
                 self._llm.collective_rpc("headway_stage_files", args=(plan.model_dump_json(), list(paths)))
             )
-            await self._settled(deadline_s=len(paths) * self._bucket_timeout_s + GRACE_S)
+            await self._calls.settled(deadline_s=len(paths) * self._bucket_timeout_s + GRACE_S)
 
     async def commit(self, *, version: str, clear_cache: bool = False) -> CommitReport:
         """Pause at a token boundary, load what is staged, stamp `version` on what follows, and resume.
@@ -198,11 +191,11 @@ class Engine:
     async def fingerprint(self) -> str:
         """The fingerprint of the weights that serve now."""
         async with self._sync_lock:
-            return _combined(await self._call(self._llm.collective_rpc("headway_fingerprint")))
+            return _combined(await self._calls.answer(self._llm.collective_rpc("headway_fingerprint")))
 
     async def abandon_group(self) -> None:
         """Leave the group, and forget what was staged. The next sync needs a new group."""
-        await self._call(self._llm.collective_rpc("headway_abandon"))
+        await self._calls.answer(self._llm.collective_rpc("headway_abandon"))
 
     def counters(self) -> EngineCounters:
         return self._llm.counters()
@@ -224,7 +217,7 @@ class Engine:
         async with self._sync_lock:
             start = time.perf_counter()
             try:
-                await self._call(self._llm.close_gate())
+                await self._calls.answer(self._llm.close_gate())
                 await self._pause(clear_cache=clear_cache)
                 reports = await self._load()
                 await self._stamp(version)
@@ -239,13 +232,13 @@ class Engine:
 
     async def _pause(self, *, clear_cache: bool) -> None:
         # The client's own pause adds a fixed sleep of 20 ms.
-        await self._call(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear_cache))
+        await self._calls.answer(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear_cache))
 
     async def _resume(self) -> None:
         if self._unloaded:
             return
         try:
-            await self._call(self._llm.resume_generation())
+            await self._calls.answer(self._llm.resume_generation())
         finally:
             # An engine that does not answer resumes when it does: what was sent to it is in order.
             self._llm.open_gate()
@@ -267,12 +260,12 @@ class Engine:
         ttl_s = self._options.pause_ttl_s
         self._loading = True
         try:
-            return await self._call(self._llm.collective_rpc("headway_load", args=(ttl_s,)), more_s=ttl_s)
+            return await self._calls.answer(self._llm.collective_rpc("headway_load", args=(ttl_s,)), more_s=ttl_s)
         finally:
             self._loading = False
 
     async def _stamp(self, version: str) -> None:
-        await self._call(self._llm.update_weight_version(version))
+        await self._calls.answer(self._llm.update_weight_version(version))
         self._llm.cache_version = version
         self._unloaded = False
 
@@ -284,38 +277,6 @@ class Engine:
         except WeightSyncError:
             await self.abandon_group()
             raise
-
-    async def _told(self, call: Awaitable[list[str]]) -> None:
-        reasons = [reason for reason in await self._call(call) if reason]
-        if reasons:
-            raise WeightSyncError(reasons[0])
-
-    async def _settled(self, *, deadline_s: float) -> None:
-        """Poll the workers until their background operation has ended; raise WeightSyncError if one failed."""
-        deadline = time.monotonic() + deadline_s
-        pause_s = POLL_FIRST_S
-        while True:
-            answers = await self._call(self._llm.collective_rpc("headway_progress"))
-            reasons = [reason for _, reason in answers if reason]
-            if reasons:
-                raise WeightSyncError(reasons[0])
-            if all(ended for ended, _ in answers):
-                return
-            if time.monotonic() > deadline:
-                raise WeightSyncError(f"the workers were not done within {deadline_s} s")
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, POLL_MOST_S)
-
-    async def _call(self, call: Awaitable[Answer], *, more_s: float = 0.0) -> Answer:
-        """Raises WeightSyncError if the engine does not answer in time; what was asked may still take place then."""
-        deadline_s = self._options.stall_timeout_s + more_s
-        try:
-            async with asyncio.timeout(deadline_s):
-                return await call
-        except TimeoutError as error:
-            raise WeightSyncError(f"the engine of this generator did not answer within {deadline_s:g} s") from error
-        except EngineDeadError as error:
-            raise EngineGone(str(error)) from error
 
 
 async def _started(options: EngineOptions) -> GatedLLM:

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 
-from generator.engine import Engine, EngineGone
+from generator.engine import Engine
+from generator.engine_calls import EngineGone
 from generator.serving import Serving
 
 log = logging.getLogger(__name__)

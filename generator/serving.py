@@ -6,7 +6,8 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from generator.engine import Engine, EngineGone
+from generator.engine import Engine
+from generator.engine_calls import EngineGone
 from generator.measures import Measures
 from protocol.fleet import Condition
 from protocol.generation import GeneratePart, GenerateRequest, GeneratorState

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.processes import Launched, Launcher, until
 from tests.e2e.run_files import RunFile, RunFolder, free_ports, token_lags, write_run_file
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 STEPS = 5000
 """More than the test waits for."""
@@ -37,7 +37,7 @@ class Running:
     def goes_on(self, *, steps: int = 10) -> None:
         """Waits for more steps."""
         goal = len(self.run.steps()) + steps
-        until(lambda: len(self.run.steps()) >= goal, what=f"{steps} steps", timeout_s=120, during=[self.learner])
+        until(lambda: len(self.run.steps()) >= goal, what=f"{steps} steps", timeout_s=180, during=[self.learner])
 
     def joins(self, name: str) -> list[dict[str, object]]:
         return [line for line in self.run.metrics("join") if line["generator_id"] == name]
@@ -53,17 +53,24 @@ def running(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFa
     evaluation = ("--evaluation.tasks", "0", "--evaluation.final-tasks", "0")
     learner = launcher("learner", *words, "--steps", str(STEPS), "--max-lag", "4", *evaluation)
     running = Running(launch=launcher, run_file=run_file, run=run_file.run(), learner=learner, first=first)
-    until(lambda: len(running.run.steps()) >= 5, what="5 steps", timeout_s=180, during=[learner, first])
+    until(lambda: len(running.run.steps()) >= 5, what="5 steps", timeout_s=600, during=[learner, first])
     return running
 
 
-def serving_version(port: int) -> str | None:
-    """What a generator says it serves; None while it does not answer."""
+def serving_state(port: int) -> dict[str, object] | None:
+    """What a generator says of itself; None while its engine starts."""
     try:
-        version: str | None = httpx.get(f"http://127.0.0.1:{port}/v1/state", timeout=5).json().get("policy_version")
-    except (httpx.HTTPError, ValueError):
+        answer = httpx.get(f"http://127.0.0.1:{port}/v1/state", timeout=5)
+    except httpx.HTTPError:
         return None
-    return version
+    state: dict[str, object] | None = answer.json() if answer.status_code == 200 else None
+    return state
+
+
+def served_number(port: int) -> int:
+    """The number of the version that a generator serves; -1 if none."""
+    version = str((serving_state(port) or {}).get("policy_version"))
+    return int(version.partition(".")[2] or -1)
 
 
 def test_a_generator_that_joins_in_the_middle_serves_the_current_version_with_the_learners_logprobs(
@@ -71,7 +78,8 @@ def test_a_generator_that_joins_in_the_middle_serves_the_current_version_with_th
 ) -> None:
     (port,) = free_ports(1)
     second = running.generator("second", port)
-    until(lambda: running.joins("second"), what="the join", timeout_s=180, during=[running.learner, second])
+    until(lambda: serving_state(port), what="its engine", timeout_s=600, during=[running.learner, second])
+    until(lambda: running.joins("second"), what="the join", timeout_s=60, during=[running.learner, second])
     (joined,) = running.joins("second")[:1]
     assert isinstance(joined["seconds"], float)
     assert joined["seconds"] < 30
@@ -79,8 +87,7 @@ def test_a_generator_that_joins_in_the_middle_serves_the_current_version_with_th
     assert joined["probe_gap"] < 1e-3
 
     def follows() -> bool:
-        version = serving_version(port)
-        return version is not None and int(version.partition(".")[2]) >= running.newest() - 1
+        return served_number(port) >= running.newest() - 1
 
     until(follows, what="the newest version on the second", timeout_s=60, during=[running.learner, second])
     until(
@@ -96,7 +103,7 @@ def test_a_generator_that_joins_in_the_middle_serves_the_current_version_with_th
 
     first = running.generator("first", running.run_file.generator)
     before = len(running.joins("first"))
-    until(lambda: len(running.joins("first")) > before, what="the first's return", timeout_s=180, during=[first])
+    until(lambda: len(running.joins("first")) > before, what="the first's return", timeout_s=600, during=[first])
     running.goes_on()
 
     second.send(signal.SIGTERM)

@@ -178,7 +178,7 @@ async def test_an_engine_that_is_stopped_is_noticed_and_its_requests_go_back_unt
     from generator.engine_watch import watch_answers
 
     await rig.publish()
-    monkeypatch.setattr(rig.engine, "_options", dataclasses.replace(rig.engine._options, stall_timeout_s=2.0))
+    monkeypatch.setattr(rig.engine._calls, "stall_timeout_s", 2.0)
     serving = serving_of(rig)
     serving.holds(rig.engine.version)
     watch = asyncio.create_task(watch_answers(rig.engine, serving=serving))
@@ -211,8 +211,8 @@ async def test_an_engine_that_is_stopped_within_a_load_serves_nothing_until_a_wh
     version = await rig.publish()
     rig.policy.change(seed=32)
     await rig.stage(pack(rig.policy.tensors()), version=rig.next_version())
-    options = dataclasses.replace(rig.engine._options, stall_timeout_s=1.0, pause_ttl_s=1.0)
-    monkeypatch.setattr(rig.engine, "_options", options)
+    monkeypatch.setattr(rig.engine._calls, "stall_timeout_s", 1.0)
+    monkeypatch.setattr(rig.engine, "_options", dataclasses.replace(rig.engine._options, pause_ttl_s=1.0))
     pause = rig.engine._pause
 
     async def pause_and_stop(*, clear_cache: bool) -> None:

@@ -50,6 +50,9 @@ BODIES: list[WireModel] = [
     ),
     fleet.Announcement(
         generator_id="g",
+        instance="5f1c",
+        condition="stalled",
+        kind="vllm 0, float32",
         url="http://127.0.0.1:1",
         protocol_version=1,
         fingerprints=FINGERPRINTS,
@@ -73,7 +76,20 @@ BODIES: list[WireModel] = [
         ),
     ),
     fleet.Prepared(version="1.7", receive_s=0.25),
+    fleet.Pull(version="1.7", deadline_s=120.0),
+    fleet.PullPlan(
+        version="1.7",
+        chunk_bytes=4 << 20,
+        buckets=(
+            fleet.BucketSpec(
+                nbytes=24,
+                xxh3="00ff",
+                tensors=(fleet.TensorSpec(name="model.norm.weight", dtype="float32", shape=(2, 3), offset=0),),
+            ),
+        ),
+    ),
     fleet.Commit(version="1.7", epoch=1, probe_token_ids=(1, 2, 3)),
+    fleet.Commit(version="1.7", epoch=fleet.PULLED_EPOCH),
     fleet.Committed(version="1.7", fingerprint="00ff", probe_logprobs=(-1.0, -0.5), load_s=0.1, pause_s=0.03),
     http.ErrorBody(
         error=http.ErrorDetail(kind="user", message="n is 0", field="n", expected="at least 1", got={"n": 0})

@@ -1,0 +1,90 @@
+"""What is kept for downloads, for how long, and how it is served."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import torch
+import xxhash
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from learner.weights.plane import pack_buckets
+from learner.weights.routes import add_weight_routes
+from learner.weights.shelf import CHUNK_BYTES, NotOnTheShelf, Packed, Shelf
+from protocol.fleet import CHUNK_HASH_HEADER, PullPlan
+from protocol.http import Readiness
+from protocol.versions import PolicyVersion
+from services.http_app import create_app
+from services.metrics import Metrics
+
+
+def packed(number: int) -> Packed:
+    buckets = pack_buckets([("w", torch.full((100,), float(number)))], bucket_bytes=1 << 20)
+    return Packed(version=PolicyVersion(1, number), buckets=buckets, probe_token_ids=(), probe_logprobs=())
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.fixture
+def client(shelf: Shelf) -> Iterator[TestClient]:
+    app: FastAPI = create_app(
+        service="learner", version="1", token=None, readiness=lambda: Readiness(ready=True), metrics=Metrics("learner")
+    )
+    add_weight_routes(app, shelf=shelf)
+    with TestClient(app) as client:
+        yield client
+
+
+def test_only_the_newest_version_is_kept_and_what_somebody_still_downloads(shelf: Shelf) -> None:
+    first = packed(1)
+    shelf.put(first)
+    with shelf.lent(first):
+        shelf.put(packed(2))
+        shelf.put(packed(3))
+        assert shelf.plan("1.1").total_bytes == 400
+        with pytest.raises(
+            NotOnTheShelf, match=r"version 1\.2 is not kept here any more, or not yet; kept: 1\.1, 1\.3"
+        ):
+            shelf.plan("1.2")
+    with pytest.raises(NotOnTheShelf, match=r"kept: 1\.3"):
+        shelf.plan("1.1")
+
+
+def test_equal_bytes_have_an_equal_digest_and_others_another() -> None:
+    assert packed(1).digest == packed(1).digest != packed(2).digest
+
+
+def test_chunks_make_up_the_bucket_and_carry_their_hash(shelf: Shelf, client: TestClient) -> None:
+    shelf.put(packed(7))
+    plan = PullPlan.model_validate_json(client.get("/v1/weights/1.7/plan").content)
+    assert plan.chunk_bytes == CHUNK_BYTES
+    chunks = [client.get(f"/v1/weights/1.7/buckets/0?offset={offset}&length=200") for offset in (0, 200)]
+    assert [chunk.headers["content-type"] for chunk in chunks] == ["application/octet-stream"] * 2
+    assert [chunk.headers[CHUNK_HASH_HEADER] for chunk in chunks] == [
+        xxhash.xxh3_64_hexdigest(chunk.content) for chunk in chunks
+    ]
+    whole = b"".join(chunk.content for chunk in chunks)
+    assert xxhash.xxh3_64_hexdigest(whole) == plan.buckets[0].xxh3
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("1.6/plan", "version 1.6 is not kept"),
+        ("1.7/buckets/1?offset=0&length=4", "has no bucket 1"),
+        ("1.7/buckets/0?offset=300&length=200", "no 200 bytes at 300"),
+        ("1.7/buckets/0?offset=-1&length=2", "no 2 bytes at -1"),
+        ("1.7/buckets/0?offset=0&length=0", "no 0 bytes at 0"),
+    ],
+)
+def test_what_is_not_there_is_refused_and_what_there_is_is_told(
+    shelf: Shelf, client: TestClient, path: str, text: str
+) -> None:
+    shelf.put(packed(7))
+    answer: httpx.Response = client.get(f"/v1/weights/{path}")
+    assert (answer.status_code, answer.json()["error"]["kind"]) == (404, "not_kept")
+    assert text in answer.json()["error"]["message"]
