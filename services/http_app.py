@@ -22,6 +22,8 @@ from services.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
+_BODY_S = 60.0
+
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -81,7 +83,7 @@ def install_shell(
         app.add_middleware(_BearerToken, token=token.get_secret_value(), refused=refused)
 
 
-def json_body(model: type[M]) -> Callable[[Request], Awaitable[M]]:
+def json_body(model: type[M], *, deadline_s: float = _BODY_S) -> Callable[[Request], Awaitable[M]]:
     """A FastAPI dependency that reads the body as `model`: `body: Annotated[Ask, Depends(json_body(Ask))]`.
 
     Parses the bytes directly, which is faster than FastAPI's way over Python objects, and lets strict models
@@ -89,7 +91,12 @@ def json_body(model: type[M]) -> Callable[[Request], Awaitable[M]]:
     """
 
     async def read(request: Request) -> M:
-        raw = await request.body()
+        try:
+            async with asyncio.timeout(deadline_s):
+                raw = await request.body()
+        except TimeoutError as error:
+            sender = "the client" if request.client is None else f"{request.client.host}:{request.client.port}"
+            raise RequestRefused(408, "slow_body", f"{sender} did not send its body in {deadline_s:g} s") from error
         try:
             return model.model_validate_json(raw)
         except ValidationError as error:

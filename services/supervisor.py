@@ -182,7 +182,10 @@ class Supervisor:
         for child in tuple(self._children):
             log.warning("%s does not stop and is killed", child.command.name)
             child.kill_group()
-            child.process.wait()
+            try:
+                child.process.wait(timeout=_KILL_S)
+            except subprocess.TimeoutExpired:  # it is in the middle of a system call that does not end
+                log.error("%s does not end: process %d is left behind", child.command.name, child.process.pid)
             self._bury(child)
         self._kill_orphans()
         self._flush()

@@ -1,9 +1,8 @@
-"""`headway up` keeps a run going whatever dies, and `headway doctor` says who is dead, who hangs, and that all is well."""
+"""`headway up` keeps a run going whatever dies; `headway doctor` says who is dead, who hangs, and that all is well."""
 
 import json
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from tests.e2e.run_files import GROUPS_PER_STEP, RunFile, RunFolder, write_run_f
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-STEPS = 300
-RESTART_S = 120
+ENDLESS = 100_000
+"""Steps of a run that is stopped, and resumed for a few more: a fast machine would end any other one too early."""
+RESTART_S = 180
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,17 @@ class System:
 
 
 @pytest.fixture(scope="module")
-def system(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def system(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> System:
     run_file = write_run_file(tmp_path_factory.mktemp("run"), model=model, token="let-me-in")
-    words = ("--learner.steps", str(STEPS), "--learner.checkpoint.every-steps", "10", "--learner.evaluation.tasks", "0")
-    code, text = doctor_alone(launcher, run_file)
-    assert code == 0, text
-    assert "before a start (no process of the config file answers)" in text
-    up = launcher("headway", "up", str(run_file.path), *words)
-    yield System(launch=launcher, run_file=run_file, up=up)
+    doctor = launcher("headway", "doctor", str(run_file.path))
+    assert doctor.wait(timeout_s=60) == 0, doctor.text()
+    assert "before a start (no process of the config file answers)" in doctor.text()
+    return System(launch=launcher, run_file=run_file, up=start(launcher, run_file, "--learner.steps", str(ENDLESS)))
 
 
-def doctor_alone(launch: Launcher, run_file: RunFile) -> tuple[int, str]:
-    process = launch("headway", "doctor", str(run_file.path))
-    return process.wait(timeout_s=60), process.text()
+def start(launch: Launcher, run_file: RunFile, *words: str) -> Launched:
+    frequent = ("--learner.checkpoint.every-steps", "10", "--learner.evaluation.tasks", "0")
+    return launch("headway", "up", str(run_file.path), *frequent, *words)
 
 
 def test_a_healthy_run_is_called_healthy(system: System) -> None:
@@ -86,7 +84,7 @@ def test_a_healthy_run_is_called_healthy(system: System) -> None:
     assert [one["kind"] for one in found["processes"]] == ["learner", "generator", "reward-service", "env-service"]
     assert {one["condition"] for one in found["processes"]} == {"answers"}
     learner = found["processes"][0]["status"]
-    assert learner["progress"] == {"unit": "steps", "done": learner["progress"]["done"], "total": STEPS}
+    assert learner["progress"] == {"unit": "steps", "done": learner["progress"]["done"], "total": ENDLESS}
     assert {peer["kind"] for peer in learner["peers"]} == {"generator", "env-service"}
 
 
@@ -132,13 +130,17 @@ def test_a_killed_env_service_comes_back(system: System) -> None:
 
 
 def test_the_run_ends_well_with_every_step_once(system: System) -> None:
-    """The last test: it waits for the end of the run."""
-    assert system.up.wait(timeout_s=300) == 0, system.up.text()
+    """The last test: it stops the run, and resumes it for five more steps."""
+    system.up.send(signal.SIGINT)
+    assert system.up.wait(timeout_s=20) == 0, system.up.text()
+    last = len(system.run.batches()) + 5
+    resumed = start(system.launch, system.run_file, "--learner.resume", "true", "--learner.steps", str(last))
+    assert resumed.wait(timeout_s=300) == 0, resumed.text()
     assert marked(system.launch.mark) == {}
     run = system.run
-    steps = [*run.steps(), *(line["step"] for line in run.metrics("replay"))]
-    assert set(steps) == set(range(1, STEPS + 1))
+    replayed = [line["step"] for line in run.metrics("replay")]
+    assert set(run.steps()) | set(replayed) == set(range(1, last + 1))
     assert len(run.steps()) == len(set(run.steps()))
-    assert [version for version, _ in run.batches()] == list(range(STEPS))
+    assert [version for version, _ in run.batches()] == list(range(last))
     leases = [group.lease_id for _, groups in run.batches() for group in groups]
-    assert len(leases) == len(set(leases)) == STEPS * GROUPS_PER_STEP
+    assert len(leases) == len(set(leases)) == last * GROUPS_PER_STEP

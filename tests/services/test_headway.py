@@ -1,5 +1,6 @@
 """The command line of the umbrella, and what it finds in a run.toml."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -76,6 +77,14 @@ def test_nothing_at_all_is_answered_with_the_usage(
         (["up"], "headway up needs the path of a TOML file: headway up RUN.toml"),
         (["check", "--run.name"], "headway check needs the path of a TOML file: headway check RUN.toml"),
         (["check", "/nowhere/run.toml"], "cannot read /nowhere/run.toml: No such file or directory"),
+        (["doctor"], "headway doctor needs the path of a TOML file: headway doctor RUN.toml"),
+        (["doctor", "/nowhere/run.toml"], "cannot read /nowhere/run.toml: No such file or directory"),
+        (["up", "run.toml", "--restarts", "x"], "command line: --restarts: got 'x': expected a number, 0 for none"),
+        (
+            ["doctor", "run.toml", "--url", "generator"],
+            "command line: --url: got 'generator': expected PROCESS=http://HOST:PORT, PROCESS one of learner, "
+            "generator, reward-service, env-service",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_explained(
@@ -189,3 +198,26 @@ def test_a_broken_file_is_refused_with_its_problem(
     path.write_text(text)
     (problem,) = problems(monkeypatch, capsys, "check", str(path))
     assert expected in problem
+
+
+def test_the_doctor_looks_at_the_machine_if_nothing_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path
+) -> None:
+    assert call(monkeypatch, "doctor", str(good), "--before") == 1
+    text = capsys.readouterr().out
+    assert text.startswith("before a start (as asked for):\n")
+    assert "[learner] model" in text
+    assert "lacks model.safetensors" in text
+
+
+def test_a_restarted_learner_resumes_only_what_its_own_run_has_begun(good: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "incarnation"
+    marker.write_text("1")
+    command = headway._command("learner", good, ["--steps", "3"], folder=tmp_path)
+    assert command.again is not None
+    assert command.again() == command.arguments
+    marker.unlink()
+    assert command.again() == command.arguments
+    marker.write_text("1")
+    os.utime(marker, (1, 1))
+    assert command.again() == (*command.arguments, "--resume", "true")

@@ -123,6 +123,25 @@ async def test_a_wrong_or_missing_token_is_401(session: aiohttp.ClientSession) -
         assert answer.status == 401
 
 
+async def test_a_body_that_does_not_arrive_is_408_and_names_its_sender(switch: Switch) -> None:
+    app = make_app(switch)
+
+    @app.post("/v1/impatient")
+    async def impatient(body: Annotated[Ask, Depends(json_body(Ask, deadline_s=0.1))]) -> object:
+        return json_answer(body)
+
+    async with serving(app) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        host, port = writer.get_extra_info("sockname")
+        head = f"POST /v1/impatient HTTP/1.1\r\nHost: x\r\nAuthorization: {AUTHORIZED['Authorization']}\r\n"
+        writer.write(f"{head}Content-Length: 14\r\n\r\n{{".encode())
+        answer = (await reader.readuntil(b"\r\n\r\n")).decode()
+        body = await reader.readuntil(b"}}")
+        writer.close()
+    assert " 408 " in answer.splitlines()[0]
+    assert f"{host}:{port} did not send its body in 0.1 s" in ErrorBody.model_validate_json(body).error.message
+
+
 async def test_a_body_that_is_not_json_is_400(session: aiohttp.ClientSession) -> None:
     for body in (b"", b"{", b"\xff\xfe", b'{"tokens":[1,'):
         status, error = await refusal(session, body)
