@@ -106,6 +106,7 @@ class Learner:
     router: RouterSocket
     clock: Clock
     folder: Path
+    waits: Waiting
 
     async def serve(self, number: int) -> None:
         """A generator serves this version."""
@@ -153,6 +154,8 @@ async def learner(
     clock = Clock()
     ledger = Ledger(ledger_config)
     fleet = Fleet(fingerprints=FINGERPRINTS, incarnation=3, announce_every_s=1.0, silence_s=60.0, changed=lambda: None)
+    waits = Waiting()
+    waits.started()
     async with RouterSocket.bind("tcp://127.0.0.1:*") as router:
         with Journal.open(folder / "journal") as journal:
             intake = Intake(
@@ -171,11 +174,13 @@ async def learner(
                     total_groups=total_groups,
                 ),
                 dead_letters=DeadLetters(folder / "dead_letters.jsonl", largest_share=0.25),
-                waits=Waiting(),
+                waits=waits,
                 options=options(drop_uniform_groups=drop_uniform_groups),
                 clock=clock,
             )
-            made = Learner(intake=intake, ledger=ledger, fleet=fleet, router=router, clock=clock, folder=folder)
+            made = Learner(
+                intake=intake, ledger=ledger, fleet=fleet, router=router, clock=clock, folder=folder, waits=waits
+            )
             if serves:
                 await made.serve(0)
             loops = [asyncio.create_task(intake.receive()), asyncio.create_task(intake.tick())]
