@@ -454,7 +454,7 @@ def crash_while_the_checkpoint_is_written(life: Life) -> None:
 
 def crash_before_old_files_are_removed(life: Life) -> None:
     """The journal and an older checkpoint are as they were before the removal."""
-    removed = [path for path in (*life.folder.glob(f"{FOLDER}/*"), *life.folder.glob("checkpoint-*"))]
+    removed = [*life.folder.glob(f"{FOLDER}/*"), *life.folder.glob("checkpoint-*")]
     before = life.folder.with_name("before")
     shutil.copytree(life.folder, before)
     life.checkpoint()

@@ -188,11 +188,13 @@ def test_any_flipped_bit_ends_the_good_part_at_its_record_and_never_changes_one(
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x20]) + whole[at + 1 :])
         before = sum(end <= at for end in ends)
         seen: list[Record] = []
+        ended_at = None
         try:
             for record, _ in read_segment(path):
                 seen.append(record)
         except JournalDamaged as damage:
-            assert damage.at == ends[before - 1]
+            ended_at = damage.at
+        assert ended_at in (None, ends[before - 1])
         assert short(seen) == SOME[:before], at
 
 
