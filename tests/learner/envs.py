@@ -126,6 +126,7 @@ class Learner:
     clock: Clock
     folder: Path
     left_out: Counter[str]
+    waits: Waiting
 
     async def serve(self, number: int) -> None:
         """A generator serves this version."""
@@ -181,6 +182,8 @@ async def learner(
     fleet = Fleet(
         fingerprints=FINGERPRINTS, incarnation=INCARNATION, announce_every_s=1.0, silence_s=60.0, changed=lambda: None
     )
+    waits = Waiting()
+    waits.started()
     async with RouterSocket.bind("tcp://127.0.0.1:*") as router:
         with Journal.open(folder / "journal") as journal:
             intake = Intake(
@@ -199,13 +202,14 @@ async def learner(
                     total_groups=total_groups,
                 ),
                 dead_letters=DeadLetters(folder / "dead_letters.jsonl", largest_share=0.25),
-                waits=Waiting(),
+                waits=waits,
                 options=options(drop_uniform_groups=drop_uniform_groups),
                 left_out=count,
                 clock=clock,
             )
             made = Learner(
-                left_out=left_out, intake=intake, ledger=ledger, fleet=fleet, router=router, clock=clock, folder=folder
+                left_out=left_out, intake=intake, ledger=ledger, fleet=fleet, router=router, clock=clock, folder=folder,
+                waits=waits,
             )
             if serves:
                 await made.serve(0)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ BOOKS = Books(
 
 def test_a_step_by_hand() -> None:
     made = step_record(two_groups(), version=2, timing=TIMING, success_reward=1.0)
+    assert made.lease_ids == (0, 1)
     assert (made.step, made.groups, made.trajectories, made.sampled_tokens) == (3, 2, 4, 8)
     assert (made.reward_mean, made.solved_share, made.uniform_groups_share) == (0.75, 0.75, 0.5)
     assert made.reward_std == pytest.approx(0.4330127)
@@ -178,3 +180,67 @@ def test_curves_are_drawn(tmp_path: Path, steps: int) -> None:
     data = (tmp_path / "curves.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     assert len(data) > 10_000
+
+
+def entries_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_resumed_run_knows_the_records_of_its_former_lives(tmp_path: Path) -> None:
+    with Records(folder=tmp_path, total_steps=4) as records:
+        run_of_two_steps(records)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "step": 3, "rewa')
+    with Records(folder=tmp_path, total_steps=4) as records:
+        records.take_up(version=3, incarnation=2)
+        records.replay(record(step=2), step_metrics())
+        records.replay(record(step=3), step_metrics())
+        records.step(record(step=4), step_metrics(), two_groups())
+        summary = summarize(records, books=BOOKS, max_lag=4, train_wall_s=records.former_s, generator_idle_share=None)
+        assert [each.step for each in records.steps] == [1, 2, 3, 4]
+        assert records.former_steps == 2
+        assert records.former_s == 9.0
+    assert (summary.accuracy_before, summary.steps) == (0.125, 4)
+    assert summary.lag_histogram == {0: 4, 1: 9, 2: 3}
+    steps = [(entry["kind"], entry["step"]) for entry in entries_in(tmp_path) if entry["kind"] in ("step", "replay")]
+    assert steps == [("step", 1), ("step", 2), ("replay", 2), ("replay", 3), ("step", 4)], "the torn line is gone"
+    replayed = next(entry for entry in entries_in(tmp_path) if entry["kind"] == "replay")
+    assert (replayed["loss"], replayed["lease_ids"]) == (1, [0, 1])
+
+    with Records(folder=tmp_path, total_steps=4) as records:
+        records.take_up(version=4, incarnation=3)
+        assert [each.step for each in records.steps] == [1, 2, 3, 4]
+        assert records.steps[0] == record(
+            step=1, reward_mean=0.25, lag_max=0, lag_counts={0: 4}, token_lag_counts={0: 8}
+        )
+
+
+def test_steps_of_versions_that_are_lost_do_not_count(tmp_path: Path) -> None:
+    with Records(folder=tmp_path, total_steps=4) as records:
+        run_of_two_steps(records)
+    with Records(folder=tmp_path, total_steps=4) as records:
+        records.take_up(version=1, incarnation=2)
+        assert [each.step for each in records.steps] == [1]
+        assert [each.version for each in records.evaluations] == [0, 1]
+        records.step(record(step=2, reward_mean=0.5), step_metrics(), two_groups())
+    with Records(folder=tmp_path, total_steps=4) as records:
+        records.take_up(version=2, incarnation=3)
+        assert [(each.step, each.reward_mean) for each in records.steps] == [(1, 0.25), (2, 0.5)]
+
+
+def test_a_full_disk_costs_lines_and_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    failed: list[str] = []
+    with Records(folder=tmp_path, total_steps=9, failed_write=failed.append) as records:
+        records.step(record(step=1), step_metrics(), two_groups())
+        former = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, former[1]))
+        try:
+            for step in (2, 3):
+                records.step(record(step=step), step_metrics(), two_groups())
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, former)
+        records.step(record(step=4), step_metrics(), two_groups())
+    assert [entry["step"] for entry in entries_in(tmp_path)] == [1, 4]
+    assert failed.count("metrics.jsonl") == 2
+    said = [entry for entry in caplog.records if "metrics.jsonl cannot be written" in entry.getMessage()]
+    assert len(said) == 1

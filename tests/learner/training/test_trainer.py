@@ -1,3 +1,5 @@
+import random
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -172,6 +174,38 @@ def test_a_checkpoint_continues_as_if_nothing_had_happened(
         assert_same_weights(made.host_copy(), expected, atol=1e-7)
     assert resumed.learning_rate == straight.learning_rate
     assert resumed.loss == pytest.approx(straight.loss, abs=1e-7)
+
+
+def test_a_checkpoint_takes_up_every_random_state(tied_llama: Path, commands: CommandChannel, tmp_path: Path) -> None:
+    def drawn() -> list[float]:
+        values = [random.random(), random.gauss(), np.random.random(), np.random.normal()]
+        return [*values, *torch.rand(3).tolist()]
+
+    with trainer(tied_llama, commands) as made:
+        random.gauss()  # one of a pair is kept for the next call
+        np.random.normal()
+        made.save(tmp_path / "checkpoint")
+        expected = drawn()
+        assert drawn() != expected
+        made.load(tmp_path / "checkpoint")
+        assert drawn() == expected
+
+
+def test_a_full_disk_at_a_checkpoint_is_an_oserror_and_training_goes_on(
+    tied_llama: Path, commands: CommandChannel, tmp_path: Path
+) -> None:
+    with trainer(tied_llama, commands) as made:
+        former = resource.getrlimit(resource.RLIMIT_FSIZE)
+        for size in (100, 20_000):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, former[1]))
+            try:
+                with pytest.raises(OSError):
+                    made.save(tmp_path / f"checkpoint-{size}")
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, former)
+        made.train_step(random_sequences(8), version=0)
+        made.save(tmp_path / "checkpoint")
+        made.load(tmp_path / "checkpoint")
 
 
 def test_loading_what_is_not_there_says_what_was_expected(

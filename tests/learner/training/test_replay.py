@@ -1,0 +1,88 @@
+"""A resumed run trains its logged batches again with the same losses, by the real trainer, journal and checkpoint."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner.algorithms.config import GrpoConfig
+from learner.history.checkpoints import Checkpoints
+from learner.history.journal import FOLDER, Journal
+from learner.ledger import Batch, Ledger
+from learner.recovery import recover
+from learner.sequences import sequences_of
+from learner.training.config import OptimizerConfig, TrainingConfig
+from learner.training.metrics import StepMetrics
+from learner.training.ranks import CommandChannel, Ranks
+from learner.training.trainer import Trainer
+from protocol.trajectories import Trajectory, TrajectoryGroup
+from tests.learner.samples import LEDGER, group, trajectory
+from tests.learner.training.tiny_model import VOCABULARY
+
+CONFIG = TrainingConfig(optimizer=OptimizerConfig(learning_rate=1e-2), microbatch_tokens=32)
+
+
+@contextmanager
+def trainer(path: Path, commands: CommandChannel) -> Iterator[Trainer]:
+    made = Trainer(path, algorithm=GrpoConfig(), config=CONFIG, ranks=Ranks(), commands=commands)
+    yield made
+    made.close()
+
+
+def sampled(lease_id: int, *, version: int) -> TrajectoryGroup:
+    draws = np.random.default_rng(lease_id)
+
+    def one(reward: float) -> Trajectory:
+        length = int(draws.integers(3, 9))
+        made = trajectory(*[version] * length, reward=reward)
+        tokens = draws.integers(0, VOCABULARY, length + 2).astype(np.int32)
+        logprobs = np.where(made.loss_mask, draws.normal(-3.7, 0.1, length + 2), 0).astype(np.float32)
+        return made.model_copy(update={"token_ids": tokens, "behavior_logprobs": logprobs})
+
+    return group(lease_id, one(1.0), one(0.0), one(0.5))
+
+
+def train(made: Trainer, groups: list[TrajectoryGroup], *, version: int) -> StepMetrics:
+    advantages = made.preset.advantages
+    assert advantages is not None
+    sequences = sequences_of(tuple(groups), version=version, max_lag=LEDGER.max_lag, advantages=advantages)
+    return made.train_step(sequences, version=version)
+
+
+def test_replayed_losses_are_those_of_the_first_time(
+    tied_llama: Path, commands: CommandChannel, tmp_path: Path
+) -> None:
+    ledger, losses, norms = Ledger(LEDGER), [], []
+    ledger.served_changed(0)
+    with Journal.open(tmp_path / FOLDER) as journal, trainer(tied_llama, commands) as made:
+        checkpoints = Checkpoints(tmp_path, keep=2, journal=journal)
+        groups: dict[int, TrajectoryGroup] = {}
+        for version in range(5):
+            for grant in ledger.grant(now=0.0, holder="e", room=100):
+                groups[grant.lease_id] = sampled(grant.lease_id, version=version)
+                journal.append_group(groups[grant.lease_id])
+                ledger.accept(lease_id=grant.lease_id, attempt=grant.attempt, oldest_version=version, size=1)
+            batch = ledger.take(now=0.0)
+            assert isinstance(batch, Batch)
+            journal.append_batch(version=version, lease_ids=batch.lease_ids)
+            metrics = train(made, [groups.pop(lease_id) for lease_id in batch.lease_ids], version=version)
+            losses.append(metrics.loss)
+            norms.append(metrics.grad_norm)
+            ledger.trained(version + 1)
+            ledger.served_changed(version + 1)
+            if version == 1:
+                snapshot = ledger.snapshot()
+                journal.rotate(version=2, groups=groups.values())
+                checkpoints.write(version=2, ledger=snapshot, save_trainer=made.save)
+
+    recovered = recover(tmp_path, config=LEDGER, resume=True, incarnation=2)
+    assert recovered.trainer_folder is not None
+    with trainer(tied_llama, commands) as made:
+        made.load(recovered.trainer_folder)
+        again = [train(made, list(batch.groups), version=batch.version) for batch in recovered.batches]
+    assert [batch.version for batch in recovered.batches] == [2, 3, 4]
+    assert [metrics.loss for metrics in again] == pytest.approx(losses[2:], abs=1e-6)
+    assert [metrics.grad_norm for metrics in again] == pytest.approx(norms[2:], rel=1e-6)
+    assert any(abs(loss) > 1e-4 for loss in losses)
