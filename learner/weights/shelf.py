@@ -40,7 +40,7 @@ def digest_of(tensors: NamedTensors) -> str:
     for name, tensor in tensors:
         value = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
         digest.update(name.encode())
-        digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
     return str(digest.hexdigest())
 
 
