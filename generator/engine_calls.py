@@ -28,7 +28,7 @@ class EngineCalls:
         self.stall_timeout_s = stall_timeout_s
 
     async def answer(self, call: Awaitable[Answer], *, more_s: float = 0.0) -> Answer:
-        """The answer to `call`. A call that is given up was sent all the same, and takes place when the engine goes on."""
+        """The answer to `call`. One that is given up was sent all the same, and takes place when the engine goes on."""
         deadline_s = self.stall_timeout_s + more_s
         try:
             async with asyncio.timeout(deadline_s):

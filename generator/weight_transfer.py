@@ -62,6 +62,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         self._plan: Prepare | None = None
         self._staged: list[torch.Tensor] | None = None
         self._from_files = False
+        self._loaded = ""
         self._spare: list[torch.Tensor] = []
         self._deadline = float("inf")
         self.touched = False
@@ -133,6 +134,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         finalize_layerwise_reload(self.model, self.model_config)
         _pack_heads_again(self.model)
         self.touched = False
+        self._loaded = "".join(bucket.xxh3 for bucket in self._plan.buckets) if self._plan is not None else ""
         self._spare = [] if self._from_files else self._staged or []
         self._staged = None
         self._plan = None
@@ -151,11 +153,18 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
             self._from_files = False
 
     def fingerprint(self) -> str:
-        """XXH3 over the loaded parameters of this worker, by name. Equal weights on equal devices give equal ones."""
+        """XXH3 over the loaded parameters of this worker, by name. Equal weights on equal devices give equal ones.
+
+        On a CPU vLLM packs linear layers and keeps no other copy: for those stand the hashes of what was loaded.
+        """
         digest = xxhash.xxh3_64()
+        hidden = False
         for name, parameter in self.model.named_parameters():
             digest.update(name.encode())
             _update_digest(digest, parameter.detach())
+            hidden = hidden or parameter.numel() == 0
+        if hidden:
+            digest.update(self._loaded.encode())
         return str(digest.hexdigest())
 
     def shutdown(self) -> None:

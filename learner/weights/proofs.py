@@ -1,8 +1,9 @@
 """Weights prove themselves: whether a generator serves what it was sent.
 
 Three proofs, each of something else. The hashes of the buckets, checked on arrival, prove the bytes. The checksum of
-the loaded parameters agrees between generators of one kind, and changes when the bytes do: it catches a load that did
-not take place. The logprobs of a fixed text agree with the learner's: they catch a wrong load, not an old version.
+the loaded parameters agrees between generators of one kind, and changes when the weights do (by more than a rounding of
+the engine's may hide): it catches a load that did not take place. The logprobs of a fixed text agree with the
+learner's: they catch a wrong load, not an old version.
 """
 
 from collections import Counter

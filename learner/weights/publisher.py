@@ -24,11 +24,14 @@ from learner.weights.plane import pack_buckets
 from learner.weights.proofs import Proofs
 from learner.weights.reports import JoinReport, PublishReport, Snapshot
 from learner.weights.rounds import RoundResult, Rounds
-from learner.weights.shelf import Packed, Shelf
+from learner.weights.shelf import Packed, Shelf, digest_of
 from learner.weights.threads import in_thread
 from protocol.versions import PolicyVersion
 from services.http_client import HttpClient
 from services.waiting import Waiting
+
+_ROUNDS_REST_S = 1.0
+"""With no new version for so long, a member that has missed the last round by its download downloads again."""
 
 
 class Publisher:
@@ -55,6 +58,7 @@ class Publisher:
         self._commits = Commits(fleet=fleet, client=client, proofs=proofs, timeout_s=options.commit_timeout_s)
         self._offered: Snapshot | None = None
         self._broadcast: Packed | None = None
+        self._rounds_rest = False
         self._reported = -1
         self._unreported: Joined | None = None
         self._offer_came = asyncio.Event()
@@ -112,6 +116,7 @@ class Publisher:
         return Packed(
             version=PolicyVersion(self._options.incarnation, snapshot.version),
             buckets=pack_buckets(snapshot.tensors, bucket_bytes=self._options.bucket_bytes),
+            digest=digest_of(snapshot.tensors),
             probe_token_ids=snapshot.probe_token_ids,
             probe_logprobs=snapshot.probe_logprobs,
         )
@@ -125,10 +130,11 @@ class Publisher:
                 if packed is None or packed is self._broadcast:
                     continue
                 members = [m for m in self._fleet.members() if rounds.takes(m) and m not in joins.busy | rounds.busy]
-                self._broadcast = packed
+                self._broadcast, self._rounds_rest = packed, False
                 if members:
                     self._report(packed, await rounds.run(members, packed))
                 self._wake()
+                self._loop.call_later(_ROUNDS_REST_S, self._rest_after, packed)
         finally:
             rounds.close()
 
@@ -138,12 +144,17 @@ class Publisher:
             self._joins_due.clear()
             joins.begin([m for m in self._fleet.members() if m not in rounds.busy and self._has_to_catch_up(m, rounds)])
 
+    def _rest_after(self, packed: Packed) -> None:
+        if self._broadcast is packed:
+            self._rounds_rest = True
+            self._wake()
+
     def _has_to_catch_up(self, member: Member, rounds: Rounds) -> bool:
         """It serves nothing; or it is behind, and no round will bring it the newest version."""
         newest = self._shelf.newest
         if newest is None or not member.able or member.serving == newest.version:
             return False
-        return member.serving is None or self._broadcast is newest or not rounds.takes(member)
+        return member.serving is None or self._rounds_rest or not rounds.takes(member)
 
     def _report(self, packed: Packed, result: RoundResult) -> None:
         if result.proofs:

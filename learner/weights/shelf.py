@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 import xxhash
 
-from learner.weights.plane import Bucket
+from learner.weights.plane import Bucket, NamedTensors
 from protocol.fleet import PullPlan
 from protocol.versions import PolicyVersion
 
@@ -20,20 +21,27 @@ class NotOnTheShelf(LookupError):
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """One version, ready to be sent, and the proof of it. `digest` stands for all of its bytes."""
+    """One version, ready to be sent, and the proof of it. `digest` is that of `digest_of`."""
 
     version: PolicyVersion
     buckets: Sequence[Bucket]
+    digest: str
     probe_token_ids: tuple[int, ...]
     probe_logprobs: tuple[float, ...]
 
-    @property
-    def digest(self) -> str:
-        return str(xxhash.xxh3_64_hexdigest("".join(bucket.spec.xxh3 for bucket in self.buckets).encode()))
 
-    @property
-    def total_bytes(self) -> int:
-        return sum(bucket.spec.nbytes for bucket in self.buckets)
+def digest_of(tensors: NamedTensors) -> str:
+    """XXH3 over the values at half precision, hexadecimal.
+
+    Versions of different digests have to be different in an engine of whatever type; a change that is finer may be lost
+    there in rounding.
+    """
+    digest = xxhash.xxh3_64()
+    for name, tensor in tensors:
+        value = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+        digest.update(name.encode())
+        digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return str(digest.hexdigest())
 
 
 class Shelf:
