@@ -16,13 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import get_args
 
-from protocol.status import Kind
 from services.config import ProcessConfig, load_config
 from services.config_sources import PROCESSES, TABLES, ConfigError, read_tables
-from services.doctor.asking import Target
-from services.doctor.command import DoctorOptions, doctor
 from services.keys_command import make_keys
 from services.links import disagreements
 from services.logs import configure_logging
@@ -119,10 +115,10 @@ def _run_up(path: Path, words: Sequence[str]) -> int:
 
 
 def _run_doctor(path: Path, words: Sequence[str]) -> int:
-    own, overrides = own_options(words, {"--before": False, "--json": False, "--url": True})
-    options = DoctorOptions(
-        before="--before" in own, as_json="--json" in own, more=tuple(map(_target, own.get("--url", [])))
-    )
+    # Deferred: its HTTP client takes longer to load than everything else here, and `up` does without it.
+    from services.doctor.command import doctor, options_of
+
+    options, overrides = options_of(words)
     return doctor(_load_each(path, _split(overrides)), options)
 
 
@@ -137,16 +133,6 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise ConfigError([f"command line: --restarts: got {text!r}: expected a number, 0 for none"])
     return int(text)
-
-
-def _target(text: str) -> Target:
-    """`generator=http://host:7310`."""
-    name, _, url = text.partition("=")
-    kind = next((kind for kind in get_args(Kind) if kind == name), None)
-    if kind is None or not url.startswith(("http://", "https://")):
-        expected = f"PROCESS=http://HOST:PORT, PROCESS one of {', '.join(PROCESSES)}"
-        raise ConfigError([f"command line: --url: got {text!r}: expected {expected}"])
-    return Target(kind=kind, url=url.rstrip("/"))
 
 
 def _command(process: str, path: Path, arguments: Sequence[str], *, folder: Path) -> Command:

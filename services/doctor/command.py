@@ -4,14 +4,17 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
-from protocol.status import ProgressStatus
+from protocol.status import Kind, ProgressStatus
 from services.config import ProcessConfig
+from services.config_sources import ConfigError
 from services.doctor.asking import Condition, Patient, Target, ask_all, targets_of
 from services.doctor.before import examine
 from services.doctor.diagnosis import Diagnosis, diagnose
 from services.doctor.findings import Level
 from services.doctor.report import as_json, findings_json, findings_text, table, verdict
+from services.own_options import own_options
 
 _SECOND_LOOK_S = 2.0
 
@@ -25,6 +28,13 @@ class DoctorOptions:
     before: bool = False
     as_json: bool = False
     more: Sequence[Target] = field(default_factory=tuple)
+
+
+def options_of(words: Sequence[str]) -> tuple[DoctorOptions, list[str]]:
+    """The doctor's own options, and the words that are for the processes' configs. Raises ConfigError."""
+    own, others = own_options(words, {"--before": False, "--json": False, "--url": True})
+    more = tuple(map(_target, own.get("--url", [])))
+    return DoctorOptions(before="--before" in own, as_json="--json" in own, more=more), others
 
 
 def doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
@@ -71,6 +81,16 @@ def _targets(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> li
     known = targets_of(configs)
     tokens = {target.kind: target.token for target in known}
     return [*known, *(Target(kind=one.kind, url=one.url, token=tokens.get(one.kind)) for one in options.more)]
+
+
+def _target(text: str) -> Target:
+    """`generator=http://host:7310`."""
+    name, _, url = text.partition("=")
+    kind = next((kind for kind in get_args(Kind) if kind == name), None)
+    if kind is None or not url.startswith(("http://", "https://")):
+        expected = f"PROCESS=http://HOST:PORT, PROCESS one of {', '.join(get_args(Kind))}"
+        raise ConfigError([f"command line: --url: got {text!r}: expected {expected}"])
+    return Target(kind=kind, url=url.rstrip("/"))
 
 
 def _progress(patients: Sequence[Patient]) -> Progress:

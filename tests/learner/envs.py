@@ -208,7 +208,13 @@ async def learner(
                 clock=clock,
             )
             made = Learner(
-                left_out=left_out, intake=intake, ledger=ledger, fleet=fleet, router=router, clock=clock, folder=folder,
+                left_out=left_out,
+                intake=intake,
+                ledger=ledger,
+                fleet=fleet,
+                router=router,
+                clock=clock,
+                folder=folder,
                 waits=waits,
             )
             if serves:
