@@ -11,7 +11,7 @@ from learner.history.segments import read_segment, segments_of
 from learner.intake.failures import DeadLetters
 from protocol.messages import Acknowledged, Cancelled, Failed, Finished, Heartbeat, RunningLease
 from tests.learner.envs import learner
-from tests.learner.samples import group
+from tests.learner.samples import INCARNATION, group
 
 
 async def test_while_the_disk_is_full_nothing_is_acknowledged_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_dead_letters_that_the_disk_did_not_take_are_written_later(tmp_path: Pat
     path = tmp_path / "dead_letters.jsonl"
     path.write_text('{"lease_id": 1}\n{"lease_id": 2, "rea')
     letters = DeadLetters(path, largest_share=0.5)
-    failed = Failed(lease_id=7, attempt=0, purpose="train", data_fault=True, reason="x")
+    failed = Failed(incarnation=INCARNATION, lease_id=7, attempt=0, purpose="train", data_fault=True, reason="x")
     former = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, former[1]))
     try:
@@ -74,7 +74,7 @@ def test_dead_letters_that_the_disk_did_not_take_are_written_later(tmp_path: Pat
 
 def stranger(lease_id: int) -> Heartbeat:
     """Of a lease that nobody granted, so that it is answered with a cancellation."""
-    return Heartbeat(running=(RunningLease(lease_id=lease_id, attempt=0, purpose="train"),))
+    return Heartbeat(running=(RunningLease(incarnation=INCARNATION, lease_id=lease_id, attempt=0, purpose="train"),))
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
