@@ -219,9 +219,9 @@ def test_what_the_checkpoint_covers_is_neither_replayed_nor_held(lives: Lives) -
 
 def test_leases_that_were_filtered_or_given_up_stay_closed(lives: Lives) -> None:
     first = lives.begin()
-    first.journal.append_group(group(0))
+    first.journal.append_group(stamped(group(0), 1))
     first.journal.append_filtered(0)
-    first.journal.append_group(group(2))
+    first.journal.append_group(stamped(group(2), 1))
     (lives.folder / "dead_letters.jsonl").write_text('{"lease_id": 1, "reason": "x"}\n{"lease_id": 3, "rea')
     second, recovered = lives.resume()
     books = recovered.ledger.books()
@@ -234,7 +234,7 @@ def test_leases_that_were_filtered_or_given_up_stay_closed(lives: Lives) -> None
 
 def test_a_spare_group_that_has_become_too_old_is_rolled_out_again(lives: Lives) -> None:
     first = lives.begin()
-    first.buffer[9] = group(9, version=0)
+    first.buffer[9] = stamped(group(9, version=0), 1)
     first.journal.append_group(first.buffer[9])
     for _ in range(2):
         first.step()
