@@ -14,6 +14,7 @@ _RETRY_S = 1.0
 
 
 _EXPELLED_RETRY_S = 10.0
+_LEAVE_S = 2.0
 
 
 class JoinRefusedByLearner(RuntimeError):
@@ -66,6 +67,15 @@ async def _wait_until_taken_back(
                 return
         except _Expelled as expelled:
             log.debug("%s", expelled)
+
+
+async def announce_leave(*, learner: str, client: HttpClient, announcement: Announcement) -> None:
+    """Tells a learner that is there that this generator leaves, so that nobody sends it requests."""
+    leaving = announcement.model_copy(update={"serving_version": None, "condition": "leaving"})
+    try:
+        await client.post(f"{learner.rstrip('/')}/v1/generators", leaving, AnnouncementAnswer, deadline_s=_LEAVE_S)
+    except ServiceError as error:
+        log.info("the learner did not hear that this generator leaves: %s", error)
 
 
 async def _announce_once(

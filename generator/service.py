@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from generator.announcer import announce
+from generator.announcer import announce, announce_leave
 from generator.config import GeneratorConfig
 from generator.engine import Engine
 from generator.engine_watch import watch_answers, watch_life
@@ -90,6 +90,9 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
                     )
                 loops += [group.create_task(work, name=name) for name, work in works.items()]
                 await stop.wait()
+                serving.leave()
+                if config.join.learner is not None:
+                    await announce_leave(learner=config.join.learner, client=client, announcement=announcement)
                 with waits.wait("its last requests to end", quiet_s=0.5):
                     await serving.drain(timeout_s=config.drain_s)
             for loop in loops:

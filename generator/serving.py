@@ -158,12 +158,16 @@ class Serving:
         finally:
             self._in_flight -= 1
 
-    async def drain(self, *, timeout_s: float) -> None:
-        """Takes nothing new, lets what runs finish, and hands back what has not: each completion ends with a part that
-        holds what was not yet sent, and "abort".
-        """
+    def leave(self) -> None:
+        """Nothing new is taken from now on."""
         self._draining = True
         self._news.set()
+
+    async def drain(self, *, timeout_s: float) -> None:
+        """Leaves, lets what runs finish, and hands back what has not: each completion ends with a part that
+        holds what was not yet sent, and "abort".
+        """
+        self.leave()
         if not await self._engine.drain(timeout_s=timeout_s):
             log.info("%d requests did not finish within %.0f s and are handed back", self._in_flight, timeout_s)
         await self._engine.hand_back()

@@ -142,7 +142,9 @@ class Publisher:
         while True:
             await self._joins_due.wait()
             self._joins_due.clear()
-            joins.begin([m for m in self._fleet.members() if m not in rounds.busy and self._has_to_catch_up(m, rounds)])
+            behind = [m for m in self._fleet.members() if m not in rounds.busy and self._has_to_catch_up(m, rounds)]
+            rounds.part_with(behind)
+            joins.begin(behind)
 
     def _rest_after(self, packed: Packed) -> None:
         if self._broadcast is packed:

@@ -129,6 +129,11 @@ class Rounds:
         finally:
             self.busy.difference_update(member for member in members if member not in self._late)
 
+    def part_with(self, members: Sequence[Member]) -> None:
+        """These are about to download, and leave the process group by that."""
+        if not set(members).isdisjoint(self._group_members):
+            self.close()
+
     def close(self) -> None:
         """Lets go of the process group, in a thread: it may block until a failed broadcast has timed out."""
         if self._group is not None:

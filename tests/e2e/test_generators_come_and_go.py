@@ -133,7 +133,8 @@ def test_a_generator_whose_engine_is_stopped_is_out_of_service_until_it_goes_on(
 
 def engine_of(generator: Launched) -> int:
     """The process that computes: the child with the most memory."""
-    children = Path(f"/proc/{generator.pid}/task/{generator.pid}/children").read_text(encoding="ascii").split()
+    threads = Path(f"/proc/{generator.pid}/task").iterdir()
+    children = [pid for thread in threads for pid in (thread / "children").read_text(encoding="ascii").split()]
 
     def resident(pid: str) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])

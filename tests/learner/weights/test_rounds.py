@@ -89,6 +89,21 @@ async def test_a_member_that_fails_alone_catches_up_by_a_download(step: str) -> 
         await ours.until_served(a=1, b=1)
         assert a.pulls == ["1.0", "1.1"]
         assert b.pulls == ["1.0"]
+        await ours.publish(2, a, b)
+        assert a.pulls == ["1.0", "1.1"], "it is broadcast to again"
+
+
+async def test_one_that_is_alone_is_met_anew_after_it_has_caught_up() -> None:
+    async with ScriptedGenerator("a").running() as a, learner() as ours:
+        ours.join(a)
+        for version in (0, 1):
+            await ours.publish(version, a)
+        left = ["commit"]
+        a.refuses = lambda at: at in left and not left.remove(at)  # type: ignore[func-returns-value]
+        for version in (2, 3):
+            await ours.publish(version, a)
+        assert a.pulls == ["1.0", "1.2"]
+        assert [join.epoch for join in a.joins] == [1, 2]
 
 
 async def test_a_member_that_fails_broadcasts_in_a_row_gets_its_weights_by_download_from_then_on() -> None:
