@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-import zmq
-
 from services.secret_files import SecretFileError, read_public, read_secret
 
 logger = logging.getLogger(__name__)
@@ -31,12 +29,16 @@ class CurveKeys:
     @classmethod
     def new(cls) -> Self:
         """A random pair."""
+        import zmq  # deferred, here and below: configs that only name key files are read without ZeroMQ
+
         public, secret = zmq.curve_keypair()
         return cls(public=public.decode("ascii"), secret=secret.decode("ascii"))
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """The pair whose secret key is in a file that nobody else can read. Raises SecretFileError."""
+        import zmq
+
         secret = _checked(read_secret(path), path)
         return cls(public=zmq.curve_public(secret.encode("ascii")).decode("ascii"), secret=secret)
 
