@@ -36,6 +36,7 @@ def write_outcome(outcome: Outcome, *, lines: Path, table: Path) -> None:
     """Replaces the scenario's line, and makes the table anew."""
     kept = [one for one in read_lines(lines) if one["scenario"] != outcome.scenario]
     entries = sorted([*kept, {**asdict(outcome), "passed": outcome.passed}], key=lambda one: str(one["scenario"]))
+    lines.parent.mkdir(parents=True, exist_ok=True)
     lines.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
     table.write_text(render(entries), encoding="utf-8")
 
