@@ -132,7 +132,7 @@ def table(summary: Summary, *, folder: Path) -> str:
         ("lag of trajectories", f"{_histogram(s.lag_histogram)}  (the bound is {s.max_lag})"),
         ("lag of tokens", _histogram(s.token_lag_histogram)),
         ("learner waited", f"{s.learner_wait_share:.0%} of the time"),
-        ("generator idle", f"{_share(s.generator_idle_share)} of the time"),
+        ("generator idle", _share(s.generator_idle_share, of="of the time")),
         ("publish", publish),
         ("logprob gap at publish", gap),
         ("completions ended", ends),
@@ -144,8 +144,8 @@ def table(summary: Summary, *, folder: Path) -> str:
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
 
 
-def _share(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.1%}"
+def _share(value: float | None, *, of: str = "") -> str:
+    return "not measured" if value is None else f"{value:.1%} {of}".rstrip()
 
 
 def _histogram(counts: dict[int, int]) -> str:

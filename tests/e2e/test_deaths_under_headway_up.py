@@ -72,8 +72,9 @@ def system(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFac
 
 
 def start(launch: Launcher, run_file: RunFile, *words: str) -> Launched:
-    frequent = ("--learner.checkpoint.every-steps", "10", "--learner.evaluation.tasks", "0")
-    return launch("headway", "up", str(run_file.path), *frequent, *words)
+    # Each checkpoint is kept, and with it the journal back to the first batch.
+    frequent = ("--learner.checkpoint.every-steps", "10", "--learner.checkpoint.keep", "1000")
+    return launch("headway", "up", str(run_file.path), *frequent, "--learner.evaluation.tasks", "0", *words)
 
 
 def test_a_healthy_run_is_called_healthy(system: System) -> None:
