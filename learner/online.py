@@ -182,13 +182,12 @@ class OnlineTraining:
 
     async def _evaluate(self, tasks: int, version: int) -> EvaluationResult | None:
         await self._publisher.wait_until_served(version)
-        future = await self._intake.evaluate(tasks=tasks, version=version)
-        return None if future is None else await future
+        return await self._intake.evaluated(tasks=tasks, version=version)
 
     async def _evaluate_beside(self, tasks: int, version: int) -> None:
-        future = await self._intake.evaluate(tasks=tasks, version=version)
-        if future is not None:
-            self._evaluated(await future)
+        result = await self._intake.evaluated(tasks=tasks, version=version)
+        if result is not None:
+            self._evaluated(result)
 
     def _evaluated(self, result: EvaluationResult) -> None:
         self._records.evaluation(result)

@@ -64,6 +64,7 @@ from services.waiting import Waiting
 
 log = logging.getLogger(__name__)
 
+_SILENCE_TICK_S = 1.0
 _PROBE_TOLERANCES = {"float32": 1e-3, "bfloat16": 1.5}
 """Nats. Two implementations of one model differed by up to 1e-4 and 0.6; a wrong load, by several at some token."""
 
@@ -273,7 +274,11 @@ class _Parts:
 
     async def _drop_silent(self) -> None:
         while True:
-            await asyncio.sleep(1.0)
+            began = time.monotonic()
+            await asyncio.sleep(_SILENCE_TICK_S)
+            away_s = time.monotonic() - began - _SILENCE_TICK_S
+            if away_s > _SILENCE_TICK_S:  # this process stood still: what others said meanwhile is unread
+                self.fleet.stood_still(away_s)
             for name in self.fleet.expire(now=time.monotonic()):
                 log.warning("generator %s is silent for %.0f s and leaves", name, self.config.weights.silence_s)
 

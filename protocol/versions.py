@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import StringConstraints
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Rises with every change that an older peer would misread."""
 
 VersionText = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})$")]

@@ -163,6 +163,14 @@ class Intake:
         """Those that said hello and are still there."""
         return tuple(self._holders)
 
+    async def evaluated(self, *, tasks: int, version: int) -> EvaluationResult | None:
+        """The result of an evaluation, once it is there."""
+        future = await self.evaluate(tasks=tasks, version=version)
+        if future is None:
+            return None
+        with self._waits.wait(f"the evaluation of version {version}", quiet_s=60.0, blocks_readiness=False):
+            return await future
+
     def books(self) -> Books:
         """The counts of leases and attempts so far."""
         return self._ledger.books()

@@ -151,6 +151,11 @@ class Fleet:
             self._expelled[generator_id, member.announcement.instance] = reason
             self.lost(generator_id)
 
+    def stood_still(self, seconds: float) -> None:
+        """The learner itself was away for so long, and could hear nobody: that silence is not the generators'."""
+        for member in self._members.values():
+            member.last_seen += seconds
+
     def expire(self, *, now: float) -> list[str]:
         """Drops members that were silent for longer than `silence_s`; returns their ids."""
         silent = [name for name, member in self._members.items() if now - member.last_seen > self.silence_s]

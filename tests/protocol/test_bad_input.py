@@ -18,6 +18,8 @@ VECTORS = {
 }
 """The frames of valid messages without their checksums, so that a test can spoil them and seal them again."""
 
+NEWER = PROTOCOL_VERSION + 1
+
 
 def finished(*, version: object = PROTOCOL_VERSION, kind: object = "finished") -> list[Frame]:
     """A valid group under another version or another name."""
@@ -25,21 +27,22 @@ def finished(*, version: object = PROTOCOL_VERSION, kind: object = "finished") -
     return sealed([msgpack.packb([version, kind, msgpack.unpackb(header)[2]]), *arrays])
 
 
-@pytest.mark.parametrize("version", [0, 2, 1 << 63, -1, True, 1.0, "1", None, [1], {"a": 1}, b"1"])
+@pytest.mark.parametrize("version", [0, 1, NEWER, 1 << 63, -1, True, 1.0, "1", None, [1], {"a": 1}, b"1"])
 def test_another_protocol_version_is_named_in_the_refusal(version: object) -> None:
     with pytest.raises(WrongProtocolVersion, match="run the same release on both"):
         decode(finished(version=version))
 
 
 def test_a_message_of_another_version_need_not_have_our_form() -> None:
-    with pytest.raises(WrongProtocolVersion, match="speaks protocol version 2, this process 1"):
-        decode(sealed([msgpack.packb([2, "finished", {}, "a fourth part", msgpack.ExtType(9, b"new")]), b"surplus"]))
+    newer = msgpack.packb([NEWER, "finished", {}, "a fourth part", msgpack.ExtType(9, b"new")])
+    with pytest.raises(WrongProtocolVersion, match=f"speaks protocol version {NEWER}, this process {PROTOCOL_VERSION}"):
+        decode(sealed([newer, b"surplus"]))
 
 
 @pytest.mark.parametrize("surplus", [[], [b"surplus"], [b"8 bytes."]], ids=len)
 def test_a_message_of_another_version_need_not_have_our_checksum(surplus: list[bytes]) -> None:
-    with pytest.raises(WrongProtocolVersion, match="speaks protocol version 2, this process 1"):
-        decode([msgpack.packb([2, "finished", {}]), *surplus])
+    with pytest.raises(WrongProtocolVersion, match=f"speaks protocol version {NEWER}, this process {PROTOCOL_VERSION}"):
+        decode([msgpack.packb([NEWER, "finished", {}]), *surplus])
 
 
 @pytest.mark.parametrize("kind", VECTORS)

@@ -135,6 +135,14 @@ def test_a_silent_generator_leaves() -> None:
     assert changes.count == before + 1
 
 
+def test_silence_while_the_learner_itself_stood_still_is_nobodys_fault() -> None:
+    fleet = make_fleet(Changes())
+    fleet.announce(announcement("a", URL), now=0.0)
+    fleet.stood_still(60.0)
+    assert fleet.expire(now=70.0) == []
+    assert fleet.expire(now=75.5) == ["a"]
+
+
 def test_the_fleet_serves_the_oldest_version_of_those_that_serve() -> None:
     fleet = make_fleet()
     for name in ("a", "b", "c"):
