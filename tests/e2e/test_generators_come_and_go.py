@@ -1,5 +1,6 @@
 """One run, and generators that join it, die, leave and return."""
 
+import contextlib
 import os
 import signal
 from dataclasses import dataclass
@@ -133,10 +134,21 @@ def test_a_generator_whose_engine_is_stopped_is_out_of_service_until_it_goes_on(
 
 def engine_of(generator: Launched) -> int:
     """The process that computes: the child with the most memory."""
-    threads = Path(f"/proc/{generator.pid}/task").iterdir()
-    children = [pid for thread in threads for pid in (thread / "children").read_text(encoding="ascii").split()]
+    until(lambda: children_of(generator.pid), what="the engine's process", timeout_s=30, during=[generator])
+    return max(children_of(generator.pid), key=resident)
 
-    def resident(pid: str) -> int:
+
+def children_of(pid: int) -> list[int]:
+    """By every process's own word: the kernel's list of children leaves some out while others come and go."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (folder / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[1]
+            found += [int(folder.name)] if int(parent) == pid else []
+    return found
+
+
+def resident(pid: int) -> int:
+    with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-
-    return int(max(children, key=resident))
+    return 0
