@@ -143,11 +143,12 @@ class Link:
         server_reader, connection.server = await asyncio.open_connection("127.0.0.1", self._target)
         up = asyncio.create_task(self._pump_up(reader, connection))
         down = asyncio.create_task(self._pump_down(server_reader, connection))
-        done, pending = await asyncio.wait({up, down}, return_when=asyncio.FIRST_EXCEPTION)
+        _, pending = await asyncio.wait({up, down}, return_when=asyncio.FIRST_EXCEPTION)
         for task in pending:
             task.cancel()
-        for task in done:
-            task.result()
+        for ended in await asyncio.gather(up, down, return_exceptions=True):
+            if isinstance(ended, Exception) and not isinstance(ended, OSError):  # both sides of a break may tell of it
+                raise ended
 
     async def _pump_up(self, reader: asyncio.StreamReader, connection: Connection) -> None:
         assert connection.server is not None

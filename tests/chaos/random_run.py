@@ -16,7 +16,7 @@ from tests.chaos.outcomes import Outcome
 from tests.chaos.run_config import RunSize
 from tests.chaos.system import LEARNER, System, chaos_system
 from tests.chaos.trial import Trial, finish
-from tests.e2e.processes import ROOT
+from tests.e2e.processes import ROOT, Launched
 
 RANDOM = "random-over-the-demo"
 DEMO = ROOT / "examples/addition/run.toml"
@@ -101,7 +101,13 @@ def _kill(name: str) -> Callable[[Trial], Fault]:
 def _kill_engine(trial: Trial) -> Fault:
     trial.expected.add("g1")
     send(SIGKILL, trial.system.pids("g1", engine_only=True))
-    return Fault("g1's engine killed", 3.0, lambda: None)
+    ended = trial.system.nodes["g1"].process
+    return Fault("g1's engine killed", 3.0, lambda: _await_end(ended))
+
+
+def _await_end(process: Launched) -> None:
+    """A generator ends by itself without its engine."""
+    process.wait(timeout_s=60)
 
 
 def _hang(name: str, *, engine_only: bool = False) -> Callable[[Trial], Fault]:
