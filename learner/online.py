@@ -32,6 +32,8 @@ from learner.weights.reports import Snapshot
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_LAST_PUBLISH_S = 30.0
+
 
 class OnlineTraining:
     """The steps of one run, from `first_version` on. `run` is called in a thread of its own.
@@ -99,6 +101,7 @@ class OnlineTraining:
         for evaluation in self._underway:
             self._wait_for(evaluation)
         self._evaluate_and_wait()
+        self._call(self._last_publish())
         self._trainer.export(config.exported_model)
         log.info("the trained model is in %s", config.exported_model)
 
@@ -148,6 +151,14 @@ class OnlineTraining:
                 probe_logprobs=tuple(float(logprob) for logprob in probe),
             )
         )
+
+    async def _last_publish(self) -> None:
+        """Generators outlive the learner: they are left with its last version, if they take it in time."""
+        try:
+            async with asyncio.timeout(_LAST_PUBLISH_S):
+                await self._publisher.wait_until_served(self._version)
+        except TimeoutError:
+            log.warning("not all generators took the last version %d within %g s", self._version, _LAST_PUBLISH_S)
 
     def _after_step(self) -> None:
         config = self._config
