@@ -4,7 +4,6 @@ reward service ready ─▶ hello ─▶ { receive, tick, watch_peers, serve_htt
 """
 
 import asyncio
-import os
 import secrets
 import socket
 from collections.abc import Mapping
@@ -44,12 +43,12 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
     """Serve until `stop` is requested, then leave in good order."""
     environments = catalog.build(config.environments)
     tokenization = Tokenization(config.model)
-    hello = hello_of(config, environments)
     metrics, waits = Metrics("env-service"), Waiting()
     counted = RolloutMetrics(metrics)
     async with AsyncExitStack() as stack:
         failures = stack.enter_context(recent_failures())
         listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port))
+        hello = hello_of(config, environments, port=listener.port)
         connections = 4 * config.capacity
         generators = HttpClient(token=config.generator_token, max_connections=connections)
         rewards = HttpClient(token=config.reward_token, max_connections=connections)
@@ -101,11 +100,14 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             http.cancel()
 
 
-def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnvironment]) -> Hello:
-    """Who this process is. Raises FileNotFoundError for an incomplete model directory."""
+def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnvironment], *, port: int) -> Hello:
+    """Who this process is. Raises FileNotFoundError for an incomplete model directory.
+
+    A name of host and port is the same after a restart: the learner then gives away at once what the former one held.
+    """
     fingerprints = fingerprint_directory(config.model)
     return Hello(
-        env_id=config.env_id or f"{socket.gethostname()}-{os.getpid()}",
+        env_id=config.env_id or f"{socket.gethostname()}:{port}",
         instance=secrets.token_hex(8),
         capacity=config.capacity,
         environments=tuple(

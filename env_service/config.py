@@ -86,7 +86,7 @@ class EnvServiceConfig(ProcessConfig):
         description="Hugging Face directory whose tokenizer and chat template are used"
     )
     env_id: str | None = Field(
-        None, min_length=1, max_length=256, description="name of this process; host name and process id if not given"
+        None, min_length=1, max_length=256, description="name of this process; host name and HTTP port if not given"
     )
     learner: Annotated[str, Reaches("learner", "leases.address")] = Field(
         "tcp://127.0.0.1:7301", description="ZeroMQ address of the learner's intake"

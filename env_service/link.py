@@ -219,8 +219,10 @@ class LearnerLink:
     def _on_refused(self, refused: Refused) -> None:
         """One that does not know this process any more is greeted again; to other refusals there is no answer."""
         self._metrics.refusals.labels(reason=refused.reason).inc()
-        logger.warning("the learner refused a message (%s): %s", refused.reason, refused.message)
-        if refused.reason == _UNKNOWN_PEER:
+        if refused.reason != _UNKNOWN_PEER:
+            logger.warning("the learner refused a message (%s): %s", refused.reason, refused.message)
+        elif self._welcome is not None:  # not said of every message that was under way to a learner that has restarted
+            logger.info("the learner does not know this process: greeting it again")
             self._forget_welcome()
 
     def _forget_welcome(self) -> None:
