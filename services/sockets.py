@@ -66,6 +66,15 @@ class SocketLimits:
 DEFAULT_SOCKET_LIMITS = SocketLimits()
 
 
+@dataclass(frozen=True)
+class Received:
+    """A message, the name of the peer that sent it, and the frames that it came in."""
+
+    peer: str
+    message: Message
+    frames: Sequence[Frame]
+
+
 class RouterSocket:
     """The side that many peers connect to. An async context manager, made by `bind`."""
 
@@ -123,11 +132,17 @@ class RouterSocket:
 
     async def receive(self) -> tuple[str, Message]:
         """The next message and the name of the peer that sent it. Cancelling may lose a message that just arrived."""
+        received = await self.receive_whole()
+        return received.peer, received.message
+
+    async def receive_whole(self) -> "Received":
+        """As `receive`, with the frames that the message came in."""
         while True:
-            frames = await self._socket.recv_multipart(copy=False)
-            peer = bytes(frames[0].buffer).decode("latin-1")
+            parts = await self._socket.recv_multipart(copy=False)
+            peer = bytes(parts[0].buffer).decode("latin-1")
+            frames = [part.buffer for part in parts[1:]]
             try:
-                return peer, decode([frame.buffer for frame in frames[1:]], limits=self._limits.message)
+                return Received(peer=peer, message=decode(frames, limits=self._limits.message), frames=frames)
             except ProtocolError as error:
                 self._garbage.report(peer, error)
                 await self._refuse(peer, error)

@@ -21,10 +21,12 @@ from learner.history.segments import (
     Record,
     Segment,
     encoded,
+    encoded_group,
     end_of_records,
     read_segment,
     segments_of,
 )
+from protocol.codec import Frame
 from protocol.trajectories import TrajectoryGroup
 
 __all__ = [
@@ -60,8 +62,11 @@ class JournalFull(OSError):
 class RunLog(Protocol):
     """What the learner asks of its log. All but `rotate` and `append_group` may take as long as the disk does."""
 
-    def append_group(self, group: TrajectoryGroup) -> None:
-        """Hands the group to the operating system: it survives this process's death. Raises JournalFull."""
+    def append_group(self, group: TrajectoryGroup, *, frames: Sequence[Frame] | None = None) -> None:
+        """Hands the group to the operating system: it survives this process's death. Raises JournalFull.
+
+        `frames` are those of the Finished that brought it, as it is: they save encoding it once more.
+        """
 
     def append_filtered(self, lease_id: int) -> None:
         """Notes that the lease's group was left out on purpose. Raises JournalFull."""
@@ -107,18 +112,18 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def append_group(self, group: TrajectoryGroup) -> None:
+    def append_group(self, group: TrajectoryGroup, *, frames: Sequence[Frame] | None = None) -> None:
         """See RunLog."""
-        self._append(LoggedGroup(group=group))
+        self._append(encoded(LoggedGroup(group=group)) if frames is None else encoded_group(frames))
 
     def append_filtered(self, lease_id: int) -> None:
         """See RunLog."""
-        self._append(LoggedFilter(lease_id=lease_id))
+        self._append(encoded(LoggedFilter(lease_id=lease_id)))
 
     def append_batch(self, *, version: int, lease_ids: Sequence[int]) -> None:
         """See RunLog."""
         if self._last_batch != version:  # else it was written, and only the disk did not take it yet
-            self._append(LoggedBatch(version=version, lease_ids=tuple(lease_ids)))
+            self._append(encoded(LoggedBatch(version=version, lease_ids=tuple(lease_ids))))
             self._last_batch = version
         self.sync()
 
@@ -162,8 +167,7 @@ class Journal:
             if segment.start < min(version, self._start):
                 segment.path.unlink()
 
-    def _append(self, record: Record) -> None:
-        data = encoded(record)
+    def _append(self, data: bytes) -> None:
         with self._lock:  # a batch is appended in a thread of its own while the event loop appends groups
             try:
                 self._file.append(data)
@@ -179,7 +183,7 @@ class Journal:
 class NoJournal:
     """A log that keeps nothing: a run of which a killed learner loses all."""
 
-    def append_group(self, group: TrajectoryGroup) -> None:
+    def append_group(self, group: TrajectoryGroup, *, frames: Sequence[Frame] | None = None) -> None:
         """Keeps nothing."""
 
     def append_filtered(self, lease_id: int) -> None:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 import xxhash
 
 from learner.history.durable_files import sync_folder, unused
-from protocol.codec import decode, encode
+from protocol.codec import Frame, decode, encode
 from protocol.messages import Finished
 from protocol.trajectories import TrajectoryGroup
 
@@ -91,11 +91,16 @@ def encoded(record: Record) -> bytes:
     """The record as it stands in a segment."""
     match record:
         case LoggedGroup(group=group):
-            return _framed(_GROUP, _join(encode(Finished(group=group))))
+            return encoded_group(encode(Finished(group=group)))
         case LoggedBatch(version=version, lease_ids=lease_ids):
             return _framed(_BATCH, json.dumps([version, list(lease_ids)]).encode())
         case LoggedFilter(lease_id=lease_id):
             return _framed(_FILTERED, str(lease_id).encode())
+
+
+def encoded_group(frames: Sequence[Frame]) -> bytes:
+    """The record of the group that a Finished message of these frames brings."""
+    return _framed(_GROUP, _join(frames))
 
 
 def read_segment(path: Path) -> Iterator[tuple[Record, int]]:
@@ -192,7 +197,7 @@ def _mismatch(path: Path, start: int) -> JournalDamaged:
     return JournalDamaged(path, start, what="a record does not match its checksum, and it is not a torn last one")
 
 
-def _join(frames: Sequence[bytes | memoryview]) -> bytes:
+def _join(frames: Sequence[Frame]) -> bytes:
     return b"".join(part for frame in frames for part in (_FRAME.pack(len(frame)), frame))
 
 

@@ -20,6 +20,7 @@ from learner.intake.holders import Holder, Holders
 from learner.intake.lives import Lives
 from learner.intake.options import IntakeOptions
 from learner.weights.fleet import Fleet
+from protocol.codec import Frame
 from protocol.messages import (
     Acknowledged,
     Cancelled,
@@ -44,10 +45,11 @@ log = logging.getLogger(__name__)
 class Moves:
     """What messages bring about: the intake's part. `pump` grants whatever may be granted now.
 
-    `accept` is False for a group that the journal has no room for: unacknowledged, it is sent again.
+    `accept` is False for a group that the journal has no room for: unacknowledged, it is sent again. It is also given
+    the frames that the group came in, None if it was changed since.
     """
 
-    accept: Callable[[TrajectoryGroup], Awaitable[bool]]
+    accept: Callable[[TrajectoryGroup, Sequence[Frame] | None], Awaitable[bool]]
     fail: Callable[[Failed], None]
     part: Callable[[Holder], Awaitable[None]]
     pump: Callable[[], Awaitable[None]]
@@ -85,10 +87,10 @@ class Conversation:
     async def receive(self) -> None:
         """Takes messages until cancelled."""
         while True:
-            peer, message = await self._socket.receive()
-            await self._handle(peer, message)
+            received = await self._socket.receive_whole()
+            await self._handle(received.peer, received.message, received.frames)
 
-    async def _handle(self, peer: str, message: Message) -> None:
+    async def _handle(self, peer: str, message: Message, frames: Sequence[Frame]) -> None:
         holder = self._holders.at(peer)
         if isinstance(message, Hello):
             await self._on_hello(peer, message)
@@ -96,14 +98,14 @@ class Conversation:
             await self._refuse(peer, "unknown_peer", f"a {message.kind} before a hello: say hello first")
         else:
             holder.last_seen = self._clock()
-            await self._on_message(holder, message)
+            await self._on_message(holder, message, frames)
 
-    async def _on_message(self, holder: Holder, message: Message) -> None:
+    async def _on_message(self, holder: Holder, message: Message, frames: Sequence[Frame]) -> None:
         match message:
             case Heartbeat():
                 await self._hear(holder, message.running)
             case Finished():
-                await self._on_finished(holder, message.group)
+                await self._on_finished(holder, message.group, frames)
             case Failed():
                 await self._on_failed(holder, message)
             case Goodbye():
@@ -184,7 +186,7 @@ class Conversation:
         unwanted = self._evaluator.heartbeat(now=now, holder=holder.name, lease_ids=ours)
         return [lease for lease in leases if not self._lives.is_ours(lease)] + [ours[number] for number in unwanted]
 
-    async def _on_finished(self, holder: Holder, group: TrajectoryGroup) -> None:
+    async def _on_finished(self, holder: Holder, group: TrajectoryGroup, frames: Sequence[Frame]) -> None:
         if group.purpose == "evaluate":
             if self._lives.is_ours(group):
                 self._evaluator.finished(group)
@@ -192,7 +194,7 @@ class Conversation:
             kept = admissible(group, rules=self._options.rules, belongs=self._lives.belongs)
             if isinstance(kept, Failed):
                 self._moves.fail(kept)
-            elif not await self._moves.accept(kept):
+            elif not await self._moves.accept(kept, frames if kept is group else None):
                 self._refused("disk_full")
                 return
         await self._acknowledge(holder, group)

@@ -11,7 +11,7 @@ the ledger; the trainer's calls come from another thread, through `asyncio.run_c
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,6 +37,7 @@ from learner.ledger import (
     Waiting,
 )
 from learner.weights.fleet import Fleet
+from protocol.codec import Frame
 from protocol.messages import Failed, Granted
 from protocol.messages import Fleet as FleetMessage
 from protocol.trajectories import TrajectoryGroup
@@ -233,12 +234,12 @@ class Intake:
 
     # What messages bring about
 
-    async def _accept(self, group: TrajectoryGroup) -> bool:
+    async def _accept(self, group: TrajectoryGroup, frames: Sequence[Frame] | None) -> bool:
         lease_id = group.lease_id
         uniform = self._options.rules.drop_uniform_groups and is_uniform(group)
         if self._lives.verdict(group) is Verdict.ACCEPTED:
             try:
-                self._journal.append_group(group)
+                self._journal.append_group(group, frames=frames)
                 if uniform:
                     self._journal.append_filtered(lease_id)
             except JournalFull as error:

@@ -22,6 +22,8 @@ from learner.history.journal import (
     read_journal,
 )
 from learner.history.segments import read_segment, segments_of, set_aside
+from protocol.codec import encode
+from protocol.messages import Finished
 from tests.learner.samples import group, trajectory
 
 
@@ -72,10 +74,11 @@ def test_records_come_back_in_the_order_of_their_appending(path: Path) -> None:
     assert short(list(read_journal(path.parent))) == SOME
 
 
-def test_a_group_comes_back_as_it_was(path: Path) -> None:
+@pytest.mark.parametrize("as_received", [False, True])
+def test_a_group_comes_back_as_it_was(path: Path, as_received: bool) -> None:
     original = group(4, trajectory(1, 1, 2, reward=0.5, finish="length"), trajectory(2, reward=None))
     with Journal.open(path.parent) as journal:
-        journal.append_group(original)
+        journal.append_group(original, frames=encode(Finished(group=original)) if as_received else None)
     (record,) = read_journal(path.parent)
     assert isinstance(record, LoggedGroup)
     for ours, theirs in zip(record.group.trajectories, original.trajectories, strict=True):
