@@ -2,10 +2,10 @@
 
     .venv/bin/python -m benchmarks.survival_cost [--config RUN.toml] [--pairs N] [--steps N]
 
-One generator, reward-service and env-service stay up; learners come and go, with everything on, as the run's file
-says (of 110 steps, the hundredth writes a checkpoint), or with what can be turned off turned off. Each pair runs both, in changing order; the ratio of their
-completions per second is one observation. What cannot be turned off (leases, heartbeats, attempts, hashes of weights,
-the probe) is in both.
+One generator, reward-service and env-service stay up; learners come and go: with everything on, as the run's file
+says (of 110 steps, the hundredth writes a checkpoint), or with what can be turned off turned off. Each pair runs both,
+in changing order; the ratio of their completions per second is one observation. What cannot be turned off (leases,
+heartbeats, attempts, hashes of weights, the probe) is in both.
 Results go to benchmarks/results/.
 """
 
