@@ -1,21 +1,58 @@
-"""What a preset is to the trainer: a token loss, weights for the tokens, and which passes it needs."""
+"""What an algorithm is to the trainer: a loss, weights for the tokens, advantages, and the passes that it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class LossTokens:
-    """The N trained tokens of one microbatch, each tensor [N]; only `policy_logprobs` carries a gradient.
+@dataclass(frozen=True, kw_only=True)
+class ScoredBatch:
+    """A whole step as an advantage sees it, the same on every rank: CPU, float64, without gradient.
 
-    Logprobs are in nats at the sampling temperature. `lags` counts policy versions. `reference_logprobs` is absent when
-    the preset asks for no reference pass.
+    S sequences have M trained tokens in all, sequence after sequence. [S]: `rewards`, `groups` int64, equal for the
+    trajectories of one task, `truncated` bool; `components` [S, C]. [M]: `sequences` int64, the sequence of each token;
+    `turns` int64, its turn, of which there are T over all sequences; `lags` int64; `behavior_logprobs`, and what the
+    preset's passes gave, None where it asked for none. `turn_states` int64 [T]: equal states have equal numbers.
+    """
+
+    rewards: Tensor
+    groups: Tensor
+    truncated: Tensor
+    components: Tensor
+    sequences: Tensor
+    turns: Tensor
+    turn_states: Tensor
+    lags: Tensor
+    behavior_logprobs: Tensor
+    proximal_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
+    values: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """`advantages` [M], and for a critic the `returns` [M] that its values should have been. `means`: measures."""
+
+    advantages: Tensor
+    returns: Tensor | None = None
+    means: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTokens:
+    """One microbatch as a loss sees it: N trained tokens of K whole sequences.
+
+    Only `policy_logprobs` [N], `entropy` [N] and `candidate_logprobs` [N, C] carry a gradient; of a model of scores the
+    first are the scores. Logprobs are in nats at the sampling temperature. [N]: `lags` counts policy versions,
+    `sequences` int64 tells which of the K each token is of; `weights` is that of each token in the step's loss, 0 for a
+    token that a filter took out. [K]: `sequence_weights`, which its kept tokens have, and `labels` bool. `pairs` int64
+    [P, 2] holds the chosen and the rejected sequence of each pair; `margins` [P].
     """
 
     policy_logprobs: Tensor
@@ -23,30 +60,72 @@ class LossTokens:
     behavior_logprobs: Tensor
     advantages: Tensor
     lags: Tensor
+    weights: Tensor
+    sequences: Tensor
+    sequence_weights: Tensor
+    labels: Tensor
+    pairs: Tensor
+    margins: Tensor
     reference_logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    candidate_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class TokenLosses:
-    """`losses` [N]; `clipped` and `corrected` [N] bool where the preset has a clip or a bounded correction weight."""
+class Mean:
+    """A measure's sum over one microbatch, and over how many; both scalars."""
 
-    losses: Tensor
+    total: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True)
+class Loss:
+    """`total`: the microbatch's part of the step's loss, a scalar.
+
+    `clipped` and `corrected` [N] bool where the preset has a clip or a bounded correction weight. `means` are measures
+    of its own; the same names in every microbatch, an empty one too.
+    """
+
+    total: Tensor
     clipped: Tensor | None = None
     corrected: Tensor | None = None
+    means: Mapping[str, Mean] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
+class Passes:
+    """Passes without gradient over the step's sequences, before its first update."""
+
+    proximal: bool = False
+    reference: bool = False
+    teacher: bool = False
+    values: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Preset:
     """An algorithm as the trainer sees it.
 
-    `token_losses` is pure. `token_weights` maps the trained lengths of a step's trajectories [S] to the weight that
-    each token of a trajectory has in the step's loss [S]. `advantages` maps the rewards of a group [G] to advantages
-    [G]; it is absent for an algorithm that learns from files.
+    `loss` is pure. `weights` maps the trained lengths of an update's sequences [S] to the weight that each token of a
+    sequence has in the update's loss [S]; with `paired`, what it maps is the number of pairs of each sequence, 1 for
+    the chosen one and 0 for the rejected. `advantages` and `kept` see the whole step; `kept` [M] is false for tokens
+    that leave numerator and denominator of the loss. `select` maps the rewards of a group [G] to the trajectories that
+    are trained, in order; with `paired` the chosen one, then the rejected. `without_spread`: whether a group of equal
+    rewards is of use. `ratio_to_behavior`: what the loss bounds is the ratio to the behavior policy. `trains_scores`: the model is one of scores, not a policy.
     """
 
     name: str
-    token_losses: Callable[[LossTokens], TokenLosses]
-    token_weights: Callable[[NDArray[np.int64]], NDArray[np.float64]]
-    advantages: Callable[[Tensor], Tensor] | None
-    samples_policy: bool
-    needs_reference: bool
+    loss: Callable[[LossTokens], Loss]
+    weights: Callable[[NDArray[np.int64]], NDArray[np.float64]]
+    advantages: Callable[[ScoredBatch], Advantages] | None = None
+    kept: Callable[[ScoredBatch], Tensor] | None = None
+    select: Callable[[Sequence[float]], Sequence[int]] | None = None
+    paired: bool = False
+    passes: Passes = Passes()
+    samples_policy: bool = False
+    ratio_to_behavior: bool = False
+    without_spread: bool = True
+    entropy_gradient: bool = False
+    trains_scores: bool = False

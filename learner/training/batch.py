@@ -2,52 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+Number = TypeVar("Number", np.int32, np.float32)
+
+_NO_TOKENS = np.zeros(0, dtype=np.float32)
+
 
 @dataclass(frozen=True)
+class TrainTurn:
+    """The policy's turn from token `start` on; `state` tells what it was given: equal for equal states of a task."""
+
+    start: int
+    state: int
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """A teacher's C most probable tokens at each of T positions: int32 and float32 [T, C]; 0 outside the mask."""
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainSequence:
     """One trajectory of T tokens; every array is [T].
 
     `token_ids` int32; `loss_mask` bool, true where the policy sampled the token and it is trained on (never the first
-    token, which nothing predicts); `behavior_logprobs` float32 in nats at the sampling temperature, 0 outside the mask;
-    `advantages` float32; `lags` int32, policy versions between the learner and the token; `mixed_versions`: whether
-    more than one policy version sampled it. For `sft` only the first two matter.
+    token, which nothing predicts). For a trajectory that was sampled: `behavior_logprobs` float32 in nats at the
+    sampling temperature, 0 outside the mask; `lags` int32, policy versions between the learner and the token;
+    `mixed_versions`: whether more than one policy version sampled it; `reward` and its `components`; `group`: equal for
+    the trajectories of one task; `truncated`: cut off at the longest completion; `turns` in order, none for one turn.
+
+    Of a preference pair: `pair` is its number in the step, the chosen sequence comes before the rejected one, `margin`
+    is how much better it is. `label`: whether an unpaired example is a good one. `teacher` is the index of the teacher
+    to ask; logprobs that are known already, [T] float32 or empty: `teacher_logprobs` and `reference_logprobs`.
     """
 
     token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
     behavior_logprobs: NDArray[np.float32]
-    advantages: NDArray[np.float32]
     lags: NDArray[np.int32]
     mixed_versions: bool = False
+    reward: float = 0.0
+    components: tuple[float, ...] = ()
+    group: int = 0
+    truncated: bool = False
+    turns: tuple[TrainTurn, ...] = ()
+    pair: int = -1
+    margin: float = 0.0
+    label: bool = True
+    teacher: int = 0
+    teacher_logprobs: NDArray[np.float32] = field(default_factory=lambda: _NO_TOKENS)
+    reference_logprobs: NDArray[np.float32] = field(default_factory=lambda: _NO_TOKENS)
+    candidates: Candidates | None = None
 
     def __post_init__(self) -> None:
-        lengths = {
-            len(self.token_ids),
-            len(self.loss_mask),
-            len(self.behavior_logprobs),
-            len(self.advantages),
-            len(self.lags),
-        }
+        lengths = {len(self.token_ids), len(self.loss_mask), len(self.behavior_logprobs), len(self.lags)}
+        lengths |= {len(known) for known in (self.teacher_logprobs, self.reference_logprobs) if len(known)}
+        if self.candidates is not None:
+            lengths |= {len(self.candidates.token_ids), len(self.candidates.logprobs)}
         assert len(lengths) == 1, f"arrays of unequal lengths {sorted(lengths)}"
         assert len(self.token_ids) > 0, "a sequence without tokens"
         assert not self.loss_mask[0], "the first token cannot be trained: nothing predicts it"
 
     @classmethod
-    def supervised(cls, *, token_ids: NDArray[np.int32], loss_mask: NDArray[np.bool_]) -> TrainSequence:
-        """A sequence that no policy sampled: behavior logprobs, advantages and lags are 0."""
-        zeros = np.zeros(len(token_ids), dtype=np.float32)
+    def supervised(
+        cls,
+        *,
+        token_ids: NDArray[np.int32],
+        loss_mask: NDArray[np.bool_],
+        pair: int = -1,
+        margin: float = 0.0,
+        label: bool = True,
+        reference_logprobs: NDArray[np.float32] = _NO_TOKENS,
+        candidates: Candidates | None = None,
+    ) -> TrainSequence:
+        """A sequence that no policy sampled: behavior logprobs and lags are 0."""
         return cls(
             token_ids=token_ids,
             loss_mask=loss_mask,
-            behavior_logprobs=zeros,
-            advantages=zeros,
+            behavior_logprobs=np.zeros(len(token_ids), dtype=np.float32),
             lags=np.zeros(len(token_ids), dtype=np.int32),
+            pair=pair,
+            margin=margin,
+            label=label,
+            reference_logprobs=reference_logprobs,
+            candidates=candidates,
         )
 
 
@@ -55,16 +102,32 @@ class TrainSequence:
 class FlatBatch:
     """S sequences end to end, N tokens in all: what is sent to the other ranks, and what is packed.
 
-    `lengths` int64 [S] and `mixed_versions` bool [S]; the other arrays are [N], as in `TrainSequence`.
+    [S]: `lengths` int64, `mixed_versions`, `truncated` and `labels` bool, `rewards` and `margins` float64, `groups`,
+    `pairs` and `teachers` int64; `components` float64 [S x C], flat. [N]: as in `TrainSequence`; `turns` int64, the
+    number of the token's turn in the step, of which there are T; `turn_states` int64 [T]. What nobody gave is empty.
+    `candidate_ids` and `candidate_logprobs` are [N x C], flat.
     """
 
     lengths: NDArray[np.int64]
     mixed_versions: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    rewards: NDArray[np.float64]
+    components: NDArray[np.float64]
+    groups: NDArray[np.int64]
+    pairs: NDArray[np.int64]
+    margins: NDArray[np.float64]
+    labels: NDArray[np.bool_]
+    teachers: NDArray[np.int64]
     token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
     behavior_logprobs: NDArray[np.float32]
-    advantages: NDArray[np.float32]
     lags: NDArray[np.int32]
+    turns: NDArray[np.int64]
+    turn_states: NDArray[np.int64]
+    teacher_logprobs: NDArray[np.float32]
+    reference_logprobs: NDArray[np.float32]
+    candidate_ids: NDArray[np.int32]
+    candidate_logprobs: NDArray[np.float32]
 
     @property
     def starts(self) -> NDArray[np.int64]:
@@ -78,16 +141,74 @@ class FlatBatch:
             return np.zeros(0, dtype=np.int64)
         return np.add.reduceat(self.loss_mask.astype(np.int64), self.starts)
 
+    @property
+    def owners(self) -> NDArray[np.int64]:
+        """The sequence of each token, [N]."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+
+ARRAY_TYPES: Mapping[str, np.dtype[np.generic]] = {
+    name: np.dtype(kind)
+    for kind, names in {
+        "bool": ("mixed_versions", "truncated", "labels", "loss_mask"),
+        "int64": ("lengths", "groups", "pairs", "teachers", "turns", "turn_states"),
+        "int32": ("token_ids", "lags", "candidate_ids"),
+        "float64": ("rewards", "components", "margins"),
+        "float32": ("behavior_logprobs", "teacher_logprobs", "reference_logprobs", "candidate_logprobs"),
+    }.items()
+    for name in names
+}
+"""The type of each array of a FlatBatch."""
+
 
 def flatten(sequences: Sequence[TrainSequence]) -> FlatBatch:
     """Sequences end to end. At least one is needed."""
     assert sequences, "a step without sequences"
+    turns = _turns(sequences)
     return FlatBatch(
         lengths=np.array([len(sequence.token_ids) for sequence in sequences], dtype=np.int64),
         mixed_versions=np.array([sequence.mixed_versions for sequence in sequences], dtype=np.bool_),
+        truncated=np.array([sequence.truncated for sequence in sequences], dtype=np.bool_),
+        rewards=np.array([sequence.reward for sequence in sequences], dtype=np.float64),
+        components=np.array([sequence.components for sequence in sequences], dtype=np.float64).reshape(-1),
+        groups=np.array([sequence.group for sequence in sequences], dtype=np.int64),
+        pairs=np.array([sequence.pair for sequence in sequences], dtype=np.int64),
+        margins=np.array([sequence.margin for sequence in sequences], dtype=np.float64),
+        labels=np.array([sequence.label for sequence in sequences], dtype=np.bool_),
+        teachers=np.array([sequence.teacher for sequence in sequences], dtype=np.int64),
         token_ids=np.concatenate([sequence.token_ids for sequence in sequences]).astype(np.int32, copy=False),
         loss_mask=np.concatenate([sequence.loss_mask for sequence in sequences]).astype(np.bool_, copy=False),
         behavior_logprobs=np.concatenate([s.behavior_logprobs for s in sequences]).astype(np.float32, copy=False),
-        advantages=np.concatenate([sequence.advantages for sequence in sequences]).astype(np.float32, copy=False),
         lags=np.concatenate([sequence.lags for sequence in sequences]).astype(np.int32, copy=False),
+        turns=turns,
+        turn_states=np.array([turn.state for s in sequences for turn in _turns_of(s)], dtype=np.int64),
+        teacher_logprobs=_known([sequence.teacher_logprobs for sequence in sequences]),
+        reference_logprobs=_known([sequence.reference_logprobs for sequence in sequences]),
+        candidate_ids=_flat([s.candidates.token_ids for s in sequences if s.candidates is not None], np.int32),
+        candidate_logprobs=_flat([s.candidates.logprobs for s in sequences if s.candidates is not None], np.float32),
     )
+
+
+def _turns_of(sequence: TrainSequence) -> tuple[TrainTurn, ...]:
+    return sequence.turns or (TrainTurn(start=0, state=0),)
+
+
+def _turns(sequences: Sequence[TrainSequence]) -> NDArray[np.int64]:
+    """The number of each token's turn, counted over all sequences, [N]; what precedes the first turn belongs to it."""
+    numbers, before = [], 0
+    for sequence in sequences:
+        starts = [turn.start for turn in _turns_of(sequence)]
+        places = np.searchsorted(starts, np.arange(len(sequence.token_ids)), side="right") - 1
+        numbers.append(np.maximum(places, 0) + before)
+        before += len(starts)
+    return np.concatenate(numbers).astype(np.int64)
+
+
+def _known(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    given = sum(len(part) > 0 for part in parts)
+    assert given in (0, len(parts)), f"logprobs are given for {given} of {len(parts)} sequences"
+    return np.concatenate(parts).astype(np.float32, copy=False)
+
+
+def _flat(parts: Sequence[NDArray[Number]], kind: type[Number]) -> NDArray[Number]:
+    return np.concatenate([part.reshape(-1) for part in parts]) if parts else np.zeros(0, dtype=kind)

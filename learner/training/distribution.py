@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import dataclasses
+
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from learner.training.batch import FlatBatch
+from learner.training.batch import ARRAY_TYPES, FlatBatch
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -19,19 +21,14 @@ def share_batch(batch: FlatBatch | None) -> FlatBatch:
     if dist.get_world_size() == 1:
         assert batch is not None, "rank 0 has the batch"
         return batch
-    sizes = _broadcast(
-        None if batch is None else np.array([len(batch.lengths), len(batch.token_ids)]), 2, np.dtype("int64")
+    names = [field.name for field in dataclasses.fields(FlatBatch)]
+    given = [None] * len(names) if batch is None else [getattr(batch, name) for name in names]
+    sizes = _broadcast(None if batch is None else np.array([len(array) for array in given]), len(names), np.dtype("i8"))
+    arrays = (
+        _broadcast(array, size, ARRAY_TYPES[name])
+        for name, array, size in zip(names, given, sizes.tolist(), strict=True)
     )
-    sequences, tokens = sizes.tolist()
-    return FlatBatch(
-        lengths=_broadcast(None if batch is None else batch.lengths, sequences, np.dtype("int64")),
-        mixed_versions=_broadcast(None if batch is None else batch.mixed_versions, sequences, np.dtype("bool")),
-        token_ids=_broadcast(None if batch is None else batch.token_ids, tokens, np.dtype("int32")),
-        loss_mask=_broadcast(None if batch is None else batch.loss_mask, tokens, np.dtype("bool")),
-        behavior_logprobs=_broadcast(None if batch is None else batch.behavior_logprobs, tokens, np.dtype("float32")),
-        advantages=_broadcast(None if batch is None else batch.advantages, tokens, np.dtype("float32")),
-        lags=_broadcast(None if batch is None else batch.lags, tokens, np.dtype("int32")),
-    )
+    return FlatBatch(*arrays)
 
 
 def _broadcast(values: NDArray[Scalar] | None, size: int, dtype: np.dtype[Scalar]) -> NDArray[Scalar]:
@@ -39,6 +36,13 @@ def _broadcast(values: NDArray[Scalar] | None, size: int, dtype: np.dtype[Scalar
     # A view of the array's bytes: the collective writes into it.
     dist.broadcast(torch.from_numpy(buffer.view(np.uint8)), src=0)
     return buffer
+
+
+def summed_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """The sum of all ranks' tensors, in place; the same on all. All ranks must call it with the same shape."""
+    if dist.get_world_size() > 1:
+        dist.all_reduce(values)
+    return values
 
 
 def any_rank(flag: bool) -> bool:

@@ -96,9 +96,9 @@ class Engine:
         """The ZeRO stage in use."""
         return self._stage
 
-    def forward(self, *inputs: object) -> tuple[Tensor, Tensor | None]:
+    def forward(self, *inputs: object) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The model's output."""
-        output: tuple[Tensor, Tensor | None] = self._engine(*inputs)
+        output: tuple[Tensor, Tensor | None, Tensor | None] = self._engine(*inputs)
         return output
 
     def backward(self, loss: Tensor, *, last: bool) -> None:

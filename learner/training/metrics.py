@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from learner.algorithms import corrections, kl
+from learner.algorithms.preset import Mean
+from learner.training.distribution import summed_over_ranks
 from learner.training.packing import Microbatch
 
 
@@ -21,7 +23,8 @@ class TokenMeans:
     `behavior_kl`: the same over all trained tokens, lag included. `importance_ratio_mean` and `_max`: exp(learner -
     behavior). `effective_sample_share`: (sum w)^2 / (n sum w^2) of those ratios, in (0, 1]. `clip_fraction`: share of
     tokens whose policy loss was clipped; None with one update per step, where the ratio to the proximal policy is
-    always 1. `correction_fraction`: share of tokens whose correction weight was capped.
+    always 1. `correction_fraction`: share of tokens whose correction weight was capped. `means`: measures that the
+    algorithm names itself.
     """
 
     loss: float
@@ -33,6 +36,7 @@ class TokenMeans:
     effective_sample_share: float | None
     clip_fraction: float | None
     correction_fraction: float | None
+    means: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class MicrobatchRecord:
     entropy: Tensor | None
     clipped: Tensor | None
     corrected: Tensor | None
+    means: Mapping[str, Mean]
     microbatch: Microbatch
 
 
@@ -87,7 +92,18 @@ def token_means(
         effective_sample_share=ratio * ratio / (tokens * squared) if samples_policy and squared else None,
         clip_fraction=clipped / tokens if ratio_moves and first.clipped is not None else None,
         correction_fraction=None if first.corrected is None else corrected / tokens,
+        means=_named_means(records),
     )
+
+
+def _named_means(records: Sequence[MicrobatchRecord]) -> dict[str, float]:
+    names = sorted(records[0].means)
+    if not names:
+        return {}
+    rows = [[total for name in names for total in (r.means[name].total, r.means[name].count)] for r in records]
+    sums = torch.stack([torch.stack([value.detach().double() for value in row]) for row in rows]).sum(dim=0)
+    totals = summed_over_ranks(sums).reshape(-1, 2).tolist()
+    return {name: total / count if count else 0.0 for name, (total, count) in zip(names, totals, strict=True)}
 
 
 def _rank_sums(records: Sequence[MicrobatchRecord]) -> tuple[Tensor, Tensor]:

@@ -24,8 +24,10 @@ class Microbatch:
     """One row of T input tokens, of which N predictions are trained.
 
     `token_ids` and `positions` int64 [T]. [N]: `rows` int64, the row that predicts each target; `targets` int64;
-    `weights`, `behavior_logprobs`, `advantages` float32; `lags` int64; `current` bool, true where exactly one policy
-    version sampled the sequence and that version is the learner's own.
+    `places` int64, of the target among the batch's tokens; `sequences` int64, which of the row's K sequences it is of;
+    `behavior_logprobs` float32; `lags` int64; `current` bool, true where exactly one policy version sampled the
+    sequence and that version is the learner's own. `candidates` int64 [N, C] are further tokens whose logprobs are
+    wanted. [K]: `members` int64, the sequences' numbers in the batch. `pairs` int64 [P, 2]: chosen and rejected.
     """
 
     token_ids: Tensor
@@ -33,19 +35,25 @@ class Microbatch:
     index: PackedIndex
     rows: Tensor
     targets: Tensor
-    weights: Tensor
+    places: Tensor
+    sequences: Tensor
     behavior_logprobs: Tensor
-    advantages: Tensor
     lags: Tensor
     current: Tensor
-    sequences: int
+    members: Tensor
+    pairs: Tensor
+    candidates: Tensor | None = None
 
     def to(self, device: torch.device) -> Microbatch:
-        """The same microbatch on `device`."""
+        """The same microbatch on `device`, but for `places` and `members`, which index what stays on the CPU."""
         if device.type == "cpu":
             return self
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return Microbatch(**moved, index=self.index.to(device), sequences=self.sequences)
+        moved = {
+            name: value if name in ("places", "members") else value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return Microbatch(**moved, index=self.index.to(device))
 
 
 @dataclass(frozen=True)
@@ -57,16 +65,23 @@ class _Unit:
 
 
 def plan(
-    lengths: NDArray[np.int64], *, prefixes: Prefixes, ranks: int, microbatch_tokens: int
+    lengths: NDArray[np.int64],
+    *,
+    prefixes: Prefixes,
+    ranks: int,
+    microbatch_tokens: int,
+    pairs: NDArray[np.int64] | None = None,
 ) -> list[list[NDArray[np.int64]]]:
     """Which sequences go where: for each rank, for each of its microbatches, the sequences' indices by rising length.
 
-    Families go, largest first, to the rank with the fewest tokens, a large family in parts; each rank then fills rows
-    of at most `microbatch_tokens` (a longer sequence has a row to itself). All ranks have the same number of
+    Families go, largest first, to the rank with the fewest tokens, a large family in parts, the two sequences of a pair
+    (`pairs` [S], -1 for none) always together; each rank then fills rows of at most `microbatch_tokens` (a longer
+    sequence or pair has a row to itself). All ranks have the same number of
     microbatches, at least one, the last ones possibly empty.
     """
     part = microbatch_tokens if ranks == 1 else min(microbatch_tokens, int(lengths.sum()) // (4 * ranks))
-    units = sorted(_units(lengths, prefixes, most_tokens=part), key=lambda unit: -unit.tokens)
+    pairs = np.full(len(lengths), -1, dtype=np.int64) if pairs is None else pairs
+    units = sorted(_units(lengths, prefixes, pairs, most_tokens=part), key=lambda unit: -unit.tokens)
     shares: list[list[_Unit]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     for unit in units:
@@ -79,22 +94,32 @@ def plan(
     return [row + [empty] * (count - len(row)) for row in rows]
 
 
-def _units(lengths: NDArray[np.int64], prefixes: Prefixes, *, most_tokens: int) -> Iterator[_Unit]:
-    families: dict[int, list[int]] = {}
-    for sequence, family in enumerate(prefixes.families.tolist()):
-        families.setdefault(family, []).append(sequence)
-    for members in families.values():
-        shared = int(prefixes.lengths[members[0]])
+def _units(
+    lengths: NDArray[np.int64], prefixes: Prefixes, pairs: NDArray[np.int64], *, most_tokens: int
+) -> Iterator[_Unit]:
+    for members in _families(prefixes, pairs).values():
+        shared = int(prefixes.lengths[members[0][0]])
         current: list[int] = []
         tokens = shared
-        for sequence in members:
-            own = int(lengths[sequence]) - shared
+        for bundle in members:
+            own = sum(int(lengths[sequence]) - shared for sequence in bundle)
             if current and tokens + own > most_tokens:
                 yield _Unit(sequences=tuple(current), tokens=tokens)
                 current, tokens = [], shared
-            current.append(sequence)
+            current += bundle
             tokens += own
         yield _Unit(sequences=tuple(current), tokens=tokens)
+
+
+def _families(prefixes: Prefixes, pairs: NDArray[np.int64]) -> dict[int, list[list[int]]]:
+    """The sequences of each family, those of one pair as one; a pair of which one shares a prefix shares it whole."""
+    bundles: dict[int, list[int]] = {}
+    for sequence, pair in enumerate(pairs.tolist()):
+        bundles.setdefault(pair if pair >= 0 else -1 - sequence, []).append(sequence)
+    families: dict[int, list[list[int]]] = {}
+    for bundle in bundles.values():
+        families.setdefault(int(prefixes.families[bundle[0]]), []).append(bundle)
+    return families
 
 
 def _fill_rows(share: Sequence[_Unit], microbatch_tokens: int) -> list[list[int]]:
@@ -115,10 +140,8 @@ def _by_length(sequences: Sequence[int], lengths: NDArray[np.int64]) -> NDArray[
     return row[np.argsort(lengths[row], kind="stable")]
 
 
-def pack(
-    batch: FlatBatch, sequences: NDArray[np.int64], *, prefixes: Prefixes, weights: NDArray[np.float64]
-) -> Microbatch:
-    """The row made of `sequences` [K], indices into `batch`, in that order. `weights` [S]: one per sequence.
+def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, prefixes: Prefixes) -> Microbatch:
+    """The row made of `sequences` [K], indices into `batch`, in that order.
 
     Without sequences the row holds one token that nothing is predicted from, so that a rank with nothing to do still
     takes part in every collective.
@@ -146,13 +169,28 @@ def pack(
         index=build_packed_index(rows_of_sequences, tokens=len(inputs)),
         rows=torch.from_numpy(row_of_token[trained - 1].astype(np.int64)),
         targets=torch.from_numpy(batch.token_ids[target].astype(np.int64)),
-        weights=torch.from_numpy(weights[sequences][owner[trained]].astype(np.float32)),
+        places=torch.from_numpy(target.astype(np.int64)),
+        sequences=torch.from_numpy(owner[trained].astype(np.int64)),
         behavior_logprobs=torch.from_numpy(batch.behavior_logprobs[target]),
-        advantages=torch.from_numpy(batch.advantages[target]),
         lags=torch.from_numpy(batch.lags[target].astype(np.int64)),
         current=torch.from_numpy(fresh),
-        sequences=len(sequences),
+        members=torch.from_numpy(sequences.astype(np.int64)),
+        pairs=torch.from_numpy(_pairs(batch.pairs[sequences], sequences)),
+        candidates=_candidates(batch, target),
     )
+
+
+def _pairs(numbers: NDArray[np.int64], sequences: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where in the row the two sequences of each pair stand, the one that is first in the batch first, [P, 2]."""
+    paired = np.flatnonzero(numbers >= 0)
+    order = paired[np.lexsort((sequences[paired], numbers[paired]))]
+    return order.reshape(-1, 2).astype(np.int64)
+
+
+def _candidates(batch: FlatBatch, target: NDArray[np.int64]) -> Tensor | None:
+    if not len(batch.candidate_ids):
+        return None
+    return torch.from_numpy(batch.candidate_ids.reshape(len(batch.token_ids), -1)[target].astype(np.int64))
 
 
 def _rows_of_tokens(

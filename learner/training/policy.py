@@ -47,7 +47,7 @@ class PolicyModel(nn.Module):
         finally:
             self.settings = usual
 
-    def forward(self, microbatch: Microbatch) -> tuple[Tensor, Tensor | None]:
+    def forward(self, microbatch: Microbatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Logprobs [N] of the microbatch's targets with their gradient, and the entropy [N] of their predictions."""
         decoder = self.causal_lm.base_model
         assert isinstance(decoder, nn.Module), "the decoder is a module"
@@ -69,7 +69,7 @@ class PolicyModel(nn.Module):
             chunking=self.settings.chunking,
             with_entropy=self.settings.with_entropy,
         )
-        return logprobs[:targets], None if entropy is None else entropy[:targets]
+        return logprobs[:targets], None if entropy is None else entropy[:targets], None
 
 
 def _call(model: nn.Module, method: str, *arguments: object) -> object:

@@ -1,5 +1,7 @@
 """One step: the batch is cut into updates, each update into microbatches; what it measured comes back.
 
+    batch ─▶ updates ─▶ microbatches ─▶ passes without gradient ─▶ advantages ─▶ update after update ─▶ StepMetrics
+
 With one update per step the learner's policy at the step's start is the policy being differentiated, so its logprobs
 are those of the same forward pass. With several, a pass without gradient records them before the first update.
 """
@@ -8,28 +10,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.preset import LossTokens, Preset
+from learner.algorithms.preset import LossTokens, Passes, Preset
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
 from learner.training.distribution import any_rank
 from learner.training.engine import Engine
 from learner.training.metrics import MicrobatchRecord, StepMetrics, token_means
 from learner.training.packing import Microbatch, pack, plan
-from learner.training.policy import PolicyModel
 from learner.training.prefixes import shared_prefixes
 from learner.training.ranks import Ranks
 from learner.training.schedule import learning_rate
+from learner.training.scoring import Credit, Scorers, TokenScores, credit, score
 
 
 class TrainingStopped(Exception):
     """`should_stop` said so in the middle of a step. Updates already made stay; the gradient underway is discarded."""
+
+
+@dataclass(frozen=True)
+class _Data:
+    """What all updates of a step draw on; arrays over the batch's N tokens or S sequences."""
+
+    batch: FlatBatch
+    scores: TokenScores
+    credit: Credit
+    sequence_weights: NDArray[np.float64]
+    """[S]: the weight of each kept token of a sequence in its update's loss."""
 
 
 @dataclass(frozen=True)
@@ -52,70 +65,82 @@ class Step:
         preset: Preset,
         config: TrainingConfig,
         ranks: Ranks,
-        reference: PolicyModel | None,
+        scorers: Scorers,
         should_stop: Callable[[], bool],
     ) -> None:
         self._engine = engine
         self._preset = preset
         self._config = config
         self._ranks = ranks
-        self._reference = reference
+        self._scorers = scorers
         self._should_stop = should_stop
 
     def run(self, batch: FlatBatch, *, first_update: int) -> StepMetrics:
         """Trains on `batch`; its first update is number `first_update` of the schedule. Raises TrainingStopped."""
-        slices = [
-            part for part in np.array_split(np.arange(len(batch.lengths)), self._config.updates_per_step) if len(part)
-        ]
-        rows = [self._microbatches(batch, part) for part in slices]
-        proximal: list[list[Tensor | None]] = [[None] * len(microbatches) for microbatches in rows]
         started = time.perf_counter()
-        if len(slices) > 1 and self._preset.samples_policy:
-            proximal = [[self._logprobs_now(microbatch) for microbatch in microbatches] for microbatches in rows]
-        proximal_s = time.perf_counter() - started
+        slices = _slices(batch, updates=self._config.updates_per_step)
+        rows = [self._microbatches(batch, part) for part in slices]
+        data = self._data(batch, slices, [microbatch for row in rows for microbatch in row])
+        scoring_s = time.perf_counter() - started
         rates = [learning_rate(self._config.optimizer, update=first_update + i) for i in range(len(slices))]
-        updates = [self._update(*each) for each in zip(rows, proximal, rates, strict=True)]
+        updates = [self._update(data, row, rate) for row, rate in zip(rows, rates, strict=True)]
         means = token_means(
             [record for update in updates for record in update.records],
             updates=len(updates),
             samples_policy=self._preset.samples_policy,
-            ratio_moves=len(updates) > 1,
+            ratio_moves=len(updates) > 1 or self._preset.ratio_to_behavior,
         )
         return StepMetrics(
-            **vars(means),
+            **vars(replace(means, means={**data.credit.means, **means.means})),
             grad_norm=sum(update.grad_norm for update in updates) / len(updates),
             learning_rate=rates[-1],
             tokens=int(batch.lengths.sum()),
-            trained_tokens=int(batch.loss_mask.sum()),
+            trained_tokens=int(data.credit.kept.sum()),
             sequences=len(batch.lengths),
             microbatches=sum(map(len, rows)) * self._ranks.count,
             updates=len(updates),
-            forward_backward_s=proximal_s + sum(update.forward_backward_s for update in updates),
+            forward_backward_s=scoring_s + sum(update.forward_backward_s for update in updates),
             optimizer_s=sum(update.optimizer_s for update in updates),
         )
 
     def _microbatches(self, batch: FlatBatch, sequences: NDArray[np.int64]) -> list[Microbatch]:
-        """This rank's share of an update. The weights count the update's sequences on all ranks."""
-        weights = np.zeros(len(batch.lengths))
-        weights[sequences] = self._preset.token_weights(batch.trained_lengths[sequences])
+        """This rank's share of an update."""
         prefixes = shared_prefixes(batch)
         shares = plan(
             batch.lengths[sequences],
             prefixes=prefixes.of(sequences),
+            pairs=batch.pairs[sequences],
             ranks=self._ranks.count,
             microbatch_tokens=self._config.microbatch_tokens,
         )
         rows = (sequences[row] for row in shares[self._ranks.rank])
-        return [pack(batch, row, prefixes=prefixes, weights=weights).to(self._ranks.device) for row in rows]
+        return [pack(batch, row, prefixes=prefixes).to(self._ranks.device) for row in rows]
 
-    def _update(self, microbatches: Sequence[Microbatch], proximal: Sequence[Tensor | None], rate: float) -> _Update:
+    def _data(
+        self, batch: FlatBatch, slices: Sequence[NDArray[np.int64]], microbatches: Sequence[Microbatch]
+    ) -> _Data:
+        """The passes, the advantages, and the weights, which count an update's kept tokens on all ranks."""
+        scores = score(batch, microbatches, scorers=self._scorers, passes=self._passes(updates=len(slices)))
+        made = credit(batch, scores, preset=self._preset)
+        lengths = made.kept_lengths(batch)
+        weights = np.zeros(len(batch.lengths))
+        for part in slices:
+            weights[part] = self._preset.weights(lengths[part])
+        return _Data(batch=batch, scores=scores, credit=made, sequence_weights=weights)
+
+    def _passes(self, *, updates: int) -> Passes:
+        """With several updates the first one moves the policy away from where the step began."""
+        passes = self._preset.passes
+        return replace(passes, proximal=True) if updates > 1 and self._preset.samples_policy else passes
+
+    def _update(self, data: _Data, microbatches: Sequence[Microbatch], rate: float) -> _Update:
         started = time.perf_counter()
         records = []
-        for number, (microbatch, anchor) in enumerate(zip(microbatches, proximal, strict=True), start=1):
+        for number, microbatch in enumerate(microbatches, start=1):
             if any_rank(self._should_stop()):
                 self._engine.discard_gradients()
                 raise TrainingStopped
-            records.append(self._accumulate(microbatch, proximal=anchor, last=number == len(microbatches)))
+            records.append(self._accumulate(data, microbatch, last=number == len(microbatches)))
         middle = time.perf_counter()
         norm = self._engine.update(learning_rate=rate)
         return _Update(
@@ -125,38 +150,64 @@ class Step:
             optimizer_s=time.perf_counter() - middle,
         )
 
-    def _accumulate(self, microbatch: Microbatch, *, proximal: Tensor | None, last: bool) -> MicrobatchRecord:
-        policy_logprobs, entropy = self._engine.forward(microbatch)
-        anchor = policy_logprobs.detach() if proximal is None else proximal
-        losses = self._preset.token_losses(
-            LossTokens(
-                policy_logprobs=policy_logprobs,
-                proximal_logprobs=anchor,
-                behavior_logprobs=microbatch.behavior_logprobs,
-                advantages=microbatch.advantages,
-                lags=microbatch.lags,
-                reference_logprobs=self._reference_logprobs(microbatch),
-            )
-        )
-        loss = (microbatch.weights * losses.losses).sum()
-        self._engine.backward(loss, last=last)
+    def _accumulate(self, data: _Data, microbatch: Microbatch, *, last: bool) -> MicrobatchRecord:
+        logprobs, entropy, candidates = self._engine.forward(microbatch)
+        tokens = _loss_tokens(data, microbatch, logprobs=logprobs, entropy=entropy, candidates=candidates)
+        loss = self._preset.loss(tokens)
+        self._engine.backward(loss.total, last=last)
         return MicrobatchRecord(
-            loss=loss.detach(),
-            proximal_logprobs=anchor,
-            entropy=entropy,
-            clipped=losses.clipped,
-            corrected=losses.corrected,
+            loss=loss.total.detach(),
+            proximal_logprobs=tokens.proximal_logprobs,
+            entropy=None if entropy is None else entropy.detach(),
+            clipped=loss.clipped,
+            corrected=loss.corrected,
+            means=loss.means,
             microbatch=microbatch,
         )
 
-    def _logprobs_now(self, microbatch: Microbatch) -> Tensor:
-        with torch.no_grad():
-            logprobs, _ = self._engine.forward(microbatch)
-        return logprobs
 
-    def _reference_logprobs(self, microbatch: Microbatch) -> Tensor | None:
-        if self._reference is None:
-            return None
-        with torch.no_grad():
-            logprobs: Tensor = self._reference(microbatch)[0]
-        return logprobs
+def _slices(batch: FlatBatch, *, updates: int) -> list[NDArray[np.int64]]:
+    """The sequences of each update; the two of a pair are in the same one."""
+    paired = bool((batch.pairs >= 0).all())
+    units = np.arange(len(batch.lengths)).reshape(-1, 2 if paired else 1)
+    return [part.reshape(-1) for part in np.array_split(units, updates) if len(part)]
+
+
+def _loss_tokens(
+    data: _Data, microbatch: Microbatch, *, logprobs: Tensor, entropy: Tensor | None, candidates: Tensor | None
+) -> LossTokens:
+    device, members = logprobs.device, microbatch.members
+    places = microbatch.places
+    pairs = microbatch.pairs
+    scores, made = data.scores, data.credit
+
+    def at_tokens(values: Tensor) -> Tensor:
+        return values[places].to(device)
+
+    def known(values: Tensor | None) -> Tensor | None:
+        return None if values is None else at_tokens(values)
+
+    sequence_weights = torch.from_numpy(data.sequence_weights).float()[members].to(device)
+    teacher = known(scores.teacher_logprobs) if candidates is None else _teacher_candidates(data.batch, places, device)
+    proximal = known(scores.proximal_logprobs)
+    return LossTokens(
+        policy_logprobs=logprobs,
+        proximal_logprobs=logprobs.detach() if proximal is None else proximal,
+        behavior_logprobs=microbatch.behavior_logprobs,
+        advantages=at_tokens(made.advantages),
+        lags=microbatch.lags,
+        weights=sequence_weights[microbatch.sequences] * at_tokens(made.kept),
+        sequences=microbatch.sequences,
+        sequence_weights=sequence_weights,
+        labels=torch.from_numpy(data.batch.labels)[members].to(device),
+        pairs=pairs,
+        margins=torch.from_numpy(data.batch.margins).float()[members].to(device)[pairs[:, 0]],
+        reference_logprobs=known(scores.reference_logprobs),
+        entropy=entropy,
+        candidate_logprobs=candidates,
+        teacher_logprobs=teacher,
+    )
+
+
+def _teacher_candidates(batch: FlatBatch, places: Tensor, device: torch.device) -> Tensor:
+    return torch.from_numpy(batch.candidate_logprobs.reshape(len(batch.token_ids), -1))[places].to(device)

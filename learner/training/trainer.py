@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
+from torch import Tensor
 
 from learner.algorithms.config import AlgorithmConfig
 from learner.algorithms.preset import Preset
@@ -30,17 +31,26 @@ from learner.training.distribution import share_batch
 from learner.training.engine import Engine
 from learner.training.logprobs import Chunking
 from learner.training.metrics import StepMetrics
-from learner.training.packing import pack
+from learner.training.packing import Microbatch, pack
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
 from learner.training.prefixes import shared_prefixes
 from learner.training.random_state import load_random_state, save_random_state
 from learner.training.ranks import Command, CommandChannel, Ranks
+from learner.training.scoring import Score, Scorers
 from learner.training.step import Step, TrainingStopped
 from learner.training.weights import WeightSnapshot, host_copy, torch_dtype, write_model_directory
 
 logger = logging.getLogger(__name__)
 
 PROGRESS_FILE = "trainer.json"
+
+
+def _logprobs_of(model: PolicyModel) -> Score:
+    def score(microbatch: Microbatch) -> Tensor:
+        logprobs: Tensor = model(microbatch)[0]
+        return logprobs
+
+    return score
 
 
 def _never() -> bool:
@@ -84,7 +94,10 @@ class Trainer:
             preset=self._preset,
             config=config,
             ranks=ranks,
-            reference=self._load_reference() if self._preset.needs_reference else None,
+            scorers=Scorers(
+                proximal=self._proximal,
+                reference=_logprobs_of(self._load_reference()) if self._preset.passes.reference else None,
+            ),
             should_stop=should_stop,
         )
         if config.updates_per_step == 1 and self._preset.samples_policy:
@@ -192,11 +205,14 @@ class Trainer:
         mask = np.arange(token_count) > 0
         batch = flatten([TrainSequence.supervised(token_ids=np.array(token_ids, dtype=np.int32), loss_mask=mask)])
         row = np.zeros(1, dtype=np.int64)
-        microbatch = pack(batch, row, prefixes=shared_prefixes(batch), weights=np.ones(1)).to(self._ranks.device)
+        microbatch = pack(batch, row, prefixes=shared_prefixes(batch)).to(self._ranks.device)
         # The generators' logprobs of given tokens are those at temperature 1, whatever they sample at.
         with torch.no_grad(), self._policy.at_temperature(1.0):
-            logprobs, _ = self._engine.forward(microbatch)
+            logprobs = self._proximal(microbatch)
         return logprobs.float().cpu().numpy()
+
+    def _proximal(self, microbatch: Microbatch) -> Tensor:
+        return self._engine.forward(microbatch)[0]
 
     def _save(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,206 @@
+"""The knobs that algorithms share, in groups: each part of a preset brings its own. Loads no torch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+Aggregation = Literal["token", "sequence_mean", "sequence_sum", "constant"]
+AdvantageScale = Literal["std", "none", "mean"]
+Correction = Literal["truncate", "sequence", "none"]
+Proximal = Literal["recompute", "interpolate", "behavior"]
+KlForm = Literal["k1", "k2", "k3"]
+
+
+class Knobs(BaseModel):
+    """A group of knobs. Those without effect, as the others stand, are refused if given."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def unused_knobs(self) -> dict[str, str]:
+        """Fields that have no effect as the others stand, each with the reason."""
+        return {}
+
+    @model_validator(mode="after")
+    def _refuse_unused_knobs(self) -> Knobs:
+        for knob, reason in self.unused_knobs().items():
+            if knob in self.model_fields_set:
+                raise ValueError(f"{knob} is set but has no effect: {reason}. Remove {knob}, or change that.")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _dump_used_knobs(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        unused = self.unused_knobs()
+        return {name: value for name, value in handler(self).items() if name not in unused}
+
+
+def aggregation(default: Aggregation) -> Any:
+    """The field of that name, with an algorithm's own default."""
+    return Field(
+        default,
+        description="How token losses become one number: mean over tokens; mean over trajectories of mean or sum; "
+        "or the sum divided by trajectories x constant_length.",
+    )
+
+
+class AggregationKnobs(Knobs):
+    """How the losses of a step's tokens become one number."""
+
+    aggregation: Aggregation = aggregation("token")
+    constant_length: int = Field(
+        1024,
+        gt=0,
+        description="Length in tokens that aggregation = constant divides by, usually the longest completion allowed.",
+    )
+
+    def unused_knobs(self) -> dict[str, str]:
+        unused = super().unused_knobs()
+        if self.aggregation == "constant":
+            return unused
+        return {**unused, "constant_length": f"aggregation is {self.aggregation}, and only constant uses it"}
+
+
+class ScaleKnobs(Knobs):
+    """How a group's rewards become advantages."""
+
+    @staticmethod
+    def field(default: AdvantageScale) -> Any:
+        """The knob, with an algorithm's own default."""
+        return Field(
+            default,
+            description="What a group's centred rewards are divided by: their standard deviation, nothing, or their "
+            "mean.",
+        )
+
+    advantage_scale: AdvantageScale = field("std")
+
+
+def clip_low(default: float) -> Any:
+    """The field of that name, with an algorithm's own default."""
+    text = "The ratio to the proximal policy is clipped below at 1 - clip_low. Dimensionless."
+    return Field(default, ge=0, le=1, description=text)
+
+
+def clip_high(default: float) -> Any:
+    """The field of that name, with an algorithm's own default."""
+    return Field(
+        default, ge=0, description="The ratio to the proximal policy is clipped above at 1 + clip_high. Dimensionless."
+    )
+
+
+class ClipKnobs(Knobs):
+    """The clip of the ratio to the proximal policy."""
+
+    clip_low: float = clip_low(0.2)
+    clip_high: float = clip_high(0.2)
+    dual_clip: float | None = Field(
+        None,
+        gt=1,
+        description="Bounds the loss of negative advantages at dual_clip x |advantage|. 3 is usual. Absent: off",
+    )
+
+
+class CorrectionKnobs(Knobs):
+    """What makes up for the gap between proximal and behavior policy: lag, and the engine's numerics."""
+
+    correction: Correction = Field(
+        "truncate",
+        description="Weight exp(proximal - behavior): of each token, or one for the whole trajectory (sequence), not "
+        "above correction_cap; or none.",
+    )
+    correction_cap: float = Field(2.0, gt=0, description="Upper bound of the correction weight. Dimensionless.")
+    token_window: tuple[float, float] | None = Field(
+        None, description="Tokens whose weight is outside are left out; 0.5 to 5 is IcePop's. none: off"
+    )
+    sequence_window: tuple[float, float] | None = Field(
+        None, description="Trajectories whose geometric mean of weights is outside are left out. none: off"
+    )
+    count_left_out: bool = Field(False, description="What the windows leave out still counts in means.")
+    proximal: Proximal = Field(
+        "recompute",
+        description="The proximal policy's logprobs: those at the step's start, by interpolation between behavior and "
+        "policy according to lag, or the behavior policy's own.",
+    )
+
+    @property
+    def has_window(self) -> bool:
+        """Whether tokens can be left out."""
+        return self.token_window is not None or self.sequence_window is not None
+
+    def unused_knobs(self) -> dict[str, str]:
+        unused = super().unused_knobs()
+        if self.proximal == "behavior":
+            names = ("correction", "correction_cap", "token_window", "sequence_window", "count_left_out")
+            return unused | dict.fromkeys(names, "proximal is behavior, which leaves no gap to correct")
+        if self.correction == "none":
+            unused["correction_cap"] = "correction is none"
+        if not self.has_window:
+            unused["count_left_out"] = "neither token_window nor sequence_window is set"
+        return unused
+
+    @model_validator(mode="after")
+    def _windows_in_order(self) -> CorrectionKnobs:
+        for name, window in (("token_window", self.token_window), ("sequence_window", self.sequence_window)):
+            if window is not None and not 0 <= window[0] <= window[1]:
+                raise ValueError(f"{name} is {list(window)}: expected two numbers, 0 <= low <= high")
+        return self
+
+
+def kl_coefficient(default: float) -> Any:
+    """The field of that name, with an algorithm's own default."""
+    return Field(
+        default,
+        ge=0,
+        description="Weight of the penalty towards the reference policy. 0 runs no reference pass. Nats to loss.",
+    )
+
+
+class KlKnobs(Knobs):
+    """The pull towards the reference policy."""
+
+    @staticmethod
+    def place(default: Literal["loss", "reward"]) -> Any:
+        """The knob `kl_in`, with an algorithm's own default."""
+        return Field(default, description="Whether the penalty is part of the loss or of each token's reward.")
+
+    kl_coefficient: float = kl_coefficient(0.0)
+    kl_form: KlForm = Field("k3", description="Estimate of the divergence in the loss; in the reward it is k1.")
+    kl_in: Literal["loss", "reward"] = place("loss")
+
+    def unused_knobs(self) -> dict[str, str]:
+        unused = super().unused_knobs()
+        if self.kl_coefficient == 0:
+            return {**unused, "kl_form": "kl_coefficient is 0", "kl_in": "kl_coefficient is 0"}
+        if self.kl_in == "reward":
+            unused["kl_form"] = "kl_in is reward, which takes k1"
+        return unused
+
+
+class RewardKnobs(Knobs):
+    """What is done to rewards before they become advantages."""
+
+    reward_clip: float | None = Field(None, gt=0, description="Rewards are clipped to +- this. none: off")
+    reward_scale: float = Field(1.0, gt=0, description="Rewards are multiplied by this.")
+    truncated: Literal["keep", "mask", "penalise"] = Field(
+        "keep", description="Completions cut off at the longest length: trained, left out, or penalised."
+    )
+    truncated_penalty: float = Field(1.0, ge=0, description="What is taken off the reward of cut off completions.")
+    overlong_length: int | None = Field(
+        None, gt=0, description="Length in tokens at which the soft penalty reaches -1. none: off"
+    )
+    overlong_buffer: int = Field(128, gt=0, description="Tokens before overlong_length over which it grows from 0.")
+
+    def unused_knobs(self) -> dict[str, str]:
+        unused = super().unused_knobs()
+        if self.truncated != "penalise":
+            unused["truncated_penalty"] = f"truncated is {self.truncated}"
+        if self.overlong_length is None:
+            unused["overlong_buffer"] = "overlong_length is not set"
+        return unused
+
+
+class EntropyKnobs(Knobs):
+    """The bonus for a spread distribution."""
+
+    entropy_coefficient: float = Field(0.0, description="Weight of the mean entropy in the loss, per nat. 0 is off.")

@@ -1,0 +1,100 @@
+"""Presets with the clipped ratio of each token to the proximal policy."""
+
+from __future__ import annotations
+
+from learner.algorithms import advantages, policy_loss
+from learner.algorithms.config import (
+    ClippedKnobs,
+    DapoConfig,
+    DrGrpoConfig,
+    GigpoConfig,
+    GrpoConfig,
+    MaxRlConfig,
+    PpoConfig,
+    ReinforcePpConfig,
+)
+from learner.algorithms.policy_gradient import Rewards, TokenLoss, group_level, policy_gradient
+from learner.algorithms.preset import Advantages, LossTokens, Passes, Preset, ScoredBatch
+
+
+def grpo(config: GrpoConfig | DrGrpoConfig | DapoConfig | MaxRlConfig) -> Preset:
+    """Group advantages and the clip. The four differ in defaults, and in that only dapo asks for spread."""
+    return policy_gradient(
+        config,
+        name=config.type,
+        estimator=group_level(config),
+        loss=clip(config),
+        without_spread=not isinstance(config, DapoConfig),
+    )
+
+
+def reinforce_pp(config: ReinforcePpConfig) -> Preset:
+    """Rewards to go, standardised over the step's tokens, and the clip."""
+
+    def estimate(batch: ScoredBatch, rewards: Rewards) -> Advantages:
+        return Advantages(
+            advantages=advantages.batch(
+                rewards=rewards.of_trajectories,
+                groups=batch.groups,
+                sequences=batch.sequences,
+                subtract_group_mean=config.group_baseline,
+                token_rewards=rewards.of_tokens,
+            )
+        )
+
+    return policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config))
+
+
+def gigpo(config: GigpoConfig) -> Preset:
+    """The trajectory's advantage in its group, and the turn's among equal states; the clip."""
+
+    def estimate(batch: ScoredBatch, rewards: Rewards) -> Advantages:
+        return Advantages(
+            advantages=advantages.step_group(
+                rewards=rewards.with_tokens(batch),
+                groups=batch.groups,
+                sequences=batch.sequences,
+                turns=batch.turns,
+                turn_states=batch.turn_states,
+                gamma_step=config.step_discount,
+                omega=config.step_weight,
+                scale=config.advantage_scale,
+            )
+        )
+
+    return policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config))
+
+
+def ppo(config: PpoConfig) -> Preset:
+    """Generalised advantages from a critic, and the clip."""
+
+    def estimate(batch: ScoredBatch, rewards: Rewards) -> Advantages:
+        assert batch.values is not None, "the preset asked for the critic's values"
+        made = advantages.gae(
+            rewards=rewards.at_tokens(batch),
+            values=batch.values,
+            sequences=batch.sequences,
+            gamma=config.discount,
+            policy_lambda=config.policy_lambda,
+            value_lambda=config.value_lambda,
+            whiten=config.whiten,
+        )
+        return Advantages(advantages=made.advantages, returns=made.returns)
+
+    return policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config), passes=Passes(values=True))
+
+
+def clip(config: ClippedKnobs) -> TokenLoss:
+    """The clip with the config's bounds."""
+
+    def loss(tokens: LossTokens) -> policy_loss.PolicyLoss:
+        return policy_loss.clip(
+            policy_logprobs=tokens.policy_logprobs,
+            proximal_logprobs=tokens.proximal_logprobs,
+            advantages=tokens.advantages,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
+        )
+
+    return loss
