@@ -1,4 +1,13 @@
-"""Policy losses per token. Every tensor is [N], N the trained tokens of a microbatch."""
+"""Policy losses per token. Tensors are [N], N the trained tokens of a microbatch, unless a docstring says otherwise.
+
+`policy` logprobs carry the gradient; `proximal` are the learner's when the step began, `behavior` those of the engine
+that sampled. r = exp(policy - proximal), rho = exp(policy - behavior), sg = stop-gradient. A loss in r wants a
+correction for the gap between proximal and behavior (`learner.algorithms.corrections`); a loss in rho has corrected it
+already. Losses and gradients are finite for every logprob, -inf included.
+
+Where the policy has not moved (policy = proximal = behavior) every loss here but that of likelihood has the gradient
+-advantage, which is REINFORCE's.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +16,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from learner.algorithms.per_sequence import sequence_means
+from learner.algorithms.ratios import bounded, finite, log_gap, ratio
+
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """`losses` [N] to be minimized; `clipped` [N], true where a bound replaced the ratio, so that no gradient flows."""
+    """`losses` [N] to be minimized; `clipped` [N] bool, true where a bound took effect, or None for a loss without one.
+
+    In `clip`, `sequence_clip` and `dppo` a clipped token has no gradient of the policy's gain; in `cispo`, `reinforce`
+    and `topr` it has one, with the bounded ratio as its weight.
+    """
 
     losses: Tensor
-    clipped: Tensor
+    clipped: Tensor | None
 
 
 def clip(
@@ -25,16 +41,13 @@ def clip(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> PolicyLoss:
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = exp(policy - proximal).
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
     With `dual_clip` c, the loss of a token with A < 0 is not above c |A|. Sources: PPO (arXiv 1707.06347), dual clip
     (arXiv 1912.09729), the proximal anchor in place of the behavior policy (arXiv 2110.00641).
     """
-    ratio = torch.exp(policy_logprobs - proximal_logprobs)
-    plain = ratio * advantages
-    bounded = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
-    gain = torch.minimum(plain, bounded)
-    clipped = bounded < plain
+    moved = ratio(numerator=policy_logprobs, denominator=proximal_logprobs)
+    gain, clipped = _pessimistic(moved, advantages, low=1.0 - clip_low, high=1.0 + clip_high)
     if dual_clip is not None:
         floor = torch.where(advantages < 0, dual_clip * advantages, -torch.inf)
         clipped = clipped | (gain < floor)
@@ -42,6 +55,113 @@ def clip(
     return PolicyLoss(losses=-gain, clipped=clipped)
 
 
+def sequence_clip(
+    *,
+    policy_logprobs: Tensor,
+    proximal_logprobs: Tensor,
+    advantages: Tensor,
+    sequences: Tensor,
+    count: int,
+    clip_low: float,
+    clip_high: float,
+) -> PolicyLoss:
+    """`clip` with the trajectory's ratio s = exp(mean over its tokens of policy - proximal) in place of each token's.
+
+    `sequences` [N] int64 numbers the `count` trajectories; each must be whole, since the mean is over all its tokens.
+    The value of s is the trajectory's, its gradient reaches each token through that token's own logprob:
+    s_t = sg(s) exp(policy_t - sg(policy_t)). So advantages may differ from token to token, and where they do not, the
+    mean over the trajectory's tokens has exactly the gradient of -min(s A, clip(s) A). Source: GSPO and GSPO-token
+    (arXiv 2507.18071).
+    """
+    gaps = log_gap(numerator=policy_logprobs, denominator=proximal_logprobs).detach()
+    shared = bounded(sequence_means(values=gaps, sequences=sequences, count=count))[sequences]
+    own = finite(policy_logprobs)
+    moved = torch.exp(shared + (own - own.detach()))
+    gain, clipped = _pessimistic(moved, advantages, low=1.0 - clip_low, high=1.0 + clip_high)
+    return PolicyLoss(losses=-gain, clipped=clipped)
+
+
+def cispo(
+    *, policy_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> PolicyLoss:
+    """-sg(clip(rho, 1 - clip_low, 1 + clip_high)) A policy: every token keeps a gradient, of bounded weight.
+
+    `clip_low = 1` is no lower bound. Source: MiniMax-M1 (arXiv 2506.13585).
+    """
+    plain = ratio(numerator=policy_logprobs, denominator=behavior_logprobs).detach()
+    weight = plain.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return PolicyLoss(losses=-weight * advantages * finite(policy_logprobs), clipped=weight != plain)
+
+
+def reinforce(
+    *, policy_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, cap: float | None
+) -> PolicyLoss:
+    """-sg(min(rho, cap)) A policy; `cap = None` leaves rho as it is (up to exp(20)).
+
+    A cap of 1 is REINFORCE with truncated importance sampling (doi 10.1198/106186008X320456), one of 2 to 10 AIPO of
+    LlamaRL (arXiv 2505.24034).
+    """
+    plain = ratio(numerator=policy_logprobs, denominator=behavior_logprobs).detach()
+    weight = plain if cap is None else plain.clamp(max=cap)
+    losses = -weight * advantages * finite(policy_logprobs)
+    return PolicyLoss(losses=losses, clipped=None if cap is None else plain > cap)
+
+
+def topr(
+    *,
+    policy_logprobs: Tensor,
+    behavior_logprobs: Tensor,
+    advantages: Tensor,
+    positive_weight: float = 1.0,
+    negative_weight: float = 1.0,
+) -> PolicyLoss:
+    """-A policy where A > 0; -sg(min(rho, 1)) A policy elsewhere; each side times its weight.
+
+    Good tokens are learned as examples, bad ones are pushed down only as far as the policy would still sample them.
+    Source: tapered off-policy REINFORCE (arXiv 2503.14286), whose ratio is the trajectory's; here it is the token's.
+    """
+    plain = ratio(numerator=policy_logprobs, denominator=behavior_logprobs).detach()
+    good = advantages > 0
+    weight = torch.where(good, positive_weight, negative_weight * plain.clamp(max=1.0))
+    return PolicyLoss(losses=-weight * advantages * finite(policy_logprobs), clipped=~good & (plain > 1.0))
+
+
+def kimi(*, policy_logprobs: Tensor, proximal_logprobs: Tensor, advantages: Tensor, tau: float) -> PolicyLoss:
+    """-A policy + tau/2 (policy - proximal)^2, an online mirror descent step. Source: Kimi k1.5 (arXiv 2501.12599)."""
+    gap = log_gap(numerator=policy_logprobs, denominator=proximal_logprobs)
+    return PolicyLoss(losses=-advantages * finite(policy_logprobs) + tau / 2 * gap.square(), clipped=None)
+
+
+def dppo(
+    *,
+    policy_logprobs: Tensor,
+    behavior_logprobs: Tensor,
+    advantages: Tensor,
+    delta_low: float,
+    delta_high: float,
+    kappa: float,
+) -> PolicyLoss:
+    """-rho A + kappa (policy - behavior)^2, the first term dropped where the token's probability has moved too far.
+
+    Too far is p - p_behavior > delta_high for A > 0 and < -delta_low for A < 0: a difference of probabilities, so that
+    a rare token may change by a large factor and a common one may not. The second term stays on every token. Source:
+    the binary total variation form of DPPO (arXiv 2602.04879).
+    """
+    moved = ratio(numerator=policy_logprobs, denominator=behavior_logprobs)
+    change = (torch.exp(policy_logprobs) - torch.exp(behavior_logprobs)).detach()
+    dropped = ((advantages > 0) & (change > delta_high)) | ((advantages < 0) & (change < -delta_low))
+    gain = torch.where(dropped, 0.0, moved * advantages)
+    gap = log_gap(numerator=policy_logprobs, denominator=behavior_logprobs)
+    return PolicyLoss(losses=kappa * gap.square() - gain, clipped=dropped)
+
+
 def negative_log_likelihood(*, policy_logprobs: Tensor) -> Tensor:
     """-log p of each token, in nats."""
     return -policy_logprobs
+
+
+def _pessimistic(moved: Tensor, advantages: Tensor, *, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """The smaller of the plain and the bounded gain, and where it is the bounded one."""
+    plain = moved * advantages
+    limited = moved.clamp(low, high) * advantages
+    return torch.minimum(plain, limited), limited < plain

@@ -1,0 +1,31 @@
+"""Ratios of probabilities from logprobs, finite however far apart or impossible the two are. Tensors are of any shape."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# exp(20) is far above every cap in use, and keeps a wild logprob from becoming infinity times zero.
+LOG_RATIO_BOUND = 20.0
+# Below the sum of any trajectory's logprobs, and far from where squares overflow in float32.
+LOGPROB_FLOOR = -1e8
+
+
+def finite(logprobs: Tensor) -> Tensor:
+    """`logprobs`, not below -1e8. A token that the model calls impossible (-inf) gets no gradient."""
+    return logprobs.clamp(min=LOGPROB_FLOOR)
+
+
+def log_gap(*, numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator - denominator in nats, with the gradient of `numerator` only. Two impossible tokens are 0 apart."""
+    return finite(numerator) - finite(denominator.detach())
+
+
+def bounded(gap: Tensor) -> Tensor:
+    """A log ratio within 20 either way. Beyond, no gradient flows."""
+    return gap.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def ratio(*, numerator: Tensor, denominator: Tensor) -> Tensor:
+    """exp(numerator - denominator), the exponent within 20 either way, with the gradient of `numerator` only."""
+    return torch.exp(bounded(log_gap(numerator=numerator, denominator=denominator)))
