@@ -84,7 +84,7 @@ def _batch(
                     token_ids=np.concatenate([prompt, completion]).astype(np.int32),
                     loss_mask=mask,
                     behavior_logprobs=np.where(mask, -2.0, 0.0).astype(np.float32),
-                    advantages=np.where(mask, draw.normal(), 0.0).astype(np.float32),
+                    reward=float(draw.normal()),
                     lags=np.zeros(length, dtype=np.int32),
                 )
             )

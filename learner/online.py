@@ -136,9 +136,9 @@ class OnlineTraining:
 
     def _sequences(self, batch: TakenBatch) -> list[TrainSequence]:
         assert batch.version == self._version, f"a batch of version {batch.version} at version {self._version}"
-        advantages = self._trainer.preset.advantages
-        assert advantages is not None, "an algorithm that samples has an advantage"
-        return sequences_of(batch.groups, version=batch.version, max_lag=self._config.max_lag, advantages=advantages)
+        return sequences_of(
+            batch.groups, version=batch.version, max_lag=self._config.max_lag, preset=self._trainer.preset
+        )
 
     def _publish(self) -> None:
         copy = self._trainer.host_copy()

@@ -119,7 +119,7 @@ def load_or_exit(model: type[C], *, process: str, description: str = "") -> C:
     """`load_config` for a command: prints help and exits with 0, or prints the problems and exits with 2."""
     arguments = sys.argv[1:]
     if "--help" in arguments or "-h" in arguments:
-        sys.stdout.write(help_text(model, process=process, description=description))
+        sys.stdout.write(help_text(model, process=process, description=description, argv=arguments))
         raise SystemExit(0)
     try:
         return load_config(model, process=process, argv=arguments, environ=os.environ)
@@ -128,18 +128,36 @@ def load_or_exit(model: type[C], *, process: str, description: str = "") -> C:
         raise SystemExit(2) from None
 
 
-def help_text(model: type[ProcessConfig], *, process: str, description: str = "") -> str:
-    """Every option of a process with its kind, default and meaning."""
+def help_text(model: type[ProcessConfig], *, process: str, description: str = "", argv: Sequence[str] = ()) -> str:
+    """Every option of a process with its kind, default and meaning.
+
+    Of a choice only the options of the variant that `argv` picks, or of the default one.
+    """
+    schema = schema_of(model)
+    picked = {choice.key: _picked(choice, argv) for choice in schema.choices.values()}
     example = environment_name_of("log.level", process=process)
     lines = [
         f"usage: {process} [--config RUN.toml] [--option value ...]",
         *(["", description] if description else []),
         "",
         f"Defaults < [{process}] and [run] of RUN.toml < environment ({example}) < command line.",
+        *(
+            f"Listed are the options of {flag_of(key)} {name}; for those of another: {process} {flag_of(key)} NAME --help"
+            for key, name in picked.items()
+            if name is not None
+        ),
         "",
-        *help_lines(schema_of(model)),
+        *help_lines(schema, {key: name for key, name in picked.items() if name is not None}),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _picked(choice: Choice, argv: Sequence[str]) -> str | None:
+    """The variant that a command line asks for, by `--algo NAME` or `--algo.type=NAME`; else the default."""
+    words = [word for argument in argv for word in argument.split("=", 1)]
+    flags = (flag_of(choice.key), flag_of(choice.type_key))
+    named = [name for flag, name in zip(words, words[1:], strict=False) if flag in flags and name in choice.variants]
+    return named[-1] if named else choice.default
 
 
 def _split_off_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:

@@ -5,6 +5,7 @@ a discriminator: its options belong to one variant each, and the discriminator's
 """
 
 import difflib
+import inspect
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,13 +24,17 @@ FILE_SUFFIX = "_file"
 
 @dataclass(frozen=True)
 class Option:
-    """One key that can be set; `variants` is empty, or holds the default for each variant that has this key."""
+    """One key that can be set; `variants` is empty, or holds the default for each variant that has this key.
+
+    `texts` holds what it means to each of them, `description` to the first.
+    """
 
     key: str
     annotation: object
     default: object
     description: str
     variants: Mapping[str, object] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_list(self) -> bool:
@@ -61,12 +66,16 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """A group of one of several types: `key` is the group's, `discriminator` the name of the field that picks."""
+    """A group of one of several types: `key` is the group's, `discriminator` the name of the field that picks.
+
+    `texts` says of each variant what it is.
+    """
 
     key: str
     discriminator: str
     variants: tuple[str, ...]
     default: str | None
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def type_key(self) -> str:
@@ -120,8 +129,10 @@ def _walk(model: type[BaseModel], *, default: object, prefix: str, variant: str 
             groups.add(key)
             _walk(parts[0], default=_instance(value, parts[0]), prefix=f"{key}.", variant=variant, into=into)
         else:
+            text = info.description or ""
             variants = {} if variant is None else {variant: value}
-            _add(options, Option(key, info.annotation, value, info.description or "", variants))
+            texts = {} if variant is None else {variant: text}
+            _add(options, Option(key, info.annotation, value, text, variants, texts))
 
 
 def _walk_choice(
@@ -129,23 +140,34 @@ def _walk_choice(
 ) -> Choice:
     discriminator = str(info.discriminator)
     variants = {str(get_args(part.model_fields[discriminator].annotation)[0]): part for part in parts}
-    for variant, part in variants.items():
-        _walk(part, default=_instance(default, part), prefix=f"{key}.", variant=variant, into=into)
     picked = next((name for name, part in variants.items() if type(default) is part), None)
-    choice = Choice(key=key, discriminator=discriminator, variants=tuple(variants), default=picked)
+    texts = {name: inspect.cleandoc(part.__doc__ or "") for name, part in variants.items()}
+    choice = Choice(key=key, discriminator=discriminator, variants=tuple(variants), default=picked, texts=texts)
     into[0][choice.type_key] = Option(
         key=choice.type_key,
         annotation=Literal[choice.variants],
         default=REQUIRED if picked is None else picked,
         description=info.description or f"which {key}",
     )
+    for variant, part in variants.items():
+        _walk_variant(part, default=_instance(default, part), choice=choice, variant=variant, into=into)
     return choice
+
+
+def _walk_variant(
+    part: type[BaseModel], *, default: object, choice: Choice, variant: str, into: _Collected
+) -> None:
+    kept = into[0][choice.type_key]  # the variant's own field of that name is a constant
+    _walk(part, default=default, prefix=f"{choice.key}.", variant=variant, into=into)
+    into[0][choice.type_key] = kept
 
 
 def _add(options: dict[str, Option], option: Option) -> None:
     """Two variants may have a field of the same name: one option then, which belongs to both."""
     known = options.get(option.key)
-    both = option if known is None else replace(known, variants={**known.variants, **option.variants})
+    both = option
+    if known is not None:
+        both = replace(known, variants={**known.variants, **option.variants}, texts={**known.texts, **option.texts})
     options[option.key] = both
 
 
@@ -193,15 +215,30 @@ def environment_name_of(key: str, *, process: str) -> str:
     return "HEADWAY_" + path.replace("-", "_").replace(".", "__").upper()
 
 
-def help_lines(schema: Schema) -> Iterator[str]:
-    """One paragraph for each option: flag, kind, default, whose it is, and what it means."""
+def help_lines(schema: Schema, picked: Mapping[str, str]) -> Iterator[str]:
+    """One paragraph for each option: flag, kind, default, and what it means.
+
+    `picked` names the variant of each choice whose options are listed.
+    """
     for option in schema.options.values():
-        owner = f" [only for {' or '.join(option.variants)}]" if option.variants else ""
         choice = schema.choice_of(option.key)
-        short = f", or {flag_of(choice.key)}" if choice is not None and choice.type_key == option.key else ""
-        yield f"  {flag_of(option.key)}{short}  {kind_name(option.annotation)}, {_default_text(option)}{owner}"
-        if option.description:
-            yield f"      {option.description}"
+        variant = None if choice is None else picked.get(choice.key)
+        if option.variants and variant not in option.variants:
+            continue
+        is_type = choice is not None and choice.type_key == option.key
+        short = f", or {flag_of(choice.key)}" if choice is not None and is_type else ""
+        default = option.default if variant is None or is_type else option.variants[variant]
+        yield f"  {flag_of(option.key)}{short}  {kind_name(option.annotation)}, {_default_text(default)}"
+        if text := option.texts.get(variant or "", option.description):
+            yield f"      {text}"
+        if choice is not None and is_type and variant is not None:
+            yield from (
+                f"      {variant}: {line}" if not at else f"      {line}" for at, line in _numbered(choice, variant)
+            )
+
+
+def _numbered(choice: Choice, variant: str) -> Iterator[tuple[int, str]]:
+    return enumerate(choice.texts.get(variant, "").splitlines())
 
 
 def kind_name(annotation: object) -> str:
@@ -221,14 +258,7 @@ def kind_name(annotation: object) -> str:
     return names.get(name, name.lower())
 
 
-def _default_text(option: Option) -> str:
-    defaults = [_one_default(value) for value in option.variants.values()]
-    if len(set(defaults)) < 2:
-        return _one_default(option.default)
-    return ", ".join(f"{text} ({name})" for name, text in zip(option.variants, defaults, strict=True))
-
-
-def _one_default(value: object) -> str:
+def _default_text(value: object) -> str:
     if value is REQUIRED:
         return "required"
     return "default none" if value is None else f"default {_plain(value)}"

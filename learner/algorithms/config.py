@@ -6,7 +6,7 @@ is refused when it is given, and is left out when the model is dumped, so that a
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from learner.algorithms.knobs import (
     ClipKnobs,
     CorrectionKnobs,
     EntropyKnobs,
+    Knobs,
     KlKnobs,
     RewardKnobs,
     ScaleKnobs,
@@ -61,6 +62,7 @@ class DapoConfig(ClippedKnobs, ScaleKnobs):
     Source: DAPO (arXiv 2503.14476).
     """
 
+    wants_spread: ClassVar[bool] = True
     type: Literal["dapo"] = "dapo"
     clip_high: float = clip_high(0.28)
 
@@ -85,7 +87,7 @@ class GspoConfig(StreamedKnobs, CorrectionKnobs, ScaleKnobs):
 
 
 class CispoConfig(StreamedKnobs, ScaleKnobs):
-    """REINFORCE whose weights, the ratios to the behavior policy, are clipped. Source: MiniMax-M1 (arXiv 2506.13585)."""
+    """REINFORCE whose weights, the ratios to the behavior policy, are clipped. Source: MiniMax-M1, arXiv 2506.13585."""
 
     type: Literal["cispo"] = "cispo"
     ratio_low: float = Field(
@@ -139,7 +141,7 @@ class RlooConfig(StreamedKnobs):
     """REINFORCE whose baseline is the mean of the group's other rewards. Source: arXiv 2402.14740."""
 
     type: Literal["rloo"] = "rloo"
-    loss: Literal["reinforce", "sequence_clip"] = Field(
+    policy_loss: Literal["reinforce", "sequence_clip"] = Field(
         "reinforce", description="Truncated ratio to the behavior policy, or one clipped ratio for the trajectory."
     )
     ratio_cap: float | None = Field(1.0, gt=0, description="Upper bound of the ratio to the behavior policy.")
@@ -149,10 +151,10 @@ class RlooConfig(StreamedKnobs):
 
     def unused_knobs(self) -> dict[str, str]:
         unused = super().unused_knobs()
-        if self.loss == "reinforce":
-            reason = "loss is reinforce, and only sequence_clip clips"
+        if self.policy_loss == "reinforce":
+            reason = "policy_loss is reinforce, and only sequence_clip clips"
             return {**unused, "clip_low": reason, "clip_high": reason}
-        return {**unused, "ratio_cap": "loss is sequence_clip, and only reinforce has a cap"}
+        return {**unused, "ratio_cap": "policy_loss is sequence_clip, and only reinforce has a cap"}
 
 
 class ReinforcePpConfig(ClippedKnobs):
@@ -188,6 +190,7 @@ class GigpoConfig(ClippedKnobs, ScaleKnobs):
 class OnlineDpoConfig(RewardKnobs):
     """DPO on the best and the worst of each group, off-policy as they come. Source: arXiv 2402.04792, 2410.18252."""
 
+    wants_spread: ClassVar[bool] = True
     type: Literal["online_dpo"] = "online_dpo"
     beta: float = Field(0.1, gt=0, description="How strongly the policy is held to the reference. Per nat.")
     label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="Probability that a preference is wrong.")
@@ -212,7 +215,7 @@ class SftConfig(AggregationKnobs):
     type: Literal["sft"] = "sft"
 
 
-class RmConfig(AggregationKnobs):
+class RmConfig(Knobs):
     """A reward model from preferences: Bradley-Terry on the scores of both. Source: arXiv 2203.02155."""
 
     type: Literal["rm"] = "rm"
@@ -220,12 +223,8 @@ class RmConfig(AggregationKnobs):
         0.0, ge=0, description="Weight of the squared sum of a pair's scores, which keeps scores around 0."
     )
 
-    def unused_knobs(self) -> dict[str, str]:
-        reason = "rm's loss is a mean over pairs"
-        return {"aggregation": reason, "constant_length": reason}
 
-
-class DpoConfig(AggregationKnobs):
+class DpoConfig(Knobs):
     """Preferences without a reward model. Sources: DPO (arXiv 2305.18290), IPO (2310.12036), ORPO (2403.07691), SimPO
     (2405.14734), KTO (2402.01306).
     """
@@ -240,10 +239,13 @@ class DpoConfig(AggregationKnobs):
     sft_weight: float = Field(0.0, ge=0, description="Weight of the chosen completion's mean negative log-likelihood.")
 
     def unused_knobs(self) -> dict[str, str]:
-        reason = "dpo's loss is a mean over pairs"
-        unused = {"aggregation": reason, "constant_length": reason}
-        owners = {"label_smoothing": "sigmoid", "simpo_margin": "simpo", "good_weight": "kto", "bad_weight": "kto"}
-        return unused | {knob: f"loss is {self.loss}" for knob, owner in owners.items() if owner != self.loss}
+        owners = {
+            "label_smoothing": ("sigmoid", "simpo"),
+            "simpo_margin": ("simpo",),
+            "good_weight": ("kto",),
+            "bad_weight": ("kto",),
+        }
+        return {knob: f"loss is {self.loss}" for knob, losses in owners.items() if self.loss not in losses}
 
 
 class DistillConfig(AggregationKnobs):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -17,6 +17,8 @@ class Knobs(BaseModel):
     """A group of knobs. Those without effect, as the others stand, are refused if given."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    wants_spread: ClassVar[bool] = False
+    """Whether groups of equal rewards are of no use to the algorithm."""
 
     def unused_knobs(self) -> dict[str, str]:
         """Fields that have no effect as the others stand, each with the reason."""

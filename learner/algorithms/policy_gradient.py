@@ -1,6 +1,6 @@
 """Puts a preset together from an estimator of advantages and a policy loss; the rest follows from the knobs.
 
-    rewards ─ shaping ─▶ + KL in reward ─▶ estimator ─▶ advantages ─▶ policy loss x correction + KL + entropy ─▶ loss
+rewards ─ shaping ─▶ + KL in reward ─▶ estimator ─▶ advantages ─▶ policy loss x correction + KL + entropy ─▶ loss
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Rewards:
         return rewards if self.of_tokens is None else rewards + self.of_tokens
 
 
+NO_PASSES = Passes()
+
 Estimator = Callable[[ScoredBatch, Rewards], Advantages]
 TokenLoss = Callable[[LossTokens], PolicyLoss]
 
@@ -50,9 +52,8 @@ def policy_gradient(
     name: str,
     estimator: Estimator,
     loss: TokenLoss,
-    passes: Passes = Passes(),
+    passes: Passes = NO_PASSES,
     to_behavior: bool = False,
-    without_spread: bool = True,
 ) -> Preset:
     """The preset `name`. `passes` are those that the estimator needs; correction and KL add their own.
 
@@ -77,7 +78,6 @@ def policy_gradient(
         ),
         samples_policy=True,
         ratio_to_behavior=to_behavior,
-        without_spread=without_spread,
         entropy_gradient=config.entropy_coefficient != 0,
     )
 
@@ -164,7 +164,9 @@ def _rules(knobs: CorrectionKnobs) -> corrections.Rules:
     )
 
 
-def _loss(config: StreamedKnobs, correction: CorrectionKnobs | None, policy_loss: TokenLoss, tokens: LossTokens) -> Loss:
+def _loss(
+    config: StreamedKnobs, correction: CorrectionKnobs | None, policy_loss: TokenLoss, tokens: LossTokens
+) -> Loss:
     if correction is not None:
         anchor = tokens.policy_logprobs.detach() if correction.proximal == "interpolate" else tokens.proximal_logprobs
         anchor = proximal_of(correction, recomputed=anchor, behavior=tokens.behavior_logprobs, lags=tokens.lags)

@@ -112,8 +112,8 @@ class Preset:
     sequence has in the update's loss [S]; with `paired`, what it maps is the number of pairs of each sequence, 1 for
     the chosen one and 0 for the rejected. `advantages` and `kept` see the whole step; `kept` [M] is false for tokens
     that leave numerator and denominator of the loss. `select` maps the rewards of a group [G] to the trajectories that
-    are trained, in order; with `paired` the chosen one, then the rejected. `without_spread`: whether a group of equal
-    rewards is of use. `ratio_to_behavior`: what the loss bounds is the ratio to the behavior policy. `trains_scores`: the model is one of scores, not a policy.
+    are trained, in order; with `paired` the chosen one, then the rejected. `ratio_to_behavior`: what the loss bounds is
+    the ratio to the behavior policy. `trains_scores`: the model is one of scores, not a policy.
     """
 
     name: str
@@ -126,6 +126,5 @@ class Preset:
     passes: Passes = Passes()
     samples_policy: bool = False
     ratio_to_behavior: bool = False
-    without_spread: bool = True
     entropy_gradient: bool = False
     trains_scores: bool = False

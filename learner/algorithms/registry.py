@@ -2,14 +2,109 @@
 
 from __future__ import annotations
 
-from learner.algorithms.config import AlgorithmConfig, GrpoConfig
-from learner.algorithms.grpo import grpo
+import importlib
+
+from learner.algorithms.config import (
+    AlgorithmConfig,
+    BestOfKConfig,
+    CispoConfig,
+    CustomConfig,
+    DapoConfig,
+    DistillConfig,
+    DpoConfig,
+    DppoConfig,
+    DrGrpoConfig,
+    GigpoConfig,
+    GrpoConfig,
+    GspoConfig,
+    KimiConfig,
+    MaxRlConfig,
+    OnlineDpoConfig,
+    OpdConfig,
+    PpoConfig,
+    ReinforceConfig,
+    ReinforcePpConfig,
+    RlooConfig,
+    RmConfig,
+    SftConfig,
+    StreamedConfig,
+    ToprConfig,
+)
 from learner.algorithms.preset import Preset
-from learner.algorithms.sft import sft
+from learner.algorithms.presets import clipped, likelihood, pairs, weighted
+
+
+class AlgorithmNotFound(ValueError):
+    """The algorithm of a user's own cannot be had from where the config says."""
 
 
 def build_preset(config: AlgorithmConfig) -> Preset:
-    """The preset that `config.type` names, with the knobs that `config` sets."""
-    if isinstance(config, GrpoConfig):
-        return grpo(config)
-    return sft(config)
+    """The preset that `config.type` names, with the knobs that `config` sets. Raises AlgorithmNotFound."""
+    match config:
+        case CustomConfig():
+            return _custom(config)
+        case SftConfig():
+            return likelihood.sft(config)
+        case DistillConfig():
+            return likelihood.distill(config)
+        case DpoConfig():
+            return pairs.dpo(config)
+        case RmConfig():
+            return pairs.rm(config)
+        case _:
+            return _streamed(config)
+
+
+def _streamed(config: StreamedConfig) -> Preset:
+    match config:
+        case GrpoConfig() | DrGrpoConfig() | DapoConfig() | MaxRlConfig():
+            return clipped.grpo(config)
+        case ReinforcePpConfig():
+            return clipped.reinforce_pp(config)
+        case PpoConfig():
+            return clipped.ppo(config)
+        case GigpoConfig():
+            return clipped.gigpo(config)
+        case OnlineDpoConfig():
+            return pairs.online_dpo(config)
+        case BestOfKConfig():
+            return likelihood.best_of_k(config)
+        case _:
+            return _weighted(config)
+
+
+def _weighted(
+    config: GspoConfig | CispoConfig | ToprConfig | KimiConfig | DppoConfig | ReinforceConfig | RlooConfig | OpdConfig,
+) -> Preset:
+    match config:
+        case GspoConfig():
+            return weighted.gspo(config)
+        case CispoConfig():
+            return weighted.cispo(config)
+        case ToprConfig():
+            return weighted.topr(config)
+        case KimiConfig():
+            return weighted.kimi(config)
+        case DppoConfig():
+            return weighted.dppo(config)
+        case ReinforceConfig():
+            return weighted.reinforce(config)
+        case RlooConfig():
+            return weighted.rloo(config)
+        case OpdConfig():
+            return weighted.opd(config)
+
+
+def _custom(config: CustomConfig) -> Preset:
+    module, _, name = config.path.partition(":")
+    try:
+        build = getattr(importlib.import_module(module), name)
+        preset = build(**config.options)
+    except Exception as error:
+        raise AlgorithmNotFound(
+            f"algo.path is {config.path} and algo.options {config.options}: {type(error).__name__}: {error}. Expected "
+            "a function of these options, in a module that can be imported, that returns a Preset"
+        ) from error
+    if not isinstance(preset, Preset):
+        raise AlgorithmNotFound(f"{config.path} returned {type(preset).__name__}; expected a Preset")
+    return preset

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import dataclasses
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,13 +21,12 @@ def share_batch(batch: FlatBatch | None) -> FlatBatch:
         assert batch is not None, "rank 0 has the batch"
         return batch
     names = [field.name for field in dataclasses.fields(FlatBatch)]
-    given = [None] * len(names) if batch is None else [getattr(batch, name) for name in names]
-    sizes = _broadcast(None if batch is None else np.array([len(array) for array in given]), len(names), np.dtype("i8"))
-    arrays = (
-        _broadcast(array, size, ARRAY_TYPES[name])
-        for name, array, size in zip(names, given, sizes.tolist(), strict=True)
+    given = {} if batch is None else {name: getattr(batch, name) for name in names}
+    lengths = np.array([len(given[name]) for name in names], dtype=np.int64) if given else None
+    sizes = _broadcast(lengths, len(names), np.dtype("int64")).tolist()
+    return FlatBatch(
+        **{name: _broadcast(given.get(name), size, ARRAY_TYPES[name]) for name, size in zip(names, sizes, strict=True)}
     )
-    return FlatBatch(*arrays)
 
 
 def _broadcast(values: NDArray[Scalar] | None, size: int, dtype: np.dtype[Scalar]) -> NDArray[Scalar]:

@@ -1,6 +1,6 @@
 """Passes without gradient over a whole step, before its first update: what advantages and losses compare with.
 
-    microbatches of this rank ─▶ policy, reference, teacher, critic ─▶ sum over ranks ─▶ the same numbers on every rank
+microbatches of this rank ─▶ policy, reference, teacher, critic ─▶ sum over ranks ─▶ the same numbers on every rank
 """
 
 from __future__ import annotations

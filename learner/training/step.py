@@ -116,9 +116,7 @@ class Step:
         rows = (sequences[row] for row in shares[self._ranks.rank])
         return [pack(batch, row, prefixes=prefixes).to(self._ranks.device) for row in rows]
 
-    def _data(
-        self, batch: FlatBatch, slices: Sequence[NDArray[np.int64]], microbatches: Sequence[Microbatch]
-    ) -> _Data:
+    def _data(self, batch: FlatBatch, slices: Sequence[NDArray[np.int64]], microbatches: Sequence[Microbatch]) -> _Data:
         """The passes, the advantages, and the weights, which count an update's kept tokens on all ranks."""
         scores = score(batch, microbatches, scorers=self._scorers, passes=self._passes(updates=len(slices)))
         made = credit(batch, scores, preset=self._preset)

@@ -2,41 +2,54 @@
 
 import numpy as np
 import pytest
-import torch
 
+from learner.algorithms.config import BestOfKConfig, GrpoConfig, OnlineDpoConfig
+from learner.algorithms.registry import build_preset
 from learner.intake.task_order import TaskOrder
 from learner.sequences import LagBoundBroken, sequences_of
 from tests.learner.samples import group, trajectory
 
 
-def centred(rewards: torch.Tensor) -> torch.Tensor:
-    return rewards - rewards.mean()
+GRPO = build_preset(GrpoConfig())
 
 
-def test_a_trajectory_becomes_a_sequence_with_its_groups_advantage_on_sampled_tokens_only() -> None:
+def test_a_trajectory_becomes_a_sequence_with_its_reward_and_the_lag_of_each_sampled_token() -> None:
     first = group(0, trajectory(3, 3, reward=1.0), trajectory(2, 3, 4, reward=0.0))
-    second = group(1, trajectory(4, reward=5.0), trajectory(4, reward=5.0))
-    sequences = sequences_of([first, second], version=4, max_lag=2, advantages=centred)
-    assert [sequence.advantages.tolist() for sequence in sequences] == [
-        [0, 0, 0.5, 0.5],
-        [0, 0, -0.5, -0.5, -0.5],
-        [0, 0, 0],
-        [0, 0, 0],
-    ]
+    second = group(1, trajectory(4, reward=5.0), trajectory(4, reward=5.0, finish="length"))
+    sequences = sequences_of([first, second], version=4, max_lag=2, preset=GRPO)
+    assert [sequence.reward for sequence in sequences] == [1.0, 0.0, 5.0, 5.0]
+    assert [sequence.group for sequence in sequences] == [0, 0, 1, 1]
+    assert [sequence.pair for sequence in sequences] == [-1, -1, -1, -1]
+    assert [sequence.truncated for sequence in sequences] == [False, False, False, True]
     assert [sequence.lags.tolist() for sequence in sequences] == [[0, 0, 1, 1], [0, 0, 2, 1, 0], [0, 0, 0], [0, 0, 0]]
     assert [sequence.mixed_versions for sequence in sequences] == [False, True, False, False]
     assert sequences[0].loss_mask.tolist() == [False, False, True, True]
     assert np.array_equal(sequences[0].behavior_logprobs, first.trajectories[0].behavior_logprobs)
 
 
+def test_of_a_group_only_those_are_taken_that_the_algorithm_selects() -> None:
+    rewards = (0.5, 2.0, -1.0, 2.0)
+    groups = [group(number, *(trajectory(4, reward=reward) for reward in rewards)) for number in range(2)]
+    pairs = sequences_of(groups, version=4, max_lag=0, preset=build_preset(OnlineDpoConfig()))
+    assert [(sequence.pair, sequence.reward) for sequence in pairs] == [(0, 2.0), (0, -1.0), (1, 2.0), (1, -1.0)]
+    best = sequences_of(groups, version=4, max_lag=0, preset=build_preset(BestOfKConfig()))
+    assert [(sequence.pair, sequence.reward) for sequence in best] == [(-1, 2.0), (-1, 2.0)]
+
+
+def test_equal_prompts_are_equal_states() -> None:
+    groups = [group(0, trajectory(4), trajectory(4)), group(1, trajectory(4))]
+    states = [s.turns[0].state for s in sequences_of(groups, version=4, max_lag=0, preset=GRPO)]
+    assert states[0] == states[1] == states[2]
+
+
 def test_a_token_beyond_the_bound_is_never_let_through() -> None:
     with pytest.raises(LagBoundBroken, match="lags 0 to 3 at version 5; the bound is 0 to 2"):
-        sequences_of([group(0, trajectory(2, 5, 5))], version=5, max_lag=2, advantages=centred)
+        sequences_of([group(0, trajectory(2, 5, 5))], version=5, max_lag=2, preset=GRPO)
 
 
 def test_a_token_of_a_version_that_is_yet_to_come_is_never_let_through() -> None:
     with pytest.raises(LagBoundBroken, match="lags -1 to 0"):
-        sequences_of([group(0, trajectory(5, 6))], version=5, max_lag=2, advantages=centred)
+        sequences_of([group(0, trajectory(5, 6))], version=5, max_lag=2, preset=GRPO)
 
 
 def test_every_task_comes_once_an_epoch_in_another_order_and_the_same_after_a_restart() -> None:

@@ -24,7 +24,6 @@ def grpo(config: GrpoConfig | DrGrpoConfig | DapoConfig | MaxRlConfig) -> Preset
         name=config.type,
         estimator=group_level(config),
         loss=clip(config),
-        without_spread=not isinstance(config, DapoConfig),
     )
 
 

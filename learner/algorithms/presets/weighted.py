@@ -98,7 +98,7 @@ def reinforce(config: ReinforceConfig) -> Preset:
 
 def rloo(config: RlooConfig) -> Preset:
     """The mean of the group's others as baseline."""
-    weighted = config.loss == "reinforce"
+    weighted = config.policy_loss == "reinforce"
     return policy_gradient(
         config,
         name=config.type,
@@ -116,9 +116,7 @@ def opd(config: OpdConfig) -> Preset:
     def estimate(batch: ScoredBatch, rewards: Rewards) -> Advantages:
         assert batch.teacher_logprobs is not None, "the preset asked for the teacher's logprobs"
         assert batch.proximal_logprobs is not None, "the preset asked for a pass of the policy"
-        gaps = advantages.teacher(
-            teacher_logprobs=batch.teacher_logprobs, policy_logprobs=batch.proximal_logprobs
-        )
+        gaps = advantages.teacher(teacher_logprobs=batch.teacher_logprobs, policy_logprobs=batch.proximal_logprobs)
         kl = float(-gaps.mean()) if len(gaps) else 0.0
         return Advantages(advantages=gaps, means={"teacher_kl": kl})
 

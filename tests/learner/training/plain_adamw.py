@@ -32,7 +32,10 @@ def plain_training(path: Path, steps: list[list[TrainSequence]], *, optimizer: O
     for step in steps:
         tokens = sum(int(sequence.loss_mask.sum()) for sequence in step)
         adamw.zero_grad()
-        loss = sum((_sequence_loss(model, sequence) for sequence in step), torch.zeros(())) / tokens
+        rewards = torch.tensor([sequence.reward for sequence in step], dtype=torch.float64)
+        advantages = ((rewards - rewards.mean()) / (rewards.std() + 1e-6)).float()  # the step is one group
+        parts = (_sequence_loss(model, each, advantage) for each, advantage in zip(step, advantages, strict=True))
+        loss = sum(parts, torch.zeros(())) / tokens
         loss.backward()  # type: ignore[no-untyped-call]
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer.max_grad_norm)))
         adamw.step()
@@ -41,10 +44,10 @@ def plain_training(path: Path, steps: list[list[TrainSequence]], *, optimizer: O
     return PlainResult(weights=weights, losses=losses, grad_norms=norms)
 
 
-def _sequence_loss(model: torch.nn.Module, sequence: TrainSequence) -> torch.Tensor:
+def _sequence_loss(model: torch.nn.Module, sequence: TrainSequence, advantage: torch.Tensor) -> torch.Tensor:
     ids = torch.from_numpy(sequence.token_ids).long()
     trained = torch.from_numpy(np.flatnonzero(sequence.loss_mask))
     logprobs = torch.log_softmax(model(input_ids=ids[None]).logits[0], dim=1)[trained - 1, ids[trained]]
     weight = (logprobs.detach() - torch.from_numpy(sequence.behavior_logprobs)[trained]).exp().clamp(max=2.0)
     ratio = (logprobs - logprobs.detach()).exp()
-    return -(weight * torch.from_numpy(sequence.advantages)[trained] * ratio).sum()
+    return -(weight * advantage * ratio).sum()

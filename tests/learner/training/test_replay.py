@@ -45,9 +45,7 @@ def sampled(lease_id: int, *, version: int) -> TrajectoryGroup:
 
 
 def train(made: Trainer, groups: list[TrajectoryGroup], *, version: int) -> StepMetrics:
-    advantages = made.preset.advantages
-    assert advantages is not None
-    sequences = sequences_of(tuple(groups), version=version, max_lag=LEDGER.max_lag, advantages=advantages)
+    sequences = sequences_of(tuple(groups), version=version, max_lag=LEDGER.max_lag, preset=made.preset)
     return made.train_step(sequences, version=version)
 
 

@@ -44,7 +44,7 @@ def random_sequences(count: int, *, seed: int = 0, longest: int = 24) -> list[Tr
                 token_ids=generator.integers(0, VOCABULARY, length).astype(np.int32),
                 loss_mask=mask,
                 behavior_logprobs=np.where(mask, generator.normal(-4.0, 1.0, length), 0).astype(np.float32),
-                advantages=np.where(mask, generator.normal(), 0).astype(np.float32),
+                reward=float(generator.normal()),
                 lags=np.where(mask, number % 3, 0).astype(np.int32),
                 mixed_versions=number % 4 == 0,
             )
