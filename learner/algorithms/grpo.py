@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from torch import int64
+
 from learner.algorithms import advantages, corrections, kl, policy_loss
 from learner.algorithms.aggregation import token_weights
 from learner.algorithms.config import GrpoConfig
@@ -18,7 +20,9 @@ def grpo(config: GrpoConfig) -> Preset:
         token_weights=lambda lengths: token_weights(
             trained_lengths=lengths, aggregation=config.aggregation, constant_length=config.constant_length
         ),
-        advantages=lambda rewards: advantages.group(rewards=rewards, scale=config.advantage_scale),
+        advantages=lambda rewards: advantages.group(
+            rewards=rewards, groups=rewards.new_zeros(len(rewards), dtype=int64), scale=config.advantage_scale
+        ),
         samples_policy=True,
         needs_reference=config.kl_coefficient > 0,
     )
