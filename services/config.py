@@ -12,6 +12,7 @@ A secret can also be given as a file that holds it, as containers mount them: un
 such as `token_file` or HEADWAY_LEARNER__HTTP__TOKEN_FILE.
 """
 
+import itertools
 import logging
 import os
 import sys
@@ -142,7 +143,7 @@ def help_text(model: type[ProcessConfig], *, process: str, description: str = ""
         "",
         f"Defaults < [{process}] and [run] of RUN.toml < environment ({example}) < command line.",
         *(
-            f"Listed are the options of {flag_of(key)} {name}; for those of another: {process} {flag_of(key)} NAME --help"
+            f"Below are the options of {flag_of(key)} {name}; of another one: {process} {flag_of(key)} NAME --help"
             for key, name in picked.items()
             if name is not None
         ),
@@ -156,7 +157,7 @@ def _picked(choice: Choice, argv: Sequence[str]) -> str | None:
     """The variant that a command line asks for, by `--algo NAME` or `--algo.type=NAME`; else the default."""
     words = [word for argument in argv for word in argument.split("=", 1)]
     flags = (flag_of(choice.key), flag_of(choice.type_key))
-    named = [name for flag, name in zip(words, words[1:], strict=False) if flag in flags and name in choice.variants]
+    named = [name for flag, name in itertools.pairwise(words) if flag in flags and name in choice.variants]
     return named[-1] if named else choice.default
 
 

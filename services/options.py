@@ -154,9 +154,7 @@ def _walk_choice(
     return choice
 
 
-def _walk_variant(
-    part: type[BaseModel], *, default: object, choice: Choice, variant: str, into: _Collected
-) -> None:
+def _walk_variant(part: type[BaseModel], *, default: object, choice: Choice, variant: str, into: _Collected) -> None:
     kept = into[0][choice.type_key]  # the variant's own field of that name is a constant
     _walk(part, default=default, prefix=f"{choice.key}.", variant=variant, into=into)
     into[0][choice.type_key] = kept

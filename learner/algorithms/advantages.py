@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.algorithms.config import AdvantageScale
 from learner.algorithms.grouping import Grouping
+from learner.algorithms.knobs import AdvantageScale
 from learner.algorithms.token_runs import at_end, discounted_sums, has_next
 
 EPSILON = 1e-6

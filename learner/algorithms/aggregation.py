@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.algorithms.config import Aggregation
+from learner.algorithms.knobs import Aggregation
 
 
 def token_weights(

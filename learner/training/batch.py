@@ -195,13 +195,14 @@ def _turns_of(sequence: TrainSequence) -> tuple[TrainTurn, ...]:
 
 def _turns(sequences: Sequence[TrainSequence]) -> NDArray[np.int64]:
     """The number of each token's turn, counted over all sequences, [N]; what precedes the first turn belongs to it."""
-    numbers, before = [], 0
+    numbers: list[NDArray[np.int64]] = []
+    before = 0
     for sequence in sequences:
         starts = [turn.start for turn in _turns_of(sequence)]
         places = np.searchsorted(starts, np.arange(len(sequence.token_ids)), side="right") - 1
-        numbers.append(np.maximum(places, 0) + before)
+        numbers.append((np.maximum(places, 0) + before).astype(np.int64))
         before += len(starts)
-    return np.concatenate(numbers).astype(np.int64)
+    return np.concatenate(numbers)
 
 
 def _known(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:

@@ -183,8 +183,8 @@ def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, prefixes: Prefixes) 
 def _pairs(numbers: NDArray[np.int64], sequences: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where in the row the two sequences of each pair stand, the one that is first in the batch first, [P, 2]."""
     paired = np.flatnonzero(numbers >= 0)
-    order = paired[np.lexsort((sequences[paired], numbers[paired]))]
-    return order.reshape(-1, 2).astype(np.int64)
+    order: NDArray[np.int64] = paired[np.lexsort((sequences[paired], numbers[paired]))].astype(np.int64)
+    return order.reshape(-1, 2)
 
 
 def _candidates(batch: FlatBatch, target: NDArray[np.int64]) -> Tensor | None:

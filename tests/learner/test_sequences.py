@@ -9,7 +9,6 @@ from learner.intake.task_order import TaskOrder
 from learner.sequences import LagBoundBroken, sequences_of
 from tests.learner.samples import group, trajectory
 
-
 GRPO = build_preset(GrpoConfig())
 
 

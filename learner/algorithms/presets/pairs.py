@@ -127,7 +127,9 @@ def _preference(config: DpoConfig, tokens: LossTokens) -> PairLoss:
         return preference_losses.ipo(**sums, beta=config.beta)
     if config.loss == "orpo":
         return preference_losses.orpo(**sums, beta=config.beta)
-    return preference_losses.simpo(**sums, beta=config.beta, gamma=config.simpo_margin, label_smoothing=config.label_smoothing)
+    return preference_losses.simpo(
+        **sums, beta=config.beta, gamma=config.simpo_margin, label_smoothing=config.label_smoothing
+    )
 
 
 def _per_pair(lengths: NDArray[np.int64]) -> NDArray[np.float64]:

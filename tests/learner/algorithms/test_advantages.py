@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from learner.algorithms import advantages
-from learner.algorithms.config import AdvantageScale
+from learner.algorithms.knobs import AdvantageScale
 from tests.learner.algorithms.steps import floats, integers
 
 SCALES: tuple[AdvantageScale, ...] = ("std", "none", "mean")

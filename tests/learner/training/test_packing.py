@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ def test_a_plan_places_every_sequence_once_within_the_budget_and_evenly(ranks: i
 def test_a_rank_without_sequences_still_has_a_row_that_trains_nothing() -> None:
     batch = flatten(random_sequences(1))
     shares = plan(batch.lengths, prefixes=shared_prefixes(batch), ranks=2, microbatch_tokens=100)
-    empty = pack(batch, shares[1][0], prefixes=shared_prefixes(batch), weights=np.ones(1))
+    empty = pack(batch, shares[1][0], prefixes=shared_prefixes(batch))
     assert len(empty.token_ids) == 1
     assert len(empty.targets) == 0
 
@@ -43,17 +44,19 @@ def test_a_row_leaves_out_last_tokens_and_points_each_target_at_the_token_before
         return TrainSequence.supervised(token_ids=np.array(tokens, dtype=np.int32), loss_mask=mask)
 
     batch = flatten([sequence([10, 11, 12], [2]), sequence([20], []), sequence([30, 31, 32, 33], [1, 3])])
-    row = pack(batch, np.array([2, 1, 0]), prefixes=shared_prefixes(batch), weights=np.array([0.5, 9.0, 0.25]))
+    row = pack(batch, np.array([2, 1, 0]), prefixes=shared_prefixes(batch))
     assert row.token_ids.tolist() == [30, 31, 32, 10, 11]
     assert row.positions.tolist() == [0, 1, 2, 0, 1]
     assert row.targets.tolist() == [31, 33, 12]
     assert row.token_ids[row.rows].tolist() == [30, 32, 11]
-    assert row.weights.tolist() == [0.25, 0.25, 0.5]
+    assert row.sequences.tolist() == [0, 0, 2]
+    assert row.members.tolist() == [2, 1, 0]
+    assert batch.token_ids[row.places].tolist() == [31, 33, 12]
 
 
 def test_only_tokens_of_the_learners_own_version_in_unmixed_sequences_count_as_current() -> None:
     batch = flatten(random_sequences(12))
-    row = pack(batch, np.arange(12), prefixes=shared_prefixes(batch), weights=np.ones(12))
+    row = pack(batch, np.arange(12), prefixes=shared_prefixes(batch))
     owner = np.repeat(np.arange(12), batch.lengths)
     expected = (batch.lags == 0) & ~batch.mixed_versions[owner]
     assert row.current.tolist() == expected[batch.loss_mask].tolist()
@@ -70,7 +73,7 @@ def test_buckets_hold_little_padding_and_cover_the_row() -> None:
 
 def test_a_prompt_stands_in_a_row_once_for_all_completions_of_its_group() -> None:
     batch = flatten([completion([7, 8, 9], [1, 2]), completion([7, 8], [3, 4]), completion([7, 8, 9], [4, 5, 6])])
-    row = pack(batch, np.array([0, 1, 2]), prefixes=shared_prefixes(batch), weights=np.ones(3))
+    row = pack(batch, np.array([0, 1, 2]), prefixes=shared_prefixes(batch))
     assert row.token_ids.tolist() == [7, 8, 9, 1, 7, 8, 3, 4, 5]
     assert row.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4]
     assert row.targets.tolist() == [1, 2, 3, 4, 4, 5, 6]
@@ -81,6 +84,20 @@ def test_a_plan_keeps_a_group_together_and_counts_its_prompt_once() -> None:
     batch = flatten([completion(list(range(20)), [1, 2]) for _ in range(4)] + [completion([50] * 20, [3])])
     shares = plan(batch.lengths, prefixes=shared_prefixes(batch), ranks=1, microbatch_tokens=30)
     assert [sorted(row.tolist()) for row in shares[0]] == [[4], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("budget", [1, 20, 10_000])
+def test_the_two_of_a_pair_share_a_row_with_the_chosen_one_first(budget: int) -> None:
+    draw = np.random.default_rng(5)
+    sequences = [
+        replace(completion([7, number], draw.integers(3, 30, draw.integers(1, 9)).tolist()), pair=number // 2)
+        for number in range(20)
+    ]
+    batch = flatten(sequences)
+    shares = plan(batch.lengths, prefixes=shared_prefixes(batch), pairs=batch.pairs, ranks=2, microbatch_tokens=budget)
+    rows = [pack(batch, row, prefixes=shared_prefixes(batch)) for share in shares for row in share]
+    pairs = [tuple(row.members[pair].tolist()) for row in rows for pair in row.pairs]
+    assert sorted(pairs) == [(number, number + 1) for number in range(0, 20, 2)]
 
 
 def completion(prompt: list[int], tokens: list[int]) -> TrainSequence:
@@ -101,9 +118,9 @@ def test_shared_prompts_change_neither_logprobs_nor_gradients(tiny_llama: Path) 
     gradients, logprobs = [], []
     for prefixes in (nothing_shared(12), shared_prefixes(batch)):
         order = plan(batch.lengths, prefixes=nothing_shared(12), ranks=1, microbatch_tokens=10_000)[0][0]
-        row = pack(batch, order, prefixes=prefixes, weights=np.ones(12))
+        row = pack(batch, order, prefixes=prefixes)
         policy.zero_grad()
-        found, _ = policy(row)
+        found = policy(row)[0]
         (found * torch.linspace(0.5, 2.0, len(found))).sum().backward()
         logprobs.append(found.detach())
         gradients.append([parameter.grad.clone() for parameter in policy.parameters() if parameter.grad is not None])
@@ -121,7 +138,7 @@ def test_packed_logprobs_and_gradients_are_those_of_the_plain_model_on_each_sequ
     batch = flatten(sequences)
     order = plan(batch.lengths, prefixes=shared_prefixes(batch), ranks=1, microbatch_tokens=10_000)[0][0]
     policy = PolicyModel(load_causal_lm(tiny_llama, dtype=torch.float32), settings=SETTINGS)
-    logprobs, entropy = policy(pack(batch, order, prefixes=shared_prefixes(batch), weights=np.ones(9)))
+    logprobs, entropy, _ = policy(pack(batch, order, prefixes=shared_prefixes(batch)))
     logprobs.sum().backward()
 
     plain = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
