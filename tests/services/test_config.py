@@ -182,14 +182,25 @@ def test_an_argument_that_is_no_flag_and_a_flag_without_value_are_errors() -> No
 
 
 def test_help_shows_every_option_with_default_and_meaning() -> None:
-    text = help_text(Config, process="learner")
+    texts = [help_text(Config, process="learner", argv=("--algo", name, "--help")) for name in ("grpo", "sft")]
     schema = schema_of(Config)
-    assert all(option.description and option.description in text for option in schema.options.values())
-    assert "--max-lag  integer, default 4" in text
-    assert "--algo.type, or --algo  grpo|sft, default grpo" in text
-    assert "--algo.epochs  integer, default 1 (grpo), default 3 (sft) [only for grpo or sft]" in text
-    assert "--model  path, required" in text
-    assert "--http.port  integer, default 8100" in text
+    assert all(option.description and option.description in "".join(texts) for option in schema.options.values())
+    assert "--max-lag  integer, default 4" in texts[0]
+    assert "--algo.type, or --algo  grpo|sft, default grpo" in texts[0]
+    assert "--model  path, required" in texts[0]
+    assert "--http.port  integer, default 8100" in texts[0]
+
+
+def test_help_shows_the_options_of_the_algorithm_that_is_asked_for_and_no_others() -> None:
+    default = help_text(Config, process="learner", argv=("--help",))
+    grpo, sft = (help_text(Config, process="learner", argv=(f"--algo={name}",)) for name in ("grpo", "sft"))
+    assert default == grpo
+    assert "options of --algo grpo" in grpo
+    assert "options of --algo sft" in sft
+    assert "--algo.epochs  integer, default 1\n" in grpo
+    assert "--algo.epochs  integer, default 3\n" in sft
+    assert "--algo.clip-low" in grpo
+    assert "--algo.clip-low" not in sft
 
 
 def test_the_command_exits_with_2_and_a_clean_message(

@@ -33,7 +33,8 @@ def plain_training(path: Path, steps: list[list[TrainSequence]], *, optimizer: O
         tokens = sum(int(sequence.loss_mask.sum()) for sequence in step)
         adamw.zero_grad()
         rewards = torch.tensor([sequence.reward for sequence in step], dtype=torch.float64)
-        advantages = ((rewards - rewards.mean()) / (rewards.std() + 1e-6)).float()  # the step is one group
+        spread = rewards.std() + 1e-6 if len(rewards) > 1 else 1.0
+        advantages = ((rewards - rewards.mean()) / spread).float()  # the step is one group
         parts = (_sequence_loss(model, each, advantage) for each, advantage in zip(step, advantages, strict=True))
         loss = sum(parts, torch.zeros(())) / tokens
         loss.backward()  # type: ignore[no-untyped-call]
