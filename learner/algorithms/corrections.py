@@ -165,8 +165,8 @@ def interpolated_proximal(*, behavior_logprobs: Tensor, policy_logprobs: Tensor,
     """alpha behavior + (1 - alpha) sg(policy), alpha = 1/(lag + 1): a proximal policy without a forward pass.
 
     `lags` [N] counts policy versions from the one that sampled the token to the proximal one; the policy is one further
-    on, and its logprob is taken to move evenly. A fresh token's proximal is its behavior; the staler a token, the nearer
-    its proximal to the policy. Source: A-3PO (arXiv 2512.06547).
+    on, and its logprob is taken to move evenly. A fresh token's proximal is its behavior; the staler a token is, the
+    nearer its proximal is to the policy. Source: A-3PO (arXiv 2512.06547).
     """
     alpha = 1.0 / (lags.to(policy_logprobs.dtype) + 1.0)
     return alpha * finite(behavior_logprobs.detach()) + (1.0 - alpha) * finite(policy_logprobs.detach())
