@@ -20,6 +20,8 @@ from torch import Tensor
 from learner.algorithms.per_sequence import sequence_lengths, sequence_means, sequence_sums
 from learner.algorithms.ratios import bounded, finite, log_gap, ratio
 
+Weight = Literal["truncate", "sequence", "none"]
+
 
 @dataclass(frozen=True)
 class Window:
@@ -41,7 +43,7 @@ class Rules:
     `token_window`, w itself, which is IcePop. The windows filter as `mask_token` and `mask_sequence` do.
     """
 
-    weight: Literal["truncate", "sequence", "none"] = "truncate"
+    weight: Weight = "truncate"
     cap: float = 2.0
     token_window: Window | None = None
     sequence_window: Window | None = None
