@@ -20,6 +20,8 @@ from torch import Tensor
 from learner.algorithms.per_sequence import sequence_lengths, sequence_means, sequence_sums
 from learner.algorithms.ratios import bounded, finite, log_gap, ratio
 
+Weight = Literal["truncate", "sequence", "none"]
+
 
 @dataclass(frozen=True)
 class Window:
@@ -41,7 +43,7 @@ class Rules:
     `token_window`, w itself, which is IcePop. The windows filter as `mask_token` and `mask_sequence` do.
     """
 
-    weight: Literal["truncate", "sequence", "none"] = "truncate"
+    weight: Weight = "truncate"
     cap: float = 2.0
     token_window: Window | None = None
     sequence_window: Window | None = None
@@ -165,8 +167,8 @@ def interpolated_proximal(*, behavior_logprobs: Tensor, policy_logprobs: Tensor,
     """alpha behavior + (1 - alpha) sg(policy), alpha = 1/(lag + 1): a proximal policy without a forward pass.
 
     `lags` [N] counts policy versions from the one that sampled the token to the proximal one; the policy is one further
-    on, and its logprob is taken to move evenly. A fresh token's proximal is its behavior; the staler a token, the nearer
-    its proximal to the policy. Source: A-3PO (arXiv 2512.06547).
+    on, and its logprob is taken to move evenly. A fresh token's proximal is its behavior; the staler a token is, the
+    nearer its proximal is to the policy. Source: A-3PO (arXiv 2512.06547).
     """
     alpha = 1.0 / (lags.to(policy_logprobs.dtype) + 1.0)
     return alpha * finite(behavior_logprobs.detach()) + (1.0 - alpha) * finite(policy_logprobs.detach())

@@ -50,8 +50,8 @@ def dpo(
 ) -> PairLoss:
     """-(1 - e) log sigmoid(h) - e log sigmoid(-h), h the difference of the rewards beta (logprob - reference).
 
-    `label_smoothing` e, 0 to 0.5, is the chance that a label is wrong; the loss is then least at h = log((1 - e)/e), and
-    not at infinity. Sources: DPO (arXiv 2305.18290); the smoothed form is conservative DPO
+    `label_smoothing` e, 0 to 0.5, is the chance that a label is wrong; the loss is then least at h = log((1 - e)/e),
+    and not at infinity. Sources: DPO (arXiv 2305.18290); the smoothed form is conservative DPO
     (https://ericmitchell.ai/cdpo.pdf).
     """
     chosen = beta * log_gap(numerator=chosen_logprobs, denominator=chosen_reference_logprobs)
@@ -76,8 +76,9 @@ def ipo(
     (arXiv 2310.12036), which leaves the length open; its authors settled on the mean
     (https://huggingface.co/blog/pref-tuning).
     """
-    chosen = log_gap(numerator=chosen_logprobs, denominator=chosen_reference_logprobs) / chosen_lengths
-    rejected = log_gap(numerator=rejected_logprobs, denominator=rejected_reference_logprobs) / rejected_lengths
+    chosen_gap = log_gap(numerator=chosen_logprobs, denominator=chosen_reference_logprobs)
+    rejected_gap = log_gap(numerator=rejected_logprobs, denominator=rejected_reference_logprobs)
+    chosen, rejected = _per_token(chosen_gap, chosen_lengths), _per_token(rejected_gap, rejected_lengths)
     return _pair_loss((chosen - rejected - 1.0 / (2.0 * beta)).square(), beta * chosen, beta * rejected)
 
 
@@ -94,7 +95,8 @@ def orpo(
     The first term is the likelihood of the chosen side, which belongs to the loss: a further SFT weight comes on top.
     Needs no reference. Rewards are beta c and beta r. Source: ORPO (arXiv 2403.07691), whose lambda is beta.
     """
-    chosen, rejected = finite(chosen_logprobs) / chosen_lengths, finite(rejected_logprobs) / rejected_lengths
+    chosen = _per_token(finite(chosen_logprobs), chosen_lengths)
+    rejected = _per_token(finite(rejected_logprobs), rejected_lengths)
     preference = -logsigmoid(_log_odds(chosen) - _log_odds(rejected))
     return _pair_loss(beta * preference - chosen, beta * chosen, beta * rejected)
 
@@ -114,8 +116,8 @@ def simpo(
     `gamma` is the margin by which the rewards beta c and beta r should differ. Needs no reference. Source: SimPO (arXiv
     2405.14734), which takes beta 2 to 10 and gamma about half of it.
     """
-    chosen = beta * finite(chosen_logprobs) / chosen_lengths
-    rejected = beta * finite(rejected_logprobs) / rejected_lengths
+    chosen = beta * _per_token(finite(chosen_logprobs), chosen_lengths)
+    rejected = beta * _per_token(finite(rejected_logprobs), rejected_lengths)
     return _pair_loss(_smoothed(chosen - rejected - gamma, label_smoothing), chosen, rejected)
 
 
@@ -168,6 +170,11 @@ def bradley_terry(
     difference = -logsigmoid(chosen_scores - rejected_scores - margins)
     centre = centre_coefficient * (chosen_scores + rejected_scores).square()
     return _pair_loss(difference + centre, chosen_scores, rejected_scores)
+
+
+def _per_token(sums: Tensor, lengths: Tensor) -> Tensor:
+    """`sums` over `lengths`; a sequence without tokens has 0, not NaN."""
+    return sums / lengths.clamp(min=1)
 
 
 def _smoothed(margin: Tensor, label_smoothing: float) -> Tensor:

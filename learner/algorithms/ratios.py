@@ -1,4 +1,4 @@
-"""Ratios of probabilities from logprobs, finite however far apart or impossible the two are. Tensors are of any shape."""
+"""Ratios of probabilities from logprobs, finite however far apart or impossible the two are. Tensors have any shape."""
 
 from __future__ import annotations
 

@@ -25,18 +25,18 @@ def value_loss(*, values: Tensor, old_values: Tensor, returns: Tensor, clip: flo
     plain = (values - returns).square()
     if clip is None:
         return ValueLoss(losses=plain / 2, clipped=None)
-    near = old_values + (values - old_values).clamp(-clip, clip)
-    limited = (near - returns).square()
+    limited = (values.clamp(old_values - clip, old_values + clip) - returns).square()
     return ValueLoss(losses=torch.maximum(plain, limited) / 2, clipped=limited > plain)
 
 
 def explained_variance(*, values: Tensor, returns: Tensor) -> float | None:
-    """1 - Var(returns - values)/Var(returns) over the M tokens of a whole step: 1 is perfect, 0 no better than a constant.
+    """1 - Var(returns - values)/Var(returns) over the M tokens of a whole step.
 
-    None where the returns do not vary, so that there is nothing to explain.
+    1 is perfect, 0 no better than a constant. None where the returns do not vary, so that there is nothing to explain.
     """
-    spread = returns.detach().double().var(correction=0)
-    if returns.numel() < 2 or float(spread) == 0:
+    # Equal returns can have a mean that differs from them by rounding; they have no spread all the same.
+    if returns.numel() < 2 or bool((returns == returns[0]).all()):
         return None
-    unexplained = (returns - values).detach().double().var(correction=0)
-    return float(1 - unexplained / spread)
+    targets = returns.detach().double()
+    unexplained = (targets - values.detach().double()).var(correction=0)
+    return float(1 - unexplained / targets.var(correction=0))

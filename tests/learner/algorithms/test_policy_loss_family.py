@@ -1,0 +1,369 @@
+"""The policy losses other than `clip`: numbers by hand, and what all of them have in common."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from learner.algorithms import policy_loss
+from learner.algorithms.policy_loss import PolicyLoss
+from tests.learner.algorithms.differences import central_differences, doubles, gradient, logs
+
+
+@dataclass(frozen=True)
+class Tokens:
+    policy: Tensor
+    proximal: Tensor
+    behavior: Tensor
+    advantages: Tensor
+    sequences: Tensor
+    count: int
+
+
+def plain_clip(tokens: Tokens, dual_clip: float | None = None) -> PolicyLoss:
+    return policy_loss.clip(
+        policy_logprobs=tokens.policy,
+        proximal_logprobs=tokens.proximal,
+        advantages=tokens.advantages,
+        clip_low=0.2,
+        clip_high=0.28,
+        dual_clip=dual_clip,
+    )
+
+
+def sequence_clip(tokens: Tokens, clip_low: float = 0.2, clip_high: float = 0.2) -> PolicyLoss:
+    return policy_loss.sequence_clip(
+        policy_logprobs=tokens.policy,
+        proximal_logprobs=tokens.proximal,
+        advantages=tokens.advantages,
+        sequences=tokens.sequences,
+        count=tokens.count,
+        clip_low=clip_low,
+        clip_high=clip_high,
+    )
+
+
+def cispo(tokens: Tokens, clip_low: float = 1.0) -> PolicyLoss:
+    return policy_loss.cispo(
+        policy_logprobs=tokens.policy,
+        behavior_logprobs=tokens.behavior,
+        advantages=tokens.advantages,
+        clip_low=clip_low,
+        clip_high=0.28,
+    )
+
+
+def reinforce(tokens: Tokens, cap: float | None = 1.0) -> PolicyLoss:
+    return policy_loss.reinforce(
+        policy_logprobs=tokens.policy, behavior_logprobs=tokens.behavior, advantages=tokens.advantages, cap=cap
+    )
+
+
+def topr(tokens: Tokens, positive_weight: float = 1.0, negative_weight: float = 1.0) -> PolicyLoss:
+    return policy_loss.topr(
+        policy_logprobs=tokens.policy,
+        behavior_logprobs=tokens.behavior,
+        advantages=tokens.advantages,
+        positive_weight=positive_weight,
+        negative_weight=negative_weight,
+    )
+
+
+def kimi(tokens: Tokens, tau: float = 0.1) -> PolicyLoss:
+    return policy_loss.kimi(
+        policy_logprobs=tokens.policy, proximal_logprobs=tokens.proximal, advantages=tokens.advantages, tau=tau
+    )
+
+
+def dppo(tokens: Tokens, kappa: float = 1e-3) -> PolicyLoss:
+    return policy_loss.dppo(
+        policy_logprobs=tokens.policy,
+        behavior_logprobs=tokens.behavior,
+        advantages=tokens.advantages,
+        delta_low=0.2,
+        delta_high=0.2,
+        kappa=kappa,
+    )
+
+
+LOSSES: dict[str, Callable[[Tokens], PolicyLoss]] = {
+    "clip": plain_clip,
+    "dual_clip": partial(plain_clip, dual_clip=3.0),
+    "sequence_clip": sequence_clip,
+    "cispo": cispo,
+    "reinforce": reinforce,
+    "uncapped": partial(reinforce, cap=None),
+    "topr": topr,
+    "kimi": kimi,
+    "dppo": dppo,
+}
+every_loss = pytest.mark.parametrize("name", LOSSES)
+
+
+def one_token(policy: float, anchor: float, advantage: float) -> Tokens:
+    """A token with probability `policy` now and `anchor` under both the proximal and the behavior policy."""
+    return Tokens(logs(policy), logs(anchor), logs(anchor), doubles(advantage), torch.tensor([0]), 1)
+
+
+def random_tokens(seed: int, count: int = 4) -> Tokens:
+    """`count` trajectories of 1, 2, 3, ... tokens, the policy moved from proximal and behavior by about a tenth."""
+    generator = torch.Generator().manual_seed(seed)
+    sequences = torch.repeat_interleave(torch.arange(count), torch.arange(1, count + 1))
+
+    def normal() -> Tensor:
+        return torch.randn(len(sequences), generator=generator, dtype=torch.float64)
+
+    behavior = -normal().abs() - 0.5
+    proximal = behavior + 0.1 * normal()
+    return Tokens(proximal + 0.1 * normal(), proximal, behavior, normal(), sequences, count)
+
+
+def moved_to(tokens: Tokens, policy: Tensor) -> Tokens:
+    return Tokens(policy, tokens.proximal, tokens.behavior, tokens.advantages, tokens.sequences, tokens.count)
+
+
+def policy_gradient(loss: Callable[[Tokens], PolicyLoss], tokens: Tokens) -> Tensor:
+    return gradient(lambda policy: loss(moved_to(tokens, policy)).losses.sum(), tokens.policy)
+
+
+def flags(loss: PolicyLoss) -> list[bool]:
+    assert loss.clipped is not None
+    return [bool(flag) for flag in loss.clipped]
+
+
+def test_the_sequence_ratio_is_the_geometric_mean_of_a_trajectorys_ratios() -> None:
+    # Trajectory 0: ratios 1 and 1.21, geometric mean 1.1. Trajectory 1: ratio 0.5.
+    tokens = Tokens(
+        policy=logs(0.3, 0.121, 0.2),
+        proximal=logs(0.3, 0.1, 0.4),
+        behavior=logs(0.3, 0.1, 0.4),
+        advantages=doubles(2, 2, -1),
+        sequences=torch.tensor([0, 0, 1]),
+        count=2,
+    )
+    wide = sequence_clip(tokens)
+    # 1.1 is within 0.2: -1.1 x 2 on each of its tokens. 0.5 is not: pushing down stops at 0.8, and -0.8 x -1 = 0.8.
+    assert wide.losses.tolist() == pytest.approx([-2.2, -2.2, 0.8])
+    assert flags(wide) == [False, False, True]
+    narrow = sequence_clip(tokens, clip_high=0.05)
+    assert narrow.losses.tolist() == pytest.approx([-2.1, -2.1, 0.8])
+    assert flags(narrow) == [True, True, True]
+
+
+def test_with_advantages_that_differ_by_token_each_token_gets_the_sequence_ratio_times_its_own_advantage() -> None:
+    tokens = Tokens(
+        policy=logs(0.3, 0.121),
+        proximal=logs(0.3, 0.1),
+        behavior=logs(0.3, 0.1),
+        advantages=doubles(2, -3),
+        sequences=torch.tensor([0, 0]),
+        count=1,
+    )
+    # s = sqrt(1 x 1.21) = 1.1; d/dlp of -s A is -1.1 x 2 and -1.1 x -3.
+    assert policy_gradient(sequence_clip, tokens).tolist() == pytest.approx([-2.2, 3.3])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_sequence_clip_has_the_gradient_of_its_objective_over_trajectories(seed: int) -> None:
+    tokens = random_tokens(seed)
+    lengths = torch.arange(1, tokens.count + 1, dtype=torch.float64)
+    per_sequence = torch.randn(tokens.count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+    def objective(policy: Tensor) -> Tensor:
+        total = doubles(0.0)[0]
+        for number in range(tokens.count):
+            mine = tokens.sequences == number
+            ratio = torch.exp((policy[mine] - tokens.proximal[mine]).mean())
+            total = total - torch.minimum(ratio * per_sequence[number], ratio.clamp(0.95, 1.05) * per_sequence[number])
+        return total
+
+    def ours(policy: Tensor) -> Tensor:
+        losses = policy_loss.sequence_clip(
+            policy_logprobs=policy,
+            proximal_logprobs=tokens.proximal,
+            advantages=per_sequence[tokens.sequences],
+            sequences=tokens.sequences,
+            count=tokens.count,
+            clip_low=0.05,
+            clip_high=0.05,
+        ).losses
+        return (losses / lengths[tokens.sequences]).sum()
+
+    torch.testing.assert_close(ours(tokens.policy), objective(tokens.policy))
+    torch.testing.assert_close(gradient(ours, tokens.policy), central_differences(objective, tokens.policy))
+
+
+@pytest.mark.parametrize(
+    ("policy", "clip_low", "weight", "clipped"),
+    [
+        (0.15, 1.0, 1.28, True),  # 0.15/0.1 = 1.5 is above 1 + 0.28
+        (0.12, 1.0, 1.2, False),
+        (0.05, 1.0, 0.5, False),  # clip_low = 1 bounds nothing
+        (0.05, 0.2, 0.8, True),
+    ],
+)
+def test_cispo_bounds_the_weight_of_a_token_and_keeps_its_gradient(
+    policy: float, clip_low: float, weight: float, clipped: bool
+) -> None:
+    tokens = one_token(policy, 0.1, advantage=2.0)
+    loss = cispo(tokens, clip_low=clip_low)
+    assert loss.losses.tolist() == pytest.approx([-weight * 2 * math.log(policy)])
+    assert flags(loss) == [clipped]
+    assert policy_gradient(partial(cispo, clip_low=clip_low), tokens).tolist() == pytest.approx([-weight * 2])
+
+
+def test_reinforce_weights_by_the_ratio_up_to_its_cap() -> None:
+    likelier, rarer = one_token(0.3, 0.1, advantage=2.0), one_token(0.05, 0.1, advantage=-1.0)
+    # 0.3/0.1 = 3 under caps of 1, 5 and none; 0.05/0.1 = 0.5 under all of them.
+    for cap, weight in ((1.0, 1.0), (5.0, 3.0), (None, 3.0)):
+        assert policy_gradient(partial(reinforce, cap=cap), likelier).tolist() == pytest.approx([-weight * 2])
+        assert policy_gradient(partial(reinforce, cap=cap), rarer).tolist() == pytest.approx([0.5])
+    assert reinforce(likelier).losses.tolist() == pytest.approx([-2 * math.log(0.3)])
+    assert flags(reinforce(likelier)) == [True]
+    assert flags(reinforce(rarer)) == [False]
+    assert reinforce(likelier, cap=None).clipped is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "advantage", "weight", "clipped"),
+    [
+        (0.3, 2.0, 1.0, False),  # good tokens have no ratio, whichever way they moved
+        (0.05, 2.0, 1.0, False),
+        (0.3, -2.0, 1.0, True),  # 3 is tapered to 1
+        (0.05, -2.0, 0.5, False),
+    ],
+)
+def test_topr_tapers_the_bad_tokens_only(policy: float, advantage: float, weight: float, clipped: bool) -> None:
+    tokens = one_token(policy, 0.1, advantage)
+    assert topr(tokens).losses.tolist() == pytest.approx([-weight * advantage * math.log(policy)])
+    assert flags(topr(tokens)) == [clipped]
+    assert policy_gradient(topr, tokens).tolist() == pytest.approx([-weight * advantage])
+    sided = partial(topr, positive_weight=0.25, negative_weight=4.0)
+    side = 0.25 if advantage > 0 else 4.0
+    assert policy_gradient(sided, tokens).tolist() == pytest.approx([-side * weight * advantage])
+
+
+def test_kimi_pulls_back_by_the_squared_distance_to_the_proximal_policy() -> None:
+    tokens = one_token(0.2, 0.1, advantage=2.0)
+    # The gap is ln 2: -2 ln 0.2 + 0.1/2 (ln 2)^2, with slope -2 + 0.1 ln 2.
+    assert kimi(tokens).losses.tolist() == pytest.approx([-2 * math.log(0.2) + 0.05 * math.log(2) ** 2])
+    assert policy_gradient(kimi, tokens).tolist() == pytest.approx([-2 + 0.1 * math.log(2)])
+    assert kimi(tokens).clipped is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "behavior", "advantage", "dropped"),
+    [
+        (0.35, 0.1, 2.0, True),  # up by 0.25
+        (0.25, 0.1, 2.0, False),  # up by 0.15
+        (0.1, 0.35, 2.0, False),  # a good token that fell is pulled back up, however far it fell
+        (0.1, 0.35, -2.0, True),  # down by 0.25
+        (0.35, 0.1, -2.0, False),
+        (0.1, 0.001, 2.0, False),  # a hundred times likelier, but only by 0.099
+        (0.999, 0.7, 2.0, True),  # a ratio of 1.43, but up by 0.299
+    ],
+)
+def test_dppo_drops_a_token_by_the_difference_of_probabilities(
+    policy: float, behavior: float, advantage: float, dropped: bool
+) -> None:
+    tokens = one_token(policy, behavior, advantage)
+    ratio, gap = policy / behavior, math.log(policy / behavior)
+    gain = 0.0 if dropped else ratio * advantage
+    assert dppo(tokens).losses.tolist() == pytest.approx([1e-3 * gap**2 - gain])
+    assert flags(dppo(tokens)) == [dropped]
+    # The ratio's derivative by the logprob is the ratio.
+    assert policy_gradient(dppo, tokens).tolist() == pytest.approx([2e-3 * gap - gain])
+
+
+@every_loss
+def test_where_the_policy_has_not_moved_every_loss_has_the_gradient_of_reinforce(name: str) -> None:
+    drawn = random_tokens(0)
+    still = Tokens(drawn.policy, drawn.policy, drawn.policy, drawn.advantages, drawn.sequences, drawn.count)
+    torch.testing.assert_close(policy_gradient(LOSSES[name], still), -drawn.advantages)
+    # REINFORCE itself, -A log p, by finite differences.
+    plain = central_differences(lambda policy: -(drawn.advantages * policy).sum(), drawn.policy)
+    torch.testing.assert_close(policy_gradient(LOSSES[name], still), plain)
+
+
+@pytest.mark.parametrize("name", ["clip", "dual_clip", "kimi", "dppo"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loss_without_stopped_gradients_has_the_gradient_of_finite_differences(name: str, seed: int) -> None:
+    tokens = random_tokens(seed)
+    leaf = tokens.policy.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda policy: LOSSES[name](moved_to(tokens, policy)).losses, (leaf,))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_within_its_bounds_a_weighted_logprob_has_the_gradient_of_the_importance_sampled_gain(seed: int) -> None:
+    tokens = random_tokens(seed)
+
+    def objective(policy: Tensor) -> Tensor:
+        return -(torch.exp(policy - tokens.behavior) * tokens.advantages).sum()
+
+    expected = central_differences(objective, tokens.policy)
+    for loss in (partial(reinforce, cap=None), partial(reinforce, cap=100.0)):
+        torch.testing.assert_close(policy_gradient(loss, tokens), expected)
+    within = ~torch.tensor(flags(cispo(tokens)))
+    assert within.any()
+    torch.testing.assert_close(policy_gradient(cispo, tokens)[within], expected[within])
+    tapered = (tokens.advantages <= 0) & (tokens.policy < tokens.behavior)
+    torch.testing.assert_close(policy_gradient(topr, tokens)[tapered], expected[tapered])
+
+
+@every_loss
+def test_the_weighted_loss_and_its_gradient_do_not_depend_on_the_split_into_microbatches(name: str) -> None:
+    tokens = random_tokens(7, count=5)
+    weights = 1.0 / (tokens.count * torch.bincount(tokens.sequences).double()[tokens.sequences])
+
+    def total(policy: Tensor, parts: list[list[int]]) -> Tensor:
+        moved = moved_to(tokens, policy)
+        return sum((_part_total(name, moved, weights, part) for part in parts), start=policy.new_zeros(()))
+
+    whole = [[0, 1, 2, 3, 4]]
+    for parts in ([[0, 1], [2, 3, 4]], [[4, 0], [3], [1, 2]], [[0], [1], [2], [3], [4]]):
+        torch.testing.assert_close(total(tokens.policy, parts), total(tokens.policy, whole))
+        torch.testing.assert_close(
+            gradient(partial(total, parts=parts), tokens.policy), gradient(partial(total, parts=whole), tokens.policy)
+        )
+
+
+def _part_total(name: str, tokens: Tokens, weights: Tensor, numbers: list[int]) -> Tensor:
+    """The weighted loss of a microbatch of the sequences `numbers`, renumbered in that order and end to end."""
+    indices = torch.cat([torch.nonzero(tokens.sequences == number)[:, 0] for number in numbers])
+    lengths = torch.tensor([int((tokens.sequences == number).sum()) for number in numbers])
+    part = Tokens(
+        policy=tokens.policy[indices],
+        proximal=tokens.proximal[indices],
+        behavior=tokens.behavior[indices],
+        advantages=tokens.advantages[indices],
+        sequences=torch.repeat_interleave(torch.arange(len(numbers)), lengths),
+        count=len(numbers),
+    )
+    return (weights[indices] * LOSSES[name](part).losses).sum()
+
+
+@every_loss
+def test_losses_and_gradients_stay_finite_for_impossible_and_far_apart_logprobs(name: str) -> None:
+    wild = [0.0, -1e-30, -90.0, -1000.0, -math.inf]
+    cases = list(itertools.product(wild, wild, wild, (-3.0, 0.0, 3.0)))
+    policy, proximal, behavior, advantages = (torch.tensor(column) for column in zip(*cases, strict=True))
+    tokens = Tokens(policy, proximal, behavior, advantages, torch.arange(len(cases)), len(cases))
+    assert torch.isfinite(LOSSES[name](tokens).losses).all()
+    assert torch.isfinite(policy_gradient(LOSSES[name], tokens)).all()
+
+
+@every_loss
+def test_a_microbatch_without_trained_tokens_has_no_loss(name: str) -> None:
+    nothing = doubles()
+    empty = Tokens(nothing, nothing, nothing, nothing, torch.zeros(0, dtype=torch.int64), 0)
+    assert LOSSES[name](empty).losses.shape == (0,)
+
+
+def test_the_likelihood_loss_is_the_negative_logprob() -> None:
+    losses = policy_loss.negative_log_likelihood(policy_logprobs=logs(0.5, 0.1))
+    assert losses.tolist() == pytest.approx([math.log(2), math.log(10)])
