@@ -172,8 +172,10 @@ def test_leaving_one_out_is_the_centred_reward_times_g_over_g_minus_one(seed: in
 @given(seed=seeds)
 def test_what_is_normalised_over_the_step_has_mean_zero_and_deviation_one(estimator: Estimator, seed: int) -> None:
     result = estimator(step_of(random_trajectories(random.Random(seed))))
-    if result.numel() and bool((result != 0).any()):
-        assert float(result.mean()) == pytest.approx(0.0, abs=1e-9)
+    assert float(result.sum()) == pytest.approx(0.0, abs=1e-6)
+    assert result.numel() == 0 or float(result.square().mean()) <= 1.0 + 1e-9
+    # Two values that happen to lie close together feel the 1e-6 in the divisor; ten do not.
+    if result.numel() >= 10 and bool((result != 0).any()):
         assert float(result.square().mean()) == pytest.approx(1.0, abs=1e-3)
 
 
