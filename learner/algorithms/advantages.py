@@ -25,8 +25,9 @@ def group(*, rewards: Tensor, groups: Tensor, scale: AdvantageScale) -> Tensor:
     """(R - mean) / (d + 1e-6) within each group, d the unbiased standard deviation, the mean, or (`none`) nothing. [S].
 
     A group without spread, or of one, has advantages of exactly 0. With `scale = "mean"` so has a group whose mean is
-    not positive: dividing by it would turn signs around. Adding a number to all rewards of a group changes nothing
-    under `std` and `none`. Sources: arXiv 2402.03300 (std), 2503.20783 (none), 2602.02710 (mean).
+    not above 1e-6: dividing by it would turn signs around or blow a rounding error up. Adding a number to all rewards
+    of a group changes nothing under `std` and `none`. Sources: arXiv 2402.03300 (std), 2503.20783 (none), 2602.02710
+    (mean, which supposes rewards that are not negative).
     """
     grouping = Grouping.of(groups)
     centred = _centred(rewards, grouping)
@@ -35,7 +36,7 @@ def group(*, rewards: Tensor, groups: Tensor, scale: AdvantageScale) -> Tensor:
     if scale == "std":
         return centred / (grouping.deviations(rewards) + EPSILON)
     means = grouping.means(rewards)
-    return torch.where(means > 0, centred / (means.clamp(min=0) + EPSILON), 0.0)
+    return torch.where(means > EPSILON, centred / (means.clamp(min=0.0) + EPSILON), 0.0)
 
 
 def leave_one_out(*, rewards: Tensor, groups: Tensor) -> Tensor:

@@ -66,11 +66,11 @@ class RunningMoments:
 def running_normalisation(*, rewards: Tensor, moments: RunningMoments, centre: bool) -> tuple[Tensor, RunningMoments]:
     """(R - mean) / (d + 1e-6), or R / (d + 1e-6) without `centre`, and the moments to start the next step from.
 
-    Mean and standard deviation d are over all rewards so far, these included. While all of them are equal there is no
-    scale to divide by: d is then taken as 1.
+    Mean and standard deviation d are over all rewards so far, these included. While d is at most 1e-6, rewards differ
+    by rounding if at all, and there is no scale to divide by: the divisor is then 1.
     """
     known = moments.including(rewards)
-    divisor = known.deviation + EPSILON if known.deviation > 0 else 1.0
+    divisor = known.deviation + EPSILON if known.deviation > EPSILON else 1.0
     return (rewards - known.mean if centre else rewards) / divisor, known
 
 
@@ -98,6 +98,11 @@ def relative_length(*, lengths: Tensor, groups: Tensor, correct: Tensor) -> Tens
     shortest, longest = grouping.minima(exact), grouping.maxima(exact)
     rank = torch.where(longest > shortest, 0.5 - (exact - shortest) / (longest - shortest).clamp(min=1.0), 0.0)
     return torch.where(correct, rank, rank.clamp(max=0.0))
+
+
+def format_penalty(*, well_formed: Tensor) -> Tensor:
+    """-1 for a trajectory that is not `well_formed` (bool [S], as a verifier's component says), else 0. [S] float64."""
+    return -(~well_formed).to(torch.float64)
 
 
 def repetition_penalty(*, token_ids: Tensor, sequences: Tensor, turns: Tensor, trajectories: int, ngram: int) -> Tensor:

@@ -92,7 +92,7 @@ def relabelled(step: Step) -> Step:
 
 
 @pytest.mark.parametrize("estimator", TRAJECTORY_ESTIMATORS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(seed=seeds)
 def test_trajectories_keep_their_advantages_in_every_order(estimator: Estimator, seed: int) -> None:
     chance = random.Random(seed)
@@ -103,7 +103,7 @@ def test_trajectories_keep_their_advantages_in_every_order(estimator: Estimator,
 
 
 @pytest.mark.parametrize("estimator", TOKEN_ESTIMATORS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(seed=seeds)
 def test_tokens_keep_their_advantages_in_every_order_of_their_trajectories(estimator: Estimator, seed: int) -> None:
     chance = random.Random(seed)
@@ -114,7 +114,7 @@ def test_tokens_keep_their_advantages_in_every_order_of_their_trajectories(estim
     torch.testing.assert_close(estimator(shuffled), estimator(step)[shuffled.numbers], rtol=1e-9, atol=1e-9)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(seed=seeds)
 def test_group_statistics_are_the_same_to_the_last_bit_in_every_order(seed: int) -> None:
     chance = random.Random(seed)
@@ -135,7 +135,7 @@ SHIFT_INVARIANT: tuple[Estimator, ...] = (
 
 
 @pytest.mark.parametrize("estimator", SHIFT_INVARIANT)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(seed=seeds, shift=st.floats(-10, 10))
 def test_adding_a_number_to_all_rewards_changes_no_advantage(estimator: Estimator, seed: int, shift: float) -> None:
     step = step_of(random_trajectories(random.Random(seed)))
@@ -144,7 +144,7 @@ def test_adding_a_number_to_all_rewards_changes_no_advantage(estimator: Estimato
 
 
 @pytest.mark.parametrize("estimator", [by_group_deviation, by_group, by_group_mean, leave_one_out])
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(seed=seeds)
 def test_the_advantages_of_a_group_sum_to_zero(estimator: Estimator, seed: int) -> None:
     step = step_of(random_trajectories(random.Random(seed)))
@@ -154,7 +154,7 @@ def test_the_advantages_of_a_group_sum_to_zero(estimator: Estimator, seed: int) 
         assert float(result[members].sum()) == pytest.approx(0.0, abs=1e-9 * (1.0 + float(result.abs().max())))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(seed=seeds)
 def test_leaving_one_out_is_the_centred_reward_times_g_over_g_minus_one(seed: int) -> None:
     step = step_of(random_trajectories(random.Random(seed)))
@@ -168,16 +168,18 @@ def test_leaving_one_out_is_the_centred_reward_times_g_over_g_minus_one(seed: in
 
 
 @pytest.mark.parametrize("estimator", [batch, batch_with_baseline, per_component, lambda step: gae(step).advantages])
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(seed=seeds)
 def test_what_is_normalised_over_the_step_has_mean_zero_and_deviation_one(estimator: Estimator, seed: int) -> None:
     result = estimator(step_of(random_trajectories(random.Random(seed))))
-    if result.numel() and bool((result != 0).any()):
-        assert float(result.mean()) == pytest.approx(0.0, abs=1e-9)
+    assert float(result.sum()) == pytest.approx(0.0, abs=1e-6)
+    assert result.numel() == 0 or float(result.square().mean()) <= 1.0 + 1e-9
+    # Two values that happen to lie close together feel the 1e-6 in the divisor; ten do not.
+    if result.numel() >= 10 and bool((result != 0).any()):
         assert float(result.square().mean()) == pytest.approx(1.0, abs=1e-3)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(seed=seeds)
 def test_without_discount_a_single_turn_counts_twice_in_its_group(seed: int) -> None:
     # One turn and one state each: the turns of a state are the trajectories of the group, with the same returns.

@@ -39,6 +39,12 @@ def test_scaling_by_a_mean_that_is_not_positive_never_turns_signs_around() -> No
     assert one_group(-1.0, 1.0, scale="mean") == [0.0, 0.0]
 
 
+def test_a_mean_that_is_positive_by_rounding_only_scales_nothing() -> None:
+    # In float64 the sum of these is 5.6e-17; advantages of 0.1 / 1e-6 would be an accident.
+    assert sum([0.1, 0.1, 0.1, -0.3]) > 0
+    assert one_group(-0.3, 0.1, 0.1, 0.1, scale="mean") == [0.0] * 4
+
+
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("rewards", [[0.7], [0.1] * 7, [0.0, 0.0], [1e9 / 3] * 3])
 def test_a_group_without_spread_or_of_one_has_no_advantage(scale: AdvantageScale, rewards: list[float]) -> None:

@@ -1,5 +1,9 @@
+import random
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from learner.algorithms.aggregation import pair_weights, sequence_weights, token_weights
 from learner.algorithms.config import Aggregation
@@ -50,6 +54,33 @@ def test_a_sequence_has_its_weight_wherever_it_lies(aggregation: Aggregation) ->
     weights = token_weights(trained_lengths=LENGTHS, aggregation=aggregation, constant_length=10)
     shuffled = token_weights(trained_lengths=LENGTHS[order], aggregation=aggregation, constant_length=10)
     assert shuffled.tolist() == weights[order].tolist()
+
+
+def by_definition(losses: list[list[float]], aggregation: Aggregation) -> float:
+    """The aggregations as they are written down, over trajectories that have tokens; constant_length is 10."""
+    present = [tokens for tokens in losses if tokens]
+    sums = [sum(tokens) for tokens in present]
+    means = [sum(tokens) / len(tokens) for tokens in present]
+    return {
+        "token": sum(sums) / sum(len(tokens) for tokens in present),
+        "sequence_mean": sum(means) / len(present),
+        "sequence_sum": sum(sums) / len(present),
+        "constant": sum(sums) / (len(present) * 10),
+    }[aggregation]
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10**9))
+def test_weighted_sums_are_the_aggregation_however_the_step_is_split(aggregation: Aggregation, seed: int) -> None:
+    chance = random.Random(seed)
+    losses = [[1.5], *([chance.gauss(0, 1) for _ in range(chance.randint(0, 6))] for _ in range(chance.randint(0, 7)))]
+    cut = chance.randint(0, len(losses))
+    lengths = np.array([len(tokens) for tokens in losses])
+    weights = token_weights(trained_lengths=lengths, aggregation=aggregation, constant_length=10)
+    weighted = [weight * sum(tokens) for weight, tokens in zip(weights.tolist(), losses, strict=True)]
+    total = sum(weighted[:cut]) + sum(weighted[cut:])
+    assert total == pytest.approx(by_definition(losses, aggregation), abs=1e-9)
 
 
 def test_a_filtered_token_leaves_the_numerator_and_the_denominator() -> None:

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -50,6 +50,7 @@ def test_the_mean_over_samples_is_the_divergence_within_its_standard_error(form:
     assert float(estimate.mean()) == pytest.approx(float(divergence(POLICY, REFERENCE)), abs=tolerance)
 
 
+@settings(deadline=None)
 @given(policy=st.floats(-50, 0), reference=st.floats(-50, 0))
 def test_k2_and_k3_are_never_negative(policy: float, reference: float) -> None:
     for form in ("k2", "k3"):
