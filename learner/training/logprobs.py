@@ -1,16 +1,18 @@
 """Log-probabilities of chosen tokens from hidden states, never holding the logits of all tokens.
 
 Logits are computed for a chunk of tokens by a chunk of the vocabulary, reduced in float32 (float64 for float64 inputs)
-by a running log-sum-exp (Milakov and Gimelshein, arXiv 1805.02867), and computed again in the backward pass.
+by a running log-sum-exp, and computed again in the backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from learner.training.vocabulary import RunningSoftmax, accumulation_dtype, span_columns, span_logits, spans
 
 
 @dataclass(frozen=True)
@@ -23,151 +25,11 @@ class Chunking:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """`logprobs` [T] in nats; `entropy` [T] in nats, without gradient, if asked for."""
+    """In nats: `logprobs` [T] of the targets, `entropy` [T] and `candidates` [T, C] if asked for."""
 
     logprobs: Tensor
     entropy: Tensor | None
-
-
-def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _spans(total: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, total)) for start in range(0, total, size))
-
-
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, span: slice, temperature: float) -> Tensor:
-    """[t, H] x [V, H] to the logits of the vocabulary span, [t, v], in the accumulation type, over the temperature."""
-    logits = nn.functional.linear(hidden, weight[span], None if bias is None else bias[span])
-    logits = logits.to(_accumulation_dtype(hidden.dtype))
-    return logits if temperature == 1.0 else logits.div_(temperature)
-
-
-def _target_column(target: Tensor, span: slice) -> tuple[Tensor, Tensor]:
-    """The column of each target within the span, 0 where it is outside, and whether it is inside. Both [t, 1]."""
-    column = target - span.start
-    inside = (column >= 0) & (column < span.stop - span.start)
-    return torch.where(inside, column, 0)[:, None], inside[:, None]
-
-
-def _forward_rows(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    *,
-    temperature: float,
-    vocabulary: int,
-    with_entropy: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Logprob, log-sum-exp and entropy (zeros if not wanted) of each of t rows, each [t]."""
-    dtype = _accumulation_dtype(hidden.dtype)
-    highest = hidden.new_full((hidden.shape[0], 1), -torch.inf, dtype=dtype)
-    total = hidden.new_zeros((hidden.shape[0], 1), dtype=dtype)
-    # Sum of exp(logit - highest) * (logit - highest): with the total it gives the entropy in the same pass.
-    moment = torch.zeros_like(total)
-    chosen = torch.zeros_like(total)
-    for span in _spans(weight.shape[0], vocabulary):
-        logits = _logits(hidden, weight, bias, span, temperature)
-        column, inside = _target_column(target, span)
-        chosen += torch.where(inside, logits.gather(1, column), 0)
-        raised = torch.maximum(highest, logits.amax(dim=1, keepdim=True))
-        shift = torch.where(highest.isinf(), 0, highest - raised)
-        scale = torch.where(highest.isinf(), 0, shift.exp())
-        logits -= raised
-        if with_entropy:
-            exponentials = logits.exp()
-            moment = scale * (moment + shift * total) + torch.linalg.vecdot(exponentials, logits)[:, None]
-        else:
-            exponentials = logits.exp_()
-        total = scale * total + exponentials.sum(dim=1, keepdim=True)
-        highest = raised
-    # Both differences are small where the logits are large: subtracting the normalizer itself would lose digits.
-    logprob = (chosen - highest) - total.log()
-    entropy = total.log() - moment / total if with_entropy else moment
-    return logprob[:, 0], (highest + total.log())[:, 0], entropy[:, 0]
-
-
-class _ChunkedLogprobs(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Tensor,
-        temperature: float,
-        chunking: Chunking,
-        with_entropy: bool,
-    ) -> tuple[Tensor, Tensor]:
-        rows = [
-            _forward_rows(
-                hidden[span],
-                weight,
-                bias,
-                target[span],
-                temperature=temperature,
-                vocabulary=chunking.vocabulary,
-                with_entropy=with_entropy,
-            )
-            for span in _spans(hidden.shape[0], chunking.tokens)
-        ]
-        empty = hidden.new_zeros(0, dtype=_accumulation_dtype(hidden.dtype))
-        logprobs, normalizer, entropy = (
-            (torch.cat(parts) for parts in zip(*rows, strict=True)) if rows else (empty,) * 3
-        )
-        ctx.save_for_backward(hidden, weight, bias, target, normalizer)  # type: ignore[arg-type]
-        ctx.temperature, ctx.chunking = temperature, chunking  # type: ignore[attr-defined]
-        ctx.mark_non_differentiable(entropy)
-        return logprobs, entropy
-
-    @staticmethod
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx, *grads: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None]:
-        hidden, weight, bias, target, normalizer = ctx.saved_tensors  # type: ignore[attr-defined]
-        temperature: float = ctx.temperature  # type: ignore[attr-defined]
-        chunking: Chunking = ctx.chunking  # type: ignore[attr-defined]
-        sums = _GradientSums(hidden, weight, bias)
-        for rows in _spans(hidden.shape[0], chunking.tokens):
-            # d logprob / d logit is onehot - softmax; the temperature divides both.
-            scale = (grads[0][rows] / temperature)[:, None]
-            for span in _spans(weight.shape[0], chunking.vocabulary):
-                logits = _logits(hidden[rows], weight, bias, span, temperature)
-                logits -= normalizer[rows][:, None]
-                slope = logits.exp_().mul_(-scale)
-                column, inside = _target_column(target[rows], span)
-                slope.scatter_add_(1, column, torch.where(inside, scale, 0))
-                sums.add(slope.to(hidden.dtype), rows=rows, span=span)
-        return *sums.results(), None, None, None, None
-
-
-class _GradientSums:
-    """Gradients of hidden [T, H], weight [V, H] and bias [V], summed over chunks in the accumulation type."""
-
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        dtype = _accumulation_dtype(hidden.dtype)
-        self._hidden, self._weight, self._bias = hidden, weight, bias
-        self._to_hidden = torch.zeros_like(hidden, dtype=dtype)
-        self._to_weight = torch.zeros_like(weight, dtype=dtype) if weight.requires_grad else None
-        self._to_bias = None if bias is None else torch.zeros_like(bias, dtype=dtype)
-
-    def add(self, slope: Tensor, *, rows: slice, span: slice) -> None:
-        """Adds the part of the chunk whose gradient with respect to its logits is `slope` [t, v]."""
-        self._to_hidden[rows] += slope @ self._weight[span]
-        if self._to_weight is not None:
-            self._to_weight[span] += slope.T @ self._hidden[rows]
-        if self._to_bias is not None:
-            self._to_bias[span] += slope.sum(dim=0)
-
-    def results(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The three gradients in the types of their tensors."""
-        return (
-            self._to_hidden.to(self._hidden.dtype),
-            None if self._to_weight is None else self._to_weight.to(self._weight.dtype),
-            None if self._to_bias is None or self._bias is None else self._to_bias.to(self._bias.dtype),
-        )
+    candidates: Tensor | None
 
 
 def token_logprobs(
@@ -176,53 +38,176 @@ def token_logprobs(
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
+    candidates: Tensor | None = None,
     temperature: float,
     chunking: Chunking,
     with_entropy: bool,
+    entropy_gradient: bool = False,
 ) -> TokenLogprobs:
-    """log softmax((hidden weight^T + bias) / temperature) at `target`.
+    """log softmax((hidden weight^T + bias) / temperature) at `target`, and at each of `candidates`.
 
-    hidden [T, H], weight [V, H], bias [V] or none, target int64 [T]. Gradients reach hidden, weight and bias.
+    hidden [T, H], weight [V, H], bias [V] or none, target int64 [T], candidates int64 [T, C] or none; a token may occur
+    several times in a row. Gradients reach hidden, weight and bias, from the entropy only with `entropy_gradient`,
+    which costs the backward pass another pass over the logits.
     """
+    tokens = target[:, None] if candidates is None else torch.cat([target[:, None], candidates], dim=1)
     logprobs, entropy = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, target, temperature, chunking, with_entropy
+        hidden,
+        weight,
+        bias,
+        tokens,
+        temperature,
+        chunking,
+        with_entropy or entropy_gradient,
+        entropy_gradient,
     )
-    return TokenLogprobs(logprobs=logprobs, entropy=entropy if with_entropy else None)
+    return TokenLogprobs(
+        logprobs=logprobs[:, 0],
+        entropy=entropy if with_entropy or entropy_gradient else None,
+        candidates=None if candidates is None else logprobs[:, 1:],
+    )
 
 
-class LogprobHead(nn.Linear):
-    """A model's output projection that can also give logprobs of targets.
+def _forward_rows(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tokens: Tensor,
+    *,
+    temperature: float,
+    vocabulary: int,
+    with_entropy: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of t rows the logprobs of `tokens` [t, P], the log-sum-exp [t] and the entropy [t] (zeros if not wanted)."""
+    softmax = RunningSoftmax(hidden, with_entropy=with_entropy)
+    chosen = torch.zeros_like(tokens, dtype=accumulation_dtype(hidden.dtype))
+    for span in spans(weight.shape[0], vocabulary):
+        logits = span_logits(hidden, weight, bias, span, temperature=temperature)
+        columns, inside = span_columns(tokens, span)
+        chosen += torch.where(inside, logits.gather(1, columns), 0)
+        softmax.add(logits)
+    return softmax.logprobs(chosen), softmax.normalizer(), softmax.entropy()
 
-    It is a module, and computes in `forward`, so that hooks which gather sharded parameters see it called.
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """Logprobs [T, P] of `tokens` [T, P] and the entropy [T]."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: Tensor,
+        temperature: float,
+        chunking: Chunking,
+        with_entropy: bool,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        parts = [
+            _forward_rows(
+                hidden[rows],
+                weight,
+                bias,
+                tokens[rows],
+                temperature=temperature,
+                vocabulary=chunking.vocabulary,
+                with_entropy=with_entropy,
+            )
+            # Without tokens there is one chunk all the same, of none.
+            for rows in spans(hidden.shape[0], chunking.tokens) or [slice(0, 0)]
+        ]
+        logprobs, normalizer, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
+        ctx.save_for_backward(hidden, weight, bias, tokens, normalizer, entropy)  # type: ignore[arg-type]
+        ctx.temperature, ctx.chunking = temperature, chunking  # type: ignore[attr-defined]
+        ctx.set_materialize_grads(False)
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *grads: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None, None]:
+        hidden, weight, bias, tokens, normalizer, entropy = ctx.saved_tensors  # type: ignore[attr-defined]
+        temperature: float = ctx.temperature  # type: ignore[attr-defined]
+        chunking: Chunking = ctx.chunking  # type: ignore[attr-defined]
+        slopes = _Slopes(
+            tokens,
+            normalizer=normalizer,
+            entropy=entropy,
+            to_logprobs=torch.zeros_like(tokens, dtype=normalizer.dtype)
+            if grads[0] is None
+            else grads[0] / temperature,
+            to_entropy=None if grads[1] is None else grads[1] / temperature,
+        )
+        sums = _GradientSums(hidden, weight, bias, wanted=ctx.needs_input_grad)  # type: ignore[attr-defined]
+        for rows in spans(hidden.shape[0], chunking.tokens):
+            for span in spans(weight.shape[0], chunking.vocabulary):
+                logits = span_logits(hidden[rows], weight, bias, span, temperature=temperature)
+                slope = slopes.of(logits, rows=rows, span=span)
+                sums.add(slope.to(hidden.dtype), rows=rows, span=span)
+        return *sums.results(), None, None, None, None, None
+
+
+class _Slopes:
+    """Gradients with respect to the logits before the temperature, from those of logprobs [T, P] and entropy [T].
+
+    Those that are given are already over the temperature.
     """
 
-    @classmethod
-    def sharing(cls, linear: nn.Linear) -> LogprobHead:
-        """A head with the very parameters of `linear`, so that ties to an embedding stay."""
-        head = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
-        head.weight = linear.weight
-        head.bias = linear.bias
-        return head
+    def __init__(
+        self, tokens: Tensor, *, normalizer: Tensor, entropy: Tensor, to_logprobs: Tensor, to_entropy: Tensor | None
+    ) -> None:
+        self._tokens = tokens
+        self._normalizer = normalizer[:, None]
+        self._entropy = entropy[:, None]
+        self._to_logprobs = to_logprobs
+        self._to_entropy = None if to_entropy is None else to_entropy[:, None]
 
-    def forward(  # type: ignore[override]
-        self,
-        input: Tensor,
-        target: Tensor | None = None,
-        *,
-        temperature: float = 1.0,
-        chunking: Chunking = Chunking(),
-        with_entropy: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Without `target`, logits of `input` [..., H]; with it, logprobs [T] and entropy [T] of `input` [T, H]."""
-        if target is None:
-            return super().forward(input)
-        result = token_logprobs(
-            hidden=input,
-            weight=self.weight,
-            bias=self.bias,
-            target=target,
-            temperature=temperature,
-            chunking=chunking,
-            with_entropy=with_entropy,
+    def of(self, logits: Tensor, *, rows: slice, span: slice) -> Tensor:
+        """The gradient [t, v] of a chunk with these `logits`, which are overwritten."""
+        to_logprobs = self._to_logprobs[rows]
+        # d logprob / d logit is onehot - softmax.
+        common = -to_logprobs.sum(dim=1, keepdim=True)
+        logits -= self._normalizer[rows]
+        if self._to_entropy is None:
+            slope = logits.exp_().mul_(common)
+        else:
+            # d entropy / d logit is -softmax (logprob + entropy).
+            slope = logits.exp()
+            slope *= logits.add_(self._entropy[rows]).mul_(-self._to_entropy[rows]).add_(common)
+        columns, inside = span_columns(self._tokens[rows], span)
+        return slope.scatter_add_(1, columns, torch.where(inside, to_logprobs, 0))
+
+
+class _GradientSums:
+    """Gradients of hidden [T, H], weight [V, H] and bias [V], as far as wanted, summed in the accumulation type."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, *, wanted: Sequence[bool]) -> None:
+        def zeros(tensor: Tensor | None, is_wanted: bool) -> Tensor | None:
+            if tensor is None or not is_wanted:
+                return None
+            return torch.zeros_like(tensor, dtype=accumulation_dtype(tensor.dtype))
+
+        self._hidden, self._weight = hidden, weight
+        self._to_hidden = zeros(hidden, wanted[0])
+        self._to_weight = zeros(weight, wanted[1])
+        self._to_bias = zeros(bias, wanted[2])
+
+    def add(self, slope: Tensor, *, rows: slice, span: slice) -> None:
+        """Adds the part of the chunk whose gradient with respect to its logits is `slope` [t, v]."""
+        if self._to_hidden is not None:
+            self._to_hidden[rows] += slope @ self._weight[span]
+        if self._to_weight is not None:
+            self._to_weight[span] += slope.T @ self._hidden[rows]
+        if self._to_bias is not None:
+            self._to_bias[span] += slope.sum(dim=0)
+
+    def results(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The three gradients in the types of their tensors, which are all of one type."""
+        hidden, weight, bias = (
+            None if total is None else total.to(self._hidden.dtype)
+            for total in (self._to_hidden, self._to_weight, self._to_bias)
         )
-        return result.logprobs, result.entropy
+        return hidden, weight, bias

@@ -12,17 +12,24 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from learner.training.attention import ATTENTION_NAME, register_packed_attention
-from learner.training.logprobs import Chunking, LogprobHead
+from learner.training.decoder import one_at_least, predicting_states
+from learner.training.head import LogprobHead
+from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch
+from learner.training.top_tokens import TopTokens
 
 
 @dataclass(frozen=True)
 class LogprobSettings:
-    """`temperature` divides the logits; `with_entropy` adds the entropy of each prediction."""
+    """`temperature` divides the logits; `with_entropy` adds the entropy of each prediction.
+
+    `entropy_gradient` gives the entropy its gradient, and adds it in any case; for an entropy bonus.
+    """
 
     temperature: float
     chunking: Chunking
     with_entropy: bool
+    entropy_gradient: bool = False
 
 
 class PolicyModel(nn.Module):
@@ -48,28 +55,43 @@ class PolicyModel(nn.Module):
             self.settings = usual
 
     def forward(self, microbatch: Microbatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Logprobs [N] of the microbatch's targets with their gradient, and the entropy [N] of their predictions."""
-        decoder = self.causal_lm.base_model
-        assert isinstance(decoder, nn.Module), "the decoder is a module"
-        hidden: Tensor = decoder(
-            input_ids=microbatch.token_ids[None],
-            position_ids=microbatch.positions[None],
-            use_cache=False,
-            packed_index=microbatch.index,
-        ).last_hidden_state[0]
-        head = _call(self.causal_lm, "get_output_embeddings")
-        assert isinstance(head, LogprobHead), "set when the policy was made"
-        # A row that trains nothing predicts one token all the same, and drops it: every rank has to run the same
-        # modules in the same order, forward and backward, or the collectives of sharded parameters come apart.
-        targets = len(microbatch.targets)
-        logprobs, entropy = head(
-            hidden.index_select(0, microbatch.rows) if targets else hidden[:1],
-            microbatch.targets if targets else microbatch.token_ids[:1],
+        """Logprobs [N] of the targets, the entropy [N] of their predictions, and logprobs [N, C] of the candidates.
+
+        Candidates are those of the microbatch, if it has any. Logprobs carry a gradient, the entropy does if set so.
+        """
+        candidates = microbatch.candidates
+        logprobs, entropy, of_candidates = self._head()(
+            predicting_states(self.causal_lm, microbatch),
+            one_at_least(microbatch.targets),
+            candidates=None if candidates is None else one_at_least(candidates),
             temperature=self.settings.temperature,
             chunking=self.settings.chunking,
             with_entropy=self.settings.with_entropy,
+            entropy_gradient=self.settings.entropy_gradient,
         )
-        return logprobs[:targets], None if entropy is None else entropy[:targets], None
+        count = len(microbatch.targets)
+        return (
+            logprobs[:count],
+            None if entropy is None else entropy[:count],
+            None if of_candidates is None else of_candidates[:count],
+        )
+
+    def top_candidates(self, microbatch: Microbatch, *, count: int) -> TopTokens:
+        """The `count` tokens [N, count] that the policy finds most probable in place of each target. No gradient."""
+        with torch.no_grad():
+            token_ids, logprobs = self._head()(
+                predicting_states(self.causal_lm, microbatch),
+                top=count,
+                temperature=self.settings.temperature,
+                chunking=self.settings.chunking,
+            )
+        targets = len(microbatch.targets)
+        return TopTokens(token_ids=token_ids[:targets], logprobs=logprobs[:targets])
+
+    def _head(self) -> LogprobHead:
+        head = _call(self.causal_lm, "get_output_embeddings")
+        assert isinstance(head, LogprobHead), "set when the policy was made"
+        return head
 
 
 def _call(model: nn.Module, method: str, *arguments: object) -> object:

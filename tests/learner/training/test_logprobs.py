@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from learner.training.logprobs import Chunking, LogprobHead, token_logprobs
+from learner.training.head import LogprobHead
+from learner.training.logprobs import Chunking, token_logprobs
 
 
 def problem(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,0 +1,184 @@
+"""A decoder of transformers with a linear head to one number: the critic of PPO, and the reward model.
+
+As a critic it gives the value of the state before each trained token. As a reward model it gives the score at a
+sequence's last token: the reader appends one token of any kind, and marks that one alone as trained, so that the score
+is that of the state which would predict it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from learner.training.attention import ATTENTION_NAME, register_packed_attention
+from learner.training.decoder import predicting_states
+from learner.training.packing import Microbatch
+from learner.training.vocabulary import accumulation_dtype
+from learner.training.weights import WeightSnapshot, write_model_directory
+
+HEAD = "score"
+
+
+class ScoreHead(nn.Linear):
+    """A linear layer to one number that computes in float32 (float64 for float64) whatever its weight's type."""
+
+    @classmethod
+    def sharing(cls, linear: nn.Linear) -> ScoreHead:
+        """A head with the very parameters of `linear`."""
+        head = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        head.weight = linear.weight
+        head.bias = linear.bias
+        return head
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., H] to [..., 1]."""
+        dtype = accumulation_dtype(input.dtype)
+        return nn.functional.linear(
+            input.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
+        )
+
+
+class ScoreModel(nn.Module):
+    """Wraps a sequence classifier with one label; its parameters are named `classifier.` and then as there."""
+
+    PREFIX = "classifier."
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__()
+        self.classifier = classifier
+        linear = getattr(classifier, HEAD)
+        assert isinstance(linear, nn.Linear), f"a head of an unknown kind: {type(linear).__name__}"
+        assert linear.out_features == 1, f"a head to {linear.out_features} numbers"
+        setattr(classifier, HEAD, ScoreHead.sharing(linear))
+
+    @property
+    def head(self) -> ScoreHead:
+        """The layer that makes the score."""
+        head = getattr(self.classifier, HEAD)
+        assert isinstance(head, ScoreHead), "set when the model was made"
+        return head
+
+    def forward(self, microbatch: Microbatch) -> tuple[Tensor, None, None]:
+        """The score [N], float32, of the state from which each of the microbatch's targets is predicted."""
+        scores: Tensor = self.head(predicting_states(self.classifier, microbatch))
+        return scores[: len(microbatch.rows), 0], None, None
+
+
+def load_score_model(path: Path, *, dtype: torch.dtype, head_seed: int | None = None) -> ScoreModel:
+    """The decoder in the directory `path` with a head to one number, in training mode; nothing is downloaded.
+
+    A directory of a sequence classifier with one label brings its head. That of a causal language model gets a new one:
+    zeros, as a critic wants it, which then starts from the value 0; or with `head_seed`, as a reward model wants it,
+    normal with variance 1/(H + 1) (arXiv 2009.01325). Raises ValueError for a model that cannot be either.
+    """
+    register_packed_attention()
+    _check_labels(path)
+    with torch.random.fork_rng(devices=[]):  # transformers draws a head of its own, and no one else should notice
+        classifier, report = AutoModelForSequenceClassification.from_pretrained(
+            path,
+            num_labels=1,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    assert isinstance(classifier, nn.Module), "transformers returned something else than a module"
+    _check_complete(path, classifier, report["missing_keys"])
+    # Set only now: an embedding that is made with a padding token gives that token no gradient.
+    _config_of(classifier).pad_token_id = _padding_token(path, classifier)
+    model = ScoreModel(classifier.train())
+    if report["missing_keys"]:
+        _initialise(model.head, seed=head_seed)
+    return model
+
+
+def save_score_model(snapshot: WeightSnapshot, *, model: ScoreModel, source: Path, destination: Path) -> None:
+    """Writes a directory that `AutoModelForSequenceClassification` loads, with the tokenizer of `source`.
+
+    `snapshot` has the weights, named as in `model`, which gives the shape and may itself be sharded. Batches are to be
+    padded on the right with the config's `pad_token_id`, which ends no sequence: then transformers' score of each
+    sequence is that of its last token, as here. The tokenizer, if there is one, is set to pad like that.
+    """
+    named = (replace(tensor, name=tensor.name.removeprefix(model.PREFIX)) for tensor in snapshot.tensors)
+    write_model_directory(
+        WeightSnapshot(tensors=tuple(named)), causal_lm=model.classifier, source=source, destination=destination
+    )
+    if (destination / "tokenizer_config.json").is_file():
+        tokenizer = AutoTokenizer.from_pretrained(destination, local_files_only=True)
+        tokenizer.padding_side = "right"
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(_config_of(model.classifier).pad_token_id)
+        tokenizer.save_pretrained(destination)
+
+
+def _check_labels(path: Path) -> None:
+    config = AutoConfig.from_pretrained(path, local_files_only=True)
+    classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    if classifies and config.num_labels != 1:
+        raise ValueError(
+            f"{path} is a classifier with {config.num_labels} labels: expected one with 1, whose output is the score, "
+            "or a causal language model, which is given a new head. Name another directory."
+        )
+
+
+def _check_complete(path: Path, classifier: nn.Module, missing: Iterable[str]) -> None:
+    if not isinstance(getattr(classifier, HEAD, None), nn.Linear):
+        raise ValueError(
+            f"{path}: {type(classifier).__name__} has no linear head named {HEAD!r}: expected a decoder such as "
+            "Llama's or Qwen's. Name another model."
+        )
+    absent = sorted(name for name in missing if not name.startswith(f"{HEAD}."))
+    if absent:
+        raise ValueError(
+            f"{path} lacks {len(absent)} weights of {type(classifier).__name__}, the first is {absent[0]}: expected a "
+            "whole model. Name another directory."
+        )
+
+
+def _initialise(head: ScoreHead, *, seed: int | None) -> None:
+    with torch.no_grad():
+        head.weight.zero_()
+        if head.bias is not None:
+            head.bias.zero_()
+        if seed is not None:
+            drawn = torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(seed))
+            head.weight.copy_(drawn / math.sqrt(head.in_features + 1))
+
+
+def _padding_token(path: Path, classifier: nn.Module) -> int:
+    """The model's own padding token, unless sequences end in it: transformers looks for the last token that is none.
+
+    Then the one that begins sequences, and where that ends them, too, the last of the vocabulary.
+    """
+    config = _config_of(classifier)
+    ends = _ends(config.eos_token_id)
+    generation = path / "generation_config.json"
+    if generation.is_file():
+        ends |= _ends(json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id"))
+    known = [token for token in (config.pad_token_id, config.bos_token_id) if isinstance(token, int)]
+    return next(token for token in (*known, *reversed(range(config.vocab_size))) if token not in ends)
+
+
+def _ends(eos_token_id: int | Sequence[int] | None) -> set[int]:
+    if eos_token_id is None:
+        return set()
+    return {eos_token_id} if isinstance(eos_token_id, int) else set(eos_token_id)
+
+
+class _Config(Protocol):
+    pad_token_id: int | None
+    bos_token_id: int | None
+    eos_token_id: int | Sequence[int] | None
+    vocab_size: int
+
+
+def _config_of(classifier: nn.Module) -> _Config:
+    config: _Config = classifier.config  # type: ignore[assignment]
+    return config
