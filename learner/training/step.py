@@ -22,9 +22,9 @@ from learner.training.distribution import any_rank
 from learner.training.engine import Engine
 from learner.training.metrics import MicrobatchRecord, StepMetrics, token_means
 from learner.training.packing import Microbatch, pack, plan
-from learner.training.policy import PolicyModel
 from learner.training.prefixes import shared_prefixes
 from learner.training.ranks import Ranks
+from learner.training.reference import Reference
 from learner.training.schedule import learning_rate
 
 
@@ -47,12 +47,12 @@ class Step:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine[tuple[Tensor, Tensor | None]],
         *,
         preset: Preset,
         config: TrainingConfig,
         ranks: Ranks,
-        reference: PolicyModel | None,
+        reference: Reference | None,
         should_stop: Callable[[], bool],
     ) -> None:
         self._engine = engine
@@ -126,6 +126,7 @@ class Step:
         )
 
     def _accumulate(self, microbatch: Microbatch, *, proximal: Tensor | None, last: bool) -> MicrobatchRecord:
+        reference_logprobs = None if self._reference is None else self._reference.logprobs(microbatch)
         policy_logprobs, entropy = self._engine.forward(microbatch)
         anchor = policy_logprobs.detach() if proximal is None else proximal
         losses = self._preset.token_losses(
@@ -135,7 +136,7 @@ class Step:
                 behavior_logprobs=microbatch.behavior_logprobs,
                 advantages=microbatch.advantages,
                 lags=microbatch.lags,
-                reference_logprobs=self._reference_logprobs(microbatch),
+                reference_logprobs=reference_logprobs,
             )
         )
         loss = (microbatch.weights * losses.losses).sum()
@@ -152,11 +153,4 @@ class Step:
     def _logprobs_now(self, microbatch: Microbatch) -> Tensor:
         with torch.no_grad():
             logprobs, _ = self._engine.forward(microbatch)
-        return logprobs
-
-    def _reference_logprobs(self, microbatch: Microbatch) -> Tensor | None:
-        if self._reference is None:
-            return None
-        with torch.no_grad():
-            logprobs: Tensor = self._reference(microbatch)[0]
         return logprobs

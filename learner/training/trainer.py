@@ -20,10 +20,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
+from torch import Tensor
 
 from learner.algorithms.config import AlgorithmConfig
 from learner.algorithms.preset import Preset
 from learner.algorithms.registry import build_preset
+from learner.training.adapters import add_adapters
 from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.config import TrainingConfig
 from learner.training.distribution import share_batch
@@ -35,6 +37,7 @@ from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
 from learner.training.prefixes import shared_prefixes
 from learner.training.random_state import load_random_state, save_random_state
 from learner.training.ranks import Command, CommandChannel, Ranks
+from learner.training.reference import Reference, open_reference
 from learner.training.step import Step, TrainingStopped
 from learner.training.weights import WeightSnapshot, host_copy, torch_dtype, write_model_directory
 
@@ -77,14 +80,15 @@ class Trainer:
         self._ranks = ranks
         self._commands = commands
         self._updates = 0
-        self._policy = self._load_policy(with_entropy=config.report_entropy)
-        self._engine = Engine(self._policy, config=config, device=ranks.device)
+        self._policy = self._load_policy(with_entropy=config.report_entropy, adapted=config.lora.enabled)
+        self._engine: Engine[tuple[Tensor, Tensor | None]] = Engine(self._policy, config=config, device=ranks.device)
+        self._reference = self._open_reference() if self._preset.needs_reference else None
         self._step = Step(
             self._engine,
             preset=self._preset,
             config=config,
             ranks=ranks,
-            reference=self._load_reference() if self._preset.needs_reference else None,
+            reference=self._reference,
             should_stop=should_stop,
         )
         if config.updates_per_step == 1 and self._preset.samples_policy:
@@ -167,8 +171,10 @@ class Trainer:
     def _tell(self, command: Command) -> None:
         self._commands.send(command)
 
-    def _load_policy(self, *, with_entropy: bool) -> PolicyModel:
+    def _load_policy(self, *, with_entropy: bool, adapted: bool) -> PolicyModel:
         causal_lm = load_causal_lm(self._model_path, dtype=torch_dtype(self._config.dtype))
+        if adapted:
+            add_adapters(causal_lm, self._config.lora)
         if self._config.gradient_checkpointing:
             enable = causal_lm.gradient_checkpointing_enable
             assert callable(enable), "a transformers model"
@@ -177,13 +183,17 @@ class Trainer:
         settings = LogprobSettings(temperature=self._config.temperature, chunking=chunking, with_entropy=with_entropy)
         return PolicyModel(causal_lm, settings=settings)
 
-    def _load_reference(self) -> PolicyModel:
-        reference = self._load_policy(with_entropy=False).to(self._ranks.device)
-        return reference.requires_grad_(False).eval()
+    def _open_reference(self) -> Reference:
+        def load() -> PolicyModel:
+            return self._load_policy(with_entropy=False, adapted=False).to(self._ranks.device)
+
+        return open_reference(self._policy, engine=self._engine, config=self._config, load=load)
 
     def _train_step(self, given: FlatBatch | None) -> StepMetrics:
         metrics = self._step.run(share_batch(given), first_update=self._updates)
         self._updates += metrics.updates
+        if self._reference is not None:
+            self._reference.after_step()
         return metrics
 
     def _probe(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -205,6 +215,8 @@ class Trainer:
             if self._ranks.leads:
                 (directory / PROGRESS_FILE).write_text(json.dumps({"updates": self._updates}), encoding="utf-8")
             self._engine.save(directory)
+            if self._reference is not None:
+                self._reference.save(directory, leads=self._ranks.leads)
         torch.distributed.barrier()  # rank 0 goes on when every rank's part is there
 
     def _random_state(self, directory: Path) -> Path:
@@ -215,5 +227,7 @@ class Trainer:
         if not progress.is_file():
             raise FileNotFoundError(f"no checkpoint in {directory}: expected {progress}; name a folder that save wrote")
         self._engine.load(directory)
+        if self._reference is not None:
+            self._reference.load(directory)
         load_random_state(self._random_state(directory), device=self._ranks.device)
         self._updates = int(json.loads(progress.read_text(encoding="utf-8"))["updates"])
