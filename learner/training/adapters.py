@@ -78,7 +78,9 @@ def adapters_off(model: nn.Module) -> AbstractContextManager[None]:
 
 def merged_weights(model: nn.Module) -> Iterator[MergedWeight]:
     """The weights of `model` as they are without adapters, in the model's order; tied ones appear once."""
-    adapters = {id(_base_weight(layer)): _adapter_of(layer) for layer in model.modules() if isinstance(layer, LoraLayer)}
+    adapters = {
+        id(_base_weight(layer)): _adapter_of(layer) for layer in model.modules() if isinstance(layer, LoraLayer)
+    }
     factors = {id(factor) for adapter in adapters.values() for factor in (adapter.down, adapter.up)}
     for name, parameter in model.named_parameters():
         if id(parameter) not in factors:

@@ -92,7 +92,9 @@ class LoraConfig(BaseModel):
         if self.rank == 0 and unused:
             raise ValueError(f"{', '.join(unused)} set but rank is 0, which turns LoRA off. Set rank, 16 say.")
         if ALL_LINEAR in self.targets and len(self.targets) > 1:
-            raise ValueError(f"targets has {ALL_LINEAR} and other names: {ALL_LINEAR} is all of them. Use one or other.")
+            raise ValueError(
+                f"targets has {ALL_LINEAR} and other names: {ALL_LINEAR} is all of them. Use one or other."
+            )
         return self
 
     @property

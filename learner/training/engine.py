@@ -89,7 +89,12 @@ class Engine(Generic[Output_co]):
     """
 
     def __init__(
-        self, model: nn.Module, *, config: TrainingConfig, device: torch.device, optimizer: OptimizerConfig | None = None
+        self,
+        model: nn.Module,
+        *,
+        config: TrainingConfig,
+        device: torch.device,
+        optimizer: OptimizerConfig | None = None,
     ) -> None:
         """`optimizer` is that of this model, where it is another than `config.optimizer`."""
         self._optimizer = optimizer or config.optimizer
@@ -189,9 +194,7 @@ class Engine(Generic[Output_co]):
         Weights that are not trained stay as they are. DeepSpeed's checkpoints are pickles: load only what this learner
         wrote. Raises FileNotFoundError.
         """
-        path, _ = self._engine.load_checkpoint(
-            str(directory), tag=CHECKPOINT_TAG, load_module_strict=not self._frozen
-        )
+        path, _ = self._engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG, load_module_strict=not self._frozen)
         if path is None:
             raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}: expected {directory / CHECKPOINT_TAG}")
 

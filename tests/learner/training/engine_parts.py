@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,4 +79,4 @@ def weights_of(parts: Parts) -> dict[str, Tensor]:
 def assert_close(values: dict[str, Tensor], expected: dict[str, Tensor], *, atol: float) -> None:
     assert list(values) == list(expected)
     for name, value in values.items():
-        torch.testing.assert_close(value, expected[name], rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=atol, msg=partial("{}: {}".format, name))

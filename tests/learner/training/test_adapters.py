@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from learner.training.adapters import add_adapters, adapters_off, merge, merged_weights
+from learner.training.adapters import adapters_off, add_adapters, merge, merged_weights
 from learner.training.config import LoraConfig
 from learner.training.policy import load_causal_lm
 from learner.training.ranks import CommandChannel
@@ -36,9 +36,7 @@ def values_of(parts: Parts, *, trained: bool) -> dict[str, torch.Tensor]:
     """Copies of the model's own parameters."""
     parameters = dict(parts.policy.named_parameters())
     with parts.engine.gathered(list(parameters.values())):
-        return {
-            name: value.detach().clone() for name, value in parameters.items() if ("lora_" in name) == trained
-        }
+        return {name: value.detach().clone() for name, value in parameters.items() if ("lora_" in name) == trained}
 
 
 def test_merging_is_the_weight_and_the_scaled_product() -> None:

@@ -97,8 +97,8 @@ def test_bfloat16_adds_up_updates_that_are_too_small_for_it(
     tied_llama: Path, commands: CommandChannel, stage: int
 ) -> None:
     # AdamW's first update moves each weight by lr * g / (|g| + eps), which is at most lr, and three of them by 3 lr at
-    # most. bfloat16 has 8 bits: its numbers from 2^-4 on are 2^-11 apart or more. A weight of at least 2^-4 that is a
-    # number of bfloat16, as all are at first, stays that number under a move of 3 * 2^-20 when rounded; a float32 moves.
+    # most. All weights are numbers of bfloat16 at first; it has 8 bits, so that those of at least 2^-4 are 2^-12 from
+    # their neighbours or more. A move of 3 * 2^-20 rounds back to the same number, and float32 keeps it.
     rate = 2.0**-20
     adamw = {"learning_rate": rate, "epsilon": 1e-12, "weight_decay": 0.0}
     parts = open_parts(tied_llama, config_with(dtype="bfloat16", zero_stage=stage, optimizer=adamw))

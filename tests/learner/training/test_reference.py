@@ -82,9 +82,7 @@ def test_an_average_in_bfloat16_does_not_lose_what_is_small_against_it(
     averages = written(reference, tmp_path / "checkpoint")
     assert {name.removeprefix(PolicyModel.PREFIX) for name in averages} == set(expected)
     for name, average in averages.items():
-        torch.testing.assert_close(
-            average.double(), expected[name.removeprefix(PolicyModel.PREFIX)], rtol=0, atol=1e-6
-        )
+        torch.testing.assert_close(average.double(), expected[name.removeprefix(PolicyModel.PREFIX)], rtol=0, atol=1e-6)
     parts.engine.close()
 
 
