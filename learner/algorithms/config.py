@@ -254,6 +254,9 @@ class DistillConfig(AggregationKnobs):
     type: Literal["distill"] = "distill"
     divergence: Literal["forward_kl", "reverse_kl", "jsd"] = Field("forward_kl", description="What is made small.")
     jsd_beta: float = Field(0.5, gt=0, lt=1, description="Share of the teacher in jsd's mixture.")
+    teacher_tokens: int = Field(
+        64, ge=1, description="How many of a teacher's most probable tokens count, where the data does not say."
+    )
     sft_weight: float = Field(0.0, ge=0, description="Weight of the data's negative log-likelihood.")
 
     def unused_knobs(self) -> dict[str, str]:

@@ -114,6 +114,7 @@ class Preset:
     that leave numerator and denominator of the loss. `select` maps the rewards of a group [G] to the trajectories that
     are trained, in order; with `paired` the chosen one, then the rejected. `ratio_to_behavior`: what the loss bounds is
     the ratio to the behavior policy. `trains_scores`: the model is one of scores, not a policy.
+    `value_clip` is for the critic's loss; `candidates`: how many tokens a local teacher is asked for at each position.
     """
 
     name: str
@@ -128,3 +129,5 @@ class Preset:
     ratio_to_behavior: bool = False
     entropy_gradient: bool = False
     trains_scores: bool = False
+    value_clip: float | None = None
+    candidates: int = 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Dtype = Literal["float32", "bfloat16"]
-Schedule = Literal["constant", "linear", "cosine"]
+Schedule = Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"]
+Offload = Literal["none", "optimizer", "all"]
+ALL_LINEAR = "all-linear"
 
 
 class OptimizerConfig(BaseModel):
@@ -21,10 +24,13 @@ class OptimizerConfig(BaseModel):
     total_updates: int | None = Field(
         None,
         gt=0,
-        description="Updates after which linear and cosine have reached final_fraction. Required by those two.",
+        description="Updates after which linear, cosine and wsd have reached final_fraction. Required by those three.",
+    )
+    decay_updates: int | None = Field(
+        None, gt=0, description="Updates at the end of wsd over which the learning rate falls. Required by wsd."
     )
     final_fraction: float = Field(
-        0.0, ge=0, le=1, description="Share of learning_rate left at the end of linear or cosine."
+        0.0, ge=0, le=1, description="Share of learning_rate left at the end of linear, cosine or wsd."
     )
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of AdamW's mean of gradients, per update.")
     beta2: float = Field(0.95, ge=0, lt=1, description="Decay of AdamW's mean of squared gradients, per update.")
@@ -35,14 +41,102 @@ class OptimizerConfig(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _refuse_unused_knobs(self) -> OptimizerConfig:
-        if self.schedule == "constant" and self.total_updates is not None:
-            raise ValueError("total_updates is set but schedule is constant, which has no end. Remove one of them.")
-        if self.schedule != "constant" and self.total_updates is None:
+    def _an_end_where_the_schedule_has_one(self) -> OptimizerConfig:
+        endless = self.schedule in ("constant", "inverse_sqrt")
+        if endless and self.total_updates is not None:
+            raise ValueError(
+                f"total_updates is set but schedule is {self.schedule}, which has no end. Remove one of them."
+            )
+        if endless and self.final_fraction:
+            raise ValueError(
+                f"final_fraction is set but schedule is {self.schedule}, which has no end. Remove one of them."
+            )
+        if not endless and self.total_updates is None:
             raise ValueError(
                 f"schedule is {self.schedule}, which needs total_updates. Set it to the updates of the run."
             )
         return self
+
+    @model_validator(mode="after")
+    def _a_decay_for_wsd_alone(self) -> OptimizerConfig:
+        if self.schedule != "wsd" and self.decay_updates is not None:
+            raise ValueError(f"decay_updates is set but schedule is {self.schedule}: only wsd uses it. Remove it.")
+        if self.schedule == "wsd" and self.decay_updates is None:
+            raise ValueError("schedule is wsd, which needs decay_updates. Set it to a tenth of total_updates, say.")
+        if self.total_updates is not None and self.warmup_updates + (self.decay_updates or 0) > self.total_updates:
+            raise ValueError(
+                f"warmup_updates {self.warmup_updates} and decay_updates {self.decay_updates or 0} do not fit into "
+                f"total_updates {self.total_updates}: their sum may at most equal it."
+            )
+        return self
+
+
+class LoraConfig(BaseModel):
+    """Low-rank adapters (LoRA, arXiv 2106.09685): only scale * up @ down is trained, on top of frozen weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: int = Field(0, ge=0, description="Rank of the adapters. 0 turns LoRA off, and every weight is trained.")
+    alpha: float = Field(32.0, gt=0, description="The adapters are scaled by alpha / rank.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Share of the adapters' inputs that is dropped in training.")
+    targets: tuple[str, ...] = Field(
+        (ALL_LINEAR,),
+        min_length=1,
+        description=f"Names of the linear layers that are adapted, such as q_proj; {ALL_LINEAR} is all of the "
+        "decoder's. Embeddings and the output projection are never adapted.",
+    )
+
+    @model_validator(mode="after")
+    def _refuse_unused_knobs(self) -> LoraConfig:
+        fields = ("alpha", "dropout", "targets")
+        unused = [name for name in fields if getattr(self, name) != type(self).model_fields[name].default]
+        if self.rank == 0 and unused:
+            raise ValueError(f"{', '.join(unused)} set but rank is 0, which turns LoRA off. Set rank, 16 say.")
+        if ALL_LINEAR in self.targets and len(self.targets) > 1:
+            raise ValueError(
+                f"targets has {ALL_LINEAR} and other names: {ALL_LINEAR} is all of them. Use one or other."
+            )
+        return self
+
+    @property
+    def enabled(self) -> bool:
+        """Whether adapters are trained instead of the weights."""
+        return self.rank > 0
+
+
+class ReferenceConfig(BaseModel):
+    """The frozen policy that a KL penalty or a preference loss compares with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["initial", "ema", "refresh"] = Field(
+        "initial",
+        description="What the reference is: the initial model, a moving average of the policy's weights, or a copy of "
+        "the policy taken every so many steps.",
+    )
+    decay: float = Field(
+        0.99, ge=0, lt=1, description="Of ema, per step: reference = decay * reference + (1 - decay) * policy."
+    )
+    every_steps: int = Field(100, ge=1, description="Of refresh: steps between two copies of the policy.")
+
+    @model_validator(mode="after")
+    def _refuse_unused_knobs(self) -> ReferenceConfig:
+        for name, mode in (("decay", "ema"), ("every_steps", "refresh")):
+            if self.mode != mode and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is set but mode is {self.mode}: only {mode} uses it. Remove it, or set mode.")
+        return self
+
+
+class CriticConfig(BaseModel):
+    """PPO's critic."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Path | None = Field(
+        None, description="Hugging Face directory that the critic starts from; the policy's initial model if left out"
+    )
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="AdamW of the critic alone.")
+    warmup_steps: int = Field(0, ge=0, description="First steps in which the critic learns and the policy stays.")
 
 
 class TrainingConfig(BaseModel):
@@ -54,6 +148,15 @@ class TrainingConfig(BaseModel):
     zero_stage: Literal[0, 1, 2, 3] = Field(
         0, description="DeepSpeed ZeRO stage: over the ranks, shard nothing, optimizer, gradients too, parameters too."
     )
+    offload: Offload = Field(
+        "none",
+        description="What is kept in host memory instead of the GPU's: optimizer (its states and its update; needs "
+        "zero_stage 1 or more), or all (parameters too; needs zero_stage 3).",
+    )
+    lora: LoraConfig = Field(default_factory=LoraConfig, description="Low-rank adapters.")
+    reference: ReferenceConfig = Field(default_factory=ReferenceConfig, description="The reference policy.")
+    critic: CriticConfig = Field(default_factory=CriticConfig, description="The critic, of algorithms that have one.")
+    head_seed: int = Field(0, ge=0, description="Seed of a reward model's new head.")
     dtype: Dtype = Field(
         "float32", description="Type of the forward and backward pass. The optimizer works in float32."
     )
@@ -72,3 +175,15 @@ class TrainingConfig(BaseModel):
         gt=0,
         description="Seconds after which a collective among the ranks fails because one of them is missing.",
     )
+
+    @model_validator(mode="after")
+    def _a_stage_that_can_offload(self) -> TrainingConfig:
+        # bfloat16 trains with stage 1 at least, since DeepSpeed's plain bfloat16 optimizer lacks float32 sums.
+        stage = max(self.zero_stage, 1) if self.dtype == "bfloat16" else self.zero_stage
+        needed = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
+        if stage < needed:
+            raise ValueError(
+                f"offload is {self.offload} and zero_stage is {self.zero_stage}: offload {self.offload} needs "
+                f"zero_stage {needed}{' or more' if needed < 3 else ''}. Raise zero_stage, or set offload to none."
+            )
+        return self

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,38 +26,51 @@ if not torch.cuda.is_available():
 import deepspeed
 from deepspeed.utils import safe_get_full_fp32_param
 
-from learner.training.config import TrainingConfig
+from learner.training.config import Offload, OptimizerConfig, TrainingConfig
 
+Output_co = TypeVar("Output_co", covariant=True)
 CHECKPOINT_TAG = "deepspeed"
 # DeepSpeed would compile a C++ extension for shared-memory reductions on first use; gloo needs none.
 SHARED_MEMORY_EXTENSION = "deepspeed_shm_comm"
 
 
-def _deepspeed_config(config: TrainingConfig, *, zero_stage: int) -> dict[str, object]:
-    optimizer = config.optimizer
-    bf16 = config.dtype == "bfloat16"
+def _deepspeed_config(config: TrainingConfig, *, optimizer: OptimizerConfig, zero_stage: int) -> dict[str, object]:
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         # Without ZeRO, DeepSpeed clips without reporting the norm, one parameter at a time: `update` does it instead.
         "gradient_clipping": optimizer.max_grad_norm if zero_stage else 0.0,
-        "zero_optimization": {"stage": zero_stage, "overlap_comm": False},
-        "bf16": {"enabled": bf16},
+        "zero_optimization": {"stage": zero_stage, "overlap_comm": False, **_offload_config(config.offload)},
+        "bf16": {"enabled": config.dtype == "bfloat16"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**31,
         "wall_clock_breakdown": False,
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "lr": optimizer.learning_rate,
-                "betas": (optimizer.beta1, optimizer.beta2),
-                "eps": optimizer.epsilon,
-                "weight_decay": optimizer.weight_decay,
-                "torch_adam": True,
-            },
-        },
+        "optimizer": {"type": "AdamW", "params": _adamw_settings(optimizer, offload=config.offload)},
     }
+
+
+def _offload_config(offload: Offload) -> dict[str, object]:
+    # Pinned memory is what makes the copies to and from a GPU fast; without a GPU there is nothing to pin for.
+    host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    if offload == "none":
+        return {}
+    if offload == "optimizer":
+        return {"offload_optimizer": host}
+    return {"offload_optimizer": host, "offload_param": host}
+
+
+def _adamw_settings(optimizer: OptimizerConfig, *, offload: Offload) -> dict[str, object]:
+    settings = {
+        "lr": optimizer.learning_rate,
+        "betas": (optimizer.beta1, optimizer.beta2),
+        "eps": optimizer.epsilon,
+        "weight_decay": optimizer.weight_decay,
+        "torch_adam": True,
+    }
+    # On the CPU, torch's fused AdamW is one threaded pass; DeepSpeed's own would need a compiler at the first start.
+    return settings if offload == "none" else {**settings, "fused": True}
 
 
 def _quiet_deepspeed() -> None:
@@ -67,21 +81,34 @@ def _quiet_deepspeed() -> None:
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.", category=FutureWarning)
 
 
-class Engine:
-    """One model under DeepSpeed on this rank. A process group must exist before it is made."""
+class Engine(Generic[Output_co]):
+    """One model under DeepSpeed on this rank, whose `forward` returns an `Output_co`.
 
-    def __init__(self, model: nn.Module, *, config: TrainingConfig, device: torch.device) -> None:
-        self._config = config
+    A process group must exist before it is made. A process may have several, each with its own parameters, optimizer,
+    learning rate and checkpoint folder. What `requires_grad` when it is made is trained, and nothing else.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        config: TrainingConfig,
+        device: torch.device,
+        optimizer: OptimizerConfig | None = None,
+    ) -> None:
+        """`optimizer` is that of this model, where it is another than `config.optimizer`."""
+        self._optimizer = optimizer or config.optimizer
         self._ranks = torch.distributed.get_world_size()
         # DeepSpeed's plain bfloat16 optimizer adds gradients up in bfloat16; its ZeRO-1 adds them up in float32.
         self._stage = max(config.zero_stage, 1) if config.dtype == "bfloat16" else config.zero_stage
+        self._frozen = not all(parameter.requires_grad for parameter in model.parameters())
         os.environ.setdefault("LOCAL_RANK", "0")
         _quiet_deepspeed()
         with contextlib.redirect_stdout(io.StringIO()):  # it prints the memory in use, with no way to turn it off
             self._engine, *_ = deepspeed.initialize(
                 model=model.to(device),
                 model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
-                config=_deepspeed_config(config, zero_stage=self._stage),
+                config=_deepspeed_config(config, optimizer=self._optimizer, zero_stage=self._stage),
                 dist_init_required=False,
             )
         self._model: nn.Module = self._engine.module
@@ -96,10 +123,9 @@ class Engine:
         """The ZeRO stage in use."""
         return self._stage
 
-    def forward(self, *inputs: object) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def forward(self, *inputs: object) -> Output_co:
         """The model's output."""
-        output: tuple[Tensor, Tensor | None, Tensor | None] = self._engine(*inputs)
-        return output
+        return cast(Output_co, self._engine(*inputs))
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Adds the gradient of `loss`. `last`: no other microbatch follows before `update`.
@@ -123,7 +149,7 @@ class Engine:
     def _clip_unsharded(self) -> float | None:
         if self._stage != 0:
             return None
-        limit = self._config.optimizer.max_grad_norm
+        limit = self._optimizer.max_grad_norm
         norm = torch.nn.utils.get_total_norm(
             [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None], foreach=True
         )
@@ -146,23 +172,29 @@ class Engine:
             yield
 
     def master_weight(self, parameter: nn.Parameter) -> Tensor:
-        """The float32 weight that the optimizer keeps, whole. All ranks must call it with the same parameter."""
-        if self._stage == 0:
+        """The float32 weight that the optimizer keeps, whole; of one that is not trained, the weight as it is.
+
+        All ranks must call it with the same parameter, within `gathered`.
+        """
+        if self._stage == 0 or not parameter.requires_grad:
             return parameter.detach()
         weight: Tensor | None = safe_get_full_fp32_param(parameter)
-        assert weight is not None, "every parameter is trained"
+        assert weight is not None, "the optimizer has every parameter that is trained"
         return weight
 
     def save(self, directory: Path) -> None:
-        """Writes model and optimizer, each rank its part."""
-        self._engine.save_checkpoint(str(directory), tag=CHECKPOINT_TAG, save_latest=False)
+        """Writes what is trained of the model, and the optimizer, each rank its part."""
+        self._engine.save_checkpoint(
+            str(directory), tag=CHECKPOINT_TAG, save_latest=False, exclude_frozen_parameters=self._frozen
+        )
 
     def load(self, directory: Path) -> None:
         """Reads what `save` wrote with the same number of ranks, ZeRO stage and types.
 
-        DeepSpeed's checkpoints are pickles: load only what this learner wrote. Raises FileNotFoundError.
+        Weights that are not trained stay as they are. DeepSpeed's checkpoints are pickles: load only what this learner
+        wrote. Raises FileNotFoundError.
         """
-        path, _ = self._engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
+        path, _ = self._engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG, load_module_strict=not self._frozen)
         if path is None:
             raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}: expected {directory / CHECKPOINT_TAG}")
 

@@ -27,7 +27,8 @@ class Microbatch:
     `places` int64, of the target among the batch's tokens; `sequences` int64, which of the row's K sequences it is of;
     `behavior_logprobs` float32; `lags` int64; `current` bool, true where exactly one policy version sampled the
     sequence and that version is the learner's own. `candidates` int64 [N, C] are further tokens whose logprobs are
-    wanted. [K]: `members` int64, the sequences' numbers in the batch. `pairs` int64 [P, 2]: chosen and rejected.
+    wanted. [K]: `members` int64, the sequences' numbers in the batch; `teachers` int64, whom to ask. `pairs` int64
+    [P, 2]: chosen and rejected.
     """
 
     token_ids: Tensor
@@ -41,15 +42,16 @@ class Microbatch:
     lags: Tensor
     current: Tensor
     members: Tensor
+    teachers: Tensor
     pairs: Tensor
     candidates: Tensor | None = None
 
     def to(self, device: torch.device) -> Microbatch:
-        """The same microbatch on `device`, but for `places` and `members`, which index what stays on the CPU."""
+        """The same microbatch on `device`, but for what indexes things that stay on the CPU."""
         if device.type == "cpu":
             return self
         moved = {
-            name: value if name in ("places", "members") else value.to(device)
+            name: value if name in ("places", "members", "teachers") else value.to(device)
             for name, value in vars(self).items()
             if isinstance(value, Tensor)
         }
@@ -175,6 +177,7 @@ def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, prefixes: Prefixes) 
         lags=torch.from_numpy(batch.lags[target].astype(np.int64)),
         current=torch.from_numpy(fresh),
         members=torch.from_numpy(sequences.astype(np.int64)),
+        teachers=torch.from_numpy(batch.teachers[sequences].astype(np.int64)),
         pairs=torch.from_numpy(_pairs(batch.pairs[sequences], sequences)),
         candidates=_candidates(batch, target),
     )

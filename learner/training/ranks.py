@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from services.process import parent_death_signal
 
-Action = Literal["train_step", "host_copy", "probe", "save", "load", "stop"]
+Action = Literal["train_step", "outputs", "reference", "host_copy", "probe", "save", "load", "stop"]
 LOOPBACK = "127.0.0.1"
 _POLL = timedelta(seconds=20)
 

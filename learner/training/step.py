@@ -20,14 +20,15 @@ from torch import Tensor
 from learner.algorithms.preset import LossTokens, Passes, Preset
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
+from learner.training.critic import CriticTargets, freezes_policy, value_measures
 from learner.training.distribution import any_rank
-from learner.training.engine import Engine
 from learner.training.metrics import MicrobatchRecord, StepMetrics, token_means
+from learner.training.models import Models
 from learner.training.packing import Microbatch, pack, plan
 from learner.training.prefixes import shared_prefixes
 from learner.training.ranks import Ranks
 from learner.training.schedule import learning_rate
-from learner.training.scoring import Credit, Scorers, TokenScores, credit, score
+from learner.training.scoring import Credit, TokenScores, credit, score
 
 
 class TrainingStopped(Exception):
@@ -60,19 +61,18 @@ class Step:
 
     def __init__(
         self,
-        engine: Engine,
+        models: Models,
         *,
         preset: Preset,
         config: TrainingConfig,
         ranks: Ranks,
-        scorers: Scorers,
         should_stop: Callable[[], bool],
     ) -> None:
-        self._engine = engine
+        self._models = models
+        self._engine = models.engine
         self._preset = preset
         self._config = config
         self._ranks = ranks
-        self._scorers = scorers
         self._should_stop = should_stop
 
     def run(self, batch: FlatBatch, *, first_update: int) -> StepMetrics:
@@ -82,8 +82,13 @@ class Step:
         rows = [self._microbatches(batch, part) for part in slices]
         data = self._data(batch, slices, [microbatch for row in rows for microbatch in row])
         scoring_s = time.perf_counter() - started
-        rates = [learning_rate(self._config.optimizer, update=first_update + i) for i in range(len(slices))]
+        frozen = self._models.critic is not None and freezes_policy(self._config, first_update=first_update)
+        rates = [
+            0.0 if frozen else learning_rate(self._config.optimizer, update=first_update + index)
+            for index in range(len(slices))
+        ]
         updates = [self._update(data, row, rate) for row, rate in zip(rows, rates, strict=True)]
+        measures = {**data.credit.means, **self._train_critic(data, rows, first_update=first_update)}
         means = token_means(
             [record for update in updates for record in update.records],
             updates=len(updates),
@@ -91,7 +96,7 @@ class Step:
             ratio_moves=len(updates) > 1 or self._preset.ratio_to_behavior,
         )
         return StepMetrics(
-            **vars(replace(means, means={**data.credit.means, **means.means})),
+            **vars(replace(means, means={**measures, **means.means})),
             grad_norm=sum(update.grad_norm for update in updates) / len(updates),
             learning_rate=rates[-1],
             tokens=int(batch.lengths.sum()),
@@ -102,6 +107,31 @@ class Step:
             forward_backward_s=scoring_s + sum(update.forward_backward_s for update in updates),
             optimizer_s=sum(update.optimizer_s for update in updates),
         )
+
+    def outputs(self, batch: FlatBatch, *, reference: bool) -> NDArray[np.float32]:
+        """What the trained model, or the reference, gives at each trained token [N], 0 elsewhere. No gradient."""
+        microbatches = self._microbatches(batch, np.arange(len(batch.lengths)))
+        passes = Passes(reference=True) if reference else Passes(proximal=True)
+        scores = score(batch, microbatches, scorers=self._models.scorers, passes=passes)
+        found = scores.reference_logprobs if reference else scores.proximal_logprobs
+        assert found is not None, "the pass was asked for"
+        return found.numpy()
+
+    def _train_critic(
+        self, data: _Data, rows: Sequence[Sequence[Microbatch]], *, first_update: int
+    ) -> dict[str, float]:
+        critic, returns, values = self._models.critic, data.credit.returns, data.scores.values
+        if critic is None or returns is None or values is None:
+            return {}
+        owners = torch.from_numpy(data.batch.owners)
+        weights = torch.from_numpy(data.sequence_weights).float()[owners] * data.credit.kept
+        targets = CriticTargets(old_values=values, returns=returns, weights=weights)
+        losses = [critic.update(row, targets, number=first_update + index) for index, row in enumerate(rows)]
+        trained = torch.from_numpy(data.batch.loss_mask)
+        return {
+            "value_loss": sum(losses) / len(losses),
+            **value_measures(values=values[trained], returns=returns[trained]),
+        }
 
     def _microbatches(self, batch: FlatBatch, sequences: NDArray[np.int64]) -> list[Microbatch]:
         """This rank's share of an update."""
@@ -118,7 +148,7 @@ class Step:
 
     def _data(self, batch: FlatBatch, slices: Sequence[NDArray[np.int64]], microbatches: Sequence[Microbatch]) -> _Data:
         """The passes, the advantages, and the weights, which count an update's kept tokens on all ranks."""
-        scores = score(batch, microbatches, scorers=self._scorers, passes=self._passes(updates=len(slices)))
+        scores = score(batch, microbatches, scorers=self._models.scorers, passes=self._passes(updates=len(slices)))
         made = credit(batch, scores, preset=self._preset)
         lengths = made.kept_lengths(batch)
         weights = np.zeros(len(batch.lengths))
@@ -149,8 +179,10 @@ class Step:
         )
 
     def _accumulate(self, data: _Data, microbatch: Microbatch, *, last: bool) -> MicrobatchRecord:
+        microbatch, of_teacher = self._with_candidates(data, microbatch)
         logprobs, entropy, candidates = self._engine.forward(microbatch)
-        tokens = _loss_tokens(data, microbatch, logprobs=logprobs, entropy=entropy, candidates=candidates)
+        tokens = _loss_tokens(data, microbatch, logprobs=logprobs, entropy=entropy)
+        tokens = replace(tokens, candidate_logprobs=candidates, teacher_logprobs=of_teacher)
         loss = self._preset.loss(tokens)
         self._engine.backward(loss.total, last=last)
         return MicrobatchRecord(
@@ -163,6 +195,16 @@ class Step:
             microbatch=microbatch,
         )
 
+    def _with_candidates(self, data: _Data, microbatch: Microbatch) -> tuple[Microbatch, Tensor | None]:
+        """The microbatch with a teacher's candidates, and their logprobs [N, C]: from the data, or from the teacher."""
+        if microbatch.candidates is not None:
+            logprobs = data.batch.candidate_logprobs.reshape(len(data.batch.token_ids), -1)
+            return microbatch, torch.from_numpy(logprobs)[microbatch.places].to(microbatch.targets.device)
+        if not self._preset.candidates:
+            return microbatch, None
+        token_ids, known = self._models.teachers.candidates(microbatch, count=self._preset.candidates)
+        return replace(microbatch, candidates=token_ids), known
+
 
 def _slices(batch: FlatBatch, *, updates: int) -> list[NDArray[np.int64]]:
     """The sequences of each update; the two of a pair are in the same one."""
@@ -171,41 +213,27 @@ def _slices(batch: FlatBatch, *, updates: int) -> list[NDArray[np.int64]]:
     return [part.reshape(-1) for part in np.array_split(units, updates) if len(part)]
 
 
-def _loss_tokens(
-    data: _Data, microbatch: Microbatch, *, logprobs: Tensor, entropy: Tensor | None, candidates: Tensor | None
-) -> LossTokens:
-    device, members = logprobs.device, microbatch.members
-    places = microbatch.places
-    pairs = microbatch.pairs
-    scores, made = data.scores, data.credit
+def _loss_tokens(data: _Data, microbatch: Microbatch, *, logprobs: Tensor, entropy: Tensor | None) -> LossTokens:
+    device, members, places, pairs = logprobs.device, microbatch.members, microbatch.places, microbatch.pairs
+    scores = data.scores
 
     def at_tokens(values: Tensor) -> Tensor:
         return values[places].to(device)
 
-    def known(values: Tensor | None) -> Tensor | None:
-        return None if values is None else at_tokens(values)
-
     sequence_weights = torch.from_numpy(data.sequence_weights).float()[members].to(device)
-    teacher = known(scores.teacher_logprobs) if candidates is None else _teacher_candidates(data.batch, places, device)
-    proximal = known(scores.proximal_logprobs)
+    proximal, reference = scores.proximal_logprobs, scores.reference_logprobs
     return LossTokens(
         policy_logprobs=logprobs,
-        proximal_logprobs=logprobs.detach() if proximal is None else proximal,
+        proximal_logprobs=logprobs.detach() if proximal is None else at_tokens(proximal),
         behavior_logprobs=microbatch.behavior_logprobs,
-        advantages=at_tokens(made.advantages),
+        advantages=at_tokens(data.credit.advantages),
         lags=microbatch.lags,
-        weights=sequence_weights[microbatch.sequences] * at_tokens(made.kept),
+        weights=sequence_weights[microbatch.sequences] * at_tokens(data.credit.kept),
         sequences=microbatch.sequences,
         sequence_weights=sequence_weights,
         labels=torch.from_numpy(data.batch.labels)[members].to(device),
         pairs=pairs,
         margins=torch.from_numpy(data.batch.margins).float()[members].to(device)[pairs[:, 0]],
-        reference_logprobs=known(scores.reference_logprobs),
+        reference_logprobs=None if reference is None else at_tokens(reference),
         entropy=entropy,
-        candidate_logprobs=candidates,
-        teacher_logprobs=teacher,
     )
-
-
-def _teacher_candidates(batch: FlatBatch, places: Tensor, device: torch.device) -> Tensor:
-    return torch.from_numpy(batch.candidate_logprobs.reshape(len(batch.token_ids), -1))[places].to(device)

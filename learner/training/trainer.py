@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from torch import Tensor
 
 from learner.algorithms.config import AlgorithmConfig
 from learner.algorithms.preset import Preset
@@ -28,29 +27,20 @@ from learner.algorithms.registry import build_preset
 from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.config import TrainingConfig
 from learner.training.distribution import share_batch
-from learner.training.engine import Engine
-from learner.training.logprobs import Chunking
 from learner.training.metrics import StepMetrics
-from learner.training.packing import Microbatch, pack
-from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
+from learner.training.models import open_models
+from learner.training.packing import pack
+from learner.training.policy import PolicyModel
 from learner.training.prefixes import shared_prefixes
 from learner.training.random_state import load_random_state, save_random_state
 from learner.training.ranks import Command, CommandChannel, Ranks
-from learner.training.scoring import Score, Scorers
+from learner.training.score_model import save_score_model
 from learner.training.step import Step, TrainingStopped
-from learner.training.weights import WeightSnapshot, host_copy, torch_dtype, write_model_directory
+from learner.training.weights import WeightSnapshot, host_copy, write_model_directory
 
 logger = logging.getLogger(__name__)
 
 PROGRESS_FILE = "trainer.json"
-
-
-def _logprobs_of(model: PolicyModel) -> Score:
-    def score(microbatch: Microbatch) -> Tensor:
-        logprobs: Tensor = model(microbatch)[0]
-        return logprobs
-
-    return score
 
 
 def _never() -> bool:
@@ -79,28 +69,21 @@ class Trainer:
         config: TrainingConfig,
         ranks: Ranks,
         commands: CommandChannel,
+        teachers: Sequence[Path] = (),
         should_stop: Callable[[], bool] = _never,
     ) -> None:
+        """`teachers` are folders of models that each rank loads."""
         self._model_path = model_path
         self._preset: Preset = build_preset(algorithm)
         self._config = config
         self._ranks = ranks
         self._commands = commands
         self._updates = 0
-        self._policy = self._load_policy(with_entropy=config.report_entropy)
-        self._engine = Engine(self._policy, config=config, device=ranks.device)
-        self._step = Step(
-            self._engine,
-            preset=self._preset,
-            config=config,
-            ranks=ranks,
-            scorers=Scorers(
-                proximal=self._proximal,
-                reference=_logprobs_of(self._load_reference()) if self._preset.passes.reference else None,
-            ),
-            should_stop=should_stop,
+        self._models = open_models(
+            model_path, config=config, preset=self._preset, teachers=teachers, device=ranks.device
         )
-        if config.updates_per_step == 1 and self._preset.samples_policy:
+        self._step = Step(self._models, preset=self._preset, config=config, ranks=ranks, should_stop=should_stop)
+        if config.updates_per_step == 1 and self._preset.samples_policy and not self._preset.ratio_to_behavior:
             logger.info("one update per step: the ratio to the proximal policy is 1, so its clip has no effect")
 
     @property
@@ -124,7 +107,7 @@ class Trainer:
     def host_copy(self) -> WeightSnapshot:
         """The weights as of now in `publish_dtype`, on rank 0's CPU. Later steps do not change the copy."""
         self._tell(Command(action="host_copy"))
-        return host_copy(self._engine, dtype=self._config.publish_dtype, keep=self._ranks.leads)
+        return host_copy(self._models.engine, dtype=self._config.publish_dtype, keep=self._ranks.leads)
 
     def probe_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logprobs at temperature 1, float32 [T-1] in nats, of tokens 1 to T-1 of a prompt, by the present weights."""
@@ -146,10 +129,24 @@ class Trainer:
 
     def export(self, directory: Path) -> None:
         """Writes a Hugging Face model directory with the tokenizer of the initial model."""
-        snapshot = self.host_copy()
-        write_model_directory(
-            snapshot, causal_lm=self._policy.causal_lm, source=self._model_path, destination=directory
-        )
+        snapshot, trained = self.host_copy(), self._models.trained
+        if isinstance(trained, PolicyModel):
+            write_model_directory(snapshot, causal_lm=trained.causal_lm, source=self._model_path, destination=directory)
+        else:
+            save_score_model(snapshot, model=trained, source=self._model_path, destination=directory)
+
+    def outputs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
+        """What the model as it stands gives for each sequence, at its trained tokens: logprobs, or scores.
+
+        Only rank 0 gives the sequences.
+        """
+        self._tell(Command(action="outputs"))
+        return self._split(sequences, self._step.outputs(share_batch(flatten(sequences)), reference=False))
+
+    def reference_logprobs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
+        """Logprobs by the reference, for each sequence at its trained tokens. Only rank 0 gives the sequences."""
+        self._tell(Command(action="reference"))
+        return self._split(sequences, self._step.outputs(share_batch(flatten(sequences)), reference=True))
 
     def follow(self) -> None:
         """On the ranks other than 0: takes part in whatever rank 0 does, until it closes."""
@@ -158,18 +155,20 @@ class Trainer:
                 self._obey(command)
             except TrainingStopped:
                 logger.info("rank %d left a step that was stopped", self._ranks.rank)
-        self._engine.close()
+        self._models.close()
 
     def close(self) -> None:
         """Ends the other ranks' `follow`, and releases the model. The process group stays open."""
         self._tell(Command(action="stop"))
-        self._engine.close()
+        self._models.close()
 
     def _obey(self, command: Command) -> None:
         if command.action == "train_step":
             self._train_step(None)
         elif command.action == "host_copy":
-            host_copy(self._engine, dtype=self._config.publish_dtype, keep=False)
+            host_copy(self._models.engine, dtype=self._config.publish_dtype, keep=False)
+        elif command.action in ("outputs", "reference"):
+            self._step.outputs(share_batch(None), reference=command.action == "reference")
         elif command.action == "probe":
             self._probe(json.loads(command.path))
         elif command.action == "save":
@@ -180,23 +179,17 @@ class Trainer:
     def _tell(self, command: Command) -> None:
         self._commands.send(command)
 
-    def _load_policy(self, *, with_entropy: bool) -> PolicyModel:
-        causal_lm = load_causal_lm(self._model_path, dtype=torch_dtype(self._config.dtype))
-        if self._config.gradient_checkpointing:
-            enable = causal_lm.gradient_checkpointing_enable
-            assert callable(enable), "a transformers model"
-            enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        chunking = Chunking(tokens=self._config.logprob_chunk_tokens, vocabulary=self._config.logprob_chunk_vocabulary)
-        settings = LogprobSettings(temperature=self._config.temperature, chunking=chunking, with_entropy=with_entropy)
-        return PolicyModel(causal_lm, settings=settings)
-
-    def _load_reference(self) -> PolicyModel:
-        reference = self._load_policy(with_entropy=False).to(self._ranks.device)
-        return reference.requires_grad_(False).eval()
+    @staticmethod
+    def _split(sequences: Sequence[TrainSequence], values: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        ends = np.cumsum([len(sequence.token_ids) for sequence in sequences])[:-1]
+        parts = np.split(values, ends)
+        return [part[sequence.loss_mask] for part, sequence in zip(parts, sequences, strict=True)]
 
     def _train_step(self, given: FlatBatch | None) -> StepMetrics:
         metrics = self._step.run(share_batch(given), first_update=self._updates)
         self._updates += metrics.updates
+        if self._models.reference is not None:
+            self._models.reference.after_step()
         return metrics
 
     def _probe(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -206,13 +199,12 @@ class Trainer:
         batch = flatten([TrainSequence.supervised(token_ids=np.array(token_ids, dtype=np.int32), loss_mask=mask)])
         row = np.zeros(1, dtype=np.int64)
         microbatch = pack(batch, row, prefixes=shared_prefixes(batch)).to(self._ranks.device)
+        policy = self._models.trained
+        assert isinstance(policy, PolicyModel), "generators sample from a policy"
         # The generators' logprobs of given tokens are those at temperature 1, whatever they sample at.
-        with torch.no_grad(), self._policy.at_temperature(1.0):
-            logprobs = self._proximal(microbatch)
+        with torch.no_grad(), policy.at_temperature(1.0):
+            logprobs = self._models.engine.forward(microbatch)[0]
         return logprobs.float().cpu().numpy()
-
-    def _proximal(self, microbatch: Microbatch) -> Tensor:
-        return self._engine.forward(microbatch)[0]
 
     def _save(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -220,7 +212,7 @@ class Trainer:
             save_random_state(self._random_state(directory), device=self._ranks.device)
             if self._ranks.leads:
                 (directory / PROGRESS_FILE).write_text(json.dumps({"updates": self._updates}), encoding="utf-8")
-            self._engine.save(directory)
+            self._models.save(directory, leads=self._ranks.leads)
         torch.distributed.barrier()  # rank 0 goes on when every rank's part is there
 
     def _random_state(self, directory: Path) -> Path:
@@ -230,6 +222,6 @@ class Trainer:
         progress = directory / PROGRESS_FILE
         if not progress.is_file():
             raise FileNotFoundError(f"no checkpoint in {directory}: expected {progress}; name a folder that save wrote")
-        self._engine.load(directory)
+        self._models.load(directory)
         load_random_state(self._random_state(directory), device=self._ranks.device)
         self._updates = int(json.loads(progress.read_text(encoding="utf-8"))["updates"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from learner.training.adapters import MergedWeight, merge, merged_weights
 from learner.training.config import Dtype
 from learner.training.engine import Engine
 from learner.training.policy import PolicyModel
@@ -52,35 +53,74 @@ def torch_dtype(dtype: Dtype) -> torch.dtype:
     return torch.float32 if dtype == "float32" else torch.bfloat16
 
 
-def host_copy(engine: Engine, *, dtype: Dtype, keep: bool) -> WeightSnapshot:
+@dataclass(frozen=True)
+class WholeWeight:
+    """A weight of the policy while it is whole on this rank: `base`, and what an adapter adds to it."""
+
+    name: str
+    base: Tensor
+    adapter: tuple[Tensor, Tensor, float] | None = None
+
+    def value(self) -> Tensor:
+        """The weight without gradient, on its device: a new tensor in float32 if merged, otherwise the weight itself.
+
+        Merging does not touch the model: its weights and its adapters stay apart.
+        """
+        if self.adapter is None:
+            return self.base
+        up, down, scale = self.adapter
+        return merge(self.base, up=up, down=down, scale=scale)
+
+
+def host_copy(engine: Engine[object], *, dtype: Dtype, keep: bool) -> WeightSnapshot:
     """The weights as of now, as `dtype`: the optimizer's own for float32, the model's for the model's type.
 
-    All ranks must call it; those with `keep` false return no tensors, and spend no memory.
+    Adapters are merged, in float32. All ranks must call it; those with `keep` false return no tensors, and spend no
+    memory.
     """
     wanted = torch_dtype(dtype)
     copies: list[NamedTensor] = []
-    for group in _groups(engine.model):
-        with engine.gathered([parameter for _, parameter in group]):
-            for name, parameter in group:
-                value = engine.master_weight(parameter) if wanted != parameter.dtype else parameter.detach()
-                if keep:
-                    copied = value.to("cpu", wanted, copy=True).contiguous()
-                    copies.append(NamedTensor(name=name.removeprefix(PolicyModel.PREFIX), value=copied))
+    for weight in whole_weights(engine, dtype=wanted):
+        if keep:
+            copied = weight.value().to("cpu", wanted, copy=True).contiguous()
+            copies.append(NamedTensor(name=weight.name.removeprefix(PolicyModel.PREFIX), value=copied))
     return WeightSnapshot(tensors=tuple(copies))
 
 
-def _groups(model: nn.Module) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    group: list[tuple[str, nn.Parameter]] = []
+def whole_weights(engine: Engine[object], *, dtype: torch.dtype) -> Iterator[WholeWeight]:
+    """The weights of `engine.model` without adapters, in the model's order, one bucket of them whole at a time.
+
+    Precise enough for `dtype`, but not converted to it. Each is valid until the next one is asked for. All ranks must
+    iterate, and to the end.
+    """
+    for bucket in _buckets(engine.model):
+        with engine.gathered([parameter for weight in bucket for parameter in weight.parameters]):
+            for weight in bucket:
+                yield _whole(engine, weight, dtype)
+
+
+def _whole(engine: Engine[object], weight: MergedWeight, dtype: torch.dtype) -> WholeWeight:
+    parameter, adapter = weight.parameter, weight.adapter
+    if adapter is not None:
+        factors = (engine.master_weight(adapter.up), engine.master_weight(adapter.down), adapter.scale)
+        return WholeWeight(name=weight.name, base=parameter.detach(), adapter=factors)
+    base = engine.master_weight(parameter) if dtype != parameter.dtype else parameter.detach()
+    return WholeWeight(name=weight.name, base=base)
+
+
+def _buckets(model: nn.Module) -> Iterator[list[MergedWeight]]:
+    bucket: list[MergedWeight] = []
     size = 0
-    for name, parameter in model.named_parameters():
-        group.append((name, parameter))
-        # A parameter that ZeRO-3 has sharded is empty here, and says its size elsewhere.
-        size += int(getattr(parameter, "ds_numel", parameter.numel())) * parameter.element_size()
+    for weight in merged_weights(model):
+        bucket.append(weight)
+        for parameter in weight.parameters:
+            # A parameter that ZeRO-3 has sharded is empty here, and says its size elsewhere.
+            size += int(getattr(parameter, "ds_numel", parameter.numel())) * parameter.element_size()
         if size >= GATHER_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket
 
 
 def write_model_directory(snapshot: WeightSnapshot, *, causal_lm: nn.Module, source: Path, destination: Path) -> None:

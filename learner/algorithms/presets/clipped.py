@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from learner.algorithms import advantages, policy_loss
 from learner.algorithms.config import (
     ClippedKnobs,
@@ -80,7 +82,8 @@ def ppo(config: PpoConfig) -> Preset:
         )
         return Advantages(advantages=made.advantages, returns=made.returns)
 
-    return policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config), passes=Passes(values=True))
+    made = policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config), passes=Passes(values=True))
+    return replace(made, value_clip=config.value_clip)
 
 
 def clip(config: ClippedKnobs) -> TokenLoss:

@@ -35,7 +35,7 @@ def distill(config: DistillConfig) -> Preset:
         losses = divergences + config.sft_weight * negative_log_likelihood(policy_logprobs=tokens.policy_logprobs)
         return Loss(total=(tokens.weights * losses).sum(), means={"teacher_divergence": mean_of(divergences)})
 
-    return Preset(name=config.type, loss=loss, weights=_weights(config))
+    return Preset(name=config.type, loss=loss, weights=_weights(config), candidates=config.teacher_tokens)
 
 
 def best(rewards: Sequence[float]) -> Sequence[int]:

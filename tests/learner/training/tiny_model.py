@@ -11,14 +11,14 @@ from learner.training.batch import TrainSequence
 VOCABULARY = 40
 
 
-def write_tiny_llama(path: Path, *, tied: bool) -> Path:
+def write_tiny_llama(path: Path, *, tied: bool, intermediate: int = 96) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        intermediate_size=96,
+        intermediate_size=intermediate,
         vocab_size=VOCABULARY,
         tie_word_embeddings=tied,
         max_position_embeddings=128,
