@@ -64,6 +64,19 @@ def test_the_sequence_mask_rejects_whole_trajectories_by_the_geometric_mean_of_t
     assert masked.weights.tolist() == [1, 1, 0, 0, 0, 1]
 
 
+def test_the_sequence_mask_means_the_same_for_a_long_trajectory_as_for_a_short_one() -> None:
+    # Nine tokens and one, each with w = 1.2: the product is 5.2 for the long one, the geometric mean 1.2 for both.
+    behavior = torch.full((10,), -1.0, dtype=torch.float64)
+    masked = corrections.mask_sequence(
+        proximal_logprobs=behavior + math.log(1.2),
+        behavior_logprobs=behavior,
+        sequences=torch.tensor([0] * 9 + [1]),
+        count=2,
+        window=Window(low=0.8, high=1.5),
+    )
+    assert masked.kept.all()
+
+
 def test_the_sequence_weight_is_the_product_of_a_trajectorys_ratios_up_to_the_cap() -> None:
     weights = corrections.sequence(
         proximal_logprobs=PROXIMAL, behavior_logprobs=BEHAVIOR, sequences=SEQUENCES, count=3, cap=5.0
