@@ -43,7 +43,8 @@ class JoinConfig(ConfigModel):
     """The learner whose policy is served."""
 
     learner: Annotated[str | None, Reaches("learner")] = Field(
-        "http://127.0.0.1:7300", description="the learner's HTTP address; none serves alone"
+        "http://127.0.0.1:7300",
+        description="the learner's HTTP address; none serves the model as it is, alone, such as a teacher",
     )
     token: Annotated[SecretStr | None, EqualTo("learner", "http.token")] = Field(
         None, description="bearer token of the learner"
