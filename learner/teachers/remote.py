@@ -37,7 +37,6 @@ _ATTEMPTS = 8
 """How often a request may fail after it was taken up."""
 _MOST_SEQUENCES = 256
 _SIGN_OF_LIFE_S = 2.0
-_FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 
 
@@ -49,6 +48,7 @@ class RemoteTeacher:
     """Asks the generators of one teacher. `tokenizer` is the fingerprint of the learner's; `client` shows its token.
 
     At most `requests_at_once` requests for each address are under way. `breakers` are those of its addresses.
+    Once all of them have failed there is a pause of `pause_s` seconds, twice as long each time.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class RemoteTeacher:
         tokenizer: str,
         measures: TeacherMeasures,
         breakers: Breakers | None = None,
+        pause_s: float = 0.2,
     ) -> None:
         self.config = config
         self._client = client
@@ -66,6 +67,7 @@ class RemoteTeacher:
         self._measures = measures
         self._endpoints = Endpoints(config.urls, breakers=breakers or Breakers(f"teacher {config.name} at"))
         self._room = asyncio.Semaphore(config.requests_at_once * len(config.urls))
+        self._pause_s = pause_s
         self._version: str | None = None
         self.answered_at = float("-inf")
         """When it last gave logprobs, in the event loop's time."""
@@ -105,7 +107,7 @@ class RemoteTeacher:
             tried.append(url)
             rounds, among = divmod(len(tried), len(self._endpoints))
             if not among:  # a pause only once all of them have been tried
-                await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (rounds - 1)))
+                await asyncio.sleep(min(_LONGEST_PAUSE_S, self._pause_s * 2.0 ** (rounds - 1)))
 
     async def _attempt(self, url: str, request: LogprobsRequest) -> LogprobsAnswer:
         with self._endpoints.call(url) as call:
