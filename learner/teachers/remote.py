@@ -10,6 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,9 @@ from numpy.typing import NDArray
 from learner.teachers.config import TeacherConfig
 from learner.teachers.endpoints import Endpoints
 from learner.teachers.measures import TeacherMeasures
-from protocol.generation import LogprobsAnswer, LogprobsRequest
+from protocol.generation import MOST_SCORED_TOKENS, LogprobsAnswer, LogprobsRequest, SequenceLogprobs
 from protocol.http import Readiness
-from services.breaker import Breakers, Call
+from services.breaker import Breakers
 from services.http_client import (
     HttpClient,
     ServiceError,
@@ -42,6 +43,17 @@ _LONGEST_PAUSE_S = 5.0
 
 class TeacherFailed(RuntimeError):
     """A teacher's logprobs cannot be had. The text names the teacher, its counterpart, and what to do."""
+
+
+@dataclass(frozen=True)
+class TopLogprobs:
+    """The likeliest tokens at each of tokens 1 to T - 1 of a sequence, the likeliest first, at temperature 1.
+
+    `token_ids` int32 and `logprobs` float32, in nats, both [T - 1, top].
+    """
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
 
 
 class RemoteTeacher:
@@ -68,7 +80,8 @@ class RemoteTeacher:
         self._endpoints = Endpoints(config.urls, breakers=breakers or Breakers(f"teacher {config.name} at"))
         self._room = asyncio.Semaphore(config.requests_at_once * len(config.urls))
         self._pause_s = pause_s
-        self._version: str | None = None
+        self._first_version: str | None = None
+        self._changes = False
         self.answered_at = float("-inf")
         """When it last gave logprobs, in the event loop's time."""
         self.last_problem = "no request has ended yet"
@@ -81,12 +94,36 @@ class RemoteTeacher:
 
         Waits without end for a teacher that is away. Raises TeacherFailed for what will not pass.
         """
-        found: list[NDArray[np.float32]] = []
-        for part in _parts(sequences, most_tokens=self.config.request_tokens):
-            request = LogprobsRequest(request_id=uuid.uuid4().hex, sequences=tuple(tuple(one.tolist()) for one in part))
+        return [np.array(one.logprobs, dtype=np.float32) for one in await self._scored(sequences, top=0)]
+
+    async def top_logprobs(self, sequences: Sequence[NDArray[np.int32]], *, top: int) -> list[TopLogprobs]:
+        """For each sequence, at each of its tokens 1 to T - 1, the `top` tokens that the teacher holds likeliest there.
+
+        Waits and raises as `logprobs` does.
+        """
+        return [
+            TopLogprobs(
+                token_ids=np.array(one.top_token_ids, dtype=np.int32),
+                logprobs=np.array(one.top_logprobs, dtype=np.float32),
+            )
+            for one in await self._scored(sequences, top=top)
+        ]
+
+    async def _scored(self, sequences: Sequence[NDArray[np.int32]], *, top: int) -> list[SequenceLogprobs]:
+        found: list[SequenceLogprobs] = []
+        most_tokens = MOST_SCORED_TOKENS // max(1, top)
+        longest = max(map(len, sequences), default=0)
+        if longest > most_tokens:
+            raise TeacherFailed(
+                f"{self}: a sequence of {longest} tokens is too long for an answer with top {top}: at most "
+                f"{most_tokens} are taken"
+            )
+        for part in _parts(sequences, most_tokens=min(most_tokens, self.config.request_tokens)):
+            token_ids = tuple(tuple(one.tolist()) for one in part)
+            request = LogprobsRequest(request_id=uuid.uuid4().hex, sequences=token_ids, top=top)
             async with self._room:
                 answer = await self._answer(request)
-            found += [np.array(one.logprobs, dtype=np.float32) for one in answer.sequences]
+            found += answer.sequences
             self._measures.scored(self.config.name, sum(map(len, part)))
         return found
 
@@ -118,9 +155,10 @@ class RemoteTeacher:
                     f"{url}/v1/logprobs", request, LogprobsAnswer, deadline_s=self.config.request_timeout_s
                 )
                 self._check(url, request, answer)
-            except ServiceRefused as error:
-                raise self._refused(call, error) from error
             except ServiceError as error:
+                if isinstance(error, ServiceRefused) and not _is_away(error):
+                    call.succeeded()
+                    raise self._refused(error) from error
                 call.failed(str(error), silent=_is_away(error))
                 raise
             call.succeeded()
@@ -134,11 +172,7 @@ class RemoteTeacher:
         except (ServiceFailed, ServiceRefused):
             return
 
-    def _refused(self, call: Call, error: ServiceRefused) -> ServiceError | TeacherFailed:
-        if error.status in _NOT_NOW:
-            call.failed(str(error), silent=True)
-            return error
-        call.succeeded()
+    def _refused(self, error: ServiceRefused) -> TeacherFailed:
         remedy = {
             401: "set the teacher's token to the generator's http.token",
             404: "is it a generator of this release?",
@@ -147,10 +181,10 @@ class RemoteTeacher:
         return TeacherFailed(f"teacher {self.config.name} refuses: {error}. Remedy: {remedy}")
 
     def _check(self, url: str, request: LogprobsRequest, answer: LogprobsAnswer) -> None:
-        wanted = [len(sequence) - 1 for sequence in request.sequences]
-        got = [len(sequence.logprobs) for sequence in answer.sequences]
+        wanted = [(len(sequence) - 1, request.top) for sequence in request.sequences]
+        got = [(len(one.logprobs), len(next(iter(one.top_token_ids), ()))) for one in answer.sequences]
         if wanted != got:
-            text = f"expected logprobs of {_some(wanted)} tokens of {len(wanted)} sequences, got {_some(got)}"
+            text = f"expected {len(wanted)} sequences of (logprobs, top) {_some(wanted)}, got {len(got)}: {_some(got)}"
             raise ServiceFailed(url, status=200, kind="bad_answer", message=text)
         if self.config.same_tokenizer and answer.tokenizer != self._tokenizer:
             raise TeacherFailed(
@@ -158,12 +192,17 @@ class RemoteTeacher:
                 f"has {self._tokenizer}: its logprobs would be of other text. Use a teacher of the same tokenizer, or "
                 "set same_tokenizer = false for it if token ids mean the same in both"
             )
-        if self._version not in (None, answer.policy_version):
+        self._look_at_the_version(answer.policy_version)
+
+    def _look_at_the_version(self, version: str) -> None:
+        """Said once: one that changes may do so at every step."""
+        self._first_version = self._first_version or version
+        if version != self._first_version and not self._changes:
+            self._changes = True
             log.warning(
-                "teacher %s changes: it answered with version %s before, now with %s",
-                self.config.name, self._version, answer.policy_version,
+                "teacher %s changes: it answered with version %s at first, now with %s; a resumed run that asks it "
+                "again gets other logprobs", self.config.name, self._first_version, version,
             )  # fmt: skip
-        self._version = answer.policy_version
 
     def _note(self, url: str, error: ServiceError) -> None:
         self.last_problem = str(error)
@@ -194,5 +233,5 @@ def _parts(sequences: Sequence[NDArray[np.int32]], *, most_tokens: int) -> Itera
         yield part
 
 
-def _some(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+def _some(values: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(map(str, values[:8])) + (", …" if len(values) > 8 else "")

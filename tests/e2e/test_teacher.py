@@ -1,6 +1,6 @@
 """A generator that serves alone, as a teacher, and the learner's side of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -25,7 +25,7 @@ TEXTS = ("37+48=085", "12+30=042", "99+99=198", "40+02=777")
 
 
 @pytest.fixture(scope="module")
-def teacher(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def teacher(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Its address, once it is ready. There is no learner."""
     (port,) = free_ports(1)
     file = tmp_path_factory.mktemp("teacher") / "teacher.toml"
@@ -43,7 +43,7 @@ join.learner = "none"
     process = launcher("generator", "--config", str(file))
     url = f"http://127.0.0.1:{port}"
     until(lambda: ready(url), what="the teacher to be ready", timeout_s=180, during=[process])
-    yield url
+    return url
 
 
 def ready(url: str) -> bool:
@@ -72,7 +72,7 @@ def sampled(model: Path) -> TrajectoryGroup:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    token_ids = [tokenizer.encode(text, add_special_tokens=False) + [tokenizer.eos_token_id] for text in TEXTS]
+    token_ids = [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in TEXTS]
     assert {len(one) for one in token_ids} == {PROMPT_LENGTH + 4}, "one token for each character"
     return TrajectoryGroup(
         incarnation=1, lease_id=1, attempt=0, purpose="train", environment="addition", task_index=0,
@@ -112,7 +112,7 @@ async def test_its_logprobs_are_those_of_transformers(teacher: str, model: Path)
 
 async def test_a_learner_with_another_tokenizer_is_stopped(teacher: str, model: Path) -> None:
     async with teachers_at(teacher, tokenizer="0ther") as teachers:
-        with pytest.raises(TeacherFailed, match="teacher adder .* the learner's has 0ther"):
+        with pytest.raises(TeacherFailed, match=r"teacher adder .* the learner's has 0ther"):
             await teachers.logprobs(sampled(model))
 
 

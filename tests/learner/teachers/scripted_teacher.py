@@ -90,9 +90,16 @@ class ScriptedTeacher:
                 generator_id="teacher",
                 policy_version=self.version,
                 tokenizer=self.tokenizer,
-                sequences=tuple(
-                    SequenceLogprobs(logprobs=tuple(logprob(token, at) for at, token in enumerate(one) if at)[cut:])
-                    for one in asked.sequences
-                ),
+                sequences=tuple(_scored(one[: len(one) - cut], top=asked.top) for one in asked.sequences),
             )
         )
+
+
+def _scored(tokens: tuple[int, ...], *, top: int) -> SequenceLogprobs:
+    """The likeliest tokens are 0, 1, 2, …, by what `logprob` says."""
+    rows = range(1, len(tokens)) if top else ()
+    return SequenceLogprobs(
+        logprobs=tuple(logprob(token, at) for at, token in enumerate(tokens) if at),
+        top_token_ids=tuple(tuple(range(top)) for _ in rows),
+        top_logprobs=tuple(tuple(logprob(token, at) for token in range(top)) for at in rows),
+    )

@@ -64,6 +64,16 @@ async def test_many_sequences_are_asked_for_in_several_requests() -> None:
     assert [one.tolist() for one in found] == [[logprob(at, at) for at in range(1, len(one))] for one in sequences]
 
 
+async def test_the_likeliest_tokens_of_each_position_may_be_asked_for() -> None:
+    async with ScriptedTeacher().running() as url, teacher(url) as math:
+        (found, _) = await math.top_logprobs([sequence(3, 4, 5), sequence(8, 0)], top=3)
+        with pytest.raises(TeacherFailed, match="8193 tokens is too long for an answer with top 128: at most 8192 are"):
+            await math.top_logprobs([np.ones(8193, dtype=np.int32)], top=128)
+    assert found.token_ids.tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert (found.token_ids.dtype.name, found.logprobs.dtype.name) == ("int32", "float32")
+    assert found.logprobs.tolist() == [[logprob(token, at) for token in range(3)] for at in (1, 2)]
+
+
 @given(
     lengths=st.lists(st.integers(min_value=2, max_value=9), max_size=600), most=st.integers(min_value=2, max_value=99)
 )
@@ -79,8 +89,8 @@ def test_parts_hold_every_sequence_once_in_order_and_within_the_bounds(lengths: 
 async def test_a_request_that_failed_is_sent_again(trouble: int | str) -> None:
     scripted = ScriptedTeacher(script=lambda number: trouble if number == 0 else None)
     async with scripted.running() as url, teacher(url) as math:
-        found = await math.logprobs([sequence(3, 4)])
-    assert found[0].tolist() == [logprob(4, 1)]
+        found = await math.logprobs([sequence(3, 4, 5)])
+    assert found[0].tolist() == [logprob(4, 1), logprob(5, 2)]
     assert scripted.requests[0] == scripted.requests[1]
 
 
@@ -141,7 +151,7 @@ async def test_a_request_that_fails_again_and_again_is_given_up(trouble: int | s
     scripted = ScriptedTeacher(script=lambda _: trouble)
     async with scripted.running() as url, teacher(url) as math:
         with pytest.raises(TeacherFailed, match=rf"teacher math at {url}: 8 attempts at one request failed, last: "):
-            await math.logprobs([sequence(3, 4)])
+            await math.logprobs([sequence(3, 4, 5)])
     assert len(scripted.requests) == 8
 
 
@@ -161,7 +171,10 @@ async def test_a_teacher_that_changes_is_told_of(caplog: pytest.LogCaptureFixtur
         assert "changes" not in caplog.text
         scripted.version = "1.4"
         await math.logprobs([sequence(3, 4)])
-    assert "it answered with version 1.3 before, now with 1.4" in caplog.text
+        assert "it answered with version 1.3 at first, now with 1.4" in caplog.text
+        scripted.version = "1.5"
+        await math.logprobs([sequence(3, 4)])
+        assert "1.5" not in caplog.text
 
 
 async def test_a_teacher_that_is_away_is_waited_for() -> None:

@@ -6,6 +6,8 @@ from pydantic import SecretStr, ValidationError
 
 from learner.config import LearnerConfig
 from learner.teachers.config import TeacherConfig, teacher_of
+from services.config import load_config
+from services.config_sources import ConfigError
 
 URLS = ("http://127.0.0.1:1",)
 
@@ -76,3 +78,36 @@ def test_a_teacher_behind_a_url_wants_temperature_1_and_one_in_a_folder_takes_an
         learner({"name": "one", "urls": URLS}, **warm)
     assert learner({"name": "one", "path": "m"}, **warm).teachers[0].path == Path("m")
     assert learner({"name": "one", "urls": URLS}).teachers[0].urls == URLS
+
+
+def test_teachers_are_tables_of_a_run_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        """
+[learner]
+model = "m"
+
+[[learner.teachers]]
+name = "sums"
+urls = ["http://127.0.0.1:7311", "http://127.0.0.1:7312"]
+environments = ["addition"]
+
+[[learner.teachers]]
+name = "rest"
+path = "models/large"
+"""
+    )
+    config = load_config(LearnerConfig, process="learner", argv=["--config", str(file)], environ={})
+    assert [(one.name, one.urls, one.path, one.environments) for one in config.teachers] == [
+        ("sums", ("http://127.0.0.1:7311", "http://127.0.0.1:7312"), None, ("addition",)),
+        ("rest", (), Path("models/large"), ()),
+    ]
+
+
+def test_a_wrong_teacher_in_a_run_file_is_named_with_its_place_and_without_its_token(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    table = '[learner]\nmodel = "m"\n[[learner.teachers]]\nname = "t"\ntoken = "s3cret"\nurls = ["127.0.0.1"]\n'
+    file.write_text(table)
+    with pytest.raises(ConfigError, match=r"run.toml \[learner\] teachers.*expected http://host:port") as error:
+        load_config(LearnerConfig, process="learner", argv=["--config", str(file)], environ={})
+    assert "s3cret" not in str(error.value)
