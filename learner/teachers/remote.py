@@ -129,7 +129,7 @@ class RemoteTeacher:
 
     async def _answer(self, request: LogprobsRequest) -> LogprobsAnswer:
         tried: list[str] = []
-        failures = 0
+        failures = rounds = 0
         while True:
             url = await self._endpoints.choose(avoid=tried)
             try:
@@ -142,9 +142,9 @@ class RemoteTeacher:
                         f"{self}: {failures} attempts at one request failed, last: {error}. Its log says why"
                     ) from error
             tried.append(url)
-            rounds, among = divmod(len(tried), len(self._endpoints))
-            if not among:  # a pause only once all of them have been tried
-                await asyncio.sleep(min(_LONGEST_PAUSE_S, self._pause_s * 2.0 ** (rounds - 1)))
+            if len(tried) >= len(self._endpoints):  # a pause only once all of them have been tried
+                await asyncio.sleep(_pause_s(self._pause_s, after_rounds=rounds))
+                tried, rounds = [], rounds + 1
 
     async def _attempt(self, url: str, request: LogprobsRequest) -> LogprobsAnswer:
         with self._endpoints.call(url) as call:
@@ -208,6 +208,11 @@ class RemoteTeacher:
         self.last_problem = str(error)
         self._measures.failed(self.config.name, url)
         log.debug("a request to teacher %s failed: %s", self.config.name, error)
+
+
+def _pause_s(first_s: float, *, after_rounds: int) -> float:
+    """Twice as long each time, up to the longest; a teacher may be away for days."""
+    return min(_LONGEST_PAUSE_S, first_s * 2.0 ** min(after_rounds, 32))
 
 
 def _is_away(error: ServiceError) -> bool:

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from learner.teachers.config import TeacherConfig
 from learner.teachers.measures import TeacherMeasures
-from learner.teachers.remote import RemoteTeacher, TeacherFailed, _parts
+from learner.teachers.remote import RemoteTeacher, TeacherFailed, _parts, _pause_s
 from services.breaker import Breakers, BreakerSettings
 from services.http_client import HttpClient
 from services.metrics import Metrics
@@ -187,6 +187,10 @@ async def test_a_teacher_that_is_away_is_waited_for() -> None:
         async with ScriptedTeacher().running(port=int(address.rpartition(":")[2])):
             found = await asked
     assert found[0].tolist() == [logprob(4, 1)]
+
+
+def test_pauses_double_up_to_a_limit_however_long_a_teacher_is_away() -> None:
+    assert [_pause_s(0.5, after_rounds=rounds) for rounds in (0, 1, 2, 3, 4, 100_000)] == [0.5, 1, 2, 4, 5, 5]
 
 
 def test_names_of_errors_are_those_of_the_config() -> None:
