@@ -19,7 +19,10 @@ class EngineConfig(ConfigModel):
     max_model_len: int = Field(2048, ge=2, description="most tokens of prompt and completion together")
     max_num_seqs: int = Field(64, ge=1, description="completions sampled at once")
     max_num_batched_tokens: int | None = Field(
-        None, ge=1, description="most tokens in one engine step; vLLM's own if none"
+        None,
+        ge=1,
+        description="most tokens in one engine step; vLLM's own if none. Scoring given tokens holds the logits of so "
+        "many over the whole vocabulary: a teacher on a GPU wants it small, 1024 for example",
     )
     kv_cache_gb: float = Field(1.0, gt=0, description="cache of keys and values on a CPU, in GiB")
     gpu_memory_fraction: float = Field(0.9, gt=0, le=1, description="share of a GPU's memory that vLLM takes")
@@ -43,7 +46,8 @@ class JoinConfig(ConfigModel):
     """The learner whose policy is served."""
 
     learner: Annotated[str | None, Reaches("learner")] = Field(
-        "http://127.0.0.1:7300", description="the learner's HTTP address; none serves alone"
+        "http://127.0.0.1:7300",
+        description="the learner's HTTP address; none serves the model as it is, alone, such as a teacher",
     )
     token: Annotated[SecretStr | None, EqualTo("learner", "http.token")] = Field(
         None, description="bearer token of the learner"

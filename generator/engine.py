@@ -20,10 +20,17 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from generator.engine_calls import EngineCalls, EngineGone
-from generator.gated_llm import GatedLLM, TurnedAway
+from generator.gated_llm import GatedLLM, HandedBack, TurnedAway, entered_under
 from generator.options import EngineOptions
-from generator.reports import CommitReport, EngineCounters
-from generator.vllm_records import engine_args, engine_kind, generate_part, sampling_params, scoring_params
+from generator.reports import CommitReport, EngineCounters, ScoredSequence
+from generator.vllm_records import (
+    engine_args,
+    engine_kind,
+    generate_part,
+    sampling_params,
+    scored_sequence,
+    scoring_params,
+)
 from generator.weight_plan import LoadReport, WeightSyncError, check_plan
 from protocol.fleet import JoinGroup, Prepare
 from protocol.generation import GeneratePart, Sampling
@@ -109,19 +116,26 @@ class Engine:
         except EngineDeadError as error:
             raise EngineGone(str(error)) from error
 
-    async def score(self, *, request_id: str, token_ids: Sequence[int]) -> tuple[float, ...]:
-        """Logprobs of tokens 1 to the last, each given those before it, at temperature 1 and under `version`.
+    async def score(self, *, request_id: str, token_ids: Sequence[int], top: int = 0) -> ScoredSequence:
+        """Logprobs of tokens 1 to the last, each given those before it, at temperature 1, and the `top` likeliest.
 
-        Never reads the prefix cache. One shorter than `token_ids`.
+        Never reads the prefix cache. Closing it aborts the request. Raises ValueError for a request that the engine
+        refuses, HandedBack, and EngineGone.
         """
         prompt = {"type": "token", "prompt_token_ids": list(token_ids), "cache_salt": "score"}
-        params = scoring_params()
+        scored = None
         try:
-            async for output in self._llm.generate(prompt, params, request_id):
-                return tuple(output.prompt_logprobs.logprobs)
+            async for output in self._llm.generate(prompt, scoring_params(top=top), request_id):
+                entered = entered_under(prompt)
+                scored = scored_sequence(output, length=len(token_ids), top=top, entered_under=entered)
+        except EngineGenerateError as error:
+            if not isinstance(error.__cause__, TurnedAway):
+                raise
         except EngineDeadError as error:
             raise EngineGone(str(error)) from error
-        raise EngineGone("the engine gave no answer")
+        if scored is None:
+            raise HandedBack(f"request {request_id} was ended before its tokens were scored")
+        return scored
 
     @property
     def kind(self) -> str:

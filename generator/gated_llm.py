@@ -4,6 +4,7 @@ At the door the prefix cache is salted with the version that is served, and requ
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -14,6 +15,15 @@ from generator.reports import EngineCounters
 
 class TurnedAway(Exception):
     """A request that waited for the engine, and that the engine will not begin."""
+
+
+class HandedBack(Exception):
+    """A request that the generator has ended before its answer was there."""
+
+
+def entered_under(prompt: Mapping[str, Any]) -> str:
+    """The version that was served when a prompt came through the gate, by its salt."""
+    return str(prompt["cache_salt"]).partition("/")[0]
 
 
 class GatedLLM(AsyncLLM):  # type: ignore[misc]

@@ -12,6 +12,7 @@ class Measures:
     def __init__(self, metrics: Metrics, *, engine: Engine) -> None:
         self._tokens = metrics.counter("generated_tokens", "Tokens handed out.")
         self._finished = metrics.counter("completions", "Completions finished, by reason.", labels=("finish_reason",))
+        self._scored = metrics.counter("scored_tokens", "Tokens given by others whose logprobs were handed out.")
         self._commits = metrics.counter("commits", "Versions committed.")
         self._failures = metrics.counter(
             "sync_failures", "Steps of a weight sync that failed, by step.", labels=("step",)
@@ -32,6 +33,10 @@ class Measures:
         self._tokens.inc(len(part.token_ids))
         if part.finish_reason is not None:
             self._finished.labels(finish_reason=part.finish_reason).inc()
+
+    def scored(self, tokens: int) -> None:
+        """Notes tokens of others whose logprobs were handed out."""
+        self._scored.inc(tokens)
 
     def committed(self, committed: Committed, *, number: int) -> None:
         """Notes a commit."""

@@ -18,6 +18,19 @@ class CommitReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoredSequence:
+    """Logprobs of tokens 1 to T - 1 of a sequence, and for each of them the likeliest tokens, if they were asked for.
+
+    `version` is that of the weights; None if they changed while the sequence was under way.
+    """
+
+    logprobs: tuple[float, ...]
+    top_token_ids: tuple[tuple[int, ...], ...]
+    top_logprobs: tuple[tuple[float, ...], ...]
+    version: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineCounters:
     """A snapshot. Requests are completions: one request with n completions counts n times.
 

@@ -1,26 +1,36 @@
 """The generator's HTTP routes: tokens in and out, and weight sync."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, FastAPI, Request, Response
 from starlette.routing import Route
 
+from generator.scoring import Scoring
 from generator.serving import Serving
 from generator.weight_sync import WeightSync
 from protocol.fleet import Commit, JoinGroup, Prepare, Pull
-from protocol.generation import GenerateRequest
+from protocol.generation import GenerateRequest, LogprobsRequest
 from services.http_app import RequestRefused, json_answer, json_body, streamed_answer
 
+T = TypeVar("T")
 
-def add_token_routes(app: FastAPI, *, serving: Serving) -> None:
-    """`POST /v1/generate`, which answers with NDJSON, and `GET /v1/state`."""
+
+def add_token_routes(app: FastAPI, *, serving: Serving, scoring: Scoring) -> None:
+    """`POST /v1/generate`, which answers with NDJSON, `POST /v1/logprobs`, and `GET /v1/state`."""
 
     @app.post("/v1/generate")
     async def generate(request: Annotated[GenerateRequest, Depends(json_body(GenerateRequest))]) -> Response:
         serving.check(request)
         return streamed_answer(serving.generate(request))
+
+    @app.post("/v1/logprobs")
+    async def logprobs(
+        request: Request, asked: Annotated[LogprobsRequest, Depends(json_body(LogprobsRequest))]
+    ) -> Response:
+        return json_answer(await _unless_left(request, scoring.answer(asked)))
 
     @app.get("/v1/state")
     async def state() -> Response:
@@ -45,6 +55,26 @@ def add_weight_routes(app: FastAPI, *, sync: WeightSync) -> None:
     @app.post("/v1/weights/commit")
     async def commit(request: Annotated[Commit, Depends(json_body(Commit))]) -> Response:
         return json_answer(await sync.commit(request))
+
+
+async def _unless_left(request: Request, work: Coroutine[None, None, T]) -> T:
+    """The result of `work`, which is cancelled if the client goes away: nobody stays to read it."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise RequestRefused(499, "client_left", "the client closed the connection before it was answered")
+        return working.result()
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait([working])
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from generator.openai_routes import mount_openai_routes
 from generator.options import EngineOptions
 from generator.puller import Puller
 from generator.routes import add_token_routes, add_weight_routes, refused_while_starting
+from generator.scoring import Scoring
 from generator.serving import Serving
 from generator.status import GeneratorStatus
 from generator.weight_sync import WeightSync
@@ -70,8 +71,9 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
                 measures = Measures(metrics, engine=engine)
                 serving = _serving(config, engine=engine, measures=measures, name=announcement.generator_id)
                 status.serving = serving
+                scoring = _scoring(config, engine=engine, serving=serving, measures=measures, announcement=announcement)
                 sync = _weight_sync(config, engine=engine, serving=serving, measures=measures, client=client)
-                await _add_routes(app, config=config, engine=engine, serving=serving, sync=sync)
+                await _add_routes(app, config=config, engine=engine, serving=serving, scoring=scoring, sync=sync)
                 waits.started()
                 works = {
                     "life": watch_life(engine),
@@ -113,12 +115,29 @@ async def _engine_unless_stopped(options: EngineOptions, stop: Stop) -> Engine |
             await asyncio.wait([starting])
 
 
+def _vocabulary_size(config: GeneratorConfig) -> int:
+    return int(json.loads((config.model / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+
+
+def _scoring(
+    config: GeneratorConfig, *, engine: Engine, serving: Serving, measures: Measures, announcement: Announcement
+) -> Scoring:
+    return Scoring(
+        engine=engine,
+        serving=serving,
+        measures=measures,
+        generator_id=announcement.generator_id,
+        tokenizer=announcement.fingerprints.tokenizer,
+        vocabulary_size=_vocabulary_size(config),
+        max_model_len=config.engine.max_model_len,
+    )
+
+
 def _serving(config: GeneratorConfig, *, engine: Engine, measures: Measures, name: str) -> Serving:
-    model = json.loads((config.model / "config.json").read_text(encoding="utf-8"))
     return Serving(
         engine=engine,
         generator_id=name,
-        vocabulary_size=int(model["vocab_size"]),
+        vocabulary_size=_vocabulary_size(config),
         max_model_len=config.engine.max_model_len,
         max_waiting_requests=config.max_waiting_requests,
         measures=measures,
@@ -127,18 +146,28 @@ def _serving(config: GeneratorConfig, *, engine: Engine, measures: Measures, nam
 
 def _weight_sync(
     config: GeneratorConfig, *, engine: Engine, serving: Serving, measures: Measures, client: HttpClient
-) -> WeightSync:
+) -> WeightSync | None:
+    """None for a generator that serves alone: nobody changes its weights."""
     learner = config.join.learner
-    puller = Puller(client=client, learner=learner) if learner is not None else None
+    if learner is None:
+        return None
+    puller = Puller(client=client, learner=learner)
     folder = config.join.download_folder
     return WeightSync(engine=engine, serving=serving, measures=measures, puller=puller, folder=folder)
 
 
 async def _add_routes(
-    app: FastAPI, *, config: GeneratorConfig, engine: Engine, serving: Serving, sync: WeightSync
+    app: FastAPI,
+    *,
+    config: GeneratorConfig,
+    engine: Engine,
+    serving: Serving,
+    scoring: Scoring,
+    sync: WeightSync | None,
 ) -> None:
-    add_token_routes(app, serving=serving)
-    add_weight_routes(app, sync=sync)
+    add_token_routes(app, serving=serving, scoring=scoring)
+    if sync is not None:
+        add_weight_routes(app, sync=sync)
     if config.openai:
         await mount_openai_routes(
             app, engine=engine, served_model_name=config.served_model_name, check_ready=serving.check_ready

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 
 from generator.engine import Engine
 from generator.engine_calls import EngineGone
@@ -116,12 +116,13 @@ class Serving:
     def check(self, request: GenerateRequest) -> None:
         """Raises RequestRefused for a request that cannot be served, before any of it is."""
         self.check_ready()
-        self._check_tokens("prompt_token_ids", request.prompt_token_ids)
-        self._check_tokens("sampling.stop_token_ids", request.sampling.stop_token_ids)
+        self.check_tokens("prompt_token_ids", request.prompt_token_ids)
+        self.check_tokens("sampling.stop_token_ids", request.sampling.stop_token_ids)
         self._check_length(request)
         _check_sampling(request)
 
-    def _check_tokens(self, field: str, token_ids: tuple[int, ...]) -> None:
+    def check_tokens(self, field: str, token_ids: tuple[int, ...]) -> None:
+        """Raises RequestRefused for a token that the model does not have."""
         largest = max(token_ids, default=0)
         if largest >= self._vocabulary_size:
             raise RequestRefused(
@@ -141,20 +142,27 @@ class Serving:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GeneratePart]:
         """Parts of all completions as they come. The engine gets an id of its own: clients may repeat theirs."""
+        with self.occupied():
+            try:
+                parts = self._engine.generate(
+                    request_id=f"{request.request_id}-{uuid.uuid4().hex[:8]}",
+                    prompt_token_ids=request.prompt_token_ids,
+                    n=request.n,
+                    sampling=request.sampling,
+                )
+                async with aclosing(parts):
+                    async for part in parts:
+                        self._measures.part(part)
+                        yield part
+            except (EngineGone, ValueError) as error:
+                raise RequestRefused(503, "engine", f"request {request.request_id}: {error}") from error
+
+    @contextmanager
+    def occupied(self) -> Iterator[None]:
+        """Counts a request as being here while the body runs."""
         self._in_flight += 1
         try:
-            parts = self._engine.generate(
-                request_id=f"{request.request_id}-{uuid.uuid4().hex[:8]}",
-                prompt_token_ids=request.prompt_token_ids,
-                n=request.n,
-                sampling=request.sampling,
-            )
-            async with aclosing(parts):
-                async for part in parts:
-                    self._measures.part(part)
-                    yield part
-        except (EngineGone, ValueError) as error:
-            raise RequestRefused(503, "engine", f"request {request.request_id}: {error}") from error
+            yield
         finally:
             self._in_flight -= 1
 

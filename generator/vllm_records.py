@@ -2,20 +2,25 @@
 
 import os
 import platform
+from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 import vllm
 from vllm.config import VllmConfig
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.outputs import CompletionOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from generator.options import EngineOptions
 from generator.owner import OwnerTie
-from protocol.generation import GeneratePart, Sampling
+from generator.reports import ScoredSequence
+from protocol.generation import MOST_TOP_LOGPROBS, GeneratePart, Sampling
 from protocol.trajectories import FinishReason, VersionSpan
+
+T = TypeVar("T")
 
 
 def engine_args(options: EngineOptions) -> AsyncEngineArgs:
@@ -36,6 +41,7 @@ def engine_args(options: EngineOptions) -> AsyncEngineArgs:
         load_format=options.load_format,
         skip_tokenizer_init=not options.tokenizer,
         logprobs_mode="processed_logprobs",
+        max_logprobs=MOST_TOP_LOGPROBS,
         generation_config="vllm",
         enable_prefix_caching=True,
         # A seeded request whose prompt is cut in two kills the CPU engine: its random generator cannot be rewound.
@@ -105,14 +111,41 @@ def _finish_reason(reason: str | None) -> FinishReason | None:
             return "abort"
 
 
-def scoring_params() -> SamplingParams:
-    """For the logprobs of a prompt alone, which the prefix cache must not answer."""
+def scoring_params(*, top: int) -> SamplingParams:
+    """For the logprobs of a prompt alone, which the prefix cache must not answer: it holds no logits.
+
+    vLLM gives those of a prompt at temperature 1, whatever the sampling.
+    """
     return SamplingParams(
         max_tokens=1,
-        prompt_logprobs=0,
+        prompt_logprobs=top,
         flat_logprobs=True,
         detokenize=False,
         skip_reading_prefix_cache=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
     )
+
+
+def scored_sequence(output: RequestOutput, *, length: int, top: int, entered_under: str) -> ScoredSequence | None:
+    """What `scoring_params` brings for a prompt of `length` tokens, which came in under a version; None if it was
+    ended before it was scored.
+
+    vLLM stamps the token that it samples after the prompt, in the step that ends the prompt.
+    """
+    found = output.prompt_logprobs
+    stamps = {span.version for span in output.outputs[0].weight_versions or ()}
+    if found is None or len(found) != length or not stamps:
+        return None
+    rows = list(zip(found.start_indices[1:], found.end_indices[1:], strict=True))
+    return ScoredSequence(
+        logprobs=tuple(found.logprobs[start] for start, _ in rows),
+        top_token_ids=tuple(_after_the_first(found.token_ids, rows)) if top else (),
+        top_logprobs=tuple(_after_the_first(found.logprobs, rows)) if top else (),
+        version=entered_under if stamps == {entered_under} else None,
+    )
+
+
+def _after_the_first(values: list[T], rows: list[tuple[int, int]]) -> Iterator[tuple[T, ...]]:
+    """The first of each row is the prompt's own token; then come the likeliest ones, the likeliest first."""
+    return (tuple(values[start + 1 : end]) for start, end in rows)

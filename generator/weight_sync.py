@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from generator.engine import Engine
+from generator.gated_llm import HandedBack
 from generator.measures import Measures
 from generator.puller import Puller
 from generator.serving import Serving
@@ -31,7 +32,7 @@ class WeightSync:
     """
 
     def __init__(
-        self, *, engine: Engine, serving: Serving, measures: Measures, puller: Puller | None, folder: Path | None
+        self, *, engine: Engine, serving: Serving, measures: Measures, puller: Puller, folder: Path | None
     ) -> None:
         self._engine = engine
         self._serving = serving
@@ -95,20 +96,16 @@ class WeightSync:
             raise self._failed("pull", error) from error
         except OSError as error:  # a TimeoutError is one
             why = f"it took more than {request.deadline_s:g} s" if isinstance(error, TimeoutError) else str(error)
-            failure = WeightSyncError(f"the download of version {request.version} from {self._source()} failed: {why}")
+            source = self._puller.learner
+            failure = WeightSyncError(f"the download of version {request.version} from {source} failed: {why}")
             raise self._failed("pull", failure) from error
         self._epoch, self._staged = PULLED_EPOCH, request.version
         return Prepared(version=request.version, receive_s=time.monotonic() - began)
 
     async def _download(self, version: str) -> None:
-        if self._puller is None:
-            raise WeightSyncError("this generator serves alone: set join.learner")
         with tempfile.TemporaryDirectory(prefix="headway-pull-", dir=self._folder) as folder:
             plan, paths = await self._puller.download(version, Path(folder))
             await self._engine.stage_files(plan, paths=paths)
-
-    def _source(self) -> str:
-        return self._puller.learner if self._puller is not None else "no learner"
 
     async def commit(self, request: Commit) -> Committed:
         """Loads what is staged and serves it; then the logprobs of the probe. Raises RequestRefused."""
@@ -142,10 +139,11 @@ class WeightSync:
             return ()
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                return await self._engine.score(
+                scored = await self._engine.score(
                     request_id=f"probe-{request.version}", token_ids=request.probe_token_ids
                 )
-        except (TimeoutError, ValueError) as error:
+                return scored.logprobs
+        except (HandedBack, TimeoutError, ValueError) as error:
             why = f"the probe of version {request.version} had no answer: {str(error) or 'the engine took too long'}"
             raise self._failed("probe", WeightSyncError(why)) from error
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from learner.algorithms.config import AlgorithmConfig, GrpoConfig
+from learner.teachers.config import TeacherConfig, check_teachers
 from learner.training.config import TrainingConfig
 from protocol.fleet import Backend
 from services.config import ConfigModel, HttpConfig, ProcessConfig
@@ -153,6 +154,7 @@ class LearnerConfig(ProcessConfig):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     data: DataConfig = DataConfig()
+    teachers: tuple[TeacherConfig, ...] = Field((), max_length=64, description="models to distill from, by opd")
 
     @property
     def exported_model(self) -> Path:
@@ -163,6 +165,11 @@ class LearnerConfig(ProcessConfig):
     def _data_where_needed(self) -> Self:
         if self.algo.type == "sft" and self.data.path is None:
             raise ValueError("algo sft learns from a file and none is set: set data.path to a JSONL file")
+        return self
+
+    @model_validator(mode="after")
+    def _teachers_fit(self) -> Self:
+        check_teachers(self.teachers, temperature=self.training.temperature)
         return self
 
     @model_validator(mode="after")

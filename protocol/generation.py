@@ -1,4 +1,4 @@
-"""HTTP bodies of the generator's token route, `POST /v1/generate`."""
+"""HTTP bodies of the generator's token routes, `POST /v1/generate` and `POST /v1/logprobs`."""
 
 from typing import Annotated, Self
 
@@ -76,6 +76,67 @@ class GeneratePart(WireModel):
     behavior_logprobs: tuple[float, ...] = ()
     version_spans: tuple[VersionSpan, ...] = ()
     finish_reason: FinishReason | None = None
+
+
+MOST_SCORED_TOKENS = 1 << 20
+"""Of all sequences of one request together; with `top`, of tokens times `top`: it bounds the answer to some 50 MB."""
+
+MOST_TOP_LOGPROBS = 128
+
+TokenSequence = Annotated[tuple[TokenId, ...], Field(min_length=2, max_length=MOST_SCORED_TOKENS)]
+Logprob = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class LogprobsRequest(WireModel):
+    """Tokens in: how probable is each of them, given those before it? For each of several sequences.
+
+    With `top`, the `top` likeliest tokens of each position are wanted, too.
+    """
+
+    request_id: str = Field(min_length=1, max_length=256)
+    sequences: tuple[TokenSequence, ...] = Field(min_length=1, max_length=256)
+    top: int = Field(default=0, ge=0, le=MOST_TOP_LOGPROBS)
+
+    @model_validator(mode="after")
+    def _answer_is_bounded(self) -> Self:
+        tokens = sum(map(len, self.sequences))
+        if tokens * max(1, self.top) > MOST_SCORED_TOKENS:
+            times = f" times top {self.top}" if self.top > 1 else ""
+            raise ValueError(f"{tokens} tokens{times} exceed {MOST_SCORED_TOKENS}: ask for them in several requests")
+        return self
+
+
+class SequenceLogprobs(WireModel):
+    """Of a sequence of T tokens: `logprobs` of tokens 1 to T - 1, float32, in nats, of the softmax over the whole
+    vocabulary at temperature 1.
+
+    `top_token_ids` and `top_logprobs` hold a row for each of the same positions, the likeliest token first; they are
+    empty if none were asked for.
+    """
+
+    logprobs: tuple[Logprob, ...] = Field(min_length=1)
+    top_token_ids: tuple[tuple[TokenId, ...], ...] = ()
+    top_logprobs: tuple[tuple[Logprob, ...], ...] = ()
+
+    @model_validator(mode="after")
+    def _one_row_for_each_position(self) -> Self:
+        widths = {len(row) for row in (*self.top_token_ids, *self.top_logprobs)}
+        rows = {len(self.top_token_ids), len(self.top_logprobs)}
+        if len(widths) > 1 or not (rows == {0} or rows == {len(self.logprobs)}):
+            raise ValueError(f"top tokens of {sorted(rows)} positions for {len(self.logprobs)} logprobs")
+        return self
+
+
+class LogprobsAnswer(WireModel):
+    """Tokens' logprobs out: of all sequences, in order, all under the weights of `policy_version`.
+
+    `tokenizer` is the fingerprint of the tokenizer beside the model: token ids mean the same under equal ones only.
+    """
+
+    generator_id: str = Field(max_length=256)
+    policy_version: VersionText
+    tokenizer: str = Field(max_length=64)
+    sequences: tuple[SequenceLogprobs, ...] = Field(min_length=1, max_length=256)
 
 
 class GeneratorState(WireModel):

@@ -79,7 +79,8 @@ async def test_score_agrees_with_transformers(rig: Rig) -> None:
     tokens = (3, 4, 5, 9, 11, 2, 30)
     for _ in range(2):
         scores = await rig.engine.score(request_id=rig.next_request(), token_ids=tokens)
-        assert scores == pytest.approx(rig.policy.logprobs(tokens), abs=TOLERANCE)
+        assert scores.version == rig.engine.version
+        assert scores.logprobs == pytest.approx(rig.policy.logprobs(tokens), abs=TOLERANCE)
 
 
 async def test_behavior_logprobs_are_those_of_the_temperature(rig: Rig) -> None:

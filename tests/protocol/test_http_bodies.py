@@ -23,6 +23,18 @@ BODIES: list[WireModel] = [
         version_spans=(VersionSpan(version="1.7", start=0, end=2),),
         finish_reason="stop",
     ),
+    generation.LogprobsRequest(request_id="r-1", sequences=((1, 2, (1 << 31) - 1), (0, 0)), top=2),
+    generation.LogprobsAnswer(
+        generator_id="g",
+        policy_version="0.0",
+        tokenizer="b2",
+        sequences=(
+            generation.SequenceLogprobs(
+                logprobs=(-0.25, -1.5e-7), top_token_ids=((2, 5), (7, 1)), top_logprobs=((-0.25, -3.0), (0.0, -17.5))
+            ),
+            generation.SequenceLogprobs(logprobs=(-0.1,)),
+        ),
+    ),
     generation.GeneratorState(
         generator_id="g", serving=True, policy_version="1.7", running=3, tokens_generated=99, idle_s=0.5, uptime_s=9.0
     ),
@@ -140,6 +152,22 @@ def test_a_body_cannot_be_changed(body: WireModel) -> None:
             '{"request_id": "r", "prompt_token_ids": [true], "sampling": {"max_tokens": 1}}',
             "prompt_token_ids.0",
         ),
+        (generation.LogprobsRequest, '{"request_id": "r", "sequences": []}', "1 item"),
+        (generation.LogprobsRequest, '{"request_id": "r", "sequences": [[3, 4], [5]]}', "sequences.1"),
+        (generation.LogprobsRequest, '{"request_id": "r", "sequences": [[3, -4]]}', "sequences.0.1"),
+        (generation.LogprobsRequest, '{"request_id": "r", "sequences": [[3, 4]], "top": 129}', "top"),
+        (generation.LogprobsRequest, '{"request_id": "r", "sequences": [[3, 4]], "temperature": 2.0}', "temperature"),
+        (generation.SequenceLogprobs, '{"logprobs": [NaN]}', "finite number"),
+        (
+            generation.SequenceLogprobs,
+            '{"logprobs": [-1.0, -2.0], "top_token_ids": [[1]], "top_logprobs": [[-1.0]]}',
+            "for 2 logprobs",
+        ),
+        (
+            generation.SequenceLogprobs,
+            '{"logprobs": [-1.0], "top_token_ids": [[1, 2]], "top_logprobs": [[-1.0]]}',
+            "for 1 logprobs",
+        ),
         (generation.Sampling, '{"max_tokens": "16"}', "max_tokens"),
         (generation.Sampling, '{"max_tokens": 16, "temperature": NaN}', "temperature"),
         (generation.Sampling, '{"max_tokens": 16, "logit_bias": {}}', "logit_bias"),
@@ -163,6 +191,23 @@ def test_a_body_that_does_not_fit_is_refused_with_its_field(
 ) -> None:
     with pytest.raises(ValidationError, match=complaint):
         body_type.model_validate_json(text)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "top", "complaint"),
+    [((1 << 19, 1 << 19), 0, None), ((1 << 19, 1 << 19, 2), 1, "1048578 tokens exceed 1048576"),
+     ((1 << 13,) * 2, 64, None), ((1 << 13, (1 << 13) + 1), 64, "16385 tokens times top 64 exceed 1048576")],
+)  # fmt: skip
+def test_a_request_for_logprobs_is_bounded_by_the_size_of_its_answer(
+    lengths: tuple[int, ...], top: int, complaint: str | None
+) -> None:
+    sequences = tuple((3,) * length for length in lengths)
+    if complaint is None:
+        asked = generation.LogprobsRequest(request_id="r", sequences=sequences, top=top)
+        assert tuple(map(len, asked.sequences)) == lengths
+        return
+    with pytest.raises(ValidationError, match=complaint):
+        generation.LogprobsRequest(request_id="r", sequences=sequences, top=top)
 
 
 def test_training_forbids_what_changes_the_sampled_distribution() -> None:

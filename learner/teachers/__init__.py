@@ -1,0 +1,11 @@
+"""Teachers: models whose logprobs the policy is trained towards, on the tokens that the policy sampled.
+
+    group accepted ── Teachers.prefetch ──▶ a task ──▶ RemoteTeacher ──▶ POST /v1/logprobs of a generator
+    batch taken ───── Teachers.logprobs ──▶ its result: there already, if the teacher keeps up
+    group dropped ─── Teachers.forget
+
+A teacher in a folder is asked nothing here: the ranks load it as they load a reference (`TeacherConfig.path`), and its
+logprobs are computed with the batch, at the policy's own temperature. `config.teacher_of` says whose a group is.
+
+`config` is what a user sets, `endpoints` whom a teacher's requests go to, `remote` one teacher, `teachers` all of them.
+"""

@@ -1,0 +1,104 @@
+"""What a user can set about teachers. Loads no torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from protocol.generation import MOST_SCORED_TOKENS
+from services.config import ConfigModel
+from services.secret_files import read_secret
+
+_OF_URLS = ("token", "same_tokenizer", "wait_s", "request_timeout_s", "requests_at_once", "request_tokens")
+
+
+class TeacherConfig(ConfigModel):
+    """One of `learner.teachers`: behind the addresses of generators that serve it, or in a folder."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = Field(description="for messages")
+    urls: tuple[str, ...] = Field(
+        (), description="addresses of generators that serve this teacher, each the same weights; some may be absent"
+    )
+    path: Path | None = Field(None, description="Hugging Face directory, for a teacher that the learner loads itself")
+    environments: tuple[str, ...] = Field(
+        (), description="whose trajectories it teaches; empty for every environment that no other teacher names"
+    )
+    token: SecretStr | None = Field(None, description="bearer token of the generators; or token_file, that holds it")
+    same_tokenizer: bool = Field(
+        True, description="refuse a teacher whose tokenizer is not the learner's: its logprobs would be of other text"
+    )
+    wait_s: float = Field(
+        600.0, gt=0, description="the run ends once a step has waited so long without any answer of it, in seconds"
+    )
+    request_timeout_s: float = Field(120.0, gt=0, description="longest time of one request, in seconds")
+    requests_at_once: int = Field(4, ge=1, le=256, description="requests under way at each of its addresses")
+    request_tokens: int = Field(
+        65536, ge=2, le=MOST_SCORED_TOKENS, description="most tokens in one request; a longer trajectory has its own"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _token_from_its_file(cls, given: object) -> object:
+        if not isinstance(given, dict) or "token_file" not in given:
+            return given
+        if given.get("token") is not None:
+            raise ValueError("token and token_file are both set; set one of them")
+        rest = {key: value for key, value in given.items() if key != "token_file"}
+        return {**rest, "token": read_secret(Path(str(given["token_file"])))}
+
+    @field_validator("urls")
+    @classmethod
+    def _addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"{url!r} is no address: expected http://host:port of a generator")
+        if len(set(urls)) < len(urls):
+            raise ValueError("an address is there twice: leave one out")
+        return urls
+
+    @model_validator(mode="after")
+    def _in_one_place(self) -> Self:
+        if bool(self.urls) == (self.path is not None):
+            got = "both" if self.urls else "neither"
+            raise ValueError(f"teacher {self.name}: set urls or path, got {got}")
+        useless = sorted(self.model_fields_set.intersection(_OF_URLS)) if self.path is not None else []
+        if useless:
+            raise ValueError(f"teacher {self.name} is in a folder: {', '.join(useless)} has no effect; remove it")
+        return self
+
+
+def teacher_of(teachers: Sequence[TeacherConfig], environment: str) -> TeacherConfig | None:
+    """The teacher that names `environment`, else the one that names none."""
+    named = [teacher for teacher in teachers if environment in teacher.environments]
+    others = [teacher for teacher in teachers if not teacher.environments]
+    return next(iter([*named, *others]), None)
+
+
+def check_teachers(teachers: Sequence[TeacherConfig], *, temperature: float) -> None:
+    """Raises ValueError for teachers that cannot be told apart, or that do not fit `training.temperature`.
+
+    Generators give logprobs at temperature 1. Against a policy's at another temperature they would not agree even if
+    both were the same model.
+    """
+    for what, values in (
+        ("name", [teacher.name for teacher in teachers]),
+        ("environment", [environment for teacher in teachers for environment in teacher.environments]),
+    ):
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            raise ValueError(f"teachers: the {what} {twice[0]} is there twice; each {what} has one teacher")
+    others = [teacher.name for teacher in teachers if not teacher.environments]
+    if len(others) > 1:
+        raise ValueError(
+            f"teachers: {' and '.join(others)} name no environments, so that each would teach all: name them for all "
+            "but one"
+        )
+    remote = [teacher.name for teacher in teachers if teacher.urls]
+    if remote and temperature != 1.0:
+        raise ValueError(
+            f"teachers: {remote[0]} is behind a URL and gives logprobs at temperature 1, but training.temperature is "
+            f"{temperature:g}: set it to 1, or load the teacher from a folder (path)"
+        )

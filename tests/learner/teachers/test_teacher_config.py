@@ -1,0 +1,113 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from learner.config import LearnerConfig
+from learner.teachers.config import TeacherConfig, teacher_of
+from services.config import load_config
+from services.config_sources import ConfigError
+
+URLS = ("http://127.0.0.1:1",)
+
+
+def learner(*teachers: dict[str, Any], **settings: Any) -> LearnerConfig:
+    return LearnerConfig.model_validate({"model": "m", "teachers": teachers, **settings})
+
+
+def test_a_teacher_is_behind_urls_or_in_a_folder() -> None:
+    assert TeacherConfig(name="t", urls=URLS).path is None
+    assert TeacherConfig(name="t", path=Path("m")).urls == ()
+    with pytest.raises(ValidationError, match="teacher t: set urls or path, got neither"):
+        TeacherConfig(name="t")
+    with pytest.raises(ValidationError, match="teacher t: set urls or path, got both"):
+        TeacherConfig(name="t", urls=URLS, path=Path("m"))
+
+
+def test_a_setting_of_urls_is_refused_for_a_teacher_in_a_folder() -> None:
+    with pytest.raises(ValidationError, match="teacher t is in a folder: token, wait_s has no effect"):
+        TeacherConfig(name="t", path=Path("m"), wait_s=1.0, token=SecretStr("x"))
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:1", "tcp://127.0.0.1:1", "http://"])
+def test_an_address_is_that_of_a_generator(url: str) -> None:
+    with pytest.raises(ValidationError, match="expected http://host:port"):
+        TeacherConfig(name="t", urls=(url,))
+
+
+def test_an_address_is_there_once() -> None:
+    with pytest.raises(ValidationError, match="there twice"):
+        TeacherConfig(name="t", urls=URLS * 2)
+
+
+def test_a_token_may_lie_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("let-me-in\n")
+    file.chmod(0o600)
+    teacher = TeacherConfig.model_validate({"name": "t", "urls": URLS, "token_file": str(file)})
+    assert teacher.token == SecretStr("let-me-in")
+    with pytest.raises(ValidationError, match="set one of them"):
+        TeacherConfig.model_validate({"name": "t", "urls": URLS, "token_file": str(file), "token": "x"})
+    file.chmod(0o644)
+    with pytest.raises(ValidationError, match="lets others use it"):
+        TeacherConfig.model_validate({"name": "t", "urls": URLS, "token_file": str(file)})
+
+
+def test_a_group_goes_to_the_teacher_that_names_its_environment_else_to_the_one_that_names_none() -> None:
+    sums = TeacherConfig(name="sums", urls=URLS, environments=("addition", "subtraction"))
+    rest = TeacherConfig(name="rest", urls=URLS)
+    assert teacher_of((rest, sums), "addition") is sums
+    assert teacher_of((rest, sums), "chess") is rest
+    assert teacher_of((sums,), "chess") is None
+
+
+def test_teachers_that_cannot_be_told_apart_are_refused() -> None:
+    one = {"name": "one", "urls": URLS, "environments": ["a", "b"]}
+    with pytest.raises(ValidationError, match="the environment b is there twice"):
+        learner(one, {"name": "two", "urls": URLS, "environments": ["b"]})
+    with pytest.raises(ValidationError, match="the name one is there twice"):
+        learner(one, {"name": "one", "urls": URLS, "environments": ["c"]})
+    with pytest.raises(ValidationError, match="two and three name no environments"):
+        learner(one, {"name": "two", "urls": URLS}, {"name": "three", "urls": URLS})
+
+
+def test_a_teacher_behind_a_url_wants_temperature_1_and_one_in_a_folder_takes_any() -> None:
+    warm = {"training": {"temperature": 0.7}}
+    with pytest.raises(ValidationError, match=r"one is behind a URL .* training.temperature is 0.7: set it to 1"):
+        learner({"name": "one", "urls": URLS}, **warm)
+    assert learner({"name": "one", "path": "m"}, **warm).teachers[0].path == Path("m")
+    assert learner({"name": "one", "urls": URLS}).teachers[0].urls == URLS
+
+
+def test_teachers_are_tables_of_a_run_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        """
+[learner]
+model = "m"
+
+[[learner.teachers]]
+name = "sums"
+urls = ["http://127.0.0.1:7311", "http://127.0.0.1:7312"]
+environments = ["addition"]
+
+[[learner.teachers]]
+name = "rest"
+path = "models/large"
+"""
+    )
+    config = load_config(LearnerConfig, process="learner", argv=["--config", str(file)], environ={})
+    assert [(one.name, one.urls, one.path, one.environments) for one in config.teachers] == [
+        ("sums", ("http://127.0.0.1:7311", "http://127.0.0.1:7312"), None, ("addition",)),
+        ("rest", (), Path("models/large"), ()),
+    ]
+
+
+def test_a_wrong_teacher_in_a_run_file_is_named_with_its_place_and_without_its_token(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    table = '[learner]\nmodel = "m"\n[[learner.teachers]]\nname = "t"\ntoken = "s3cret"\nurls = ["127.0.0.1"]\n'
+    file.write_text(table)
+    with pytest.raises(ConfigError, match=r"run.toml \[learner\] teachers.*expected http://host:port") as error:
+        load_config(LearnerConfig, process="learner", argv=["--config", str(file)], environ={})
+    assert "s3cret" not in str(error.value)

@@ -1,0 +1,199 @@
+"""Teachers of a run: whose a group is, when it is asked for, and what becomes of the answer."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from learner.teachers.config import TeacherConfig
+from learner.teachers.remote import TeacherFailed
+from learner.teachers.teachers import Teachers
+from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
+from services.metrics import Metrics
+from services.waiting import Waiting
+from tests.learner.samples import group, trajectory
+from tests.learner.teachers.scripted_teacher import TOKENIZER, ScriptedTeacher, logprob
+
+
+@asynccontextmanager
+async def teachers(*configs: dict[str, Any], waits: Waiting | None = None) -> AsyncIterator[Teachers]:
+    made = [TeacherConfig.model_validate(config) for config in configs]
+    async with Teachers(made, tokenizer=TOKENIZER, waits=waits or Waiting(), metrics=Metrics("learner")) as ours:
+        yield ours
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  what is waited for has no event of its own
+            await asyncio.sleep(0.005)
+
+
+def two_turns() -> Trajectory:
+    """Given 10 11, sampled 12 13, given 14, sampled 15; then the environment says 16 17."""
+    return Trajectory(
+        token_ids=np.arange(10, 18, dtype=np.int32),
+        loss_mask=np.array([0, 0, 1, 1, 0, 1, 0, 0], dtype=np.uint8),
+        behavior_logprobs=np.zeros(8, dtype=np.float32),
+        version_spans=(VersionSpan(version="3.0", start=2, end=6),),
+        turns=(
+            Turn(start=0, completion_start=2, end=4, finish_reason="stop", generator_ids=("g",)),
+            Turn(start=4, completion_start=5, end=6, finish_reason="stop", generator_ids=("g",)),
+        ),
+        reward=RewardRecord(verifier="test", reward=1.0),
+    )
+
+
+async def test_a_group_gets_the_teachers_logprobs_at_trained_tokens_and_0_elsewhere() -> None:
+    scripted = ScriptedTeacher()
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
+        found = await ours.logprobs(group(1, two_turns(), trajectory(0, 0, token_id=5)))
+    assert found is not None
+    # logprob(token, position) = -token / 8 - position / 1024
+    expected = [0, 0, -12 / 8 - 2 / 1024, -13 / 8 - 3 / 1024, 0, -15 / 8 - 5 / 1024, 0, 0]
+    assert found[0].dtype == np.float32
+    assert found[0].tolist() == expected
+    assert found[1].tolist() == [0, 0, -5 / 8 - 2 / 1024, -5 / 8 - 3 / 1024]
+    # nothing is trained after the sixth token, so that the teacher need not read on
+    assert scripted.requests[0].sequences == ((10, 11, 12, 13, 14, 15), (5, 5, 5, 5))
+
+
+async def test_what_was_asked_for_early_is_there_when_the_step_wants_it() -> None:
+    scripted = ScriptedTeacher()
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
+        one = group(1)
+        ours.prefetch(one)
+        ours.prefetch(one)
+        await until(lambda: scripted.requests and not scripted.under_way)
+        assert await ours.logprobs(one) is not None
+        assert len(scripted.requests) == 1
+
+
+async def test_a_group_that_nobody_asked_for_is_asked_for_and_a_taken_one_again() -> None:
+    scripted = ScriptedTeacher()
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
+        first, second = await ours.logprobs(group(1)), await ours.logprobs(group(1))
+    assert first is not None
+    assert second is not None
+    assert [one.tolist() for one in first] == [one.tolist() for one in second]
+    assert len(scripted.requests) == 2
+
+
+async def test_attempts_and_incarnations_of_a_lease_are_groups_of_their_own() -> None:
+    scripted = ScriptedTeacher()
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
+        same = [group(1), group(1, attempt=1), group(1, incarnation=4), group(2)]
+        assert len(await ours.of_batch(same)) == 4
+    assert len(scripted.requests) == 4
+
+
+async def test_groups_are_routed_by_environment() -> None:
+    sums, rest = ScriptedTeacher(), ScriptedTeacher()
+    async with (
+        sums.running() as first,
+        rest.running() as second,
+        teachers(
+            {"name": "sums", "urls": [first], "environments": ["addition"]}, {"name": "rest", "urls": [second]}
+        ) as ours,
+    ):
+        assert await ours.logprobs(group(1)) is not None
+        assert (len(sums.requests), len(rest.requests)) == (1, 0)
+        await ours.logprobs(group(1).model_copy(update={"environment": "chess"}))
+        assert (len(sums.requests), len(rest.requests)) == (1, 1)
+        assert {peer.url for peer in ours.peers()} == {first, second}
+
+
+async def test_an_environment_without_a_teacher_is_named_when_its_group_is_to_be_trained() -> None:
+    chess = {"name": "t", "urls": ["http://127.0.0.1:1"], "environments": ["chess"]}
+    async with teachers(chess) as ours:
+        ours.prefetch(group(1))
+        with pytest.raises(TeacherFailed, match="environment addition has no teacher: t teaches chess"):
+            await ours.logprobs(group(1))
+
+
+async def test_a_teacher_in_a_folder_is_asked_nothing() -> None:
+    async with teachers({"name": "t", "path": "model"}) as ours:
+        ours.prefetch(group(1))
+        assert await ours.of_batch([group(1)]) == [None]
+
+
+async def test_a_batch_is_asked_for_at_once_and_answered_in_order() -> None:
+    hold = asyncio.Event()
+    scripted = ScriptedTeacher(hold=hold)
+    groups = [group(number, trajectory(0, token_id=number)) for number in range(3)]
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(ours.of_batch(groups))
+            await until(lambda: scripted.under_way == 3)
+            hold.set()
+        found = await asked
+    assert [one[0].tolist() for one in found if one] == [[0, 0, logprob(number, 2)] for number in range(3)]
+
+
+async def test_a_group_that_was_dropped_is_forgotten() -> None:
+    scripted = ScriptedTeacher(hold=asyncio.Event())
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
+        ours.prefetch(group(1))
+        await until(lambda: scripted.under_way)
+        ours.forget(group(1))
+        ours.forget(group(2))
+        scripted.hold = None
+        assert await ours.logprobs(group(1)) is not None
+    assert len(scripted.requests) == 2
+
+
+async def test_one_groups_refusal_leaves_other_groups_alone() -> None:
+    scripted = ScriptedTeacher(script=lambda number: 422 if number == 0 else None)
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
+        ours.prefetch(group(1))
+        await until(lambda: scripted.requests)
+        assert await ours.logprobs(group(2)) is not None
+        with pytest.raises(TeacherFailed, match="teacher t refuses"):
+            await ours.logprobs(group(1))
+
+
+async def test_a_step_that_waits_in_vain_ends_with_the_teachers_name_and_its_last_fault() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with teachers({"name": "t", "urls": [address], "wait_s": 0.5}) as ours:
+        with pytest.raises(TeacherFailed, match=rf"teacher t at {address} has given no answer for 0.5 s.*connect"):
+            await ours.logprobs(group(1))
+
+
+async def test_a_wait_for_a_teacher_is_seen_and_blocks_no_readiness() -> None:
+    waits = Waiting()
+    waits.started()
+    scripted = ScriptedTeacher(hold=asyncio.Event())
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url]}, waits=waits) as ours:
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(ours.logprobs(group(1)))
+            await until(lambda: scripted.under_way)
+            assert [wait.whom for wait in waits.status()] == [f"teacher t at {url}"]
+            assert waits.readiness().ready
+            assert scripted.hold is not None
+            scripted.hold.set()
+        assert await asked is not None
+        assert waits.status() == ()
+
+
+async def test_leaving_ends_what_is_under_way() -> None:
+    scripted = ScriptedTeacher(hold=asyncio.Event())
+    async with scripted.running() as url, asyncio.timeout(20), teachers({"name": "t", "urls": [url]}) as ours:
+        ours.prefetch(group(1))
+        await until(lambda: scripted.under_way)
+
+
+async def test_a_step_that_is_interrupted_stops_asking() -> None:
+    scripted = ScriptedTeacher(hold=asyncio.Event())
+    one: TrajectoryGroup = group(1)
+    async with scripted.running() as url, teachers({"name": "t", "urls": [url]}) as ours:
+        asked = asyncio.ensure_future(ours.logprobs(one))
+        await until(lambda: scripted.under_way)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        scripted.hold = None
+        assert await ours.logprobs(one) is not None
