@@ -173,16 +173,17 @@ def _completion(record: object, tokenizer: Tokenizer) -> Tokenized:
 
 
 def _columns(record: object, *, trained: int) -> TopLogprobs | None:
-    match record:
-        case {"top_ids": [*ids], "top_logprobs": [*logprobs]}:
+    given = (record.get("top_ids"), record.get("top_logprobs")) if isinstance(record, Mapping) else (None, None)
+    match given:
+        case None, None:
+            return None
+        case [*ids], [*logprobs]:
             try:
                 return _checked(np.array(ids), np.array(logprobs), trained=trained)
             except (TypeError, ValueError) as error:
                 raise DataError(f"`top_ids` and `top_logprobs` do not fit: {error}") from error
-        case {"top_ids": found} | {"top_logprobs": found} if found is not None:
-            raise DataError("`top_ids` and `top_logprobs` go together, as lists of rows; one of them is missing")
         case _:
-            return None
+            raise DataError("`top_ids` and `top_logprobs` go together, as lists of rows; one of them is not there")
 
 
 def _checked(ids: NDArray[np.generic], logprobs: NDArray[np.generic], *, trained: int) -> TopLogprobs:
