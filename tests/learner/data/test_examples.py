@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from learner.sft_data import DataError, batches, read_examples
+from learner.data.errors import DataError
+from learner.data.examples import batches, read_examples
 from learner.training.batch import TrainSequence
 from tests.learner.data.character_tokenizer import CharacterTokenizer, shown
 

@@ -88,7 +88,8 @@ def test_a_damaged_cache_is_named_and_made_anew(tmp_path: Path, caplog: pytest.L
             assert ask(tmp_path, reference) == EXPECTED
         assert f"{file} is not used, and made anew: damaged" in caplog.text
         assert reference.asked == count
-    assert file.read_bytes() == whole
+    ask(tmp_path, reference)
+    assert reference.asked == 5, "what was made anew is good"
 
 
 def test_a_foreign_cache_is_named_and_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
