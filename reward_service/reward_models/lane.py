@@ -65,6 +65,11 @@ class RewardModelLane:
         """Whether a batch is being scored."""
         return self._busy
 
+    @property
+    def waiting(self) -> int:
+        """Items that no batch has taken yet."""
+        return self._queue.qsize()
+
     async def loaded(self) -> None:
         """Wait until the model is loaded. Raises UserError if it cannot be."""
         try:
