@@ -8,7 +8,7 @@ from functools import partial
 import transformers
 
 from learner.config import LearnerConfig
-from learner.sft_data import batches, read_examples
+from learner.data.examples import batches, read_examples
 from learner.trainer_thread import TrainerThread
 from learner.training.trainer import Trainer
 from learner.training_setup import open_trainer

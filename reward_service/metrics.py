@@ -7,6 +7,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from services.metrics import Metrics
 
 _LATENCY_BUCKETS_S = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
+_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 # The label of items that name no verifier of ours: their own words would make labels without bound.
 UNKNOWN = "unknown"
@@ -20,6 +21,7 @@ class ScoringMetrics:
     errors: Counter
     killed_workers: Counter
     pending_items: Gauge
+    batch_items: Histogram
 
 
 def make_metrics(metrics: Metrics) -> ScoringMetrics:
@@ -36,4 +38,10 @@ def make_metrics(metrics: Metrics) -> ScoringMetrics:
             "killed_workers", "Worker processes killed or lost in a job.", labels=["verifier"]
         ),
         pending_items=metrics.gauge("pending_items", "Items that have arrived and have no result yet."),
+        batch_items=metrics.histogram(
+            "batch_items",
+            "Items that a reward model scored together.",
+            buckets=_BATCH_BUCKETS,
+            labels=["verifier"],
+        ),
     )

@@ -9,17 +9,15 @@ deadline.
 
 import asyncio
 import logging
-import os
-import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from protocol.rewards import ScoreError
-from reward_service.jobs import MAX_LINE_BYTES, Job, Reply
+from reward_service.jobs import Job, Reply
 from reward_service.verifier import InfrastructureError, Outcome, Score
+from reward_service.worker_process import WorkerDied, WorkerProcess, worker_environment
 
 logger = logging.getLogger(__name__)
 
@@ -36,98 +34,6 @@ class PoolSettings:
     inherit_environment: bool
 
 
-class WorkerDied(Exception):
-    """The process ended, or broke the exchange, without a reply."""
-
-
-class Worker:
-    """One process that serves one job at a time. It must be stopped after an exchange that did not complete."""
-
-    def __init__(self, *, path: str, settings: PoolSettings) -> None:
-        self._path = path
-        self._settings = settings
-        self._process: asyncio.subprocess.Process | None = None
-        self._loaded = False
-        self._start_deadline = 0.0
-
-    async def start(self) -> None:
-        """Start the process if there is none alive. Does not wait until it has loaded the verifier.
-
-        Raises InfrastructureError if the system can start no process.
-        """
-        if self._process is not None and self._process.returncode is None:
-            return
-        await self.stop()
-        try:
-            self._process = await self._spawn()
-        except OSError as error:
-            raise InfrastructureError(f"cannot start a worker process: {error}") from error
-        self._start_deadline = asyncio.get_running_loop().time() + self._settings.start_timeout_s
-
-    async def _spawn(self) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            # -P: a folder named like one of our packages in the working directory must not be imported.
-            *(sys.executable, "-P", "-m", "reward_service.worker"),
-            *(self._path, str(self._settings.memory_limit_mib), str(os.getpid())),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=_environment(inherit=self._settings.inherit_environment),
-            start_new_session=True,
-            limit=MAX_LINE_BYTES,
-        )
-
-    async def ready(self) -> None:
-        """Wait until the verifier is loaded. May be cancelled and called again: the process goes on loading."""
-        await self.start()
-        if self._loaded:
-            return
-        try:
-            async with asyncio.timeout_at(self._start_deadline):
-                reply = await self._read()
-        except TimeoutError:
-            await self.stop()
-            raise InfrastructureError(f"a worker did not start in {self._settings.start_timeout_s:g} s") from None
-        except WorkerDied:
-            await self.stop()
-            raise
-        if reply.error is not None:
-            await self.stop()
-            raise InfrastructureError(f"a worker could not load its verifier: {reply.error.message}")
-        self._loaded = True
-
-    async def exchange(self, job: Job) -> Reply:
-        """Send a job and wait for its reply. Raises WorkerDied."""
-        pipe = None if self._process is None else self._process.stdin
-        assert pipe is not None, "exchange before start"
-        try:
-            pipe.write(job.model_dump_json().encode() + b"\n")
-            await pipe.drain()
-        except (OSError, RuntimeError) as error:  # uvloop raises RuntimeError for a pipe that has closed
-            raise WorkerDied from error
-        return await self._read()
-
-    async def stop(self) -> None:
-        """Kill the process, and what it has started, and wait for its end."""
-        process, self._process, self._loaded = self._process, None, False
-        if process is None:
-            return
-        if process.returncode is None:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                logger.debug("worker %d had ended by itself", process.pid)
-        await process.wait()
-
-    async def _read(self) -> Reply:
-        pipe = None if self._process is None else self._process.stdout
-        assert pipe is not None, "read before start"
-        try:
-            line = await pipe.readline()
-            return Reply.model_validate_json(line)
-        except ValueError as error:  # a line beyond the limit, an empty one at the end, or no reply of ours
-            raise WorkerDied from error
-
-
 class WorkerPool:
     """The workers of one verifier. A context manager: leaving it kills them all."""
 
@@ -135,9 +41,9 @@ class WorkerPool:
         self._path = path
         self._settings = settings
         self._on_kill = on_kill
-        self._workers = tuple(Worker(path=path, settings=settings) for _ in range(settings.workers))
+        self._workers = tuple(_worker(path, settings) for _ in range(settings.workers))
         # Last in, first out: a worker that has started is preferred to one that has not.
-        self._idle = asyncio.LifoQueue[Worker](maxsize=settings.workers)
+        self._idle = asyncio.LifoQueue[WorkerProcess](maxsize=settings.workers)
         for worker in self._workers:
             self._idle.put_nowait(worker)
 
@@ -188,7 +94,7 @@ class WorkerPool:
         finally:
             self._idle.put_nowait(worker)
 
-    async def _judge(self, *, worker: Worker, job: Job, deadline: float) -> Reply:
+    async def _judge(self, *, worker: WorkerProcess, job: Job, deadline: float) -> Reply:
         try:
             async with asyncio.timeout_at(deadline):
                 await worker.ready()
@@ -198,7 +104,7 @@ class WorkerPool:
         completed = False
         try:
             async with asyncio.timeout_at(min(limit, deadline)):
-                reply = await worker.exchange(job)
+                reply = _reply_of(await worker.exchange(job.model_dump_json().encode()))
             completed = True
             return reply
         except TimeoutError:
@@ -210,15 +116,24 @@ class WorkerPool:
                 await worker.start()
 
 
+def _worker(path: str, settings: PoolSettings) -> WorkerProcess:
+    return WorkerProcess(
+        command=("reward_service.worker", path, str(settings.memory_limit_mib)),
+        environment=worker_environment(inherit=settings.inherit_environment),
+        start_timeout_s=settings.start_timeout_s,
+    )
+
+
+def _reply_of(line: bytes) -> Reply:
+    try:
+        return Reply.model_validate_json(line)
+    except ValueError as error:  # no reply of ours
+        raise WorkerDied from error
+
+
 def _result_of(reply: Reply) -> Score | ScoreError:
     if reply.error is not None:
         return reply.error
     if reply.reward is None:
         return ScoreError(kind="infrastructure", message="the worker sent a reply without a reward")
     return Score(reward=reply.reward, components=reply.components)
-
-
-def _environment(*, inherit: bool) -> dict[str, str]:
-    """What a worker sees: what it needs to import the same modules as the service, and no secret of the service."""
-    own = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
-    return {**os.environ, **own} if inherit else {"PATH": os.environ.get("PATH", os.defpath), **own}

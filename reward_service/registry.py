@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from protocol.rewards import VerifierInfo
-from reward_service.config import CustomVerifier, Sandbox
+from reward_service.config import CustomVerifier, RewardModelConfig, Sandbox
+from reward_service.reward_models.arguments import RewardModelArguments
+from reward_service.reward_models.folder import RewardModel, open_reward_model
 from reward_service.verifier import UserError, inspect_function, load_function
 from reward_service.verifiers.arguments import MathArguments, ReasoningGymArguments
 from reward_service.verifiers.exact_match import exact_match
@@ -18,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Verifier:
-    """A named verifier. It runs in the service if `function` is set, and at `path` in worker processes if not.
+    """A named verifier: a `reward_model`, or else the `function` in the service, or else `path` in worker processes.
 
     `trusted`: its workers may see the service's environment variables.
     """
@@ -31,6 +33,7 @@ class Verifier:
     function: Callable[..., object] | None = None
     is_async: bool = False
     trusted: bool = False
+    reward_model: RewardModel | None = None
 
     def info(self) -> VerifierInfo:
         """How the verifier is described on the wire."""
@@ -60,9 +63,14 @@ class Registry:
         return tuple(sorted(self._verifiers.values(), key=lambda verifier: verifier.name))
 
 
-def build_registry(*, custom: Iterable[CustomVerifier], sandbox: Sandbox) -> Registry:
-    """The verifiers that come with the service, and those of the configuration. Raises UserError."""
-    return Registry([*_included(sandbox=sandbox), *map(_custom, custom)])
+def build_registry(
+    *, custom: Iterable[CustomVerifier], sandbox: Sandbox, reward_models: Iterable[RewardModelConfig] = ()
+) -> Registry:
+    """The verifiers that come with the service, and those of the configuration. Reads all of each reward model's files.
+
+    Raises UserError.
+    """
+    return Registry([*_included(sandbox=sandbox), *map(_custom, custom), *map(_reward_model, reward_models)])
 
 
 def _included(*, sandbox: Sandbox) -> Iterable[Verifier]:
@@ -115,4 +123,17 @@ def _custom(given: CustomVerifier) -> Verifier:
         function=loaded.function if loaded.is_async else None,
         is_async=loaded.is_async,
         trusted=True,
+    )
+
+
+def _reward_model(given: RewardModelConfig) -> Verifier:
+    """Its version holds the fingerprint of its files, so that each reward says which model gave it."""
+    model = open_reward_model(given)
+    return Verifier(
+        name=given.name,
+        version=f"1+{model.fingerprint}",
+        description="What a reward model says about the completion: a sequence-classification model with one label.",
+        arguments=RewardModelArguments,
+        path=str(given.path),
+        reward_model=model,
     )

@@ -3,6 +3,7 @@
     request -> lane of the item's verifier -> in the service: exact_match and other cheap sync code, at once
                                            -> on the event loop: async verifiers, a bounded number at a time
                                            -> in a worker process: sync verifiers that can hang
+                                           -> in the process of a reward model: batches from all requests
 
 A lane belongs to one verifier, so a slow verifier holds up no other.
 """
@@ -20,6 +21,8 @@ from reward_service.jobs import Job
 from reward_service.metrics import UNKNOWN, ScoringMetrics
 from reward_service.pool import PoolSettings, WorkerPool
 from reward_service.registry import Registry, Verifier
+from reward_service.reward_models.folder import RewardModel
+from reward_service.reward_models.lane import LaneEvents, RewardModelLane, open_lane
 from reward_service.verifier import Outcome, Score, Submission, UserError, error_of, to_score, validate_arguments
 from services.http_app import RequestRefused
 
@@ -106,10 +109,20 @@ class Scorer:
         self._idle.set()
         self._lanes: dict[str, Lane] = {}
         self._pools: dict[str, WorkerPool] = {}
+        self._models: dict[str, RewardModelLane] = {}
         self._pending = 0
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        """Raises UserError for a reward model that cannot be loaded; returns when all of them are."""
+        try:
+            await self._open()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def _open(self) -> None:
         for verifier in self._registry.all():
             self._lanes[verifier.name] = await self._open_lane(verifier)
         for name in self._config.workers.prewarm:
@@ -117,7 +130,8 @@ class Scorer:
                 known = ", ".join(self._pools)
                 raise UserError(f"workers.prewarm names {name!r}, which has no workers; those that do: {known}")
             await self._pools[name].prewarm()
-        return self
+        for lane in self._models.values():
+            await lane.loaded()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -131,8 +145,9 @@ class Scorer:
 
     def workers(self) -> tuple[int, int]:
         """How many worker processes are at work, and of how many."""
-        pools = self._pools.values()
-        return sum(pool.busy for pool in pools), sum(pool.size for pool in pools)
+        pools, models = self._pools.values(), self._models.values()
+        busy = sum(pool.busy for pool in pools) + sum(model.busy for model in models)
+        return busy, sum(pool.size for pool in pools) + len(models)
 
     async def score(self, request: ScoreRequest) -> ScoreResponse:
         """A result for each item, in order. Every item has one by the request's deadline, at most the service's own.
@@ -217,6 +232,8 @@ class Scorer:
         )
 
     async def _open_lane(self, verifier: Verifier) -> Lane:
+        if verifier.reward_model is not None:
+            return await self._open_model(verifier.name, verifier.reward_model)
         if verifier.function is None:
             pool = WorkerPool(
                 path=verifier.path,
@@ -228,6 +245,15 @@ class Scorer:
         if verifier.is_async:
             return AsyncLane(verifier, concurrency=self._config.async_concurrency)
         return InlineLane(verifier)
+
+    async def _open_model(self, name: str, model: RewardModel) -> Lane:
+        events = LaneEvents(
+            killed=self._metrics.killed_workers.labels(name).inc,
+            batch=self._metrics.batch_items.labels(name).observe,
+        )
+        opened = open_lane(model=model, events=events, max_waiting=self._config.max_pending_items)
+        self._models[name] = await self._stack.enter_async_context(opened)
+        return self._models[name]
 
     def _count_pending(self, change: int) -> None:
         self._pending += change

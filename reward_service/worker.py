@@ -22,7 +22,7 @@ def main() -> None:
     if os.getppid() != parent:
         return
     _limit_memory(mib=memory_limit_mib)
-    jobs, replies = _private_pipes()
+    jobs, replies = private_pipes()
     try:
         verifier = load_function(path)
     except Exception as error:  # noqa: BLE001  loading runs the user's module, and the parent must hear why it failed
@@ -52,7 +52,7 @@ def _send(replies: BinaryIO, reply: Reply) -> None:
     replies.flush()
 
 
-def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
+def private_pipes() -> tuple[BinaryIO, BinaryIO]:
     """Move the pipes off descriptors 0 and 1, so that a verifier that prints or reads does not break the exchange."""
     jobs, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -7,27 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from learner.sft_data import DataError, batches, read_examples
+from learner.data.errors import DataError
+from learner.data.examples import batches, read_examples
 from learner.training.batch import TrainSequence
-
-END = 0
-
-
-class CharacterTokenizer:
-    """One token a character; `|` is the end token."""
-
-    eos_token_id: int | None = END
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        assert not add_special_tokens
-        return [END if character == "|" else ord(character) for character in text]
-
-    def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, str]], *, add_generation_prompt: bool, tokenize: bool
-    ) -> str:
-        assert not tokenize
-        text = "".join(f"<{message['role'][0]}>{message['content']}|\n" for message in conversation)
-        return text + ("<a>" if add_generation_prompt else "")
+from tests.learner.data.character_tokenizer import CharacterTokenizer, shown
 
 
 class ForgetfulTokenizer(CharacterTokenizer):
@@ -44,12 +27,6 @@ def read(tmp_path: Path, *lines: object, tokenizer: CharacterTokenizer | None = 
     path = tmp_path / "data.jsonl"
     path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
     return read_examples(path, tokenizer or CharacterTokenizer())
-
-
-def shown(sequence: TrainSequence) -> tuple[str, str]:
-    """The text, and below each trained character a mark."""
-    text = "".join("|" if token == END else chr(token) for token in sequence.token_ids)
-    return text, "".join("^" if trained else "." for trained in sequence.loss_mask)
 
 
 def test_a_completion_is_trained_and_ends_with_the_end_token(tmp_path: Path) -> None:

@@ -1,0 +1,170 @@
+"""Preferences: which of two completions is the better one, or whether one is good.
+
+A pair is a record in one of three forms, each with an optional number `margin` (how much better the chosen one is):
+
+    {"prompt": text,     "chosen": text,     "rejected": text}      the texts as they stand
+    {"prompt": messages, "chosen": text,     "rejected": text}      the assistant's replies; or messages that go on
+    {                    "chosen": messages, "rejected": messages}  whole conversations that begin alike
+
+An unpaired record has `prompt` and `completion`, in the same forms, and `label`: true for a good completion. Messages
+have `role` and `content`, and become text by the chat template of the model.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from learner.data.errors import DataError
+from learner.data.sources import read_parsed
+from learner.data.tokenizing import (
+    Message,
+    Part,
+    Tokenized,
+    Tokenizer,
+    conversation_parts,
+    read_messages,
+    text_parts,
+    tokenize,
+)
+
+_PAIR = (
+    "expected `chosen` and `rejected` with a `prompt`, or as conversations that begin alike (lists of messages); "
+    "a text `prompt` takes texts, a list of messages takes texts or lists of messages"
+)
+_LABELLED = "expected `prompt` (a text or messages), `completion` (a text or messages) and `label` (true or false)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferencePair:
+    """Two completions of one prompt, whose tokens are equal in both. `margin` is how much better the chosen one is."""
+
+    chosen: Tokenized
+    rejected: Tokenized
+    margin: float = 0.0
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether the two are the same, so that there is nothing to prefer."""
+        return bool(np.array_equal(self.chosen.token_ids, self.rejected.token_ids))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledCompletion:
+    """A completion that is good (`label`) or is not."""
+
+    completion: Tokenized
+    label: bool
+
+
+def read_pairs(path: Path, tokenizer: Tokenizer) -> list[PreferencePair]:
+    """All pairs, tokenized; both end with their last trained token. Raises DataError, FileNotFoundError."""
+    pairs = list(read_parsed(path, lambda record: _pair(record, tokenizer)))
+    if not pairs:
+        raise DataError(f"{path} holds no preference pairs: {_PAIR}")
+    return pairs
+
+
+def read_labelled(path: Path, tokenizer: Tokenizer) -> list[LabelledCompletion]:
+    """All unpaired records, tokenized. Raises DataError, FileNotFoundError."""
+    labelled = list(read_parsed(path, lambda record: _labelled(record, tokenizer)))
+    if not labelled:
+        raise DataError(f"{path} holds no records: {_LABELLED}")
+    return labelled
+
+
+def reply_parts(prompt: object, completion: object, tokenizer: Tokenizer) -> list[Part] | None:
+    """A prompt and completion in any of their forms; None if they have none of them. Raises DataError."""
+    match prompt, completion:
+        case str(prompt_text), str(text):
+            return text_parts(prompt=prompt_text, completion=text)
+        case [*messages], str(text):
+            if not text:
+                raise DataError("the completion is empty, which leaves nothing to train on")
+            return _reply(read_messages(messages), [{"role": "assistant", "content": text}], tokenizer)
+        case [*messages], [*replies]:
+            return _reply(read_messages(messages), read_messages(replies), tokenizer)
+        case _:
+            return None
+
+
+def _pair(record: object, tokenizer: Tokenizer) -> PreferencePair:
+    if not isinstance(record, Mapping):
+        raise DataError(f"{_PAIR}; got {type(record).__name__}")
+    prompt, chosen, rejected = _of_one_prompt(record)
+    sides = [reply_parts(prompt, side, tokenizer) for side in (chosen, rejected)]
+    if sides[0] is None or sides[1] is None:
+        raise DataError(f"{_PAIR}; got {_shape(record)}")
+    return PreferencePair(
+        chosen=tokenize(sides[0], tokenizer).without_tail(),
+        rejected=tokenize(sides[1], tokenizer).without_tail(),
+        margin=_margin(record.get("margin")),
+    )
+
+
+def _labelled(record: object, tokenizer: Tokenizer) -> LabelledCompletion:
+    match record:
+        case {"prompt": prompt, "completion": completion, "label": bool(label)}:
+            parts = reply_parts(prompt, completion, tokenizer)
+            if parts is not None:
+                return LabelledCompletion(completion=tokenize(parts, tokenizer).without_tail(), label=label)
+    raise DataError(f"{_LABELLED}; got {_shape(record)}")
+
+
+def _of_one_prompt(record: Mapping[str, object]) -> tuple[object, object, object]:
+    prompt, chosen, rejected = record.get("prompt"), record.get("chosen"), record.get("rejected")
+    match prompt, chosen, rejected:
+        case None, [*first], [*second]:
+            begin = _common_beginning(read_messages(first), read_messages(second))
+            return first[:begin], first[begin:], second[begin:]
+        case _:
+            return prompt, chosen, rejected
+
+
+def _common_beginning(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
+    """How many messages the two share. Of equal conversations the last one is left, so that there is a completion."""
+    alike = 0
+    for first, second in zip(chosen, rejected, strict=False):
+        if first != second:
+            break
+        alike += 1
+    if alike == len(chosen) == len(rejected):
+        alike -= 1
+    if alike <= 0:
+        raise DataError("chosen and rejected do not begin alike: their first messages differ; give a `prompt`")
+    after = [side[alike]["role"] if alike < len(side) else "nothing" for side in (chosen, rejected)]
+    if after != ["assistant", "assistant"]:
+        raise DataError(
+            f"chosen and rejected part at message {alike + 1}, which is from {after[0]} and {after[1]}: "
+            "expected the assistant's in both, since they must answer one prompt"
+        )
+    return alike
+
+
+def _reply(prompt: Sequence[Message], reply: Sequence[Message], tokenizer: Tokenizer) -> list[Part]:
+    """Of all turns only the reply's are trained."""
+    if not prompt:
+        raise DataError("the prompt has no messages")
+    if not reply or reply[0]["role"] != "assistant":
+        raise DataError("a completion begins with an assistant's message")
+    return conversation_parts([*prompt, *reply], tokenizer, trained_from=len(prompt))
+
+
+def _margin(value: object) -> float:
+    match value:
+        case None:
+            return 0.0
+        case bool():
+            pass
+        case int() | float() if math.isfinite(value):
+            return float(value)
+    raise DataError(f"`margin` is {value!r}, expected a finite number")
+
+
+def _shape(record: object) -> str:
+    """What a record holds, in few words."""
+    if not isinstance(record, Mapping):
+        return type(record).__name__
+    return ", ".join(f"{key} ({type(value).__name__})" for key, value in list(record.items())[:8]) or "nothing"

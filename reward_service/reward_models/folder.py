@@ -1,0 +1,92 @@
+"""The directory of a reward model: what can be said about it without loading it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import xxhash
+
+from protocol.reward_models import RewardInput, read_reward_input
+from reward_service.config import RewardModelConfig
+from reward_service.verifier import UserError
+
+_KIND = "ForSequenceClassification"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_HASHED = (".json", ".jinja", ".model", ".safetensors", ".txt")
+_CHUNK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModel:
+    """A reward model to be served.
+
+    `input`: what its directory says about its input; `longest`: most tokens that it takes, if its files say so;
+    `fingerprint`: over all of its files.
+    """
+
+    config: RewardModelConfig
+    input: RewardInput | None
+    longest: int | None
+    fingerprint: str
+
+
+def open_reward_model(config: RewardModelConfig) -> RewardModel:
+    """Checks the directory and takes its fingerprint. Raises UserError that says what is wrong with it."""
+    folder = config.path
+    settings = _settings(folder / "config.json")
+    _check_kind(folder, settings)
+    if not any((folder / name).exists() for name in _TOKENIZER_FILES):
+        raise UserError(f"{folder} has no tokenizer: expected one of {', '.join(_TOKENIZER_FILES)}")
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(f"{folder} has no weights: expected model.safetensors, or parts of it")
+    try:
+        given = read_reward_input(folder)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return RewardModel(config=config, input=given, longest=_longest(folder, settings), fingerprint=fingerprint(folder))
+
+
+def fingerprint(folder: Path) -> str:
+    """Over names and contents of the files that decide a reward: configuration, tokenizer and weights."""
+    digest = xxhash.xxh3_128()
+    for file in sorted(file for file in folder.iterdir() if file.suffix in _HASHED and file.is_file()):
+        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as opened:
+            while chunk := opened.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return str(digest.hexdigest())
+
+
+def _settings(file: Path) -> Mapping[str, object]:
+    try:
+        settings = json.loads(file.read_bytes())
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: expected a Hugging Face model directory ({error})") from error
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"{file} holds {type(settings).__name__}, expected an object")
+    return settings
+
+
+def _check_kind(folder: Path, settings: Mapping[str, object]) -> None:
+    """A model of another kind would be loaded all the same, with a head of random numbers."""
+    kinds = settings.get("architectures") or ["nothing"]
+    if not isinstance(kinds, list) or not str(kinds[0]).endswith(_KIND):
+        raise UserError(f"{folder} is a model of the kind {kinds}: expected one that ends with {_KIND}")
+    named = settings.get("id2label")
+    labels = len(named) if isinstance(named, dict) else settings.get("num_labels", 2)
+    if labels != 1:
+        raise UserError(f"{folder} has {labels} labels: a reward model has one (num_labels 1)")
+
+
+def _longest(folder: Path, settings: Mapping[str, object]) -> int | None:
+    """The least of what the model's positions and its tokenizer allow."""
+    text = settings.get("text_config")
+    places = cast(Mapping[str, object], text) if isinstance(text, dict) else settings
+    tokenizer = folder / "tokenizer_config.json"
+    limits = [places.get("max_position_embeddings")]
+    limits += [_settings(tokenizer).get("model_max_length")] if tokenizer.exists() else []
+    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)

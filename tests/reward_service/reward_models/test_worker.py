@@ -1,0 +1,114 @@
+"""What the process of a reward model computes: for each input of a batch what it computes for that input alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from transformers import AutoTokenizer
+
+from reward_service.config import RewardModelConfig
+from reward_service.jobs import Reply
+from reward_service.reward_models.folder import fingerprint, open_reward_model
+from reward_service.reward_models.inputs import input_ids
+from reward_service.reward_models.messages import Message, ModelJob, ModelToLoad
+from reward_service.reward_models.worker import LoadedModel, load
+from reward_service.verifier import UserError
+from tests.reward_service.reward_models.tiny_reward_model import CHARACTERS, PAD, alone, write_reward_model
+
+TEXTS = ("a", "is it?", "no.", "the quick brown fox jumps", "", "<pad>", "why not<pad>", "yes! yes!")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def tokens_of(folder: Path, jobs: Sequence[ModelJob]) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return [input_ids(each, tokenizer) for each in jobs]
+
+
+def loaded(folder: Path, *, batch_tokens: int = 16384) -> LoadedModel:
+    return load(
+        ModelToLoad(
+            path=str(folder),
+            device="cpu",
+            dtype="float32",
+            threads=1,
+            batch_tokens=batch_tokens,
+            fingerprint=fingerprint(folder),
+        )
+    )
+
+
+def job(completion: str, *, max_tokens: int | None = None) -> ModelJob:
+    return ModelJob(
+        format="chat",
+        tokenize="apart",
+        max_tokens=max_tokens,
+        messages=(Message(role="user", content="hi"),),
+        prompt="",
+        completion=completion,
+    )
+
+
+def rewards(replies: tuple[Reply, ...]) -> list[float]:
+    assert all(reply.error is None for reply in replies), replies
+    return [reply.reward for reply in replies if reply.reward is not None]
+
+
+@pytest.mark.parametrize("pad", [None, PAD])
+@pytest.mark.parametrize("batch_tokens", [1, 40, 16384])
+def test_a_batch_gives_what_hugging_face_gives_for_each_input_alone(
+    tmp_path: Path, pad: int | None, batch_tokens: int
+) -> None:
+    folder = write_reward_model(tmp_path, pad=pad)
+    model = loaded(folder, batch_tokens=batch_tokens)
+    jobs = [job(text) for text in TEXTS]
+    expected = [alone(folder, tokens) for tokens in tokens_of(folder, jobs)]
+    assert len({round(value, 4) for value in expected}) == len(TEXTS), "the model tells the texts apart"
+    assert rewards(model.score(jobs)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_batch_that_uses_all_of_the_vocabulary_is_scored_all_the_same(tmp_path: Path) -> None:
+    folder = write_reward_model(tmp_path)
+    model = loaded(folder)
+    every = "<user><pad>" + CHARACTERS
+    jobs = [job(every), job("a")]
+    expected = [alone(folder, tokens) for tokens in tokens_of(folder, jobs)]
+    assert rewards(model.score(jobs)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_input_that_is_too_long_is_an_error_of_its_own_and_leaves_the_others_alone(tmp_path: Path) -> None:
+    model = loaded(write_reward_model(tmp_path))
+    first, long, last = model.score([job("a"), job("b" * 100, max_tokens=64), job("c")])
+    assert long.reward is None
+    assert long.error is not None
+    assert (long.error.kind, "takes at most 64" in long.error.message) == ("data", True)
+    assert rewards((first, last)) == pytest.approx(rewards(model.score([job("a"), job("c")])), abs=1e-5)
+
+
+def test_a_reward_that_is_not_finite_is_an_error_of_the_data(tmp_path: Path) -> None:
+    folder = write_reward_model(tmp_path)
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    weights["score.weight"] = torch.full_like(weights["score.weight"], float("inf"))
+    safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (reply,) = loaded(folder).score([job("a")])
+    assert reply.reward is None
+    assert reply.error is not None
+    assert (reply.error.kind, "not finite" in reply.error.message) == ("data", True)
+
+
+def test_weights_that_leave_the_score_to_chance_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"lack score\.weight: is it a reward model\?"):
+        loaded(write_reward_model(tmp_path, causal=True))
+
+
+def test_files_that_changed_since_the_service_started_are_refused(tmp_path: Path) -> None:
+    folder = write_reward_model(tmp_path)
+    known = open_reward_model(RewardModelConfig(path=folder)).fingerprint
+    write_reward_model(tmp_path, seed=1)
+    with pytest.raises(UserError, match="have changed since the service was started"):
+        load(ModelToLoad(path=str(folder), device="cpu", dtype="auto", threads=1, batch_tokens=64, fingerprint=known))
