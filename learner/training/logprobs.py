@@ -144,9 +144,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
         sums = _GradientSums(hidden, weight, bias, wanted=ctx.needs_input_grad)  # type: ignore[attr-defined]
         for rows in spans(hidden.shape[0], chunking.tokens):
             for span in spans(weight.shape[0], chunking.vocabulary):
-                logits = span_logits(hidden[rows], weight, bias, span, temperature=temperature)
-                slope = slopes.of(logits, rows=rows, span=span)
-                sums.add(slope.to(hidden.dtype), rows=rows, span=span)
+                # Without names, so that no chunk outlives its turn.
+                sums.add(
+                    slopes.of(
+                        span_logits(hidden[rows], weight, bias, span, temperature=temperature), rows=rows, span=span
+                    ),
+                    rows=rows,
+                    span=span,
+                )
         return *sums.results(), None, None, None, None, None
 
 
@@ -197,6 +202,7 @@ class _GradientSums:
 
     def add(self, slope: Tensor, *, rows: slice, span: slice) -> None:
         """Adds the part of the chunk whose gradient with respect to its logits is `slope` [t, v]."""
+        slope = slope.to(self._hidden.dtype)
         if self._to_hidden is not None:
             self._to_hidden[rows] += slope @ self._weight[span]
         if self._to_weight is not None:
