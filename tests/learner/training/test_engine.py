@@ -12,6 +12,7 @@ from tests.learner.training.engine_parts import (
     Parts,
     assert_close,
     config_with,
+    halves,
     logprobs,
     microbatch,
     open_parts,
@@ -137,10 +138,12 @@ def test_two_engines_in_one_process_do_not_touch_each_other(
             policy.engine.save(tmp_path / "policy")
             second.engine.save(tmp_path / "critic")
         # Both forward passes come before either backward pass, as in a step that trains a policy and its critic.
-        losses = [-logprobs(parts, microbatch(sequences)).sum() for parts in (policy, second)]
-        for parts, loss, rate in zip((policy, second), losses, (OPTIMIZER.learning_rate, 0.05), strict=True):
-            parts.engine.backward(loss, last=True)
-            parts.engine.update(learning_rate=rate)
+        for part, last in halves(sequences):
+            losses = [-logprobs(parts, microbatch(part)).sum() for parts in (policy, second)]
+            for parts, loss in zip((policy, second), losses, strict=True):
+                parts.engine.backward(loss, last=last)
+        policy.engine.update(learning_rate=OPTIMIZER.learning_rate)
+        second.engine.update(learning_rate=0.05)
     assert_close(weights_of(policy), trained(tiny_llama, zero_stage=stage), atol=1e-7)
     assert_close(weights_of(second), expected, atol=1e-7)
 
