@@ -160,7 +160,11 @@ class TrainingConfig(BaseModel):
     dtype: Dtype = Field(
         "float32", description="Type of the forward and backward pass. The optimizer works in float32."
     )
-    publish_dtype: Dtype = Field("float32", description="Type of the published weights.")
+    publish_dtype: Dtype = Field(
+        "float32",
+        description="Type of the published weights. Adapters are merged in float32; bfloat16 then rounds the sum, and "
+        "with it what the adapters add.",
+    )
     temperature: float = Field(1.0, gt=0, description="Logits are divided by it, as in sampling.")
     microbatch_tokens: int = Field(16384, gt=0, description="Most tokens in one forward pass of one rank.")
     updates_per_step: int = Field(1, ge=1, description="Optimizer updates that a step's batch is cut into.")

@@ -63,9 +63,16 @@ def microbatch(sequences: Sequence[TrainSequence]) -> Microbatch:
 
 
 def update(parts: Parts, sequences: Sequence[TrainSequence], *, rate: float = OPTIMIZER.learning_rate) -> float:
-    """One update by the negative sum of the logprobs; returns the norm of its gradient."""
-    parts.engine.backward(-logprobs(parts, microbatch(sequences)).sum(), last=True)
+    """One update of two microbatches by the negative sum of the logprobs; returns the norm of its gradient."""
+    for part, last in halves(sequences):
+        parts.engine.backward(-logprobs(parts, microbatch(part)).sum(), last=last)
     return parts.engine.update(learning_rate=rate)
+
+
+def halves(sequences: Sequence[TrainSequence]) -> tuple[tuple[Sequence[TrainSequence], bool], ...]:
+    """The microbatches of an update, each with whether it is the last."""
+    middle = len(sequences) // 2
+    return (sequences[:middle], False), (sequences[middle:], True)
 
 
 def logprobs(parts: Parts, given: Microbatch) -> Tensor:

@@ -3,14 +3,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
 
 from learner.training.adapters import adapters_off, add_adapters, merge, merged_weights
 from learner.training.config import LoraConfig
+from learner.training.engine import Engine
 from learner.training.policy import load_causal_lm
 from learner.training.ranks import CommandChannel
 from learner.training.weights import host_copy, write_model_directory
 from tests.learner.training.engine_parts import (
+    CPU,
     LORA,
     Parts,
     assert_close,
@@ -73,6 +75,14 @@ def test_targets_choose_layers_and_the_scale_is_alpha_over_rank(tied_llama: Path
     }
     adapter = adapted["model.layers.1.mlp.up_proj.weight"]
     assert (adapter.scale, tuple(adapter.up.shape), tuple(adapter.down.shape)) == (1.5, (96, 4), (4, 64))
+
+
+def test_the_score_of_a_reward_model_is_not_adapted() -> None:
+    config = LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=8)
+    model = LlamaForSequenceClassification(config)
+    add_adapters(model, LoraConfig(rank=2))
+    assert sum(weight.adapter is not None for weight in merged_weights(model)) == 7
+    assert "score.weight" in {weight.name for weight in merged_weights(model) if weight.adapter is None}
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "q_prj", "proj"])
@@ -158,6 +168,34 @@ def test_adapters_train_in_bfloat16_with_float32_masters(tied_llama: Path, comma
     with torch.no_grad():
         # The forward pass rounds each layer's output to 8 bits; the logprobs lie around -4.
         torch.testing.assert_close(merged(row)[0], adapted.float(), rtol=0, atol=0.15)
+    parts.engine.close()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_its_owner_unfreezes_is_trained_published_and_saved_beside_the_adapters(
+    tied_llama: Path, commands: CommandChannel, tmp_path: Path, stage: int, dtype: str
+) -> None:
+    config = config_with(lora=LORA, zero_stage=stage, dtype=dtype)
+
+    def opened() -> Parts:
+        policy = load_policy(tied_llama, config)
+        policy.get_parameter("causal_lm.model.norm.weight").requires_grad_(True)
+        return Parts(policy=policy, engine=Engine(policy, config=config, device=CPU))
+
+    parts = opened()
+    update(parts, TRAINED[0])
+    parts.engine.save(tmp_path)
+    saved = weights_of(parts)
+    assert not torch.equal(saved["model.norm.weight"], torch.ones(64))
+    update(parts, TRAINED[1])
+    expected = weights_of(parts)
+    parts.engine.close()
+    parts = opened()
+    parts.engine.load(tmp_path)
+    assert_close(weights_of(parts), saved, atol=0)
+    update(parts, TRAINED[1])
+    assert_close(weights_of(parts), expected, atol=1e-7)
     parts.engine.close()
 
 
