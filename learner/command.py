@@ -26,7 +26,7 @@ def main() -> None:
         assert ranks is not None, "RANK is set"
         follow(config, ranks)
         return
-    if config.algo.type == "sft":
+    if config.learns_from_files:
         from learner.offline import train_offline as train
     else:
         from learner.service import train_online as train

@@ -5,8 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from learner.algorithms.config import AlgorithmConfig, GrpoConfig
-from learner.teachers.config import TeacherConfig, check_teachers
+from learner.algorithms.config import AlgorithmConfig, GrpoConfig, OfflineConfig
+from learner.teachers.config import TeacherConfig, check_teachers, check_use
 from learner.training.config import TrainingConfig
 from protocol.fleet import Backend
 from services.config import ConfigModel, HttpConfig, ProcessConfig
@@ -121,9 +121,17 @@ class CheckpointConfig(ConfigModel):
 
 
 class DataConfig(ConfigModel):
-    """Examples for the algorithms that learn from files: JSONL of `prompt` and `completion`, or of `messages`."""
+    """Examples for the algorithms that learn from files; docs/algorithms.md says what each of them reads."""
 
-    path: Path | None = Field(None, description="JSONL file; needed by sft")
+    path: Path | None = Field(
+        None,
+        description="JSONL or Parquet file, or folder of a saved dataset (`folder#split`); needed by sft, rm, dpo and "
+        "distill",
+    )
+    held_out_share: float = Field(0.0, ge=0, lt=1, description="share of the prompts that is only measured")
+    cache_reference: bool = Field(
+        True, description="compute the reference's logprobs once, and keep them in a file beside the data"
+    )
     batch_size: int = Field(128, ge=1, description="examples per step")
     seed: int = Field(0, ge=0, description="seed of the order of examples")
 
@@ -163,13 +171,21 @@ class LearnerConfig(ProcessConfig):
 
     @model_validator(mode="after")
     def _data_where_needed(self) -> Self:
-        if self.algo.type == "sft" and self.data.path is None:
-            raise ValueError("algo sft learns from a file and none is set: set data.path to a JSONL file")
+        if isinstance(self.algo, OfflineConfig) and self.data.path is None:
+            raise ValueError(
+                f"algo {self.algo.type} learns from a file and none is set: set data.path to a JSONL or Parquet file"
+            )
         return self
+
+    @property
+    def learns_from_files(self) -> bool:
+        """Whether the run has examples, and no generators."""
+        return isinstance(self.algo, OfflineConfig) or (self.algo.type == "custom" and self.data.path is not None)
 
     @model_validator(mode="after")
     def _teachers_fit(self) -> Self:
         check_teachers(self.teachers, temperature=self.training.temperature)
+        check_use(self.teachers, algo=self.algo.type)
         return self
 
     @model_validator(mode="after")
@@ -183,7 +199,7 @@ class LearnerConfig(ProcessConfig):
 
     @model_validator(mode="after")
     def _groups_large_enough(self) -> Self:
-        if self.algo.type != "sft" and self.rollouts.min_group_size > self.rollouts.group_size:
+        if not self.learns_from_files and self.rollouts.min_group_size > self.rollouts.group_size:
             raise ValueError(
                 f"rollouts.min_group_size is {self.rollouts.min_group_size} and rollouts.group_size "
                 f"{self.rollouts.group_size}: no group could be kept; lower the first or raise the second"

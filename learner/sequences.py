@@ -1,9 +1,12 @@
 """From groups of trajectories to what the trainer takes: tokens, masks, behavior logprobs, rewards and lags."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from learner.algorithms.preset import Preset
 from learner.training.batch import TrainSequence, TrainTurn
@@ -14,24 +17,45 @@ class LagBoundBroken(AssertionError):
     """A token older than `max_lag` was about to enter a loss."""
 
 
+@dataclass(frozen=True)
+class Teaching:
+    """Who teaches a group: the index of a model that the ranks hold, or logprobs of each trajectory, [T] each."""
+
+    index: int = 0
+    logprobs: Sequence[NDArray[np.float32]] | None = None
+
+    def of(self, trajectory: int) -> dict[str, Any]:
+        """The fields of a TrainSequence that it sets."""
+        return {"teacher": self.index} if self.logprobs is None else {"teacher_logprobs": self.logprobs[trajectory]}
+
+
 def sequences_of(
-    groups: Sequence[TrajectoryGroup], *, version: int, max_lag: int, preset: Preset
+    groups: Sequence[TrajectoryGroup],
+    *,
+    version: int,
+    max_lag: int,
+    preset: Preset,
+    teaching: Sequence[Teaching] | None = None,
 ) -> list[TrainSequence]:
     """One sequence for each trajectory that the preset selects of its group; of a pair the chosen one first.
 
-    `version` is the learner's. Raises LagBoundBroken rather than letting a token with lag > max_lag through.
+    `version` is the learner's; `teaching` says of each group who teaches it. Raises LagBoundBroken rather than letting a token with lag > max_lag through.
     """
     return [
-        _sequence(trajectory, group=number, pair=number if preset.paired else -1, version=version, max_lag=max_lag)
+        replace(
+            _sequence(group.trajectories[index], version=version, max_lag=max_lag),
+            group=number,
+            pair=number if preset.paired else -1,
+            **({} if teaching is None else teaching[number].of(index)),
+        )
         for number, group in enumerate(groups)
-        for trajectory in _selected(group, preset)
+        for index in _selected(group, preset)
     ]
 
 
-def _selected(group: TrajectoryGroup, preset: Preset) -> Iterator[Trajectory]:
+def _selected(group: TrajectoryGroup, preset: Preset) -> Sequence[int]:
     rewards = [_reward(trajectory, group) for trajectory in group.trajectories]
-    chosen = range(len(rewards)) if preset.select is None else preset.select(rewards)
-    return (group.trajectories[index] for index in chosen)
+    return range(len(rewards)) if preset.select is None else preset.select(rewards)
 
 
 def _reward(trajectory: Trajectory, group: TrajectoryGroup) -> float:
@@ -40,7 +64,7 @@ def _reward(trajectory: Trajectory, group: TrajectoryGroup) -> float:
     return reward
 
 
-def _sequence(trajectory: Trajectory, *, group: int, pair: int, version: int, max_lag: int) -> TrainSequence:
+def _sequence(trajectory: Trajectory, *, version: int, max_lag: int) -> TrainSequence:
     mask = trajectory.loss_mask.astype(np.bool_)
     lags = np.where(mask, version - trajectory.token_versions(), 0).astype(np.int32)
     if lags.max(initial=0) > max_lag or lags.min(initial=0) < 0:
@@ -52,8 +76,6 @@ def _sequence(trajectory: Trajectory, *, group: int, pair: int, version: int, ma
         lags=lags,
         mixed_versions=len({span.version for span in trajectory.version_spans}) > 1,
         reward=trajectory.reward.reward or 0.0,
-        group=group,
-        pair=pair,
         truncated=trajectory.turns[-1].finish_reason == "length",
         turns=tuple(TrainTurn(start=turn.start, state=_state(trajectory, turn)) for turn in trajectory.turns),
     )

@@ -78,5 +78,6 @@ def _trainer(
         config=config.training,
         ranks=ranks,
         commands=commands,
+        teachers=[teacher.path for teacher in config.teachers if teacher.path is not None],
         should_stop=should_stop,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -9,6 +10,8 @@ from learner.data.errors import DataError
 from learner.data.sources import read_parsed
 from learner.data.tokenizing import Part, Tokenizer, conversation_parts, read_messages, text_parts, tokenize
 from learner.training.batch import TrainSequence
+
+Example = TypeVar("Example")
 
 
 def read_examples(path: Path, tokenizer: Tokenizer) -> list[TrainSequence]:
@@ -19,7 +22,7 @@ def read_examples(path: Path, tokenizer: Tokenizer) -> list[TrainSequence]:
     return examples
 
 
-def batches(examples: Sequence[TrainSequence], *, size: int, seed: int) -> Iterator[list[TrainSequence]]:
+def batches(examples: Sequence[Example], *, size: int, seed: int) -> Iterator[list[Example]]:
     """Endless batches: every epoch in another order, each example once an epoch."""
     epoch = 0
     queue: list[int] = []

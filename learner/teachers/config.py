@@ -102,3 +102,17 @@ def check_teachers(teachers: Sequence[TeacherConfig], *, temperature: float) -> 
             f"teachers: {remote[0]} is behind a URL and gives logprobs at temperature 1, but training.temperature is "
             f"{temperature:g}: set it to 1, or load the teacher from a folder (path)"
         )
+
+
+def check_use(teachers: Sequence[TeacherConfig], *, algo: str) -> None:
+    """Raises ValueError for teachers that the algorithm cannot use, or that it lacks."""
+    kinds = sorted({"urls" if teacher.urls else "path" for teacher in teachers})
+    if teachers and algo not in ("opd", "distill", "custom"):
+        raise ValueError(f"teachers are set, and algo {algo} asks none: remove them, or use opd or distill")
+    if algo == "opd" and len(kinds) != 1:
+        got = "none is set" if not kinds else "some have urls and some a path"
+        raise ValueError(f"algo opd needs teachers, all with urls or all with a path, and {got}: see learner.teachers")
+    if algo == "distill" and (kinds not in ([], ["path"]) or len(teachers) > 1):
+        raise ValueError(
+            "algo distill takes its teacher's logprobs from the data, or asks one teacher with a path: set that one alone"
+        )

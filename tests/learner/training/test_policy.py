@@ -134,7 +134,7 @@ def test_sharded_parameters_move_by_the_same_gradients(commands: CommandChannel,
     for stage in (0, 3):
         config = TrainingConfig(zero_stage=stage, optimizer=OptimizerConfig(epsilon=1e-3))
         policy = PolicyModel(load_causal_lm(tiny_llama, dtype=torch.float32), settings=SETTINGS)
-        engine = Engine(policy, config=config, device=torch.device("cpu"))
+        engine: Engine[object] = Engine(policy, config=config, device=torch.device("cpu"))
         logprobs, entropy, of_candidates = engine.forward(microbatch)
         engine.backward(combined(logprobs, known(entropy), known(of_candidates)), last=True)
         engine.update(learning_rate=1e-2)
