@@ -39,7 +39,8 @@ def sequences_of(
 ) -> list[TrainSequence]:
     """One sequence for each trajectory that the preset selects of its group; of a pair the chosen one first.
 
-    `version` is the learner's; `teaching` says of each group who teaches it. Raises LagBoundBroken rather than letting a token with lag > max_lag through.
+    `version` is the learner's; `teaching` says of each group who teaches it. Raises LagBoundBroken rather than letting
+    a token with lag > max_lag through.
     """
     return [
         replace(

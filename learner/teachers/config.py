@@ -114,5 +114,6 @@ def check_use(teachers: Sequence[TeacherConfig], *, algo: str) -> None:
         raise ValueError(f"algo opd needs teachers, all with urls or all with a path, and {got}: see learner.teachers")
     if algo == "distill" and (kinds not in ([], ["path"]) or len(teachers) > 1):
         raise ValueError(
-            "algo distill takes its teacher's logprobs from the data, or asks one teacher with a path: set that one alone"
+            "algo distill takes its teacher's logprobs from the data, or asks one teacher with a path: set that one "
+            "alone"
         )

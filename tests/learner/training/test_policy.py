@@ -10,6 +10,7 @@ from learner.training.batch import Candidates, TrainSequence, flatten
 from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.engine import Engine
 from learner.training.logprobs import Chunking
+from learner.training.models import Output
 from learner.training.packing import Microbatch, pack
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
 from learner.training.prefixes import shared_prefixes
@@ -134,7 +135,7 @@ def test_sharded_parameters_move_by_the_same_gradients(commands: CommandChannel,
     for stage in (0, 3):
         config = TrainingConfig(zero_stage=stage, optimizer=OptimizerConfig(epsilon=1e-3))
         policy = PolicyModel(load_causal_lm(tiny_llama, dtype=torch.float32), settings=SETTINGS)
-        engine: Engine[object] = Engine(policy, config=config, device=torch.device("cpu"))
+        engine: Engine[Output] = Engine(policy, config=config, device=torch.device("cpu"))
         logprobs, entropy, of_candidates = engine.forward(microbatch)
         engine.backward(combined(logprobs, known(entropy), known(of_candidates)), last=True)
         engine.update(learning_rate=1e-2)

@@ -21,6 +21,7 @@ from transformers import (
 from learner.training.batch import TrainSequence, flatten
 from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.engine import Engine
+from learner.training.models import Output
 from learner.training.packing import Microbatch, pack
 from learner.training.prefixes import shared_prefixes
 from learner.training.ranks import CommandChannel
@@ -166,7 +167,7 @@ def test_a_score_model_is_trained_and_saved_at_every_extreme_of_sharding(
 ) -> None:
     config = TrainingConfig(zero_stage=stage, optimizer=OptimizerConfig(learning_rate=1e-2))
     model = load_score_model(tied_llama, dtype=FLOAT)
-    engine: Engine[object] = Engine(model, config=config, device=torch.device("cpu"))
+    engine: Engine[Output] = Engine(model, config=config, device=torch.device("cpu"))
     texts = prompts(4)
     microbatch = packed([judged(token_ids) for token_ids in texts])
     wanted = torch.tensor([1.0, -1.0, 0.5, 2.0])
