@@ -53,12 +53,13 @@ async def test_chat_completions_give_text_and_logprobs(client: httpx.AsyncClient
     assert len(choice["logprobs"]["content"]) == 5
 
 
-async def test_completions_stream_each_token(client: httpx.AsyncClient) -> None:
-    body = {"model": "policy", "prompt": [3, 4, 5], "max_tokens": 6, "stream": True}
+async def test_completions_stream_tokens_as_they_come(client: httpx.AsyncClient) -> None:
+    """Not in parts of 32 as our own route does. On a busy machine vLLM puts tokens that are ready into one line."""
+    body = {"model": "policy", "prompt": [3, 4, 5], "max_tokens": 96, "stream": True}
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         lines = [line.removeprefix("data: ") async for line in answer.aiter_lines() if line]
     assert lines[-1] == "[DONE]"
-    assert len([json.loads(line) for line in lines[:-1]]) == 6
+    assert 6 < len([json.loads(line) for line in lines[:-1]]) <= 97
 
 
 async def test_a_request_for_another_model_is_refused(client: httpx.AsyncClient) -> None:
