@@ -405,7 +405,7 @@ async def test_evaluation_goes_first_and_counts_what_is_solved(tmp_path: Path) -
         (lease,) = await env.leases(1)
         await env.finish(graded(lease.lease_id, 1.0), graded(lease.lease_id, 1.0))
         async with asyncio.timeout(5):
-            result = await future
+            result = (await future).result
         assert (result.tasks, result.failed, result.version) == (3, 0, 0)
         assert result.accuracy == pytest.approx(2 / 3)
         assert result.reward == pytest.approx(2.5 / 3)
@@ -432,7 +432,7 @@ async def test_a_task_that_keeps_failing_is_left_out_of_the_accuracy(tmp_path: P
             if attempt < 2:
                 bad = await next_evaluation(env)
         async with asyncio.timeout(5):
-            result = await future
+            result = (await future).result
         assert (result.tasks, result.failed, result.accuracy) == (1, 1, 0.0)
 
 
@@ -463,7 +463,7 @@ async def test_an_evaluation_lease_that_got_lost_is_granted_again_and_one_that_i
         assert again.lease_id not in (lost.lease_id, kept.lease_id)
         await env.finish(graded(again.lease_id, 1.0), graded(kept.lease_id, 1.0), graded(lost.lease_id, 0.0))
         async with asyncio.timeout(5):
-            assert (await future).accuracy == 1.0
+            assert (await future).result.accuracy == 1.0
 
 
 async def test_evaluation_leases_of_who_leaves_go_to_others(tmp_path: Path) -> None:
@@ -479,7 +479,7 @@ async def test_evaluation_leases_of_who_leaves_go_to_others(tmp_path: Path) -> N
         lease = await next_evaluation(first)
         await first.finish(graded(lease.lease_id, 1.0))
         async with asyncio.timeout(5):
-            assert (await future).tasks == 1
+            assert (await future).result.tasks == 1
 
 
 async def test_a_large_env_service_gets_its_leases_in_several_grants(tmp_path: Path) -> None:

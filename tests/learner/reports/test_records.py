@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from learner.intake.evaluation import EvaluationResult
+from learner.evaluation.results import EvaluationResult
 from learner.ledger import Books
 from learner.reports.curves import draw_curves
 from learner.reports.records import Records
