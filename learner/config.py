@@ -129,8 +129,8 @@ class EvaluationConfig(ConfigModel):
     def _enough_samples(self) -> Self:
         if max(self.k, default=1) > self.samples:
             raise ValueError(
-                f"k holds {max(self.k)} and samples is {self.samples}: pass@k needs at least k samples of a task; raise "
-                "samples, or lower k"
+                f"k holds {max(self.k)} and samples is {self.samples}: pass@k needs k samples of a task; raise samples "
+                "or lower k"
             )
         if self.samples > 1 and self.temperature < LOWEST_TEMPERATURE:
             raise ValueError(
@@ -143,7 +143,7 @@ class EvaluationConfig(ConfigModel):
     def _by_itself(self) -> Self:
         given = [name for name in ("checkpoint", "output", "against") if getattr(self, name) is not None]
         if given and not self.only:
-            raise ValueError(f"{given[0]} is of an evaluation by itself, and only is false: use headway eval")
+            raise ValueError(f"{given[0]} needs an evaluation by itself, and only is false: set only to true")
         if self.only and self.final_tasks == 0:
             raise ValueError("only is true and final_tasks is 0: nothing would be evaluated; set final_tasks")
         return self

@@ -46,18 +46,22 @@ def evaluation_words(
 
 
 def to_be_started(configs: Mapping[str, ProcessConfig]) -> list[str]:
-    """The processes of `configs` that are not there yet, the learner among them.
+    """Asks at their addresses which processes of `configs` are there; returns the others. Raises ConfigError."""
+    return missing(configs, asyncio.run(_ask(configs)))
+
+
+def missing(names: Iterable[str], patients: Sequence[Patient]) -> list[str]:
+    """Those of `names` that none of the patients is, the learner among them.
 
     Raises ConfigError if somebody else is at the address of one of them, or a learner at the learner's: it is its place
     that the evaluation takes.
     """
-    patients = asyncio.run(_ask(configs))
     there = [patient for patient in patients if patient.condition is not Condition.DEAD]
     problems = [_in_the_way(patient) for patient in there if _is_in_the_way(patient)]
     if problems:
         raise ConfigError(problems)
     kinds = {patient.kind for patient in there}
-    return [name for name in configs if name not in kinds]
+    return [name for name in names if name not in kinds]
 
 
 async def _ask(configs: Mapping[str, ProcessConfig]) -> list[Patient]:
@@ -74,6 +78,6 @@ def _in_the_way(patient: Patient) -> str:
     if patient.condition is not Condition.ANSWERS:
         return f"{patient.target.url} is the address of [{patient.kind}], and is taken: {patient.complaint}"
     return (
-        f"a learner runs at {patient.target.url}, whose place an evaluation takes: wait until it has ended, or give all "
-        "processes of the evaluation other addresses"
+        f"a learner runs at {patient.target.url}, whose place an evaluation takes: wait until it has ended, or give "
+        "all processes of the evaluation other addresses"
     )

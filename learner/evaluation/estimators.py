@@ -63,7 +63,7 @@ def win_rate(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]])
     """How often a sample of ours has the higher reward than one of theirs for the same task; ties count half.
 
     The mean over tasks of the mean over all pairs of their samples. Each sample was scored by itself, by the same
-    scorer, so there is no order of a pair that could matter. Needs at least one task, and samples on both sides of each.
+    scorer, so there is no order of a pair that could matter. Needs at least one task, with samples on both sides.
     """
     assert ours, "a win rate is over at least one task"
     shares = [_share_won(mine, other) for mine, other in zip(ours, theirs, strict=True)]

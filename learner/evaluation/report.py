@@ -18,7 +18,7 @@ class NotComparable(ValueError):
 class Comparison:
     """How often our samples had the higher reward, ties half, on the `tasks` tasks that both evaluations have.
 
-    The interval of 95 % from `low` to `high` has tasks as units. The judge is the tasks' own verifier, which scored each
+    The interval of 95 % from `low` to `high` has tasks as units. The judge is the tasks' verifier, which scored each
     completion by itself: a gold scorer, or a reward model behind the reward service.
     """
 

@@ -10,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from learner.config import EvaluationConfig
 from learner.history.journal import LoggedBatch, LoggedFilter, LoggedGroup
 from learner.intake.failures import RunFailed
+from learner.ledger import Books
 from protocol.messages import (
     Acknowledged,
     Cancelled,
     EnvironmentInfo,
     Failed,
+    Finished,
     Fleet,
     Goodbye,
     Granted,
@@ -434,6 +437,96 @@ async def test_a_task_that_keeps_failing_is_left_out_of_the_accuracy(tmp_path: P
         async with asyncio.timeout(5):
             result = (await future).result
         assert (result.tasks, result.failed, result.accuracy) == (1, 1, 0.0)
+
+
+async def test_the_samples_of_a_task_come_in_one_lease_and_have_seeds_of_their_own(tmp_path: Path) -> None:
+    settings = EvaluationConfig(samples=4)
+    async with learner(tmp_path, serves=False, evaluation=settings) as ours, ours.env("e") as env:
+        await env.enter(capacity=2)
+        future = await ours.intake.evaluate(tasks=2, version=0)
+        assert future is not None
+        await ours.serve(0)
+        first, second = await env.leases(2)
+        assert [lease.group_size for lease in (first, second)] == [4, 4]
+        drawn = [lease.seed + sample for lease in (first, second) for sample in range(4)]
+        assert len(set(drawn)) == 8
+        right, wrong = trajectory(0, 0, reward=1.0, text="5"), trajectory(0, 0, reward=0.0, text="6")
+        await env.finish(
+            group(second.lease_id, right, right, right, wrong, purpose="evaluate"),
+            group(first.lease_id, wrong, wrong, right, wrong, purpose="evaluate").model_copy(update={"task_index": 0}),
+        )
+        async with asyncio.timeout(5):
+            evaluation = await future
+    assert [task.task_index for task in evaluation.tasks] == [0, second.lease_id]
+    result = evaluation.result
+    assert (result.tasks, result.samples, result.length_mean) == (2, 8, 2.0)
+    assert result.accuracy == pytest.approx(0.5)
+    # Pairs without a right sample: C(3, 2) of the first's 6, none of the second's.
+    assert result.pass_at_k == pytest.approx({1: 0.5, 2: 0.75, 4: 1.0})
+    # The second's four vote for 5, which is right; the first's for 6, which is wrong.
+    assert result.cons_at_k[4] == 0.5
+
+
+async def test_a_task_with_an_unscored_sample_is_tried_again_and_at_last_the_others_count(tmp_path: Path) -> None:
+    settings = EvaluationConfig(samples=2)
+    async with learner(tmp_path, serves=False, evaluation=settings) as ours, ours.env("e") as env:
+        await env.enter(capacity=1)
+        future = await ours.intake.evaluate(tasks=1, version=0)
+        assert future is not None
+        await ours.serve(0)
+        for _ in range(3):
+            lease = await next_evaluation(env)
+            both = (trajectory(0, reward=1.0), trajectory(0, reward=None))
+            await env.finish(group(lease.lease_id, *both, purpose="evaluate"))
+        async with asyncio.timeout(5):
+            result = (await future).result
+    assert (result.tasks, result.failed, result.samples, result.accuracy) == (1, 0, 1, 1.0)
+    assert result.pass_at_k == {1: 1.0}
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 100])
+async def test_the_books_and_the_journal_are_the_same_with_evaluations_as_without(
+    tmp_path: Path, capacity: int
+) -> None:
+    plain = await three_steps(tmp_path / "plain", capacity=capacity, evaluated=False)
+    evaluated = await three_steps(tmp_path / "evaluated", capacity=capacity, evaluated=True)
+    assert evaluated == plain
+    assert (plain[0].leases, plain[0].trained, plain[0].attempts, plain[0].accepted) == (6, 6, 6, 6)
+
+
+async def three_steps(folder: Path, *, capacity: int, evaluated: bool) -> tuple[Books, list[int], list[LoggedBatch]]:
+    """Three whole steps, beside an evaluation each if `evaluated`; the books, and the groups and batches logged."""
+    async with learner(folder, total_groups=6) as ours, ours.env("e") as env:
+        await env.enter(capacity=capacity)
+        futures = []
+        answering = asyncio.create_task(answer_all(env, ours))
+        for version in range(3):
+            if evaluated:
+                future = await ours.intake.evaluate(tasks=5, version=version)
+                assert future is not None
+                futures.append(future)
+            await ours.train()
+        async with asyncio.timeout(5):
+            ended = [(await future).result for future in futures]
+        answering.cancel()
+        await asyncio.wait([answering])
+        assert all((result.tasks, result.failed, result.accuracy) == (4, 1, 1.0) for result in ended)
+        records = ours.journal()
+        groups = [record.group.lease_id for record in records if isinstance(record, LoggedGroup)]
+        return ours.intake.books(), groups, [record for record in records if isinstance(record, LoggedBatch)]
+
+
+async def answer_all(env: ScriptedEnv, ours: Learner) -> None:
+    """Finishes every lease in its order, by the newest version; the evaluations' task 3 fails."""
+    while True:
+        message = await env.dealer.receive()
+        for lease in message.leases if isinstance(message, Granted) else ():
+            if lease.purpose == "train":
+                await env.send(Finished(group=group(lease.lease_id, version=ours.ledger.version)))
+            elif lease.task_index == 3:
+                await env.send(failed(lease.lease_id).model_copy(update={"purpose": "evaluate"}))
+            else:
+                await env.send(Finished(group=graded(lease.lease_id, 1.0)))
 
 
 async def next_evaluation(env: ScriptedEnv) -> Lease:
