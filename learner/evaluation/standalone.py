@@ -1,6 +1,6 @@
 """An evaluation by itself (`headway eval`): a learner that publishes one model, evaluates it, and leaves.
 
-    load ─▶ publish as a version of an incarnation of its own ─▶ evaluate ─▶ evaluation.json, a table
+    load ─▶ publish as version 0 of an incarnation of its own ─▶ evaluate ─▶ evaluation.json, a table
 
 To generators and env_services it is a learner like any other, at the learner's addresses. It grants no training lease.
 What a run keeps in its folder (journal, metrics, samples) it neither reads nor writes: its own such files are in a
@@ -32,6 +32,9 @@ from services.process import Stop
 from services.status import recent_failures
 
 log = logging.getLogger(__name__)
+
+_VERSION = 0
+"""What a learner that has trained nothing holds, also where the weights are a checkpoint's."""
 
 
 class EvaluationFailed(RuntimeError):
@@ -99,20 +102,20 @@ async def _evaluation(parts: Parts, links: Links, trainer: Trainer, *, checkpoin
     config = parts.config
     if checkpoint is not None:
         await links.thread.run(partial(trainer.load, checkpoint.trainer))
-    version = 0 if checkpoint is None else checkpoint.version
     probe = first_probe(config.model, count=config.weights.probe_tokens)
-    parts.publisher.offer(await links.thread.run(partial(_snapshot, trainer, version=version, probe=probe)))
+    parts.publisher.offer(await links.thread.run(partial(_snapshot, trainer, probe=probe)))
     parts.waits.started()
-    await parts.publisher.wait_until_served(version)
-    evaluation = await parts.intake.evaluated(tasks=config.evaluation.final_tasks, version=version)
+    await parts.publisher.wait_until_served(_VERSION)
+    evaluation = await parts.intake.evaluated(tasks=config.evaluation.final_tasks, version=_VERSION)
+    await parts.intake.leave("its evaluation has ended")
     return _checked(evaluation, config.evaluation)
 
 
-def _snapshot(trainer: Trainer, *, version: int, probe: tuple[int, ...]) -> Snapshot:
+def _snapshot(trainer: Trainer, *, probe: tuple[int, ...]) -> Snapshot:
     copy = trainer.host_copy()
     logprobs = trainer.probe_logprobs(probe)
     return Snapshot(
-        version=version,
+        version=_VERSION,
         tensors=[(tensor.name, tensor.value) for tensor in copy.tensors],
         probe_token_ids=probe,
         probe_logprobs=tuple(float(logprob) for logprob in logprobs),

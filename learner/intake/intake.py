@@ -39,7 +39,7 @@ from learner.ledger import (
 )
 from learner.weights.fleet import Fleet
 from protocol.codec import Frame
-from protocol.messages import Failed, Granted
+from protocol.messages import Failed, Goodbye, Granted
 from protocol.messages import Fleet as FleetMessage
 from protocol.trajectories import TrajectoryGroup
 from services.sockets import RouterSocket
@@ -160,6 +160,10 @@ class Intake:
         future = self._evaluator.start(tasks=min(tasks, offered), version=version)
         await self._pump()
         return future
+
+    async def leave(self, reason: str) -> None:
+        """Says goodbye to all env_services: they wait for the next learner, and miss this one no more."""
+        await self._holders.broadcast(Goodbye(reason=reason))
 
     def env_services(self) -> tuple[Holder, ...]:
         """Those that said hello and are still there."""

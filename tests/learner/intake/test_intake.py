@@ -529,6 +529,15 @@ async def answer_all(env: ScriptedEnv, ours: Learner) -> None:
                 await env.send(Finished(group=graded(lease.lease_id, 1.0)))
 
 
+async def test_a_learner_that_leaves_says_goodbye_to_all(tmp_path: Path) -> None:
+    async with learner(tmp_path) as ours, ours.env("a") as first, ours.env("b") as second:
+        for env in (first, second):
+            await env.enter()
+        await ours.intake.leave("it has ended")
+        for env in (first, second):
+            assert (await env.next(Goodbye)).reason == "it has ended"
+
+
 async def next_evaluation(env: ScriptedEnv) -> Lease:
     """The next evaluation lease; training leases on the way are passed over."""
     while True:
