@@ -46,9 +46,34 @@ async def evaluate_alone(config: LearnerConfig, stop: Stop) -> None:
 
     Raises EvaluationFailed, and NotComparable for an earlier evaluation that this one cannot be compared with.
     """
-    settings = config.evaluation
-    earlier = None if settings.against is None else read_report(settings.against)
-    checkpoint = None if settings.checkpoint is None else _checkpoint(settings.checkpoint)
+    against, folder = config.evaluation.against, config.evaluation.checkpoint
+    if against is not None:
+        read_report(against)  # a wrong file is told of before the work
+    evaluation = await _evaluate(config, stop, checkpoint=None if folder is None else _checkpoint(folder))
+    report, path = _report(config, evaluation), config.evaluation.output or config.run.folder / "evaluation.json"
+    try:
+        if against is not None:
+            comparison = compare(evaluation, read_report(against), path=against)
+            report = report.model_copy(update={"comparison": comparison})
+    finally:  # what was found is kept, also if it cannot be compared
+        write_report(report, path)
+    sys.stdout.write(f"\n{table(report, path=path)}\n")
+
+
+def _report(config: LearnerConfig, evaluation: Evaluation) -> EvaluationReport:
+    return EvaluationReport(
+        model=config.model,
+        checkpoint=config.evaluation.checkpoint,
+        environment=evaluation.environment,
+        temperature=config.evaluation.temperature,
+        success_reward=config.evaluation.success_reward,
+        result=evaluation.result,
+        comparison=None,
+        tasks=evaluation.tasks,
+    )
+
+
+async def _evaluate(config: LearnerConfig, stop: Stop, *, checkpoint: Checkpoint | None) -> Evaluation:
     found: list[Evaluation] = []
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="headway-evaluation-")))
@@ -60,20 +85,7 @@ async def evaluate_alone(config: LearnerConfig, stop: Stop) -> None:
 
         await beside_loops(parts, links, stack, stop, work=work)
     (evaluation,) = found
-    assert settings.against is None or earlier is not None, "read above"
-    report = EvaluationReport(
-        model=config.model,
-        checkpoint=settings.checkpoint,
-        environment=evaluation.environment,
-        temperature=settings.temperature,
-        success_reward=settings.success_reward,
-        result=evaluation.result,
-        comparison=compare(evaluation, earlier, path=settings.against) if earlier and settings.against else None,
-        tasks=evaluation.tasks,
-    )
-    path = settings.output or config.run.folder / "evaluation.json"
-    write_report(report, path)
-    sys.stdout.write(f"\n{table(report, path=path)}\n")
+    return evaluation
 
 
 def _parts(config: LearnerConfig, links: Links, stack: AsyncExitStack, *, folder: Path) -> Parts:
