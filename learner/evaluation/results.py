@@ -9,8 +9,9 @@ from learner.evaluation.estimators import consensus_at_k, pass_at_k, wilson_inte
 
 @dataclass(frozen=True)
 class Sample:
-    """One completion of a held-out task: its reward, its answer as text (None if it gives none), its sampled tokens."""
+    """One completion of a held-out task, its reward, its answer as text (None if it gives none), its sampled tokens."""
 
+    completion: str
     reward: float
     answer: str | None
     length: int
@@ -22,6 +23,7 @@ class TaskSamples:
     """The scored samples of one held-out task, at least one."""
 
     task_index: int
+    prompt: str
     samples: tuple[Sample, ...]
 
 

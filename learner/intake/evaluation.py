@@ -175,7 +175,9 @@ class Evaluator:
 
 def _evaluation(run: _Running, *, config: EvaluationConfig) -> Evaluation:
     groups = sorted(run.groups, key=lambda group: group.task_index)
-    tasks = tuple(TaskSamples(task_index=group.task_index, samples=_samples(group)) for group in groups)
+    tasks = tuple(
+        TaskSamples(task_index=group.task_index, prompt=group.prompt_text, samples=_samples(group)) for group in groups
+    )
     versions = [version for group in groups for version in _versions(group)]
     result = result_of(
         tasks,
@@ -199,6 +201,7 @@ def _samples(group: TrajectoryGroup) -> tuple[Sample, ...]:
 
 def _sample(trajectory: Trajectory, *, reward: float) -> Sample:
     return Sample(
+        completion=trajectory.completion_text,
         reward=reward,
         answer=answer_of(trajectory.completion_text, components=trajectory.reward.components),
         length=int(trajectory.loss_mask.sum()),

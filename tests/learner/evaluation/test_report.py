@@ -9,9 +9,13 @@ from learner.evaluation.report import EvaluationReport, NotComparable, compare, 
 from learner.evaluation.results import Evaluation, Sample, TaskSamples, result_of
 
 
+def sample(reward: float) -> Sample:
+    return Sample(completion="four\n", reward=reward, answer=None, length=4, truncated=False)
+
+
 def evaluation(rewards: Mapping[int, Sequence[float]], *, environment: str = "addition") -> Evaluation:
     tasks = tuple(
-        TaskSamples(index, tuple(Sample(reward=one, answer=None, length=4, truncated=False) for one in each))
+        TaskSamples(task_index=index, prompt="2 + 2", samples=tuple(map(sample, each)))
         for index, each in rewards.items()
     )
     result = result_of(tasks, version=0, failed=1, sampled_by=(0, 0), success=1.0, ks=(1, 2))

@@ -10,8 +10,15 @@ def task(index: int, *rewards: float, answers: str = "", length: int = 2, trunca
     letters = answers or "a" * len(rewards)
     return TaskSamples(
         task_index=index,
+        prompt="which letter?",
         samples=tuple(
-            Sample(reward=reward, answer=None if letter == "x" else letter, length=length, truncated=truncated)
+            Sample(
+                completion=letter,
+                reward=reward,
+                answer=None if letter == "x" else letter,
+                length=length,
+                truncated=truncated,
+            )
             for reward, letter in zip(rewards, letters, strict=True)
         ),
     )

@@ -458,6 +458,8 @@ async def test_the_samples_of_a_task_come_in_one_lease_and_have_seeds_of_their_o
         async with asyncio.timeout(5):
             evaluation = await future
     assert [task.task_index for task in evaluation.tasks] == [0, second.lease_id]
+    assert [one.completion for one in evaluation.tasks[1].samples] == ["5", "5", "5", "6"]
+    assert evaluation.tasks[1].prompt == "2 + 2"
     result = evaluation.result
     assert (result.tasks, result.samples, result.length_mean) == (2, 8, 2.0)
     assert result.accuracy == pytest.approx(0.5)
