@@ -14,7 +14,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
 def main() -> None:
-    """Reads the config, then trains. torch is imported after the config is known to be good."""
+    """Reads the config, then trains or evaluates. torch is imported after the config is known to be good."""
     config = load_or_exit(LearnerConfig, process="learner", description="Trains a policy, online or from files.")
     configure_logging("learner", level=config.log.level, format=config.log.format)
     _tune_environment(config)
@@ -26,7 +26,9 @@ def main() -> None:
         assert ranks is not None, "RANK is set"
         follow(config, ranks)
         return
-    if config.learns_from_files:
+    if config.evaluation.only:
+        from learner.evaluation.standalone import evaluate_alone as train
+    elif config.learns_from_files:
         from learner.offline import train_offline as train
     else:
         from learner.service import train_online as train

@@ -9,6 +9,7 @@ from learner.algorithms.config import AlgorithmConfig, GrpoConfig, OfflineConfig
 from learner.teachers.config import TeacherConfig, check_teachers, check_use
 from learner.training.config import TrainingConfig
 from protocol.fleet import Backend
+from protocol.generation import LOWEST_TEMPERATURE
 from services.config import ConfigModel, HttpConfig, ProcessConfig
 from services.key_links import KeyFile
 from services.links import EqualTo, Listens, ModelFolder
@@ -95,13 +96,58 @@ class WeightsConfig(ConfigModel):
 
 
 class EvaluationConfig(ConfigModel):
-    """Held-out evaluation, by the same generators."""
+    """Held-out evaluation, by the same generators: during a run, or by itself (`headway eval`)."""
 
     tasks: int = Field(200, ge=0, description="held-out tasks in an evaluation during the run; 0 turns it off")
     every_steps: int = Field(50, ge=1, description="steps between evaluations")
-    final_tasks: int = Field(500, ge=0, description="held-out tasks before the first and after the last step")
+    final_tasks: int = Field(
+        500, ge=0, description="held-out tasks before the first and after the last step, and of an evaluation by itself"
+    )
+    samples: int = Field(1, ge=1, le=4096, description="completions of each held-out task")
+    k: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (), description="the k of pass@k and cons@k, at most samples; if left out 1, 2, 4, ... and samples itself"
+    )
     temperature: float = Field(1.0, ge=0, description="sampling temperature; 0 is greedy")
     success_reward: float = Field(1.0, description="a reward of at least this counts as solved")
+    only: bool = Field(False, description="evaluate the model on final_tasks tasks, train nothing, and end")
+    checkpoint: Path | None = Field(
+        None, description="checkpoint folder of a run of the same settings to evaluate instead of the model; with only"
+    )
+    output: Path | None = Field(
+        None, description="file for an evaluation by itself; evaluation.json in the run's folder if left out"
+    )
+    against: Path | None = Field(
+        None, description="file of an earlier evaluation by itself to give a win rate against; with only"
+    )
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The k of pass@k and cons@k, ascending."""
+        powers = (1 << bit for bit in range(self.samples.bit_length()))
+        return tuple(sorted(set(self.k or (*powers, self.samples))))
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> Self:
+        if max(self.k, default=1) > self.samples:
+            raise ValueError(
+                f"k holds {max(self.k)} and samples is {self.samples}: pass@k needs k samples of a task; raise samples "
+                "or lower k"
+            )
+        if self.samples > 1 and self.temperature < LOWEST_TEMPERATURE:
+            raise ValueError(
+                f"samples is {self.samples} at temperature {self.temperature}: greedy samples are all the same; set "
+                "samples to 1, or raise temperature"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _by_itself(self) -> Self:
+        given = [name for name in ("checkpoint", "output", "against") if getattr(self, name) is not None]
+        if given and not self.only:
+            raise ValueError(f"{given[0]} needs an evaluation by itself, and only is false: set only to true")
+        if self.only and self.final_tasks == 0:
+            raise ValueError("only is true and final_tasks is 0: nothing would be evaluated; set final_tasks")
+        return self
 
 
 class CheckpointConfig(ConfigModel):

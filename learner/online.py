@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from typing import TypeVar, cast
 
 from learner.config import LearnerConfig
+from learner.evaluation.results import Evaluation, EvaluationResult
 from learner.history.checkpoints import Checkpoints, Evaluated
-from learner.intake.evaluation import EvaluationResult
 from learner.intake.intake import Intake, TakenBatch
 from learner.reports.measures import Measures
 from learner.reports.records import Records
@@ -187,18 +187,18 @@ class OnlineTraining:
 
     def _evaluate_and_wait(self) -> None:
         if self._config.evaluation.final_tasks:
-            result = self._call(self._evaluate(self._config.evaluation.final_tasks, self._version))
-            if result is not None:
-                self._evaluated(result)
+            evaluation = self._call(self._evaluate(self._config.evaluation.final_tasks, self._version))
+            if evaluation is not None:
+                self._evaluated(evaluation.result)
 
-    async def _evaluate(self, tasks: int, version: int) -> EvaluationResult | None:
+    async def _evaluate(self, tasks: int, version: int) -> Evaluation | None:
         await self._publisher.wait_until_served(version)
         return await self._intake.evaluated(tasks=tasks, version=version)
 
     async def _evaluate_beside(self, tasks: int, version: int) -> None:
-        result = await self._intake.evaluated(tasks=tasks, version=version)
-        if result is not None:
-            self._evaluated(result)
+        evaluation = await self._intake.evaluated(tasks=tasks, version=version)
+        if evaluation is not None:
+            self._evaluated(evaluation.result)
 
     def _evaluated(self, result: EvaluationResult) -> None:
         self._records.evaluation(result)

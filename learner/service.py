@@ -16,7 +16,9 @@ Nothing in the event loop waits for the trainer's thread, so no cycle of waits c
 import asyncio
 import logging
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 
 from learner.config import LearnerConfig, LeaseConfig
@@ -48,12 +50,8 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
     """Runs the learner until its last step. A stop cancels it; its files are whole at any moment."""
     incarnation = open_run_folder(config.run.folder, resume=config.resume)
     async with AsyncExitStack() as stack:
-        listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port))
-        metrics = Metrics("learner")
-        measures = Measures(metrics)
-        socket = await stack.enter_async_context(_lease_socket(config.leases, measures))
-        thread = await stack.enter_async_context(TrainerThread())
-        client = await stack.enter_async_context(HttpClient(token=config.weights.generator_token))
+        links = await open_links(config, stack)
+        measures = links.measures
         records = stack.enter_context(
             Records(folder=config.run.folder, total_steps=config.steps, failed_write=measures.failed_write)
         )
@@ -64,18 +62,59 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
             records.take_up(version=recovered.replayed_version, incarnation=incarnation)
         journal = _journal(config, stack)
         parts = Parts(
-            config=config, metrics=metrics, measures=measures, incarnation=incarnation, socket=socket, client=client,
+            config=config, metrics=links.metrics, measures=measures, incarnation=incarnation, socket=links.socket,
+            client=links.client,
             records=records, recovered=recovered, journal=journal, failures=stack.enter_context(recent_failures()),
         )  # fmt: skip
         stack.callback(parts.dead_letters.close)
-        async with asyncio.TaskGroup() as group:
-            loops = [group.create_task(loop, name=name) for name, loop in parts.loops(listener, stop).items()]
-            opened = await thread.run(partial(open_trainer, config, argv=sys.argv, should_stop=thread.stopping))
-            stack.callback(opened.close)
-            await _train(parts, opened, thread)
-            for loop in loops:
-                loop.cancel()
+        await beside_loops(parts, links, stack, stop, work=lambda opened: _train(parts, opened, links.thread))
     sys.stdout.write(parts.closing_words)
+
+
+@dataclass(frozen=True)
+class Links:
+    """What a learner has open towards generators and env_services, its trainer's thread, and its measures."""
+
+    listener: Listener
+    metrics: Metrics
+    measures: Measures
+    socket: RouterSocket
+    thread: TrainerThread
+    client: HttpClient
+
+
+async def open_links(config: LearnerConfig, stack: AsyncExitStack) -> Links:
+    """Opens them; `stack` closes them, in the opposite order."""
+    listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port))
+    metrics = Metrics("learner")
+    measures = Measures(metrics)
+    return Links(
+        listener=listener,
+        metrics=metrics,
+        measures=measures,
+        socket=await stack.enter_async_context(_lease_socket(config.leases, measures)),
+        thread=await stack.enter_async_context(TrainerThread()),
+        client=await stack.enter_async_context(HttpClient(token=config.weights.generator_token)),
+    )
+
+
+async def beside_loops(
+    parts: Parts,
+    links: Links,
+    stack: AsyncExitStack,
+    stop: Stop,
+    *,
+    work: Callable[[OpenTrainer], Awaitable[None]],
+) -> None:
+    """Runs the loops of the event loop until the trainer is open and `work` with it is done."""
+    async with asyncio.TaskGroup() as group:
+        loops = [group.create_task(loop, name=name) for name, loop in parts.loops(links.listener, stop).items()]
+        opening = partial(open_trainer, parts.config, argv=sys.argv, should_stop=links.thread.stopping)
+        opened = await links.thread.run(opening)
+        stack.callback(opened.close)
+        await work(opened)
+        for loop in loops:
+            loop.cancel()
 
 
 async def _train(parts: Parts, opened: OpenTrainer, thread: TrainerThread) -> None:

@@ -53,6 +53,7 @@ def evaluator(config: LearnerConfig, incarnation: int) -> Evaluator:
         max_tokens=config.rollouts.max_tokens,
         timeout_s=config.leases.timeout_s,
         incarnation=incarnation,
+        stop_token_ids=config.rollouts.stop_token_ids,
     )
 
 
@@ -87,5 +88,5 @@ def lease_terms(config: LearnerConfig) -> LeaseTerms:
         ),
         seed=rollouts.seed,
         timeout_s=config.leases.timeout_s,
-        total_groups=config.steps * config.groups_per_step,
+        total_groups=0 if config.evaluation.only else config.steps * config.groups_per_step,
     )

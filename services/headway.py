@@ -3,6 +3,7 @@
     headway up RUN.toml      starts what RUN.toml has a table for, and stops it all when the learner has ended
     headway check RUN.toml   reads it as the processes would, and starts nothing
     headway doctor RUN.toml  asks the processes how they are; before a start, looks at the machine
+    headway eval RUN.toml    evaluates a model on held-out tasks, and trains nothing
     headway keys FOLDER      makes the keys and tokens with which processes on several machines trust each other
 
 Nothing that it does is needed when the processes are deployed one by one.
@@ -13,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -31,6 +33,8 @@ USAGE = """\
 usage: headway up RUN.toml [--restarts N] [--PROCESS.OPTION VALUE ...]
        headway check RUN.toml [--PROCESS.OPTION VALUE ...]
        headway doctor RUN.toml [--before] [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
+       headway eval RUN.toml [--model FOLDER | --checkpoint FOLDER] [--tasks N] [--samples N] [--output FILE]
+                             [--against FILE] [--PROCESS.OPTION VALUE ...]
        headway keys FOLDER [--env-service NAME ...] [--force]
 
 up      start the processes that RUN.toml has a table for, and stop them all when the learner has ended; one that dies
@@ -38,13 +42,18 @@ up      start the processes that RUN.toml has a table for, and stop them all whe
 check   read RUN.toml as each process would, see whether their settings fit together, and start nothing
 doctor  ask the processes, also those at each URL, how they are, and say who is to blame if something is stuck; if none
         of them answers, or with --before: see whether machine, files and settings are fit for a start
+eval    evaluate the model of RUN.toml, or that in a folder, or a checkpoint of a run with these settings, on N held-out
+        tasks with N samples each; print the numbers and write them to FILE (evaluation.json in the run's folder if left
+        out); with --against, also the win rate against an earlier such file. Processes that run already are used, the
+        others are started and stopped again; nothing is trained, and no run's history is touched
 keys    make keys and tokens for processes on several machines, and print the settings that use them; with names of
         env-services that are new, adds theirs to what is in FOLDER; --force replaces what is there
 
 PROCESS is learner, generator, reward-service or env-service, and run for the table [run]; the --help of each process
 lists its options. Example: headway up run.toml --learner.max-lag 0 --run.name synchronous
 
-exit code of up: the learner's; 0 if stopped by a signal; 1 if a process could not be kept alive; 2 for wrong settings
+exit code of up and eval: the learner's; 0 if stopped by a signal; 1 if a process could not be kept alive; 2 for wrong
+settings
 exit code of doctor: 0 if all is well, 1 if not, 2 for wrong settings
 """
 
@@ -79,8 +88,7 @@ def up(path: Path, arguments: Arguments, *, restarts: RestartPolicy) -> int:
     Raises ConfigError with every problem of the config file before it starts anything.
     """
     configs = _load_all(path, arguments)
-    log = next(iter(configs.values())).log
-    configure_logging("headway", level=log.level, format=log.format)
+    _log_as(configs)
     commands = [_command(name, path, arguments.get(name, ()), folder=one.run.folder) for name, one in configs.items()]
     return Supervisor(commands, limits=Limits(restarts=restarts)).run()
 
@@ -90,9 +98,9 @@ def _run(words: Sequence[str]) -> int:
         sys.stdout.write(USAGE)
         return 0
     match words:
-        case ["up" | "check" | "doctor" as command, path, *rest] if not path.startswith("-"):
+        case ["up" | "check" | "doctor" | "eval" as command, path, *rest] if not path.startswith("-"):
             return _COMMANDS[command](Path(path), rest)
-        case ["up" | "check" | "doctor" as command, *_]:
+        case ["up" | "check" | "doctor" | "eval" as command, *_]:
             raise ConfigError([f"headway {command} needs the path of a TOML file: headway {command} RUN.toml"])
         case ["keys", *arguments]:
             return make_keys(arguments)
@@ -114,6 +122,18 @@ def _run_up(path: Path, words: Sequence[str]) -> int:
     return up(path, _split(overrides), restarts=RestartPolicy(most=_count(own.get("--restarts", ["5"])[-1])))
 
 
+def _run_eval(path: Path, words: Sequence[str]) -> int:
+    # Deferred for the same reason as the doctor.
+    from services.evaluating import OPTIONS, evaluation_words, to_be_started
+
+    own, overrides = own_options(words, OPTIONS)
+    arguments = evaluation_words(own, _split(overrides), path=path, tables=read_tables(path))
+    configs = _load_all(path, arguments)
+    _log_as(configs)
+    commands = [_command(name, path, arguments.get(name, ()), folder=Path()) for name in to_be_started(configs)]
+    return Supervisor([replace(command, again=None) for command in commands]).run()
+
+
 def _run_doctor(path: Path, words: Sequence[str]) -> int:
     # Deferred: its HTTP client takes longer to load than everything else here, and `up` does without it.
     from services.doctor.command import doctor, options_of
@@ -126,7 +146,13 @@ _COMMANDS: Mapping[str, Callable[[Path, Sequence[str]], int]] = {
     "up": _run_up,
     "check": _run_check,
     "doctor": _run_doctor,
+    "eval": _run_eval,
 }
+
+
+def _log_as(configs: Mapping[str, ProcessConfig]) -> None:
+    log = next(iter(configs.values())).log
+    configure_logging("headway", level=log.level, format=log.format)
 
 
 def _count(text: str) -> int:

@@ -203,7 +203,7 @@ class Conversation:
         if failed.purpose == "train":
             self._moves.fail(failed)
         elif self._lives.is_ours(failed):
-            self._evaluator.failed(failed.lease_id)
+            self._evaluator.failed(failed.lease_id, reason=failed.reason)
         await self._acknowledge(holder, failed)
 
     async def _acknowledge(self, holder: Holder, outcome: TrajectoryGroup | Failed) -> None:

@@ -1,36 +1,26 @@
 """Held-out evaluation: leases of its own beside the ledger's, for which nothing is trained and no version is too old.
 
-The event loop owns an `Evaluator`. An evaluation hands out one lease per held-out task, before any training lease, and
-ends when every task has an outcome; a task that fails three times counts as not evaluated.
+The event loop owns an `Evaluator`. An evaluation hands out one lease per held-out task, for all of its samples, before
+any training lease, and ends when every task has an outcome. A task of which a sample has no reward is tried again; at
+the third attempt the samples that have one count, and a task without any counts as not evaluated.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from learner.config import EvaluationConfig
+from learner.evaluation.answers import answer_of
+from learner.evaluation.results import Evaluation, Sample, TaskSamples, result_of
 from protocol.generation import Sampling
 from protocol.messages import Lease
-from protocol.trajectories import TrajectoryGroup
+from protocol.trajectories import Trajectory, TrajectoryGroup
+
+log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """`accuracy` is the share of evaluated tasks whose reward reached `success_reward`. The oldest and newest policy
-    version that sampled a token are those of the whole evaluation; they differ when weights changed in the middle.
-    """
-
-    version: int
-    tasks: int
-    failed: int
-    accuracy: float
-    reward: float
-    oldest_version: int
-    newest_version: int
-    truncated_share: float
 
 
 @dataclass
@@ -50,25 +40,33 @@ class _Running:
     outstanding: dict[int, _Attempt] = field(default_factory=dict)
     groups: list[TrajectoryGroup] = field(default_factory=list)
     failed: int = 0
-    done: "asyncio.Future[EvaluationResult]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    done: "asyncio.Future[Evaluation]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Evaluator:
     """Runs one evaluation at a time; others wait in line.
 
-    A lease of which nothing is heard for `timeout_s` seconds goes to somebody else. `incarnation` is the learner's; the
-    caller keeps the leases of others away.
+    A completion has at most `max_tokens` and ends at any of `stop_token_ids`. A lease of which nothing is heard for
+    `timeout_s` seconds goes to somebody else. `incarnation` is the learner's; the caller keeps others' leases away.
     """
 
-    def __init__(self, *, config: EvaluationConfig, max_tokens: int, timeout_s: float, incarnation: int) -> None:
+    def __init__(
+        self,
+        *,
+        config: EvaluationConfig,
+        max_tokens: int,
+        timeout_s: float,
+        incarnation: int,
+        stop_token_ids: tuple[int, ...] = (),
+    ) -> None:
         self._config = config
-        self._sampling = Sampling(temperature=config.temperature, max_tokens=max_tokens)
+        self._sampling = Sampling(temperature=config.temperature, max_tokens=max_tokens, stop_token_ids=stop_token_ids)
         self._timeout_s = timeout_s
         self._line: deque[_Running] = deque()
         self._incarnation = incarnation
         self._next_id = 0
 
-    def start(self, *, tasks: int, version: int) -> "asyncio.Future[EvaluationResult]":
+    def start(self, *, tasks: int, version: int) -> "asyncio.Future[Evaluation]":
         """Evaluates held-out tasks 0..tasks-1 as soon as envs have room. `version` labels the result."""
         assert tasks > 0, tasks
         run = _Running(version=version, waiting=deque((index, 0) for index in range(tasks)))
@@ -96,8 +94,8 @@ class Evaluator:
             purpose="evaluate",
             environment=environment,
             task_index=index,
-            seed=index,
-            group_size=1,
+            seed=index * self._config.samples,  # a generator draws sample i with seed + i: no two have the same
+            group_size=self._config.samples,
             sampling=self._sampling,
             timeout_s=self._timeout_s,
         )
@@ -134,14 +132,16 @@ class Evaluator:
         run = self._line[0] if self._line else None
         if run is None or group.lease_id not in run.outstanding:
             return
-        if all(trajectory.reward.reward is None for trajectory in group.trajectories):
-            self.failed(group.lease_id)
+        scored = [trajectory.reward.reward is not None for trajectory in group.trajectories]
+        is_last = run.outstanding[group.lease_id].number + 1 >= _ATTEMPTS
+        if not all(scored) and not (is_last and any(scored)):
+            self.failed(group.lease_id, reason=_why_unscored(group))
             return
         del run.outstanding[group.lease_id]
         run.groups.append(group)
         self._close_if_done(run)
 
-    def failed(self, lease_id: int) -> None:
+    def failed(self, lease_id: int, *, reason: str) -> None:
         """A rollout came to nothing; its task is tried again, a few times."""
         run = self._line[0] if self._line else None
         if run is None or lease_id not in run.outstanding:
@@ -150,6 +150,7 @@ class Evaluator:
         if attempt.number + 1 < _ATTEMPTS:
             run.waiting.append((attempt.task, attempt.number + 1))
         else:
+            log.warning("held-out task %d is given up: %s", attempt.task, reason)
             run.failed += 1
             self._close_if_done(run)
 
@@ -169,23 +170,42 @@ class Evaluator:
             return
         self._line.popleft()
         if not run.done.cancelled():
-            run.done.set_result(_result(run, success=self._config.success_reward))
+            run.done.set_result(_evaluation(run, config=self._config))
 
 
-def _result(run: _Running, *, success: float) -> EvaluationResult:
-    trajectories = [trajectory for group in run.groups for trajectory in group.trajectories]
-    rewards = [t.reward.reward for t in trajectories if t.reward.reward is not None]
-    versions = [version for group in run.groups for version in _versions(group)]
-    truncated = sum(t.turns[-1].finish_reason == "length" for t in trajectories)
-    return EvaluationResult(
+def _evaluation(run: _Running, *, config: EvaluationConfig) -> Evaluation:
+    groups = sorted(run.groups, key=lambda group: group.task_index)
+    tasks = tuple(
+        TaskSamples(task_index=group.task_index, prompt=group.prompt_text, samples=_samples(group)) for group in groups
+    )
+    versions = [version for group in groups for version in _versions(group)]
+    result = result_of(
+        tasks,
         version=run.version,
-        tasks=len(rewards),
         failed=run.failed,
-        accuracy=sum(reward >= success for reward in rewards) / max(1, len(rewards)),
-        reward=sum(rewards) / max(1, len(rewards)),
-        oldest_version=min(versions, default=run.version),
-        newest_version=max(versions, default=run.version),
-        truncated_share=truncated / max(1, len(trajectories)),
+        sampled_by=(min(versions, default=run.version), max(versions, default=run.version)),
+        success=config.success_reward,
+        ks=config.ks,
+    )
+    return Evaluation(environment=groups[0].environment if groups else "", result=result, tasks=tasks)
+
+
+def _why_unscored(group: TrajectoryGroup) -> str:
+    return next((t.reward.error for t in group.trajectories if t.reward.error is not None), "it has no reward")
+
+
+def _samples(group: TrajectoryGroup) -> tuple[Sample, ...]:
+    rewarded = ((trajectory, trajectory.reward.reward) for trajectory in group.trajectories)
+    return tuple(_sample(trajectory, reward=reward) for trajectory, reward in rewarded if reward is not None)
+
+
+def _sample(trajectory: Trajectory, *, reward: float) -> Sample:
+    return Sample(
+        completion=trajectory.completion_text,
+        reward=reward,
+        answer=answer_of(trajectory.completion_text, components=trajectory.reward.components),
+        length=int(trajectory.loss_mask.sum()),
+        truncated=trajectory.turns[-1].finish_reason == "length",
     )
 
 

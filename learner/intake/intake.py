@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from learner.evaluation.results import Evaluation
 from learner.history.journal import JournalFull, RunLog
 from learner.intake.admission import is_uniform
 from learner.intake.conversation import Conversation, Moves
 from learner.intake.disk_room import DiskRoom
-from learner.intake.evaluation import EvaluationResult, Evaluator
+from learner.intake.evaluation import Evaluator
 from learner.intake.failures import DeadLetters, RunFailed
 from learner.intake.granting import Granting, LeaseTerms
 from learner.intake.holders import Holder, Holders
@@ -38,7 +39,7 @@ from learner.ledger import (
 )
 from learner.weights.fleet import Fleet
 from protocol.codec import Frame
-from protocol.messages import Failed, Granted
+from protocol.messages import Failed, Goodbye, Granted
 from protocol.messages import Fleet as FleetMessage
 from protocol.trajectories import TrajectoryGroup
 from services.sockets import RouterSocket
@@ -147,7 +148,7 @@ class Intake:
         self._ledger.trained(version)
         await self._pump()
 
-    async def evaluate(self, *, tasks: int, version: int) -> "asyncio.Future[EvaluationResult] | None":
+    async def evaluate(self, *, tasks: int, version: int) -> "asyncio.Future[Evaluation] | None":
         """Starts an evaluation on at most `tasks` of the held-out tasks; None if the environment has none."""
         with self._waits.wait("an env_service", quiet_s=2.0):
             while not self._holders:
@@ -160,12 +161,16 @@ class Intake:
         await self._pump()
         return future
 
+    async def leave(self, reason: str) -> None:
+        """Says goodbye to all env_services: they wait for the next learner, and miss this one no more."""
+        await self._holders.broadcast(Goodbye(reason=reason))
+
     def env_services(self) -> tuple[Holder, ...]:
         """Those that said hello and are still there."""
         return tuple(self._holders)
 
-    async def evaluated(self, *, tasks: int, version: int) -> EvaluationResult | None:
-        """The result of an evaluation, once it is there."""
+    async def evaluated(self, *, tasks: int, version: int) -> Evaluation | None:
+        """An evaluation, once it has ended."""
         future = await self.evaluate(tasks=tasks, version=version)
         if future is None:
             return None

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from learner.intake.evaluation import EvaluationResult
+from learner.evaluation.results import EvaluationResult
 from learner.reports.step_record import StepRecord
 from learner.weights.reports import PublishReport
 
 log = logging.getLogger(__name__)
 T = TypeVar("T", StepRecord, PublishReport, EvaluationResult)
+N = TypeVar("N", int, float)
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Former:
             case "publish":
                 self.publishes.append(_from(PublishReport, entry))
             case "evaluation":
-                self.evaluations.append(_from(EvaluationResult, entry))
+                self.evaluations.append(_evaluation(entry))
             case "resume":
                 self.cut(version=int(entry["version"]))
 
@@ -72,10 +73,16 @@ def _step(entry: dict[str, Any]) -> StepRecord:
     return _from(StepRecord, {**entry, **counts, "lease_ids": tuple(entry["lease_ids"])})
 
 
-def _counts(entry: dict[str, int]) -> dict[int, int]:
+def _evaluation(entry: dict[str, Any]) -> EvaluationResult:
+    by_k = {name: _counts(entry.get(name, {})) for name in ("pass_at_k", "cons_at_k")}
+    return _from(EvaluationResult, {**entry, **by_k})
+
+
+def _counts(entry: dict[str, N]) -> dict[int, N]:
     """JSON has no keys but text."""
-    return {int(lag): count for lag, count in entry.items()}
+    return {int(key): value for key, value in entry.items()}
 
 
 def _from(kind: type[T], entry: dict[str, Any]) -> T:
-    return kind(**{each.name: entry[each.name] for each in fields(kind)})
+    """An earlier release may have written less: what has a default may be missing. Raises TypeError for the rest."""
+    return kind(**{each.name: entry[each.name] for each in fields(kind) if each.name in entry})

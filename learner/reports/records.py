@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from learner.evaluation.results import EvaluationResult
 from learner.history.line_file import LineFile, ignore
-from learner.intake.evaluation import EvaluationResult
 from learner.reports.former import read_former
 from learner.reports.step_record import StepRecord, versions_of
 from learner.training.metrics import StepMetrics
@@ -92,10 +92,13 @@ class Records:
         self.evaluations.append(result)
         self._metrics.write({"kind": "evaluation", **dataclasses.asdict(result)})
         log.info(
-            "evaluation of version %d: accuracy %.3f on %d held-out tasks",
+            "evaluation of version %d: accuracy %.3f (%.3f to %.3f) on %d held-out tasks%s",
             result.version,
             result.accuracy,
+            result.accuracy_low,
+            result.accuracy_high,
             result.tasks,
+            "".join(f", pass@{k} {share:.3f}" for k, share in result.pass_at_k.items() if k > 1),
         )
 
     def _say_progress(self) -> None:

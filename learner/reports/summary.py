@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from learner.evaluation.results import EvaluationResult
 from learner.ledger import Books
 from learner.reports.records import Records
 
@@ -18,13 +19,16 @@ log = logging.getLogger(__name__)
 class Summary:
     """The numbers of a run. Shares are of the time between the first and the last training step, times in seconds.
 
-    Accuracies are those of the evaluations of version 0 and of the last step. What was not measured is None.
+    Accuracies are those of the evaluations of version 0 and of the last step, which are there whole as well. What was
+    not measured is None.
     `books` counts leases and attempts over the history of the final weights, so over all starts of the learner.
     `lag_histogram` counts trained trajectories by the lag of their oldest token, `token_lag_histogram` trained tokens.
     """
 
     accuracy_before: float | None
     accuracy_after: float | None
+    evaluation_before: EvaluationResult | None
+    evaluation_after: EvaluationResult | None
     reward_first: float
     reward_last: float
     steps: int
@@ -62,9 +66,12 @@ def summarize(
     tail = steps[-max(1, len(steps) // 20) :]
     head = steps[: len(tail)]
     publishes = records.publishes[1:] or records.publishes
+    before, after = _evaluation(records, version=0), _evaluation(records, version=steps[-1].step)
     return Summary(
-        accuracy_before=_accuracy(records, version=0),
-        accuracy_after=_accuracy(records, version=steps[-1].step),
+        accuracy_before=None if before is None else before.accuracy,
+        accuracy_after=None if after is None else after.accuracy,
+        evaluation_before=before,
+        evaluation_after=after,
         reward_first=statistics.fmean(step.reward_mean for step in head),
         reward_last=statistics.fmean(step.reward_mean for step in tail),
         steps=len(steps),
@@ -93,9 +100,9 @@ def summarize(
     )
 
 
-def _accuracy(records: Records, *, version: int) -> float | None:
-    """Of the newest evaluation of that version; a resumed run has none of version 0."""
-    return next((result.accuracy for result in reversed(records.evaluations) if result.version == version), None)
+def _evaluation(records: Records, *, version: int) -> EvaluationResult | None:
+    """The newest of that version; a resumed run has none of version 0."""
+    return next((result for result in reversed(records.evaluations) if result.version == version), None)
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -126,6 +133,7 @@ def table(summary: Summary, *, folder: Path) -> str:
     ends = f"{s.end_token_share:.1%} with their end token, {s.truncated_share:.1%} truncated"
     rows = [
         ("held-out accuracy", f"{_share(s.accuracy_before)} before, {_share(s.accuracy_after)} after"),
+        *_pass_rows(s.evaluation_before, s.evaluation_after),
         ("reward", f"{s.reward_first:.3f} in the first steps, {s.reward_last:.3f} in the last"),
         ("steps", f"{s.steps} in {s.train_wall_s:.0f} s, {s.train_step_s_median * 1e3:.0f} ms of training each"),
         ("throughput", f"{s.completions_per_s:.0f} completions/s, {s.tokens_per_s:.0f} tokens/s"),
@@ -142,6 +150,16 @@ def table(summary: Summary, *, folder: Path) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
+
+
+def _pass_rows(before: EvaluationResult | None, after: EvaluationResult | None) -> list[tuple[str, str]]:
+    """A row for the largest k, if there is one above 1."""
+    ks = [k for k in (after.pass_at_k if after else {}) if k > 1]
+    if after is None or not ks:
+        return []
+    k = max(ks)
+    earlier = before.pass_at_k.get(k) if before else None
+    return [(f"held-out pass@{k}", f"{_share(earlier)} before, {_share(after.pass_at_k[k])} after")]
 
 
 def _share(value: float | None, *, of: str = "") -> str:

@@ -171,6 +171,7 @@ async def learner(
     total_groups: int = 1000,
     drop_uniform_groups: bool = False,
     serves: bool = True,
+    evaluation: EvaluationConfig | None = None,
 ) -> AsyncIterator[Learner]:
     clock = Clock()
     left_out: Counter[str] = Counter()
@@ -192,7 +193,10 @@ async def learner(
                 journal=journal,
                 fleet=fleet,
                 evaluator=Evaluator(
-                    config=EvaluationConfig(), max_tokens=8, timeout_s=LEDGER.lease_timeout_s, incarnation=INCARNATION
+                    config=evaluation or EvaluationConfig(),
+                    max_tokens=8,
+                    timeout_s=LEDGER.lease_timeout_s,
+                    incarnation=INCARNATION,
                 ),
                 terms=LeaseTerms(
                     group_size=2,

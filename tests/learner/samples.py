@@ -36,6 +36,7 @@ def trajectory(
     error_kind: ErrorKind = "data",
     finish: FinishReason = "stop",
     token_id: int = 5,
+    text: str = "four",
     incarnation: int = INCARNATION,
 ) -> Trajectory:
     """A prompt of two tokens and one sampled token for each of `versions`, which rise. No reward makes an error."""
@@ -52,7 +53,7 @@ def trajectory(
         version_spans=_spans(versions, incarnation=incarnation),
         turns=(Turn(start=0, completion_start=2, end=length, finish_reason=finish, generator_ids=("g",)),),
         reward=record,
-        completion_text="four",
+        completion_text=text,
     )
 
 

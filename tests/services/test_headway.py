@@ -73,12 +73,15 @@ def test_nothing_at_all_is_answered_with_the_usage(
     ("words", "expected"),
     [
         (["chek", "run.toml"], "unknown command 'chek'; did you mean check?"),
-        (["zzz"], "unknown command 'zzz'; expected up, check, doctor or keys; see headway --help"),
+        (["zzz"], "unknown command 'zzz'; expected up, check, doctor, eval or keys; see headway --help"),
         (["up"], "headway up needs the path of a TOML file: headway up RUN.toml"),
         (["check", "--run.name"], "headway check needs the path of a TOML file: headway check RUN.toml"),
         (["check", "/nowhere/run.toml"], "cannot read /nowhere/run.toml: No such file or directory"),
         (["doctor"], "headway doctor needs the path of a TOML file: headway doctor RUN.toml"),
         (["doctor", "/nowhere/run.toml"], "cannot read /nowhere/run.toml: No such file or directory"),
+        (["eval"], "headway eval needs the path of a TOML file: headway eval RUN.toml"),
+        (["eval", "/nowhere/run.toml"], "cannot read /nowhere/run.toml: No such file or directory"),
+        (["eval", "run.toml", "--tasks"], "command line: --tasks needs a value"),
         (["up", "run.toml", "--restarts", "x"], "command line: --restarts: got 'x': expected a number, 0 for none"),
         (
             ["doctor", "run.toml", "--url", "generator"],

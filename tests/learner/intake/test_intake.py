@@ -10,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from learner.config import EvaluationConfig
 from learner.history.journal import LoggedBatch, LoggedFilter, LoggedGroup
 from learner.intake.failures import RunFailed
+from learner.ledger import Books
 from protocol.messages import (
     Acknowledged,
     Cancelled,
     EnvironmentInfo,
     Failed,
+    Finished,
     Fleet,
     Goodbye,
     Granted,
@@ -405,7 +408,7 @@ async def test_evaluation_goes_first_and_counts_what_is_solved(tmp_path: Path) -
         (lease,) = await env.leases(1)
         await env.finish(graded(lease.lease_id, 1.0), graded(lease.lease_id, 1.0))
         async with asyncio.timeout(5):
-            result = await future
+            result = (await future).result
         assert (result.tasks, result.failed, result.version) == (3, 0, 0)
         assert result.accuracy == pytest.approx(2 / 3)
         assert result.reward == pytest.approx(2.5 / 3)
@@ -432,8 +435,109 @@ async def test_a_task_that_keeps_failing_is_left_out_of_the_accuracy(tmp_path: P
             if attempt < 2:
                 bad = await next_evaluation(env)
         async with asyncio.timeout(5):
-            result = await future
+            result = (await future).result
         assert (result.tasks, result.failed, result.accuracy) == (1, 1, 0.0)
+
+
+async def test_the_samples_of_a_task_come_in_one_lease_and_have_seeds_of_their_own(tmp_path: Path) -> None:
+    settings = EvaluationConfig(samples=4)
+    async with learner(tmp_path, serves=False, evaluation=settings) as ours, ours.env("e") as env:
+        await env.enter(capacity=2)
+        future = await ours.intake.evaluate(tasks=2, version=0)
+        assert future is not None
+        await ours.serve(0)
+        first, second = await env.leases(2)
+        assert [lease.group_size for lease in (first, second)] == [4, 4]
+        drawn = [lease.seed + sample for lease in (first, second) for sample in range(4)]
+        assert len(set(drawn)) == 8
+        right, wrong = trajectory(0, 0, reward=1.0, text="5"), trajectory(0, 0, reward=0.0, text="6")
+        await env.finish(
+            group(second.lease_id, right, right, right, wrong, purpose="evaluate"),
+            group(first.lease_id, wrong, wrong, right, wrong, purpose="evaluate").model_copy(update={"task_index": 0}),
+        )
+        async with asyncio.timeout(5):
+            evaluation = await future
+    assert [task.task_index for task in evaluation.tasks] == [0, second.lease_id]
+    assert [one.completion for one in evaluation.tasks[1].samples] == ["5", "5", "5", "6"]
+    assert evaluation.tasks[1].prompt == "2 + 2"
+    result = evaluation.result
+    assert (result.tasks, result.samples, result.length_mean) == (2, 8, 2.0)
+    assert result.accuracy == pytest.approx(0.5)
+    # Pairs without a right sample: C(3, 2) of the first's 6, none of the second's.
+    assert result.pass_at_k == pytest.approx({1: 0.5, 2: 0.75, 4: 1.0})
+    # The second's four vote for 5, which is right; the first's for 6, which is wrong.
+    assert result.cons_at_k[4] == 0.5
+
+
+async def test_a_task_with_an_unscored_sample_is_tried_again_and_at_last_the_others_count(tmp_path: Path) -> None:
+    settings = EvaluationConfig(samples=2)
+    async with learner(tmp_path, serves=False, evaluation=settings) as ours, ours.env("e") as env:
+        await env.enter(capacity=1)
+        future = await ours.intake.evaluate(tasks=1, version=0)
+        assert future is not None
+        await ours.serve(0)
+        for _ in range(3):
+            lease = await next_evaluation(env)
+            both = (trajectory(0, reward=1.0), trajectory(0, reward=None))
+            await env.finish(group(lease.lease_id, *both, purpose="evaluate"))
+        async with asyncio.timeout(5):
+            result = (await future).result
+    assert (result.tasks, result.failed, result.samples, result.accuracy) == (1, 0, 1, 1.0)
+    assert result.pass_at_k == {1: 1.0}
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 100])
+async def test_the_books_and_the_journal_are_the_same_with_evaluations_as_without(
+    tmp_path: Path, capacity: int
+) -> None:
+    plain = await three_steps(tmp_path / "plain", capacity=capacity, evaluated=False)
+    evaluated = await three_steps(tmp_path / "evaluated", capacity=capacity, evaluated=True)
+    assert evaluated == plain
+    assert (plain[0].leases, plain[0].trained, plain[0].attempts, plain[0].accepted) == (6, 6, 6, 6)
+
+
+async def three_steps(folder: Path, *, capacity: int, evaluated: bool) -> tuple[Books, list[int], list[LoggedBatch]]:
+    """Three whole steps, beside an evaluation each if `evaluated`; the books, and the groups and batches logged."""
+    async with learner(folder, total_groups=6) as ours, ours.env("e") as env:
+        await env.enter(capacity=capacity)
+        futures = []
+        answering = asyncio.create_task(answer_all(env, ours))
+        for version in range(3):
+            if evaluated:
+                future = await ours.intake.evaluate(tasks=5, version=version)
+                assert future is not None
+                futures.append(future)
+            await ours.train()
+        async with asyncio.timeout(5):
+            ended = [(await future).result for future in futures]
+        answering.cancel()
+        await asyncio.wait([answering])
+        assert all((result.tasks, result.failed, result.accuracy) == (4, 1, 1.0) for result in ended)
+        records = ours.journal()
+        groups = [record.group.lease_id for record in records if isinstance(record, LoggedGroup)]
+        return ours.intake.books(), groups, [record for record in records if isinstance(record, LoggedBatch)]
+
+
+async def answer_all(env: ScriptedEnv, ours: Learner) -> None:
+    """Finishes every lease in its order, by the newest version; the evaluations' task 3 fails."""
+    while True:
+        message = await env.dealer.receive()
+        for lease in message.leases if isinstance(message, Granted) else ():
+            if lease.purpose == "train":
+                await env.send(Finished(group=group(lease.lease_id, version=ours.ledger.version)))
+            elif lease.task_index == 3:
+                await env.send(failed(lease.lease_id).model_copy(update={"purpose": "evaluate"}))
+            else:
+                await env.send(Finished(group=graded(lease.lease_id, 1.0)))
+
+
+async def test_a_learner_that_leaves_says_goodbye_to_all(tmp_path: Path) -> None:
+    async with learner(tmp_path) as ours, ours.env("a") as first, ours.env("b") as second:
+        for env in (first, second):
+            await env.enter()
+        await ours.intake.leave("it has ended")
+        for env in (first, second):
+            assert (await env.next(Goodbye)).reason == "it has ended"
 
 
 async def next_evaluation(env: ScriptedEnv) -> Lease:
@@ -463,7 +567,7 @@ async def test_an_evaluation_lease_that_got_lost_is_granted_again_and_one_that_i
         assert again.lease_id not in (lost.lease_id, kept.lease_id)
         await env.finish(graded(again.lease_id, 1.0), graded(kept.lease_id, 1.0), graded(lost.lease_id, 0.0))
         async with asyncio.timeout(5):
-            assert (await future).accuracy == 1.0
+            assert (await future).result.accuracy == 1.0
 
 
 async def test_evaluation_leases_of_who_leaves_go_to_others(tmp_path: Path) -> None:
@@ -479,7 +583,7 @@ async def test_evaluation_leases_of_who_leaves_go_to_others(tmp_path: Path) -> N
         lease = await next_evaluation(first)
         await first.finish(graded(lease.lease_id, 1.0))
         async with asyncio.timeout(5):
-            assert (await future).tasks == 1
+            assert (await future).result.tasks == 1
 
 
 async def test_a_large_env_service_gets_its_leases_in_several_grants(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from learner.intake.evaluation import EvaluationResult
+from learner.evaluation.results import EvaluationResult
 from learner.ledger import Books
 from learner.reports.curves import draw_curves
 from learner.reports.records import Records
@@ -55,6 +55,9 @@ def evaluated(version: int, accuracy: float) -> EvaluationResult:
         oldest_version=version,
         newest_version=version,
         truncated_share=0.0,
+        samples=40,
+        pass_at_k={1: accuracy, 4: min(1.0, 2 * accuracy)},
+        cons_at_k={1: accuracy, 4: accuracy},
     )
 
 
@@ -94,6 +97,7 @@ def test_a_run_by_hand(tmp_path: Path) -> None:
         run_of_two_steps(records)
         summary = summarize(records, books=BOOKS, max_lag=4, train_wall_s=10.0, generator_idle_share=0.5)
     assert (summary.accuracy_before, summary.accuracy_after) == (0.125, 0.875)
+    assert (summary.evaluation_before, summary.evaluation_after) == (evaluated(0, 0.125), evaluated(2, 0.875))
     assert (summary.reward_first, summary.reward_last, summary.steps) == (0.25, 0.75, 2)
     assert (summary.completions_per_s, summary.tokens_per_s) == (0.8, 1.6)
     assert summary.lag_histogram == {0: 4, 1: 3, 2: 1}
@@ -109,10 +113,13 @@ def test_a_run_by_hand(tmp_path: Path) -> None:
     assert summary.groups_dead_lettered == 2
 
     write_summary(summary, tmp_path)
-    assert json.loads((tmp_path / "summary.json").read_text())["token_lag_histogram"] == {"0": 8, "1": 6, "2": 2}
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert written["token_lag_histogram"] == {"0": 8, "1": 6, "2": 2}
+    assert written["evaluation_after"]["pass_at_k"] == {"1": 0.875, "4": 1.0}
     text = table(summary, folder=Path("runs/x"))
     for row in (
         "held-out accuracy       12.5% before, 87.5% after",
+        "held-out pass@4         25.0% before, 100.0% after",
         "reward                  0.250 in the first steps, 0.750 in the last",
         "lag of trajectories     0: 50%  1: 38%  2: 12%  (the bound is 4)",
         "learner waited          20% of the time",
@@ -221,11 +228,23 @@ def test_steps_of_versions_that_are_lost_do_not_count(tmp_path: Path) -> None:
     with Records(folder=tmp_path, total_steps=4) as records:
         records.take_up(version=1, incarnation=2)
         assert [each.step for each in records.steps] == [1]
-        assert [each.version for each in records.evaluations] == [0, 1]
+        assert records.evaluations == [evaluated(0, 0.125), evaluated(1, 0.5)]
         records.step(record(step=2, reward_mean=0.5), step_metrics(), two_groups())
     with Records(folder=tmp_path, total_steps=4) as records:
         records.take_up(version=2, incarnation=3)
         assert [(each.step, each.reward_mean) for each in records.steps] == [(1, 0.25), (2, 0.5)]
+
+
+def test_an_evaluation_that_was_noted_with_fewer_numbers_is_read_back(tmp_path: Path) -> None:
+    few = {
+        "kind": "evaluation", "version": 0, "tasks": 10, "failed": 0, "accuracy": 0.5, "reward": 0.5,
+        "oldest_version": 0, "newest_version": 0, "truncated_share": 0.0,
+    }  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(few) + "\n")
+    with Records(folder=tmp_path, total_steps=4) as records:
+        records.take_up(version=0, incarnation=2)
+        first = records.evaluations[0]
+    assert (first.accuracy, first.samples, first.pass_at_k) == (0.5, 0, {})
 
 
 def test_a_full_disk_costs_lines_and_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

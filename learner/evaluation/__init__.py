@@ -1,0 +1,1 @@
+"""Held-out evaluation: what is measured, and an evaluation that stands by itself."""

@@ -1,0 +1,160 @@
+"""An evaluation by itself (`headway eval`): a learner that publishes one model, evaluates it, and leaves.
+
+    load ─▶ publish as version 0 of an incarnation of its own ─▶ evaluate ─▶ evaluation.json, a table
+
+To generators and env_services it is a learner like any other, at the learner's addresses. It grants no training lease.
+What a run keeps in its folder (journal, metrics, samples) it neither reads nor writes: its own such files are in a
+temporary folder.
+"""
+
+import logging
+import secrets
+import sys
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from learner.config import EvaluationConfig, LearnerConfig
+from learner.evaluation.report import EvaluationReport, compare, read_report, table, write_report
+from learner.evaluation.results import Evaluation
+from learner.event_loop import Parts
+from learner.history.checkpoints import Checkpoint, checkpoints_of
+from learner.history.journal import NoJournal
+from learner.recovery import recover
+from learner.reports.records import Records
+from learner.service import Links, beside_loops, open_links
+from learner.terms import ledger_config
+from learner.training.trainer import Trainer
+from learner.training_setup import OpenTrainer, first_probe
+from learner.weights.reports import Snapshot
+from services.process import Stop
+from services.status import recent_failures
+
+log = logging.getLogger(__name__)
+
+_VERSION = 0
+"""What a learner that has trained nothing holds, also where the weights are a checkpoint's."""
+
+
+class EvaluationFailed(RuntimeError):
+    """There is nothing to report; the text says why and what helps."""
+
+
+async def evaluate_alone(config: LearnerConfig, stop: Stop) -> None:
+    """Evaluates the model, or a checkpoint, on `evaluation.final_tasks` held-out tasks; writes and prints the result.
+
+    Raises EvaluationFailed, and NotComparable for an earlier evaluation that this one cannot be compared with.
+    """
+    against, folder = config.evaluation.against, config.evaluation.checkpoint
+    if against is not None:
+        read_report(against)  # a wrong file is told of before the work
+    evaluation = await _evaluate(config, stop, checkpoint=None if folder is None else _checkpoint(folder))
+    report, path = _report(config, evaluation), config.evaluation.output or config.run.folder / "evaluation.json"
+    try:
+        if against is not None:
+            comparison = compare(evaluation, read_report(against), path=against)
+            report = report.model_copy(update={"comparison": comparison})
+    finally:  # what was found is kept, also if it cannot be compared
+        write_report(report, path)
+    sys.stdout.write(f"\n{table(report, path=path)}\n")
+
+
+def _report(config: LearnerConfig, evaluation: Evaluation) -> EvaluationReport:
+    return EvaluationReport(
+        model=config.model,
+        checkpoint=config.evaluation.checkpoint,
+        environment=evaluation.environment,
+        temperature=config.evaluation.temperature,
+        success_reward=config.evaluation.success_reward,
+        result=evaluation.result,
+        comparison=None,
+        tasks=evaluation.tasks,
+    )
+
+
+async def _evaluate(config: LearnerConfig, stop: Stop, *, checkpoint: Checkpoint | None) -> Evaluation:
+    found: list[Evaluation] = []
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="headway-evaluation-")))
+        links = await open_links(config, stack)
+        parts = _parts(config, links, stack, folder=folder)
+
+        async def work(opened: OpenTrainer) -> None:
+            found.append(await _evaluation(parts, links, opened.trainer, checkpoint=checkpoint))
+
+        await beside_loops(parts, links, stack, stop, work=work)
+    (evaluation,) = found
+    return evaluation
+
+
+def _parts(config: LearnerConfig, links: Links, stack: AsyncExitStack, *, folder: Path) -> Parts:
+    """The learner's event loop, with its files in `folder`."""
+    run = config.run.model_copy(update={"directory": folder})
+    run.folder.mkdir()
+    # Drawn, since no run may have the same: generators and env_services tell the work of two learners apart by it.
+    incarnation = 10**8 + secrets.randbelow(9 * 10**8)
+    parts = Parts(
+        config=config.model_copy(update={"run": run}),
+        metrics=links.metrics,
+        measures=links.measures,
+        incarnation=incarnation,
+        socket=links.socket,
+        client=links.client,
+        records=stack.enter_context(Records(folder=run.folder, total_steps=1)),
+        recovered=recover(run.folder, config=ledger_config(config), resume=False, incarnation=incarnation),
+        journal=NoJournal(),
+        failures=stack.enter_context(recent_failures()),
+    )
+    stack.callback(parts.dead_letters.close)
+    return parts
+
+
+async def _evaluation(parts: Parts, links: Links, trainer: Trainer, *, checkpoint: Checkpoint | None) -> Evaluation:
+    config = parts.config
+    if checkpoint is not None:
+        await links.thread.run(partial(trainer.load, checkpoint.trainer))
+    probe = first_probe(config.model, count=config.weights.probe_tokens)
+    parts.publisher.offer(await links.thread.run(partial(_snapshot, trainer, probe=probe)))
+    parts.waits.started()
+    await parts.publisher.wait_until_served(_VERSION)
+    evaluation = await parts.intake.evaluated(tasks=config.evaluation.final_tasks, version=_VERSION)
+    await parts.intake.leave("its evaluation has ended")
+    return _checked(evaluation, config.evaluation)
+
+
+def _snapshot(trainer: Trainer, *, probe: tuple[int, ...]) -> Snapshot:
+    copy = trainer.host_copy()
+    logprobs = trainer.probe_logprobs(probe)
+    return Snapshot(
+        version=_VERSION,
+        tensors=[(tensor.name, tensor.value) for tensor in copy.tensors],
+        probe_token_ids=probe,
+        probe_logprobs=tuple(float(logprob) for logprob in logprobs),
+    )
+
+
+def _checked(evaluation: Evaluation | None, settings: EvaluationConfig) -> Evaluation:
+    if evaluation is None:
+        raise EvaluationFailed(
+            "the environment has no held-out tasks: give it some (evaluation_file of jsonl, evaluation_tasks of "
+            "reasoning_gym), or name another one in rollouts.environment"
+        )
+    if not evaluation.tasks:
+        raise EvaluationFailed(
+            f"none of {evaluation.result.failed} held-out tasks could be evaluated; the reasons are in the log above"
+        )
+    if evaluation.result.tasks < settings.final_tasks:
+        log.info("%d tasks were evaluated, %d were asked for", evaluation.result.tasks, settings.final_tasks)
+    return evaluation
+
+
+def _checkpoint(path: Path) -> Checkpoint:
+    found = next((each for each in checkpoints_of(path.parent) if each.path == path), None)
+    if found is None:
+        raise EvaluationFailed(
+            f"evaluation.checkpoint: {path} is no checkpoint; expected a folder checkpoint-<version> of a run"
+        )
+    if fault := found.fault():
+        raise EvaluationFailed(f"evaluation.checkpoint: {path} cannot be used: {fault}; name another checkpoint")
+    return found
