@@ -42,6 +42,26 @@ class LagConfig(ConfigModel):
     max_drops_per_lease: int = Field(2, ge=0, description="after so many drops a lease is always waited for")
 
 
+class GuardConfig(ConfigModel):
+    """When the lag bound is lowered for a while. A measure without a limit is not looked at; KL is in nats a token."""
+
+    enabled: bool = Field(True, description="whether the bound is lowered at all")
+    min_effective_sample_share: float | None = Field(
+        0.05, gt=0, lt=1, description="least effective sample size, as a share of the trained tokens"
+    )
+    max_behavior_kl: float | None = Field(
+        1.0, gt=0, description="largest KL of the sampling policies to the learner's, over all trained tokens"
+    )
+    max_mismatch_kl: float | None = Field(
+        0.1, gt=0, description="largest such KL at equal weights, which only the engine's numerics make"
+    )
+    max_importance_ratio: float | None = Field(
+        None, gt=1, description="largest importance ratio of a token; no limit if left out"
+    )
+    patience: int = Field(3, ge=1, description="steps in a row beyond a limit before the bound is halved")
+    recovery_steps: int = Field(20, ge=1, description="healthy steps in a row before the bound rises by one version")
+
+
 class LeaseConfig(ConfigModel):
     """Leases, and what happens to those that fail."""
 
@@ -148,6 +168,7 @@ class LearnerConfig(ProcessConfig):
     training: TrainingConfig = Field(TrainingConfig(), description="the training step")
     rollouts: RolloutConfig = RolloutConfig()
     lag: LagConfig = LagConfig()
+    guard: GuardConfig = GuardConfig()
     leases: LeaseConfig = LeaseConfig()
     weights: WeightsConfig = WeightsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

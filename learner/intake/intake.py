@@ -142,10 +142,25 @@ class Intake:
         await self._pump()
         return TakenBatch(version=batch.version, groups=groups, lags=batch.lags)
 
-    async def trained(self, version: int) -> None:
-        """The learner holds `version` now."""
+    async def trained(self, version: int, *, max_lag: int | None = None) -> None:
+        """The learner holds `version` now. `max_lag`: the bound on the lag from here on; None leaves it as it is."""
         self._ledger.trained(version)
+        if max_lag is not None:
+            await self._bound_lag(max_lag)
         await self._pump()
+
+    async def bound_lag(self, max_lag: int) -> None:
+        """Bounds the lag of what is trained from here on. What that makes too old is dropped, and granted again."""
+        await self._bound_lag(max_lag)
+        await self._pump()
+
+    async def _bound_lag(self, max_lag: int) -> None:
+        if max_lag == self._ledger.max_lag:
+            return
+        ended = self._ledger.bound_lag(max_lag)
+        self._granting.bound_changed()
+        self._forget(ended, why="too_old")
+        await self._holders.cancel(ended)
 
     async def evaluate(self, *, tasks: int, version: int) -> "asyncio.Future[EvaluationResult] | None":
         """Starts an evaluation on at most `tasks` of the held-out tasks; None if the environment has none."""
