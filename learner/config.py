@@ -27,9 +27,33 @@ class RolloutConfig(ConfigModel):
     min_group_size: int = Field(
         2, ge=1, description="fewest trajectories with a reward that make a group worth keeping"
     )
-    drop_uniform_groups: bool = Field(
-        False, description="leave out groups whose rewards are all equal, and take others"
+    drop_uniform_groups: bool | None = Field(
+        None, description="leave out groups whose rewards are all equal, and take others; none: as the algorithm wants"
     )
+    min_mean_reward: float | None = Field(
+        None, description="leave out groups of a mean reward below this, and take others"
+    )
+    max_mean_reward: float | None = Field(
+        None, description="leave out groups of a mean reward above this, and take others"
+    )
+    filter_rounds: int = Field(
+        10, ge=1, description="how often groups_per_step groups may be left out before one batch; then the run stops"
+    )
+
+    @model_validator(mode="after")
+    def _something_passes(self) -> Self:
+        low, high = self.min_mean_reward, self.max_mean_reward
+        if low is not None and high is not None and low > high:
+            raise ValueError(
+                f"min_mean_reward is {low} and max_mean_reward {high}: no group could be kept; lower the first or "
+                "raise the second"
+            )
+        if self.drop_uniform_groups and self.group_size == 1:
+            raise ValueError(
+                "drop_uniform_groups is true and group_size 1: a group of one has no spread of rewards, so none could "
+                "be kept; raise group_size, or set drop_uniform_groups to false"
+            )
+        return self
 
 
 class LagConfig(ConfigModel):

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from learner.history.journal import JournalFull, RunLog
-from learner.intake.admission import is_uniform
 from learner.intake.conversation import Conversation, Moves
 from learner.intake.disk_room import DiskRoom
 from learner.intake.evaluation import EvaluationResult, Evaluator
 from learner.intake.failures import DeadLetters, RunFailed
+from learner.intake.filters import FilterReason, FilterRounds
 from learner.intake.granting import Granting, LeaseTerms
 from learner.intake.holders import Holder, Holders
 from learner.intake.lives import Belongs, Lives, tokens_of, up_to
@@ -100,6 +100,7 @@ class Intake:
             ledger=ledger, evaluator=evaluator, terms=terms, incarnation=options.incarnation, clock=clock
         )
         self._dead_letters = dead_letters
+        self._rounds = FilterRounds(options.rules.filters, groups_per_step=ledger.config.groups_per_step)
         self._stirred = asyncio.Event()
         self._failure: RunFailed | None = None
         self._left_out = left_out
@@ -135,6 +136,7 @@ class Intake:
 
     async def _taken(self, batch: Batch, *, began: float) -> TakenBatch:
         self._granting.batch_taken(asked_at=began)
+        self._rounds.batch_taken()
         self._forget(batch.dropped, why="too_old")
         groups = tuple(self._buffer.pop(lease_id) for lease_id in batch.lease_ids)
         await self._room.wait_for(partial(self._journal.append_batch, version=batch.version, lease_ids=batch.lease_ids))
@@ -251,11 +253,11 @@ class Intake:
 
     async def _accept(self, group: TrajectoryGroup, frames: Sequence[Frame] | None) -> bool:
         lease_id = group.lease_id
-        uniform = self._options.rules.drop_uniform_groups and is_uniform(group)
+        reason = self._options.rules.filters.reason(group)
         if self._lives.verdict(group) is Verdict.ACCEPTED:
             try:
                 self._journal.append_group(group, frames=frames)
-                if uniform:
+                if reason is not None:
                     self._journal.append_filtered(lease_id)
             except JournalFull as error:
                 self._room.say(error)
@@ -263,13 +265,18 @@ class Intake:
         answer = self._lives.admit(group)
         if answer.verdict is not Verdict.ACCEPTED:
             self._left_out(answer.verdict.value)
-        elif uniform:
-            self._ledger.filter(lease_id=lease_id)
-            self._left_out("uniform")
+        elif reason is not None:
+            self._filter(group, reason)
         else:
             self._buffer[lease_id] = group
         await self._holders.cancel(answer.cancelled)
         return True
+
+    def _filter(self, group: TrajectoryGroup, reason: FilterReason) -> None:
+        self._ledger.filter(lease_id=group.lease_id)
+        self._left_out(reason.value)
+        self._failure = self._rounds.left_out(group, reason, buffered=self._ledger.books().buffered) or self._failure
+        self._stirred.set()
 
     def _fail(self, failed: Failed) -> None:
         result = self._lives.fail(failed, now=self._clock())
