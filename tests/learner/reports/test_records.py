@@ -141,10 +141,7 @@ def test_the_bound_of_each_step_and_what_the_guard_did_are_in_metrics_jsonl(
         "measure": "behavior_kl", "value": 1.5, "limit": 1.0,
     }  # fmt: skip
     assert (loosened["change"], loosened["after"], loosened["measure"]) == ("loosened", 3, None)
-    said = (
-        "guard: step 1: behavior_kl is 1.5, over its limit of 1, for 3 steps in a row: the lag bound falls from 4 to 2"
-    )
-    assert said in caplog.messages
+    assert f"guard: step 1: {change.text}" in caplog.messages
 
 
 def test_a_resumed_run_has_no_accuracy_before_and_may_have_published_nothing(tmp_path: Path) -> None:
