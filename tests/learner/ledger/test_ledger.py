@@ -626,6 +626,19 @@ def test_a_bound_that_rises_again_gives_the_places_back() -> None:
     assert granted(ledger) == [2, 3]
 
 
+def test_what_a_former_life_runs_is_adopted_under_the_bound_in_use() -> None:
+    """At version 1, with the bound at 0, a group of version 0 is too old, and one yet to begin will be of version 1."""
+    ledger = make_ledger(groups_per_step=1, max_lag=2)
+    ledger.replay((0,))
+    ledger.trained(1)
+    ledger.bound_lag(0)
+    assert ledger.adopt(now=0.0, lease_id=1, holder="a", version=0) is None
+    assert ledger.adopt(now=0.0, lease_id=2, holder="a", version=None) is not None
+    ledger.readmit(lease_id=3, oldest_version=1, size=10)
+    (straggler,) = wait(ledger).stragglers
+    assert (straggler.lease_id, straggler.version) == (2, 1)
+
+
 @pytest.mark.parametrize("max_lag", [-1, 3])
 def test_no_bound_is_above_the_configured_one(max_lag: int) -> None:
     ledger = make_ledger(max_lag=2)
