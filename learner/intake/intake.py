@@ -275,7 +275,8 @@ class Intake:
     def _filter(self, group: TrajectoryGroup, reason: FilterReason) -> None:
         self._ledger.filter(lease_id=group.lease_id)
         self._left_out(reason.value)
-        self._failure = self._rounds.left_out(group, reason, buffered=self._ledger.books().buffered) or self._failure
+        failure = self._rounds.left_out(group, reason, buffered=self._ledger.books().buffered)
+        self._failure = self._failure or failure
         self._stirred.set()
 
     def _fail(self, failed: Failed) -> None:
@@ -293,7 +294,7 @@ class Intake:
         log.warning("lease %d is given up: %s", failed.lease_id, failed.reason)
         assert self._granting.order is not None, "nothing was granted yet"
         self._dead_letters.append(failed, task_index=self._granting.order.task_index(failed.lease_id))
-        self._failure = self._dead_letters.verdict(self._ledger)
+        self._failure = self._failure or self._dead_letters.verdict(self._ledger)
         self._stirred.set()
 
     async def _part(self, holder: Holder) -> None:
