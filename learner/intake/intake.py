@@ -151,19 +151,6 @@ class Intake:
             await self._bound_lag(max_lag)
         await self._pump()
 
-    async def bound_lag(self, max_lag: int) -> None:
-        """Bounds the lag of what is trained from here on. What that makes too old is dropped, and granted again."""
-        await self._bound_lag(max_lag)
-        await self._pump()
-
-    async def _bound_lag(self, max_lag: int) -> None:
-        if max_lag == self._ledger.max_lag:
-            return
-        ended = self._ledger.bound_lag(max_lag)
-        self._granting.bound_changed()
-        self._forget(ended, why="too_old")
-        await self._holders.cancel(ended)
-
     async def evaluate(self, *, tasks: int, version: int) -> "asyncio.Future[EvaluationResult] | None":
         """Starts an evaluation on at most `tasks` of the held-out tasks; None if the environment has none."""
         with self._waits.wait("an env_service", quiet_s=2.0):
@@ -214,6 +201,19 @@ class Intake:
         self._ledger.served_changed(self._fleet.served)
         await self._holders.broadcast(FleetMessage(generators=tuple(self._fleet.serving())))
         await self._pump()
+
+    async def bound_lag(self, max_lag: int) -> None:
+        """Bounds the lag of what is trained from here on. What that makes too old is dropped, and granted again."""
+        await self._bound_lag(max_lag)
+        await self._pump()
+
+    async def _bound_lag(self, max_lag: int) -> None:
+        if max_lag == self._ledger.max_lag:
+            return
+        ended = self._ledger.bound_lag(max_lag)
+        self._granting.bound_changed()
+        self._forget(ended, why="too_old")
+        await self._holders.cancel(ended)
 
     # Loops
 
