@@ -82,7 +82,7 @@ class GuardConfig(ConfigModel):
     max_importance_ratio: float | None = Field(
         None, gt=1, description="largest importance ratio of a token; no limit if left out"
     )
-    patience: int = Field(3, ge=1, description="steps in a row beyond a limit before the bound is halved")
+    patience: int = Field(2, ge=1, description="steps in a row beyond a limit before the bound is halved")
     recovery_steps: int = Field(20, ge=1, description="healthy steps in a row before the bound rises by one version")
 
 

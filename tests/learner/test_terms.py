@@ -40,10 +40,10 @@ def test_filters_that_let_nothing_pass_are_refused(rollouts: dict[str, object], 
 
 
 class Worst:
-    """The worst three steps in a row of runs that learned well, of either demonstration at lag 4, were milder."""
+    """Two steps in a row of this kind were in no run of either demonstration that learned, at lag up to 4."""
 
-    effective_sample_share = 0.2
-    behavior_kl = 0.4
+    effective_sample_share = 0.13
+    behavior_kl = 0.46
     mismatch_kl = 0.005
     importance_ratio_max = 160.0
 
