@@ -29,9 +29,33 @@ class RolloutConfig(ConfigModel):
     min_group_size: int = Field(
         2, ge=1, description="fewest trajectories with a reward that make a group worth keeping"
     )
-    drop_uniform_groups: bool = Field(
-        False, description="leave out groups whose rewards are all equal, and take others"
+    drop_uniform_groups: bool | None = Field(
+        None, description="leave out groups whose rewards are all equal, and take others; none: as the algorithm wants"
     )
+    min_mean_reward: float | None = Field(
+        None, description="leave out groups of a mean reward below this, and take others"
+    )
+    max_mean_reward: float | None = Field(
+        None, description="leave out groups of a mean reward above this, and take others"
+    )
+    filter_rounds: int = Field(
+        10, ge=1, description="how often groups_per_step groups may be left out before one batch; then the run stops"
+    )
+
+    @model_validator(mode="after")
+    def _something_passes(self) -> Self:
+        low, high = self.min_mean_reward, self.max_mean_reward
+        if low is not None and high is not None and low > high:
+            raise ValueError(
+                f"min_mean_reward is {low} and max_mean_reward {high}: no group could be kept; lower the first or "
+                "raise the second"
+            )
+        if self.drop_uniform_groups and self.group_size == 1:
+            raise ValueError(
+                "drop_uniform_groups is true and group_size 1: a group of one has no spread of rewards, so none could "
+                "be kept; raise group_size, or set drop_uniform_groups to false"
+            )
+        return self
 
 
 class LagConfig(ConfigModel):
@@ -42,6 +66,26 @@ class LagConfig(ConfigModel):
         60.0, gt=0, description="longest such wait, in seconds; then the group is dropped"
     )
     max_drops_per_lease: int = Field(2, ge=0, description="after so many drops a lease is always waited for")
+
+
+class GuardConfig(ConfigModel):
+    """When the lag bound is lowered for a while. A measure without a limit is not looked at; KL is in nats a token."""
+
+    enabled: bool = Field(True, description="whether the bound is lowered at all")
+    min_effective_sample_share: float | None = Field(
+        0.05, gt=0, lt=1, description="least effective sample size, as a share of the trained tokens"
+    )
+    max_behavior_kl: float | None = Field(
+        1.0, gt=0, description="largest KL of the sampling policies to the learner's, over all trained tokens"
+    )
+    max_mismatch_kl: float | None = Field(
+        0.1, gt=0, description="largest such KL at equal weights, which only the engine's numerics make"
+    )
+    max_importance_ratio: float | None = Field(
+        None, gt=1, description="largest importance ratio of a token; no limit if left out"
+    )
+    patience: int = Field(2, ge=1, description="steps in a row beyond a limit before the bound is halved")
+    recovery_steps: int = Field(20, ge=1, description="healthy steps in a row before the bound rises by one version")
 
 
 class LeaseConfig(ConfigModel):
@@ -203,6 +247,7 @@ class LearnerConfig(ProcessConfig):
     training: TrainingConfig = Field(TrainingConfig(), description="the training step")
     rollouts: RolloutConfig = RolloutConfig()
     lag: LagConfig = LagConfig()
+    guard: GuardConfig = GuardConfig()
     leases: LeaseConfig = LeaseConfig()
     weights: WeightsConfig = WeightsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

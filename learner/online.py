@@ -16,6 +16,7 @@ from typing import TypeVar, cast
 
 from learner.config import LearnerConfig
 from learner.evaluation.results import Evaluation, EvaluationResult
+from learner.guard import Guard
 from learner.history.checkpoints import Checkpoints, Evaluated
 from learner.intake.intake import Intake, TakenBatch
 from learner.reports.measures import Measures
@@ -40,6 +41,7 @@ class OnlineTraining:
 
     `first_probe` are the tokens whose logprobs prove the first publish; later ones use a text of the policy's own.
     `replay` are the batches of the log that are newer than the checkpoint: trained again, in order, without generators.
+    They were taken under the bound of their time, so the guard follows them, and its bound holds from there on.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class OnlineTraining:
         measures: Measures,
         idle: IdleWatch,
         checkpoints: Checkpoints,
+        guard: Guard,
         first_probe: tuple[int, ...],
         first_version: int,
         replay: Sequence[TakenBatch],
@@ -66,6 +69,7 @@ class OnlineTraining:
         self._measures = measures
         self._idle = idle
         self._checkpoints = checkpoints
+        self._guard = guard
         self._version = first_version
         self._replay = replay
         self._loop = loop
@@ -85,8 +89,10 @@ class OnlineTraining:
             start = time.monotonic()
             metrics = self._train(batch)
             timing = Timing(time_s=0.0, wait_s=0.0, train_s=time.monotonic() - start, copy_s=0.0)
-            self._records.replay(self._record(batch, timing), metrics)
+            self._records.replay(self._record(batch, timing), metrics, lag_bound=self._guard.max_lag)
+            self._guard.observe(metrics, lag=max(batch.lags))
             self._call(self._intake.trained(self._version))
+        self._take_up_bound()
         self._publish()
         if len(self._replay) >= config.checkpoint.every_steps:
             self._checkpoint()  # or each further death would replay it all again
@@ -110,7 +116,9 @@ class OnlineTraining:
         batch = self._call(self._intake.take())
         taken = time.monotonic()
         metrics = self._train(batch)
-        self._call(self._intake.trained(self._version))
+        lag_bound = self._guard.max_lag
+        change = self._guard.observe(metrics, lag=max(batch.lags))
+        self._call(self._intake.trained(self._version, max_lag=self._guard.max_lag))
         trained = time.monotonic()
         self._publish()
         copied = time.monotonic()
@@ -119,9 +127,20 @@ class OnlineTraining:
             time_s=copied - self._began, wait_s=taken - start, train_s=trained - taken, copy_s=copied - trained
         )
         record = self._record(batch, timing)
-        self._records.step(record, metrics, batch.groups)
+        self._records.step(record, metrics, batch.groups, lag_bound=lag_bound)
         self._measures.step(record, metrics)
+        if change is not None:
+            self._records.guard(change, step=record.step)
+            self._measures.guard(change)
         self._after_step()
+
+    def _take_up_bound(self) -> None:
+        bound = self._guard.max_lag
+        if bound < self._config.max_lag:
+            log.warning(
+                "the guard goes on with a lag bound of %d, the configured one is %d", bound, self._config.max_lag
+            )
+        self._call(self._intake.bound_lag(bound))
 
     def _record(self, batch: TakenBatch, timing: Timing) -> StepRecord:
         success = self._config.evaluation.success_reward
@@ -173,7 +192,9 @@ class OnlineTraining:
         start = time.monotonic()
         try:
             ledger = self._call(self._intake.checkpoint())
-            path = self._checkpoints.write(version=self._version, ledger=ledger, save_trainer=self._trainer.save)
+            path = self._checkpoints.write(
+                version=self._version, ledger=ledger, guard=self._guard.state, save_trainer=self._trainer.save
+            )
         except OSError as error:
             self._measures.failed_write("checkpoint")
             log.warning(

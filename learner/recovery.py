@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from learner.guard import NEW_GUARD, GuardState
 from learner.history.checkpoints import Checkpoint, checkpoints_of
 from learner.history.durable_files import end_of_lines, unused
 from learner.history.journal import FOLDER
@@ -40,7 +41,8 @@ class NothingToResume(RuntimeError):
 class Recovered:
     """Where a learner begins: at `version`, with `batches` to train again and `spare_groups` for later ones.
 
-    `history` tells which versions that former lives published belong to these weights.
+    `history` tells which versions that former lives published belong to these weights. `guard` is its state at
+    `version`. The ledger begins with the configured bound: the logged batches were taken under that of their time.
     """
 
     ledger: Ledger
@@ -49,6 +51,7 @@ class Recovered:
     batches: tuple[TakenBatch, ...]
     spare_groups: tuple[TrajectoryGroup, ...]
     history: History
+    guard: GuardState = NEW_GUARD
 
     @property
     def replayed_version(self) -> int:
@@ -89,6 +92,7 @@ def recover(folder: Path, *, config: LedgerConfig, resume: bool, incarnation: in
         batches=tuple(logged.batches),
         spare_groups=spare,
         history=history,
+        guard=NEW_GUARD if checkpoint is None else checkpoint.guard(),
     )
 
 

@@ -23,6 +23,7 @@ from functools import partial
 
 from learner.config import LearnerConfig, LeaseConfig
 from learner.event_loop import Parts
+from learner.guard import Guard
 from learner.history.checkpoints import Checkpoints
 from learner.history.journal import FOLDER, Journal, NoJournal, RunLog
 from learner.history.run_folder import open_run_folder
@@ -137,6 +138,7 @@ async def _train(parts: Parts, opened: OpenTrainer, thread: TrainerThread) -> No
             best_by=config.checkpoint.best_by,
             journal=parts.journal,
         ),
+        guard=Guard(config.guard, max_lag=config.max_lag, state=recovered.guard),
         first_probe=first_probe(config.model, count=config.weights.probe_tokens),
         first_version=recovered.version,
         replay=recovered.batches,

@@ -1,10 +1,10 @@
 """Checkpoints in the run's folder: written whole or not at all, verified before they are used.
 
 A checkpoint is a folder `checkpoint-<version>` with the trainer's files (model, optimizer, progress of the schedule,
-random states of every rank), `ledger.json`, and `manifest.json`. The order of the data needs no file of its own: it is
-a pure function of the seed and of the ledger's cursor. Its place in the journal is the segment of its version. It is
-written under another name, the manifest last, and renamed when all of it is on disk. What the held-out evaluation of
-its version found stands beside it, in `checkpoint-<version>.evaluation.json`.
+random states of every rank), `ledger.json`, `guard.json`, and `manifest.json`. The order of the data needs no file of
+its own: it is a pure function of the seed and of the ledger's cursor. Its place in the journal is the segment of its
+version. It is written under another name, the manifest last, and renamed when all of it is on disk. What the held-out
+evaluation of its version found stands beside it, in `checkpoint-<version>.evaluation.json`.
 """
 
 import errno
@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from learner.guard import NEW_GUARD, GuardState
 from learner.history.durable_files import sync_folder, sync_tree, unused, write_atomically
 from learner.history.journal import FOLDER, NoJournal, RunLog
 from learner.history.manifest import fault_of, write_manifest
@@ -52,6 +53,11 @@ class Checkpoint:
     def ledger(self) -> LedgerSnapshot:
         """The ledger as it was."""
         return LedgerSnapshot(**json.loads((self.path / "ledger.json").read_text(encoding="utf-8")))
+
+    def guard(self) -> GuardState:
+        """The guard as it was; one that has seen nothing in a checkpoint of a release without guard."""
+        path = self.path / "guard.json"
+        return GuardState(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else NEW_GUARD
 
     @property
     def trainer(self) -> Path:
@@ -92,7 +98,14 @@ class Checkpoints:
         self._journal = journal or NoJournal()
         self._lock = threading.Lock()
 
-    def write(self, *, version: int, ledger: LedgerSnapshot, save_trainer: Callable[[Path], None]) -> Path:
+    def write(
+        self,
+        *,
+        version: int,
+        ledger: LedgerSnapshot,
+        save_trainer: Callable[[Path], None],
+        guard: GuardState = NEW_GUARD,
+    ) -> Path:
         """Writes a checkpoint of `version`, whose journal segment has begun; then removes what is not kept.
 
         Raises OSError, and then there is no such checkpoint.
@@ -105,6 +118,7 @@ class Checkpoints:
             draft.mkdir(parents=True)
             save_trainer(draft / "trainer")
             (draft / "ledger.json").write_text(json.dumps(asdict(ledger)), encoding="utf-8")
+            (draft / "guard.json").write_text(json.dumps(asdict(guard)), encoding="utf-8")
             write_manifest(draft, version=version, journal=Segment.named(self._folder / FOLDER, version).path.name)
             sync_tree(draft)
             final = self._folder / f"{_PREFIX}{version:08d}"

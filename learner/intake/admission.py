@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from learner.intake.filters import GroupFilter
 from protocol.messages import Failed
 from protocol.trajectories import Trajectory, TrajectoryGroup
 from protocol.versions import PolicyVersion
@@ -10,11 +11,14 @@ from protocol.versions import PolicyVersion
 
 @dataclass(frozen=True)
 class GroupRules:
-    """`vocabulary_size` bounds token ids; a group of fewer than `min_group_size` scored trajectories is a failure."""
+    """`vocabulary_size` bounds token ids; a group of fewer than `min_group_size` scored trajectories is a failure.
+
+    `filters` say which of the groups that are in order are left out.
+    """
 
     vocabulary_size: int
     min_group_size: int
-    drop_uniform_groups: bool
+    filters: GroupFilter
 
 
 def admissible(
@@ -42,11 +46,6 @@ def admissible(
     # One that might work at another time is worth a retry, whatever ails the others.
     transient = any(trajectory.reward.error_kind == "infrastructure" for trajectory in unscored)
     return _failed(group, reason=reason, data_fault=not transient)
-
-
-def is_uniform(group: TrajectoryGroup) -> bool:
-    """Whether all rewards are equal, so that a group baseline leaves nothing to learn."""
-    return len({trajectory.reward.reward for trajectory in group.trajectories}) == 1
 
 
 def _strange_version(group: TrajectoryGroup, belongs: Callable[[PolicyVersion], bool]) -> str | None:

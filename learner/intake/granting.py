@@ -59,6 +59,10 @@ class Granting:
         )
         self._last_taken = now
 
+    def bound_changed(self) -> None:
+        """The ledger bounds the lag by another number of versions."""
+        self._pacing.bound(self._ledger.max_lag)
+
     def leases_for(self, holder: Holder, *, environment: str) -> list[Lease]:
         """What an env_service is granted now; it holds them from here on."""
         if self.order is None or self._ledger.served is None:

@@ -17,11 +17,11 @@ from functools import partial
 
 from learner.evaluation.results import Evaluation
 from learner.history.journal import JournalFull, RunLog
-from learner.intake.admission import is_uniform
 from learner.intake.conversation import Conversation, Moves
 from learner.intake.disk_room import DiskRoom
 from learner.intake.evaluation import Evaluator
 from learner.intake.failures import DeadLetters, RunFailed
+from learner.intake.filters import FilterReason, FilterRounds
 from learner.intake.granting import Granting, LeaseTerms
 from learner.intake.holders import Holder, Holders
 from learner.intake.lives import Belongs, Lives, tokens_of, up_to
@@ -101,6 +101,7 @@ class Intake:
             ledger=ledger, evaluator=evaluator, terms=terms, incarnation=options.incarnation, clock=clock
         )
         self._dead_letters = dead_letters
+        self._rounds = FilterRounds(options.rules.filters, groups_per_step=ledger.config.groups_per_step)
         self._stirred = asyncio.Event()
         self._failure: RunFailed | None = None
         self._left_out = left_out
@@ -136,6 +137,7 @@ class Intake:
 
     async def _taken(self, batch: Batch, *, began: float) -> TakenBatch:
         self._granting.batch_taken(asked_at=began)
+        self._rounds.batch_taken()
         self._forget(batch.dropped, why="too_old")
         groups = tuple(self._buffer.pop(lease_id) for lease_id in batch.lease_ids)
         await self._room.wait_for(partial(self._journal.append_batch, version=batch.version, lease_ids=batch.lease_ids))
@@ -143,9 +145,11 @@ class Intake:
         await self._pump()
         return TakenBatch(version=batch.version, groups=groups, lags=batch.lags)
 
-    async def trained(self, version: int) -> None:
-        """The learner holds `version` now."""
+    async def trained(self, version: int, *, max_lag: int | None = None) -> None:
+        """The learner holds `version` now. `max_lag`: the bound on the lag from here on; None leaves it as it is."""
         self._ledger.trained(version)
+        if max_lag is not None:
+            await self._bound_lag(max_lag)
         await self._pump()
 
     async def evaluate(self, *, tasks: int, version: int) -> "asyncio.Future[Evaluation] | None":
@@ -203,6 +207,19 @@ class Intake:
         await self._holders.broadcast(FleetMessage(generators=tuple(self._fleet.serving())))
         await self._pump()
 
+    async def bound_lag(self, max_lag: int) -> None:
+        """Bounds the lag of what is trained from here on. What that makes too old is dropped, and granted again."""
+        await self._bound_lag(max_lag)
+        await self._pump()
+
+    async def _bound_lag(self, max_lag: int) -> None:
+        if max_lag == self._ledger.max_lag:
+            return
+        ended = self._ledger.bound_lag(max_lag)
+        self._granting.bound_changed()
+        self._forget(ended, why="too_old")
+        await self._holders.cancel(ended)
+
     # Loops
 
     async def receive(self) -> None:
@@ -241,11 +258,11 @@ class Intake:
 
     async def _accept(self, group: TrajectoryGroup, frames: Sequence[Frame] | None) -> bool:
         lease_id = group.lease_id
-        uniform = self._options.rules.drop_uniform_groups and is_uniform(group)
+        reason = self._options.rules.filters.reason(group)
         if self._lives.verdict(group) is Verdict.ACCEPTED:
             try:
                 self._journal.append_group(group, frames=frames)
-                if uniform:
+                if reason is not None:
                     self._journal.append_filtered(lease_id)
             except JournalFull as error:
                 self._room.say(error)
@@ -253,13 +270,19 @@ class Intake:
         answer = self._lives.admit(group)
         if answer.verdict is not Verdict.ACCEPTED:
             self._left_out(answer.verdict.value)
-        elif uniform:
-            self._ledger.filter(lease_id=lease_id)
-            self._left_out("uniform")
+        elif reason is not None:
+            self._filter(group, reason)
         else:
             self._buffer[lease_id] = group
         await self._holders.cancel(answer.cancelled)
         return True
+
+    def _filter(self, group: TrajectoryGroup, reason: FilterReason) -> None:
+        self._ledger.filter(lease_id=group.lease_id)
+        self._left_out(reason.value)
+        failure = self._rounds.left_out(group, reason, buffered=self._ledger.books().buffered)
+        self._failure = self._failure or failure
+        self._stirred.set()
 
     def _fail(self, failed: Failed) -> None:
         result = self._lives.fail(failed, now=self._clock())
@@ -276,7 +299,7 @@ class Intake:
         log.warning("lease %d is given up: %s", failed.lease_id, failed.reason)
         assert self._granting.order is not None, "nothing was granted yet"
         self._dead_letters.append(failed, task_index=self._granting.order.task_index(failed.lease_id))
-        self._failure = self._dead_letters.verdict(self._ledger)
+        self._failure = self._failure or self._dead_letters.verdict(self._ledger)
         self._stirred.set()
 
     async def _part(self, holder: Holder) -> None:

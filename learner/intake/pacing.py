@@ -23,6 +23,11 @@ class Pacing:
     def __post_init__(self) -> None:
         self.ahead = min(2.0, self.max_lag + 1.0) * self.groups_per_step
 
+    def bound(self, max_lag: int) -> None:
+        """The bound is another one now: no more groups are asked for ahead than it permits."""
+        self.max_lag = max_lag
+        self.ahead = min(self.ahead, (max_lag + 1.0) * self.groups_per_step)
+
     def taken(self, *, waited_s: float, since_last_s: float, left_over: int) -> None:
         """A batch was taken: the trainer had waited so long for it, and so many groups stay in the buffer."""
         step = self.groups_per_step

@@ -27,7 +27,8 @@ _LIVES_REMEMBERED = 64
 
 
 class Ledger:
-    """Hands out leases and makes batches of which no group lags more than `max_lag` versions.
+    """Hands out leases and makes batches of which no group lags more than `max_lag` versions: that of the
+    configuration, or less while `bound_lag` asks for less.
 
     Everything is judged by `next_version`, the version at which the next batch will be taken: the learner's own, or,
     while batches that were taken or replayed wait for the end of their step, the one that it will have then. So a group
@@ -37,6 +38,7 @@ class Ledger:
     def __init__(self, config: LedgerConfig) -> None:
         self.config = config
         self._table = LeaseTable()
+        self._max_lag = config.max_lag
         self._version = 0
         self._served: int | None = None
         self._reasons: Counter[str] = Counter()
@@ -51,6 +53,32 @@ class Ledger:
     def next_version(self) -> int:
         """The version at which the next batch will be taken."""
         return self._version + len(self._table.untrained)
+
+    @property
+    def max_lag(self) -> int:
+        """The bound in use: in 0..config.max_lag."""
+        return self._max_lag
+
+    def bound_lag(self, max_lag: int) -> tuple[EndedAttempt, ...]:
+        """From here on no batch holds a group that lags more than `max_lag` versions; at first the configured bound.
+
+        Returns what a lower bound makes too old, or leaves no place for: those leases are granted again. Too old are
+        groups that the next batch would not admit, running or buffered; without a place, running ones that could not
+        all be trained in time (those that were dropped too often stay, and are waited for). Raises ValueError for a
+        bound above the configured one.
+        """
+        if not 0 <= max_lag <= self.config.max_lag:
+            raise ValueError(
+                f"the lag cannot be bounded by {max_lag}: the configuration's max_lag is {self.config.max_lag}; give a "
+                f"bound from 0 to {self.config.max_lag}"
+            )
+        lowered, self._max_lag = max_lag < self._max_lag, max_lag
+        if not lowered:
+            return ()
+        dropped = tuple(map(self._table.drop, self._too_old()))
+        # As if a step had just been taken that left all of them behind: the next one has places for them too.
+        crowded = self._blockage(self._table.buffered, after=self.next_version - 1)
+        return dropped + tuple(self._table.drop(each) for each in crowded.drop if self._is_droppable(each))
 
     @property
     def served(self) -> int | None:
@@ -76,7 +104,7 @@ class Ledger:
             return 0
         table, per_step = self._table, self.config.groups_per_step
         consumed = self.next_version * per_step  # so it counts from the moment at which a batch is taken
-        limit = (self._served + self.config.max_lag + 1) * per_step
+        limit = (self._served + self._max_lag + 1) * per_step
         return max(0, limit - consumed - len(table.buffered) - len(table.running))
 
     def grant(self, *, now: float, holder: str, room: int) -> tuple[Grant, ...]:
@@ -159,14 +187,14 @@ class Ledger:
         return lease_id in self._table.running or lease_id in self._table.pending
 
     def _may_be_of_a_former_life(self, lease_id: int) -> bool:
-        """A former life had no more leases outstanding than the lag bound allows, and all others are known from disk;
-        an id far beyond is garbage, which must not open millions of leases.
+        """A former life had no more leases outstanding than the configured bound allows, and all others are known from
+        disk; an id far beyond is garbage, which must not open millions of leases.
         """
         outstanding = (self.config.max_lag + 1) * self.config.groups_per_step
         return 0 <= lease_id < self._table.cursor + _LIVES_REMEMBERED * outstanding
 
     def _is_admissible(self, oldest_version: int) -> bool:
-        return 0 <= self.next_version - oldest_version <= self.config.max_lag
+        return 0 <= self.next_version - oldest_version <= self._max_lag
 
     def fail(self, *, now: float, lease_id: int, attempt: int, kind: FailureKind, reason: str) -> FailureResult:
         """Ends a running attempt that failed: its lease is granted again, or dead-lettered once its budget is spent."""
@@ -231,25 +259,34 @@ class Ledger:
         if len(ready) < need:
             self._blocked_since = None
             return Waiting(have=len(ready), need=need)
-        blocked = self._blockage(ready[need:])
+        blocked = self._blockage(ready[need:], after=self._version)
         if self._must_wait(blocked, now):
             stragglers = tuple(self._straggler(lease_id) for lease_id in blocked.stragglers)
             return Waiting(have=len(ready), need=need, stragglers=stragglers, since=self._blocked_since)
         self._blocked_since = None
         return self._take(tuple(ready[:need]), drop=blocked.drop)
 
-    def _blockage(self, left: Iterable[int]) -> Blockage:
-        table, config = self._table, self.config
+    def _blockage(self, left: Iterable[int], *, after: int) -> Blockage:
+        """What cannot be trained in time by the steps after version `after`, of the groups `left` and those running."""
+        table = self._table
         remaining = [Remaining(version=table.buffered[lease_id].version, lease_id=lease_id) for lease_id in left]
         for lease_id, running in table.running.items():
-            drops = table.leases[lease_id].drops
-            droppable = drops < config.max_drops_per_lease
+            drops, droppable = table.leases[lease_id].drops, self._is_droppable(lease_id)
             remaining.append(
                 Remaining(version=running.version, lease_id=lease_id, running=True, drops=drops, droppable=droppable)
             )
-        return blockage(
-            remaining, version=self._version, max_lag=config.max_lag, groups_per_step=config.groups_per_step
-        )
+        return blockage(remaining, version=after, max_lag=self._max_lag, groups_per_step=self.config.groups_per_step)
+
+    def _is_droppable(self, lease_id: int) -> bool:
+        return self._table.leases[lease_id].drops < self.config.max_drops_per_lease
+
+    def _too_old(self) -> list[int]:
+        """The running and buffered groups that the next batch would not admit."""
+        running, buffered = self._table.running, self._table.buffered
+        versions = {each: running[each].version for each in running} | {
+            each: buffered[each].version for each in buffered
+        }
+        return [lease_id for lease_id, version in versions.items() if not self._is_admissible(version)]
 
     def _must_wait(self, blocked: Blockage, now: float) -> bool:
         if not blocked.stragglers:
@@ -266,7 +303,7 @@ class Ledger:
     def _take(self, lease_ids: tuple[int, ...], *, drop: tuple[int, ...]) -> Batch:
         version, table = self._version, self._table
         lags = tuple(version - table.buffered[lease_id].version for lease_id in lease_ids)
-        assert all(0 <= lag <= self.config.max_lag for lag in lags), (version, lease_ids, lags)
+        assert all(0 <= lag <= self._max_lag for lag in lags), (version, lease_ids, lags)
         table.take(lease_ids)
         too_old = [lease_id for lease_id, group in table.buffered.items() if not self._is_admissible(group.version)]
         dropped = tuple(table.drop(lease_id) for lease_id in (*drop, *too_old))
@@ -345,7 +382,7 @@ class Ledger:
         Returns the attempt's number in this life, or None if nobody wants it: its lease has a group, runs elsewhere or
         is closed, the group would be too old, or no former life can have granted it. Adopting asks for no place.
         """
-        oldest = max(0, self.next_version - self.config.max_lag)
+        oldest = max(0, self.next_version - self._max_lag)
         if not self._may_be_of_a_former_life(lease_id) or not self._is_admissible(
             oldest if version is None else version
         ):

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from learner.guard import GuardChange
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Books
 from learner.reports.step_record import StepRecord
 from learner.training.metrics import StepMetrics
@@ -26,6 +27,12 @@ class Measures:
         self._waited = metrics.counter("waited_seconds", "Time of all waits, by whom was waited for.", labels=("whom",))
         self._ess = metrics.gauge("effective_sample_share", "Effective sample size over sample size, newest batch.")
         self._mismatch = metrics.gauge("mismatch_kl", "Numerical gap between engine and learner, nats, newest batch.")
+        self._behavior_kl = metrics.gauge("behavior_kl", "KL of sampling to learning policy, nats, newest batch.")
+        self._ratio_mean = metrics.gauge("importance_ratio_mean", "Mean importance ratio of the newest batch.")
+        self._ratio_max = metrics.gauge("importance_ratio_max", "Largest importance ratio of the newest batch.")
+        self._entropy = metrics.gauge("entropy_nats", "Mean entropy of the policy, newest batch.")
+        self._lag_bound = metrics.gauge("lag_bound", "Largest lag that the next batch may have.")
+        self._guard = metrics.counter("guard_changes", "What the guard did.", labels=("change", "measure"))
         self._refused = metrics.counter("refused_messages", "ZeroMQ messages refused, by reason.", labels=("reason",))
         self._leases = metrics.gauge("leases", "Leases of the present history, by where they are.", labels=("state",))
         self._attempts = metrics.gauge(
@@ -51,10 +58,26 @@ class Measures:
             self._tokens.labels(lag=lag).inc(count)
         for lag, count in record.lag_counts.items():
             self._trajectories.labels(lag=lag).inc(count)
-        if step.effective_sample_share is not None:
-            self._ess.set(step.effective_sample_share)
-        if step.mismatch_kl is not None:
-            self._mismatch.set(step.mismatch_kl)
+        measured = (
+            (self._ess, step.effective_sample_share),
+            (self._mismatch, step.mismatch_kl),
+            (self._behavior_kl, step.behavior_kl),
+            (self._ratio_mean, step.importance_ratio_mean),
+            (self._ratio_max, step.importance_ratio_max),
+            (self._entropy, step.entropy),
+        )
+        for gauge, value in measured:
+            if value is not None:
+                gauge.set(value)
+
+    def lag_bound(self, max_lag: Callable[[], int]) -> None:
+        """Shows the bound in use as it is when somebody looks; to be called once."""
+        self._lag_bound.set_function(max_lag)
+
+    def guard(self, change: GuardChange) -> None:
+        """Notes what the guard did, and for which measure."""
+        measure = "none" if change.reading is None else change.reading.measure
+        self._guard.labels(change=change.kind, measure=measure).inc()
 
     def published(self, report: PublishReport) -> None:
         """Notes a publish."""

@@ -2,7 +2,8 @@
 
 `metrics.jsonl` holds one object a line, told apart by `kind`: `step`, `replay` (a step that was trained again, from the
 batch log, with the same fields), `publish`, `join` (a generator that caught up), `evaluation`, and `resume`, which says
-up to which version the lines before it belong to the run.
+up to which version the lines before it belong to the run. `lag_bound` is the bound under which the step's batch was
+taken; `guard` lines tell when the guard moved it, after which step, and what was beyond its limit.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from learner.evaluation.results import EvaluationResult
+from learner.guard import GuardChange
 from learner.history.line_file import LineFile, ignore
 from learner.reports.former import read_former
 from learner.reports.step_record import StepRecord, versions_of
@@ -62,21 +64,50 @@ class Records:
         self.former_s, self.former_steps = former.wall_s, len(former.steps)
         self._metrics.write({"kind": "resume", "version": version, "incarnation": incarnation})
 
-    def step(self, record: StepRecord, metrics: StepMetrics, groups: Sequence[TrajectoryGroup]) -> None:
+    def step(
+        self,
+        record: StepRecord,
+        metrics: StepMetrics,
+        groups: Sequence[TrajectoryGroup],
+        *,
+        lag_bound: int | None = None,
+    ) -> None:
         """Notes a step: its numbers, and a few of its trajectories."""
         self.steps.append(record)
-        self._metrics.write({"kind": "step", **dataclasses.asdict(metrics), **dataclasses.asdict(record)})
+        self._write_step("step", record, metrics, lag_bound=lag_bound)
         for group in groups[:_SAMPLES_PER_STEP]:
             self._samples.write(_sample(group, step=record.step))
         self._unsaid.append(record)
         if time.monotonic() - self._said_at >= _PROGRESS_EVERY_S or record.step == self._total_steps:
             self._say_progress()
 
-    def replay(self, record: StepRecord, metrics: StepMetrics) -> None:
+    def replay(self, record: StepRecord, metrics: StepMetrics, *, lag_bound: int | None = None) -> None:
         """Notes a step that was trained again, from the batch log. Its `time_s` and `wait_s` are 0."""
         if not self.steps or self.steps[-1].step < record.step:  # the life that logged it died before it noted it
             self.steps.append(record)
-        self._metrics.write({"kind": "replay", **dataclasses.asdict(metrics), **dataclasses.asdict(record)})
+        self._write_step("replay", record, metrics, lag_bound=lag_bound)
+
+    def _write_step(self, kind: str, record: StepRecord, metrics: StepMetrics, *, lag_bound: int | None) -> None:
+        numbers = {**dataclasses.asdict(metrics), **dataclasses.asdict(record)}
+        self._metrics.write({"kind": kind, **numbers, "lag_bound": lag_bound})
+
+    def guard(self, change: GuardChange, *, step: int) -> None:
+        """Notes and says what the guard did after a step."""
+        log.log(logging.INFO if change.kind == "loosened" else logging.WARNING, "guard: step %d: %s", step, change.text)
+        reading = change.reading
+        self._metrics.write(
+            {
+                "kind": "guard",
+                "step": step,
+                "change": change.kind,
+                "before": change.before,
+                "after": change.after,
+                "steps": change.steps,
+                "measure": None if reading is None else reading.measure,
+                "value": None if reading is None else reading.value,
+                "limit": None if reading is None else reading.limit,
+            }
+        )
 
     def publish(self, report: PublishReport) -> None:
         """Notes a publish."""

@@ -44,6 +44,7 @@ class LearnerStatus:
     def report(self) -> Report:
         """The learner's part of its status."""
         disk = self._disk()
+        problems = (_disk_full(disk),) if disk.free_bytes < _LEAST_FREE_BYTES else ()
         return Report(
             id=self._name,
             policy_version=str(PolicyVersion(self._incarnation, self._ledger.version)),
@@ -58,7 +59,7 @@ class LearnerStatus:
                 for name, when in self._measures.last_at.items()
             ),
             disks=(disk,),
-            problems=() if disk.free_bytes >= _LEAST_FREE_BYTES else (_disk_full(disk),),
+            problems=(*problems, *self._guarded()),
         )
 
     def _queues(self) -> tuple[QueueStatus, ...]:
@@ -69,6 +70,14 @@ class LearnerStatus:
             QueueStatus(name="running leases", depth=books.running),
             QueueStatus(name="buffered groups", depth=books.buffered),
             QueueStatus(name="generators to be published to", depth=behind),
+        )
+
+    def _guarded(self) -> tuple[str, ...]:
+        bound, configured = self._ledger.max_lag, self._ledger.config.max_lag
+        if bound == configured:
+            return ()
+        return (
+            f"the guard bounds the lag by {bound} instead of {configured}: the log says which measure made it do so",
         )
 
     def _generator(self, member: Member) -> PeerStatus:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.long_lived_system import LongLivedSystem, generate
 from tests.e2e.processes import until
-from tests.e2e.run_files import GROUPS_PER_STEP, token_lags
+from tests.e2e.run_files import GROUPS_PER_STEP, RunFolder, token_lags
 
 pytestmark = pytest.mark.e2e
 
@@ -40,6 +40,34 @@ def test_a_killed_learner_resumes_and_no_step_is_missing(system: LongLivedSystem
     stamps = {v for sample in run.lines("samples.jsonl") for one in sample["completions"] for v in one["versions"]}
     assert {stamp.partition(".")[0] for stamp in stamps} == {"1", "2"}
     assert all(line["probe_gap"] < 1e-3 for line in run.metrics("publish"))
+
+
+def test_a_guard_that_has_lowered_the_bound_still_holds_it_after_a_resume(system: LongLivedSystem) -> None:
+    """Any lag makes a larger KL than this limit, engine numerics in float32 do not: so the bound falls to 0."""
+    words = ("--steps", "60", "--checkpoint.every-steps", "7", "--max-lag", "2", "--evaluation.tasks", "0")
+    guard = ("--guard.max-behavior-kl", "1e-9", "--guard.patience", "1", "--guard.recovery-steps", "1000")
+    with system.learner("guarded", *words, *guard) as (learner, run):
+        until(
+            lambda: bool(lowered(run)) and max(run.steps()) > lowered(run)[0] + 8,
+            what="steps under a bound of 0",
+            timeout_s=90,
+            during=[learner, *system.services.values()],
+        )
+        learner.send(signal.SIGKILL)
+        learner.wait(timeout_s=5)
+    assert "guard: step" in learner.text()
+    assert max(run.steps()) < 60
+    with system.learner("guarded", *words, *guard, "--resume", "true") as (learner, _):
+        assert learner.wait(timeout_s=120) == 0, learner.text()
+    assert "the guard goes on with a lag bound of 0, the configured one is 2" in learner.text()
+    steps = {line["step"]: line for line in run.metrics("step")}
+    assert all(line["lag_max"] <= line["lag_bound"] for line in steps.values())
+    assert all(line["lag_bound"] == 0 for step, line in steps.items() if step > lowered(run)[0])
+
+
+def lowered(run: RunFolder) -> list[int]:
+    """The steps after which the guard lowered the bound to 0."""
+    return [line["step"] for line in run.metrics("guard") if line["after"] == 0]
 
 
 def test_two_ranks_with_sharded_gradients_train_as_one(system: LongLivedSystem) -> None:

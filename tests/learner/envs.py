@@ -13,6 +13,7 @@ from learner.history.journal import Journal, Record, read_journal
 from learner.intake.admission import GroupRules
 from learner.intake.evaluation import Evaluator
 from learner.intake.failures import DeadLetters
+from learner.intake.filters import GroupFilter
 from learner.intake.granting import LeaseTerms
 from learner.intake.intake import Intake
 from learner.intake.options import IntakeOptions
@@ -39,6 +40,7 @@ from tests.learner.samples import INCARNATION, LEDGER
 
 M = TypeVar("M", bound=Message)
 RUN = "run-a"
+EVERY_GROUP = GroupFilter()
 ADDITION = EnvironmentInfo(name="addition", train_tasks=100, evaluation_tasks=5000)
 
 
@@ -150,7 +152,7 @@ class Learner:
             yield ScriptedEnv(dealer=dealer, name=name)
 
 
-def options(*, drop_uniform_groups: bool) -> IntakeOptions:
+def options(*, filters: GroupFilter) -> IntakeOptions:
     return IntakeOptions(
         run=RUN,
         incarnation=INCARNATION,
@@ -159,7 +161,7 @@ def options(*, drop_uniform_groups: bool) -> IntakeOptions:
         lease_timeout_s=LEDGER.lease_timeout_s,
         tokenizer=FINGERPRINTS.tokenizer,
         chat_template=FINGERPRINTS.chat_template,
-        rules=GroupRules(vocabulary_size=10, min_group_size=2, drop_uniform_groups=drop_uniform_groups),
+        rules=GroupRules(vocabulary_size=10, min_group_size=2, filters=filters),
     )
 
 
@@ -169,7 +171,7 @@ async def learner(
     *,
     ledger_config: LedgerConfig = LEDGER,
     total_groups: int = 1000,
-    drop_uniform_groups: bool = False,
+    filters: GroupFilter = EVERY_GROUP,
     serves: bool = True,
     evaluation: EvaluationConfig | None = None,
 ) -> AsyncIterator[Learner]:
@@ -207,7 +209,7 @@ async def learner(
                 ),
                 dead_letters=DeadLetters(folder / "dead_letters.jsonl", largest_share=0.25),
                 waits=waits,
-                options=options(drop_uniform_groups=drop_uniform_groups),
+                options=options(filters=filters),
                 left_out=count,
                 clock=clock,
             )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from learner.guard import NEW_GUARD, GuardState
 from learner.history.checkpoints import Checkpoints, checkpoints_of
 from learner.history.journal import FOLDER, Journal, JournalUnknown
 from learner.history.lineage import History
@@ -80,11 +81,11 @@ class Life:
     def rotate(self) -> None:
         self.journal.rotate(version=self.ledger.version, groups=self.buffer.values())
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, guard: GuardState = NEW_GUARD) -> None:
         ledger = self.ledger.snapshot()
         self.rotate()
         Checkpoints(self.folder, keep=2, journal=self.journal).write(
-            version=self.ledger.version, ledger=ledger, save_trainer=self.trainer.save
+            version=self.ledger.version, ledger=ledger, save_trainer=self.trainer.save, guard=guard
         )
 
 
@@ -175,6 +176,26 @@ def test_logged_batches_are_replayed_in_order_after_the_newest_checkpoint(lives:
     assert second.trainer.weights == [*first.trainer.weights, list(in_flight.lease_ids)]
     assert second.ledger.version == 6
     second.ledger.books().check()
+
+
+def test_the_guard_comes_back_and_batches_are_replayed_that_were_taken_under_a_wider_bound(lives: Lives) -> None:
+    first = lives.begin()
+    for _ in range(3):
+        first.step()
+    held = GuardState(max_lag=0, healthy=19, tightened=1)
+    first.checkpoint(held)
+    first.step()  # the bound has risen again meanwhile
+    first.sample()
+
+    second, recovered = lives.resume()
+    assert recovered.guard == held
+    assert [batch.lags for batch in recovered.batches] == [(1, 1)]
+    assert second.ledger.max_lag == LEDGER.max_lag
+    waiting = second.ledger.books().buffered
+    ended = second.ledger.bound_lag(0)
+    assert 0 < len(ended) < waiting, "after the replay the guard's bound drops what is of older versions"
+    second.ledger.books().check()
+    assert recover(lives.folder, config=LEDGER, resume=False).guard == NEW_GUARD
 
 
 def test_groups_that_no_batch_has_used_are_taken_up_and_none_is_trained_twice(lives: Lives) -> None:

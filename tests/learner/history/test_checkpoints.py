@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from learner.guard import GuardState
 from learner.history.checkpoints import Checkpoint, Checkpoints, Evaluated, checkpoints_of
 from learner.history.journal import Journal
 from learner.history.run_folder import open_run_folder
@@ -57,7 +58,15 @@ def test_a_checkpoint_is_whole_and_its_ledger_comes_back(tmp_path: Path) -> None
     assert (newest.trainer / "deep" / "weights").read_text() == "w"
     manifest = json.loads((newest.path / "manifest.json").read_text())
     assert (manifest["version"], manifest["journal"]) == (10, "segment-00000010.log")
-    assert sorted(manifest["files"]) == ["ledger.json", "trainer/deep/weights"]
+    assert sorted(manifest["files"]) == ["guard.json", "ledger.json", "trainer/deep/weights"]
+
+
+def test_the_guard_comes_back_and_a_checkpoint_without_one_has_a_guard_that_has_seen_nothing(tmp_path: Path) -> None:
+    held = GuardState(max_lag=1, healthy=3, relapses=2, rose=True, tightened=4, loosened=3)
+    Checkpoints(tmp_path, keep=2).write(version=2, ledger=snapshot(), save_trainer=save, guard=held)
+    assert only(tmp_path).guard() == held
+    (only(tmp_path).path / "guard.json").unlink()
+    assert only(tmp_path).guard() == GuardState()
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

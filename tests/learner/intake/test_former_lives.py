@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from learner.history.journal import LoggedFilter, LoggedGroup
+from learner.intake.filters import GroupFilter
 from protocol.messages import (
     Acknowledged,
     Cancelled,
@@ -77,7 +78,7 @@ async def test_a_finished_group_of_a_former_life_is_readmitted_and_its_new_attem
 
 
 async def test_the_filter_rule_holds_for_readmitted_groups(tmp_path: Path) -> None:
-    async with learner(tmp_path, drop_uniform_groups=True) as ours, ours.env("e") as env:
+    async with learner(tmp_path, filters=GroupFilter(drop_uniform=True)) as ours, ours.env("e") as env:
         await env.enter(capacity=1)
         same = [trajectory(0, incarnation=2), trajectory(0, incarnation=2)]
         await env.finish(group(7, *same, incarnation=2))

@@ -13,6 +13,7 @@ import pytest
 from learner.config import EvaluationConfig
 from learner.history.journal import LoggedBatch, LoggedFilter, LoggedGroup
 from learner.intake.failures import RunFailed
+from learner.intake.filters import GroupFilter
 from learner.ledger import Books
 from protocol.messages import (
     Acknowledged,
@@ -314,7 +315,7 @@ async def test_a_group_of_too_few_trajectories_is_not_trained(tmp_path: Path) ->
 
 
 async def test_uniform_groups_are_filtered_when_asked_for_and_the_decision_is_journaled(tmp_path: Path) -> None:
-    async with learner(tmp_path, drop_uniform_groups=True) as ours, ours.env("e") as env:
+    async with learner(tmp_path, filters=GroupFilter(drop_uniform=True)) as ours, ours.env("e") as env:
         await env.enter()
         await env.leases(4)
         await env.finish(group(0, trajectory(0, reward=1.0), trajectory(0, reward=1.0)))
@@ -337,6 +338,29 @@ async def test_a_group_that_came_too_late_is_dropped_and_its_lease_granted_again
         assert (1, 1) in [(lease.lease_id, lease.attempt) for lease in await env.leases(2)]
         await env.finish(group(1, attempt=1, version=0))
         assert ours.left_out["stale"] == 1
+
+
+async def test_a_bound_that_falls_after_a_step_cancels_what_it_makes_too_old_and_grants_anew(tmp_path: Path) -> None:
+    """Batches of 1 group, lag at most 2. At version 1, groups 1 and 2 of version 0 lag by 1."""
+    config = replace(LEDGER, groups_per_step=1, max_lag=2)
+    async with learner(tmp_path, ledger_config=config) as ours, ours.env("e") as env:
+        await env.enter()
+        await env.leases(2)
+        await env.finish(group(0))
+        await ours.intake.take()
+        (running_on,) = await env.leases(1)
+        await env.finish(group(1))
+        await ours.intake.trained(1, max_lag=0)
+        (cancelled,) = (await env.next(Cancelled)).leases
+        assert cancelled.lease_id == running_on.lease_id == 2
+        assert ours.left_out == {"too_old": 2}
+        await ours.serve(1)
+        (again,) = await env.leases(1)
+        assert (again.lease_id, again.attempt) == (1, 1)
+        await env.finish(group(1, version=1, attempt=1))
+        async with asyncio.timeout(5):
+            taken = await ours.intake.take()
+        assert ([one.lease_id for one in taken.groups], taken.lags) == ([1], (0,))
 
 
 async def test_a_straggler_that_is_dropped_is_cancelled(tmp_path: Path) -> None:

@@ -38,6 +38,18 @@ def test_synchronous_training_has_one_step_of_groups_and_no_more() -> None:
     assert paced.room(running=0, buffered=0) == 10
 
 
+def test_a_lower_bound_takes_room_away_and_a_higher_one_gives_none_until_the_trainer_waits() -> None:
+    paced = pacing()
+    for _ in range(1000):
+        paced.taken(waited_s=0.5, since_last_s=1.0, left_over=0)
+    paced.bound(1)
+    assert paced.room(running=0, buffered=0) == 20
+    paced.bound(4)
+    assert paced.room(running=0, buffered=0) == 20
+    paced.taken(waited_s=0.5, since_last_s=1.0, left_over=0)
+    assert paced.room(running=0, buffered=0) == 21
+
+
 def test_running_and_buffered_groups_take_the_room() -> None:
     assert pacing().room(running=12, buffered=5) == 3
     assert pacing().room(running=12, buffered=15) == 0

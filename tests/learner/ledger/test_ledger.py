@@ -562,3 +562,86 @@ def test_no_attempt_expires_for_the_time_in_which_the_learner_itself_stood_still
     ledger.stood_still(1000.0)
     assert ledger.expire(now=ledger.config.lease_timeout_s + 999.0) == ()
     assert ledger.expire(now=ledger.config.lease_timeout_s + 1000.0) != ()
+
+
+# A bound that moves
+
+
+def test_a_lower_bound_drops_what_the_next_batch_would_not_admit_running_or_finished() -> None:
+    """At version 1 leases 1 and 2 lag by 1, lease 3 by 0."""
+    ledger = make_ledger(groups_per_step=1, max_lag=2)
+    assert granted(ledger) == [0, 1, 2]
+    finish(ledger, 0, version=0)
+    step(ledger)
+    assert granted(ledger) == [3]
+    finish(ledger, 1, version=0)
+    ended = {one.lease_id: (one.attempt, one.holder, one.size) for one in ledger.bound_lag(0)}
+    assert ended == {1: (0, None, 10), 2: (0, "a", None)}
+    assert (ledger.max_lag, granted(ledger)) == (0, [])
+    finish(ledger, 3, version=1)
+    batch = step(ledger)
+    assert (batch.lease_ids, batch.lags) == ((3,), (0,))
+    assert granted(ledger) == [1], "it was granted again, at the pace of the bound"
+
+
+def test_a_lower_bound_drops_the_newest_running_groups_that_it_leaves_no_place_for() -> None:
+    """Groups of version 0 can be trained at versions 0 and 1 now, one at each; four of them run."""
+    ledger = make_ledger(groups_per_step=1, max_lag=3)
+    assert granted(ledger) == [0, 1, 2, 3]
+    assert [ended.lease_id for ended in ledger.bound_lag(1)] == [2, 3]
+    assert granted(ledger) == []
+    finish(ledger, 1, version=0)
+    finish(ledger, 0, version=0)
+    assert [step(ledger).lease_ids for _ in range(2)] == [(0,), (1,)]
+
+
+def test_a_running_group_that_may_not_be_dropped_any_more_is_waited_for_under_a_lower_bound_too() -> None:
+    ledger = make_ledger(groups_per_step=1, max_lag=1, max_drops_per_lease=0)
+    granted(ledger)
+    assert ledger.bound_lag(0) == ()
+    finish(ledger, 1, version=0)
+    assert [straggler.lease_id for straggler in wait(ledger, now=1e9).stragglers] == [0]
+    finish(ledger, 0, version=0)
+    batch = take(ledger, now=1e9)
+    assert (batch.lease_ids, [ended.lease_id for ended in batch.dropped]) == ((0,), [1])
+
+
+def test_with_the_bound_at_0_nothing_is_granted_until_the_present_version_is_served() -> None:
+    ledger = make_ledger(groups_per_step=1, max_lag=2)
+    granted(ledger, room=1)
+    finish(ledger, 0, version=0)
+    take(ledger)
+    ledger.trained(1)
+    ledger.bound_lag(0)
+    assert granted(ledger) == []
+    ledger.served_changed(1)
+    assert granted(ledger) == [1]
+
+
+def test_a_bound_that_rises_again_gives_the_places_back() -> None:
+    ledger = make_ledger(groups_per_step=2, max_lag=2)
+    ledger.bound_lag(0)
+    assert granted(ledger) == [0, 1]
+    assert ledger.bound_lag(1) == ()
+    assert granted(ledger) == [2, 3]
+
+
+def test_what_a_former_life_runs_is_adopted_under_the_bound_in_use() -> None:
+    """At version 1, with the bound at 0, a group of version 0 is too old, and one yet to begin will be of version 1."""
+    ledger = make_ledger(groups_per_step=1, max_lag=2)
+    ledger.replay((0,))
+    ledger.trained(1)
+    ledger.bound_lag(0)
+    assert ledger.adopt(now=0.0, lease_id=1, holder="a", version=0) is None
+    assert ledger.adopt(now=0.0, lease_id=2, holder="a", version=None) is not None
+    ledger.readmit(lease_id=3, oldest_version=1, size=10)
+    (straggler,) = wait(ledger).stragglers
+    assert (straggler.lease_id, straggler.version) == (2, 1)
+
+
+@pytest.mark.parametrize("max_lag", [-1, 3])
+def test_no_bound_is_above_the_configured_one(max_lag: int) -> None:
+    ledger = make_ledger(max_lag=2)
+    with pytest.raises(ValueError, match=f"cannot be bounded by {max_lag}.*max_lag is 2"):
+        ledger.bound_lag(max_lag)
+    assert ledger.max_lag == 2

@@ -114,6 +114,7 @@ class World:
         self.sent: list[Group] = []
         self.adopted: dict[Key, int] = {}  # the attempts of former lives that this one has given a number
         self.dropped: Counter[int] = Counter()  # running groups, in this life
+        self.too_old: set[int] = set()  # leases of which a group came to nothing in this life, since it was too old
         self.updated()
 
     # The generators
@@ -271,6 +272,8 @@ class World:
         self.cancel_ended(answer.cancelled)
         if answer.verdict is Verdict.ACCEPTED:
             self.buffer[lease_id] = group
+        if answer.verdict is Verdict.STALE:
+            self.too_old.add(lease_id)
 
     def readmit(self, group: Group) -> None:
         lease_id = group.grant.lease_id
@@ -305,11 +308,25 @@ class World:
                 assert (ended.holder is None) == (ended.lease_id in self.buffer)
                 if self.buffer.pop(ended.lease_id, None) is None:
                     self.dropped[ended.lease_id] += 1
+                self.too_old.add(ended.lease_id)
             assert max(self.dropped.values(), default=0) <= self.ledger.config.max_drops_per_lease
             self.disk.batches.append(batch.lease_ids)
         else:
             assert (batch.have < batch.need) != bool(batch.stragglers), batch
             assert batch.have == len(self.buffer)
+
+    def bound(self) -> None:
+        """The bound falls or rises, at any moment. What it drops was running, or is in the buffer no more."""
+        before, buffered = self.ledger.max_lag, len(self.buffer)
+        ended = self.ledger.bound_lag(self.random.randint(0, self.ledger.config.max_lag))
+        assert not ended or self.ledger.max_lag < before
+        for attempt in ended:
+            assert (attempt.holder is None) == (attempt.lease_id in self.buffer)
+            self.buffer.pop(attempt.lease_id, None)
+        self.cancel_ended(ended)
+        assert buffered - len(self.buffer) == sum(attempt.holder is None for attempt in ended)
+        newest = self.ledger.next_version
+        assert all(newest - group.version <= self.ledger.max_lag for group in self.buffer.values())
 
     def judge(self, batch: Batch) -> None:
         """No group is further behind than the bound, and none was passed over for a newer one."""
@@ -319,7 +336,7 @@ class World:
         assert batch.version == len(self.history)
         for group, lag in zip(groups, batch.lags, strict=True):
             assert self.history[: group.version] == group.policy, "a policy that is not an ancestor of the learner's"
-            assert 0 <= lag == len(self.history) - group.version <= config.max_lag
+            assert 0 <= lag == len(self.history) - group.version <= self.ledger.max_lag <= config.max_lag
         last = max((group.version, group.grant.lease_id) for group in groups)
         assert all((group.version, group.grant.lease_id) > last for group in self.buffer.values())
 
@@ -342,6 +359,7 @@ class World:
         self.life += 1
         self.adopted.clear()
         self.dropped.clear()
+        self.too_old.clear()
         self.ledger = Ledger.restore(self.ledger.config, LedgerSnapshot(**json.loads(checkpoint.form)))
         self.ledger.books().check()
         self.history, self.taken, self.buffer = checkpoint.history, None, {}
@@ -361,7 +379,7 @@ class World:
         settled = {lease_id for batch in self.lineage() for lease_id in batch} | self.disk.filtered | self.disk.dead
         for lease_id, group in self.disk.journal.items():
             lag = self.ledger.next_version - group.version
-            if self.is_ours(group.policy) and lag <= self.ledger.config.max_lag:
+            if self.is_ours(group.policy) and lag <= self.ledger.max_lag:
                 assert lease_id in settled or lease_id in self.buffer
 
     # What always holds
@@ -382,7 +400,7 @@ class World:
     def check_admission(self) -> None:
         config, books, served = self.ledger.config, self.ledger.books(), self.ledger.served
         used = books.trained + books.buffered + books.running
-        limit = 0 if served is None else (served + config.max_lag + 1) * config.groups_per_step
+        limit = 0 if served is None else (served + self.ledger.max_lag + 1) * config.groups_per_step
         assert self.ledger.places() == max(0, limit - used)
 
     def run(self, operations: dict[str, float], count: int) -> None:
@@ -448,6 +466,35 @@ def test_no_group_lags_too_far_and_none_is_lost_or_trained_twice_and_the_run_goe
 ) -> None:
     world = World(config, seed, loss=0.03)
     world.run({**WORK, **{name: MISHAPS[name] for name in mishaps}}, 250)
+    assert not world.is_stuck(steps=3)
+
+
+@seeded(200)
+@given(config=configs, seed=seeds, mishaps=st.sets(st.sampled_from(sorted(MISHAPS))))
+def test_a_bound_that_falls_and_rises_is_kept_and_the_run_goes_on_under_the_last_one(
+    config: LedgerConfig, seed: int, mishaps: set[str]
+) -> None:
+    """A restarted learner's ledger begins with the configured bound, so that it takes every batch that was logged."""
+    world = World(config, seed, loss=0.03)
+    world.run({**WORK, "bound": 2.0, **{name: MISHAPS[name] for name in mishaps}}, 250)
+    assert not world.is_stuck(steps=3)
+
+
+@seeded(100)
+@given(config=configs, seed=seeds)
+def test_after_a_lower_bound_a_patient_learner_drops_nothing_that_it_grants_from_there_on(
+    config: LedgerConfig, seed: int
+) -> None:
+    """Every group that is granted first under the new bound finds its place in time."""
+    endless = float("inf")
+    patient = replace(config, on_lag="wait", straggler_timeout_s=endless, lease_timeout_s=endless)
+    world = World(patient, seed, loss=0.0)
+    world.run(WORK, 100)
+    world.ledger.bound_lag(config.max_lag)
+    world.run({"bound": 1.0}, 1)
+    first_new = world.ledger.snapshot().cursor
+    world.run(WORK, 200)
+    assert world.too_old <= set(range(first_new))
     assert not world.is_stuck(steps=3)
 
 

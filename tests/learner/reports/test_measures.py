@@ -2,6 +2,7 @@
 
 from prometheus_client import generate_latest
 
+from learner.guard import GuardChange, Reading
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Ledger
 from learner.reports.measures import Measures
 from services.metrics import Metrics
@@ -18,6 +19,20 @@ def test_the_books_are_shown_as_they_are_when_somebody_looks_and_they_balance() 
     assert 'headway_learner_leases{state="buffered"} 1.0' in shown
     assert 'headway_learner_leases{state="running"} 2.0' in shown
     assert 'headway_learner_attempts{outcome="accepted"} 1.0' in shown
+
+
+def test_the_bound_in_use_and_what_the_guard_did_are_shown() -> None:
+    metrics, ledger = Metrics("learner"), Ledger(LEDGER)
+    measures = Measures(metrics)
+    measures.lag_bound(lambda: ledger.max_lag)
+    ledger.bound_lag(0)
+    reading = Reading(measure="behavior_kl", value=1.5, limit=1.0, beyond=True, well_within=False)
+    measures.guard(GuardChange(kind="tightened", before=1, after=0, configured=1, steps=3, reading=reading))
+    measures.guard(GuardChange(kind="loosened", before=0, after=1, configured=1, steps=20))
+    shown = generate_latest(metrics.registry).decode()
+    assert "headway_learner_lag_bound 0.0" in shown
+    assert 'headway_learner_guard_changes_total{change="tightened",measure="behavior_kl"} 1.0' in shown
+    assert 'headway_learner_guard_changes_total{change="loosened",measure="none"} 1.0' in shown
 
 
 def test_the_exported_states_and_outcomes_are_all_there_are() -> None:

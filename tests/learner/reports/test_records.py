@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from learner.evaluation.results import EvaluationResult
+from learner.guard import GuardChange, Reading
 from learner.ledger import Books
 from learner.reports.curves import draw_curves
 from learner.reports.records import Records
@@ -129,6 +130,25 @@ def test_a_run_by_hand(tmp_path: Path) -> None:
         "groups                  4 trained, 3 dropped, 2 given up",
     ):
         assert f"  {row}\n" in f"{text}\n"
+
+
+def test_the_bound_of_each_step_and_what_the_guard_did_are_in_metrics_jsonl(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reading = Reading(measure="behavior_kl", value=1.5, limit=1.0, beyond=True, well_within=False)
+    change = GuardChange(kind="tightened", before=4, after=2, configured=4, steps=3, reading=reading)
+    with Records(folder=tmp_path, total_steps=2) as records:
+        records.step(record(step=1), step_metrics(), two_groups(), lag_bound=4)
+        records.guard(change, step=1)
+        records.guard(GuardChange(kind="loosened", before=2, after=3, configured=4, steps=20), step=2)
+    step, tightened, loosened = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert (step["kind"], step["lag_bound"]) == ("step", 4)
+    assert tightened == {
+        "kind": "guard", "step": 1, "change": "tightened", "before": 4, "after": 2, "steps": 3,
+        "measure": "behavior_kl", "value": 1.5, "limit": 1.0,
+    }  # fmt: skip
+    assert (loosened["change"], loosened["after"], loosened["measure"]) == ("loosened", 3, None)
+    assert f"guard: step 1: {change.text}" in caplog.messages
 
 
 def test_a_resumed_run_has_no_accuracy_before_and_may_have_published_nothing(tmp_path: Path) -> None:
