@@ -274,6 +274,15 @@ class LearnerConfig(ProcessConfig):
         return isinstance(self.algo, OfflineConfig) or (self.algo.type == "custom" and self.data.path is not None)
 
     @model_validator(mode="after")
+    def _spread_where_needed(self) -> Self:
+        if self.algo.type == "online_dpo" and self.rollouts.drop_uniform_groups is False:
+            raise ValueError(
+                "rollouts.drop_uniform_groups is false, and algo online_dpo compares the best of a group with its "
+                "worst: a group of equal rewards has neither; leave it out, or set it to true"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _teachers_fit(self) -> Self:
         check_teachers(self.teachers, temperature=self.training.temperature)
         check_use(self.teachers, algo=self.algo.type)

@@ -14,6 +14,7 @@ from learner.recovery import Recovered
 from learner.reports.measures import Measures
 from learner.reports.records import Records
 from learner.reports.status import LearnerStatus
+from learner.teachers.teachers import Teachers
 from learner.terms import evaluator, intake_options, lease_terms, publisher_options
 from learner.weights.fleet import Fleet
 from learner.weights.generator_watch import IdleWatch
@@ -64,6 +65,9 @@ class Parts:
         self.closing_words = ""
         self._fleet_stirred = asyncio.Event()
         self.fleet = self._make_fleet(incarnation)
+        self.teachers = Teachers(
+            config.teachers, tokenizer=self.fleet.fingerprints.tokenizer, waits=self.waits, metrics=metrics
+        )
         self.shelf = Shelf()
         self.idle = IdleWatch(fleet=self.fleet, client=client)
         self.publisher = Publisher(
@@ -109,6 +113,8 @@ class Parts:
             refused=self.measures.refused,
             belongs=self.recovered.history.contains,
             left_out=self.measures.left_out,
+            accepted=self.teachers.prefetch,
+            forgotten=self.teachers.forget,
         )
 
     def _make_status(self, incarnation: int) -> LearnerStatus:
@@ -121,6 +127,7 @@ class Parts:
             fleet=self.fleet,
             env_services=self.intake.env_services,
             measures=self.measures,
+            teachers=self.teachers.peers,
         )
 
     def loops(self, listener: Listener, stop: Stop) -> dict[str, Coroutine[object, object, None]]:

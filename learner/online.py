@@ -22,7 +22,9 @@ from learner.intake.intake import Intake, TakenBatch
 from learner.reports.measures import Measures
 from learner.reports.records import Records
 from learner.reports.step_record import StepRecord, Timing, step_record
-from learner.sequences import sequences_of
+from learner.sequences import Teaching, sequences_of
+from learner.teachers.config import index_of
+from learner.teachers.teachers import Teachers
 from learner.training.batch import TrainSequence
 from learner.training.metrics import StepMetrics
 from learner.training.trainer import Trainer
@@ -54,6 +56,7 @@ class OnlineTraining:
         records: Records,
         measures: Measures,
         idle: IdleWatch,
+        teachers: Teachers,
         checkpoints: Checkpoints,
         guard: Guard,
         first_probe: tuple[int, ...],
@@ -68,6 +71,7 @@ class OnlineTraining:
         self._records = records
         self._measures = measures
         self._idle = idle
+        self._teachers = teachers
         self._checkpoints = checkpoints
         self._guard = guard
         self._version = first_version
@@ -156,8 +160,20 @@ class OnlineTraining:
     def _sequences(self, batch: TakenBatch) -> list[TrainSequence]:
         assert batch.version == self._version, f"a batch of version {batch.version} at version {self._version}"
         return sequences_of(
-            batch.groups, version=batch.version, max_lag=self._config.max_lag, preset=self._trainer.preset
+            batch.groups,
+            version=batch.version,
+            max_lag=self._config.max_lag,
+            preset=self._trainer.preset,
+            teaching=self._teaching(batch) if self._config.teachers else None,
         )
+
+    def _teaching(self, batch: TakenBatch) -> list[Teaching]:
+        """Who teaches each group: what a teacher behind a URL said of it, or which model of the ranks is asked."""
+        told = self._call(self._teachers.of_batch(batch.groups))
+        return [
+            Teaching(index=index_of(self._config.teachers, group.environment), logprobs=logprobs)
+            for group, logprobs in zip(batch.groups, told, strict=True)
+        ]
 
     def _publish(self) -> None:
         copy = self._trainer.host_copy()

@@ -68,6 +68,7 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
             records=records, recovered=recovered, journal=journal, failures=stack.enter_context(recent_failures()),
         )  # fmt: skip
         stack.callback(parts.dead_letters.close)
+        await stack.enter_async_context(parts.teachers)
         await beside_loops(parts, links, stack, stop, work=lambda opened: _train(parts, opened, links.thread))
     sys.stdout.write(parts.closing_words)
 
@@ -131,6 +132,7 @@ async def _train(parts: Parts, opened: OpenTrainer, thread: TrainerThread) -> No
         records=parts.records,
         measures=parts.measures,
         idle=parts.idle,
+        teachers=parts.teachers,
         checkpoints=Checkpoints(
             config.run.folder,
             keep=config.checkpoint.keep,

@@ -58,25 +58,20 @@ def evaluator(config: LearnerConfig, incarnation: int) -> Evaluator:
     )
 
 
-def group_filter(config: LearnerConfig, *, drops_uniform_groups: bool) -> GroupFilter:
-    """Which groups are left out. `drops_uniform_groups`: what the algorithm wants where the configuration is silent."""
+def group_filter(config: LearnerConfig) -> GroupFilter:
+    """Which groups are left out; of those without spread the algorithm judges where the configuration is silent."""
     rollouts = config.rollouts
     wanted = rollouts.drop_uniform_groups
     return GroupFilter(
-        drop_uniform=drops_uniform_groups if wanted is None else wanted,
+        drop_uniform=config.algo.wants_spread if wanted is None else wanted,
         min_mean_reward=rollouts.min_mean_reward,
         max_mean_reward=rollouts.max_mean_reward,
         rounds=rollouts.filter_rounds,
     )
 
 
-def intake_options(
-    config: LearnerConfig, incarnation: int, fingerprints: Fingerprints, *, drops_uniform_groups: bool = False
-) -> IntakeOptions:
-    """How the learner speaks with env_services; reads the model's directory.
-
-    `drops_uniform_groups`: whether the algorithm wants groups without spread of rewards left out.
-    """
+def intake_options(config: LearnerConfig, incarnation: int, fingerprints: Fingerprints) -> IntakeOptions:
+    """How the learner speaks with env_services; reads the model's directory."""
     rollouts = config.rollouts
     return IntakeOptions(
         run=run_name(config.run.folder),
@@ -89,7 +84,7 @@ def intake_options(
         rules=GroupRules(
             vocabulary_size=vocabulary_size(config.model),
             min_group_size=rollouts.min_group_size,
-            filters=group_filter(config, drops_uniform_groups=drops_uniform_groups),
+            filters=group_filter(config),
         ),
     )
 

@@ -63,7 +63,8 @@ class TakenBatch:
 class Intake:
     """Owns the ledger, the buffer of groups and the conversations with env_services.
 
-    `refused` is told the reason of each refused message, `left_out` that of each group or attempt that came to nothing.
+    `refused` is told the reason of each refused message, `left_out` that of each group or attempt that came to nothing;
+    `accepted` of each group that waits for its step, `forgotten` if it will not be trained after all.
     `belongs` judges versions of former lives; without it, all count up to the version at which this life resumes.
     """
 
@@ -81,6 +82,8 @@ class Intake:
         options: IntakeOptions,
         refused: Callable[[str], None] = lambda reason: None,
         left_out: Callable[[str], None] = lambda reason: None,
+        accepted: Callable[[TrajectoryGroup], None] = lambda group: None,
+        forgotten: Callable[[TrajectoryGroup], None] = lambda group: None,
         belongs: Belongs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -95,6 +98,8 @@ class Intake:
         self._evaluator = evaluator
         self._waits = waits
         self._options = options
+        self._accepted = accepted
+        self._forgotten = forgotten
         self._clock = clock
         self._buffer: dict[int, TrajectoryGroup] = {}
         self._granting = Granting(
@@ -274,6 +279,7 @@ class Intake:
             self._filter(group, reason)
         else:
             self._buffer[lease_id] = group
+            self._accepted(group)
         await self._holders.cancel(answer.cancelled)
         return True
 
@@ -322,8 +328,8 @@ class Intake:
         self._holders.release(AttemptId(attempt.lease_id, attempt.attempt) for attempt in ended)
         for attempt in ended:
             self._left_out(why)
-            if attempt.holder is None:
-                self._buffer.pop(attempt.lease_id, None)
+            if attempt.holder is None and (group := self._buffer.pop(attempt.lease_id, None)) is not None:
+                self._forgotten(group)
             if attempt.given_up is not None:
                 self._give_up(self._lives.failed(AttemptId(attempt.lease_id, attempt.attempt), attempt.given_up))
 

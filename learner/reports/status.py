@@ -29,6 +29,7 @@ class LearnerStatus:
         fleet: Fleet,
         env_services: Callable[[], Iterable[Holder]],
         measures: Measures,
+        teachers: Callable[[], tuple[PeerStatus, ...]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
@@ -39,6 +40,7 @@ class LearnerStatus:
         self._fleet = fleet
         self._env_services = env_services
         self._measures = measures
+        self._teachers = teachers
         self._clock = clock
 
     def report(self) -> Report:
@@ -52,6 +54,7 @@ class LearnerStatus:
             peers=(
                 *(self._generator(member) for member in self._fleet.members()),
                 *(self._env_service(holder) for holder in self._env_services()),
+                *self._teachers(),
             ),
             queues=self._queues(),
             events=tuple(

@@ -77,6 +77,13 @@ def teacher_of(teachers: Sequence[TeacherConfig], environment: str) -> TeacherCo
     return next(iter([*named, *others]), None)
 
 
+def index_of(teachers: Sequence[TeacherConfig], environment: str) -> int:
+    """Which of `teachers` teaches `environment`. One of them must."""
+    teacher = teacher_of(teachers, environment)
+    assert teacher is not None, f"environment {environment} has no teacher"
+    return teachers.index(teacher)
+
+
 def check_teachers(teachers: Sequence[TeacherConfig], *, temperature: float) -> None:
     """Raises ValueError for teachers that cannot be told apart, or that do not fit `training.temperature`.
 

@@ -9,22 +9,27 @@ from learner.intake.filters import GroupFilter
 from learner.terms import group_filter
 
 
-def learner_config(**rollouts: object) -> LearnerConfig:
-    return LearnerConfig.model_validate({"model": "m", "rollouts": rollouts})
+def learner_config(algo: str = "grpo", **rollouts: object) -> LearnerConfig:
+    return LearnerConfig.model_validate({"model": "m", "algo": {"type": algo}, "rollouts": rollouts})
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_the_algorithm_says_whether_uniform_groups_are_left_out_where_the_configuration_is_silent(wanted: bool) -> None:
-    silent, spoken = learner_config(), learner_config(drop_uniform_groups=not wanted)
-    assert group_filter(silent, drops_uniform_groups=wanted).drop_uniform is wanted
-    assert group_filter(spoken, drops_uniform_groups=wanted).drop_uniform is not wanted
+@pytest.mark.parametrize(("algo", "wanted"), [("grpo", False), ("dapo", True), ("online_dpo", True)])
+def test_the_algorithm_says_whether_uniform_groups_are_left_out_where_the_configuration_is_silent(
+    algo: str, wanted: bool
+) -> None:
+    assert group_filter(learner_config(algo)).drop_uniform is wanted
+    if algo != "online_dpo":
+        assert group_filter(learner_config(algo, drop_uniform_groups=not wanted)).drop_uniform is not wanted
+
+
+def test_pairs_of_equal_rewards_are_refused() -> None:
+    with pytest.raises(ValidationError, match="drop_uniform_groups is false, and algo online_dpo"):
+        learner_config("online_dpo", drop_uniform_groups=False)
 
 
 def test_the_range_and_the_rounds_are_those_of_the_configuration() -> None:
     config = learner_config(min_mean_reward=0.1, max_mean_reward=0.9, filter_rounds=3)
-    assert group_filter(config, drops_uniform_groups=False) == GroupFilter(
-        drop_uniform=False, min_mean_reward=0.1, max_mean_reward=0.9, rounds=3
-    )
+    assert group_filter(config) == GroupFilter(drop_uniform=False, min_mean_reward=0.1, max_mean_reward=0.9, rounds=3)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,233 @@
+"""Presets as the trainer sees them: on a policy that is one row of logits, every one of them learns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from learner.algorithms.config import AlgorithmConfig
+from learner.algorithms.preset import LossTokens, Preset, ScoredBatch
+from learner.algorithms.registry import AlgorithmNotFound, build_preset
+
+ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
+ACTIONS, GROUPS, SIZE = 6, 8, 8
+GOOD = 2
+
+
+def preset_of(algo: str, **knobs: object) -> Preset:
+    return build_preset(ADAPTER.validate_python({"type": algo, **knobs}))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A step of one-token trajectories: `actions` and `rewards` [S], all of `GROUPS` groups."""
+
+    actions: Tensor
+    rewards: Tensor
+    behavior: Tensor
+
+    @property
+    def groups(self) -> Tensor:
+        return torch.arange(GROUPS).repeat_interleave(SIZE)
+
+
+def drawn(logits: Tensor, generator: torch.Generator) -> Draw:
+    logprobs = torch.log_softmax(logits.detach(), dim=0)
+    actions = torch.multinomial(logprobs.exp(), GROUPS * SIZE, replacement=True, generator=generator)
+    return Draw(actions=actions, rewards=(actions == GOOD).double(), behavior=logprobs[actions])
+
+
+def selected(preset: Preset, draw: Draw) -> Tensor:
+    """The trajectories that the preset trains, in order."""
+    if preset.select is None:
+        return torch.arange(len(draw.actions))
+    of_groups = draw.rewards.reshape(GROUPS, SIZE).tolist()
+    return torch.tensor(
+        [group * SIZE + index for group, rewards in enumerate(of_groups) for index in preset.select(rewards)],
+        dtype=torch.int64,
+    )
+
+
+def loss_of(preset: Preset, draw: Draw, logits: Tensor, *, reference: Tensor, teacher: Tensor) -> Tensor:
+    """What the trainer computes for a step of one update, in one microbatch."""
+    chosen = selected(preset, draw)
+    actions, count = draw.actions[chosen], len(chosen)
+    policy = torch.log_softmax(logits, dim=0)[actions]
+    scored = ScoredBatch(
+        rewards=draw.rewards[chosen],
+        groups=draw.groups[chosen],
+        truncated=torch.zeros(count, dtype=torch.bool),
+        components=torch.zeros(count, 0),
+        sequences=torch.arange(count),
+        turns=torch.arange(count),
+        turn_states=draw.groups[chosen],
+        lags=torch.zeros(count, dtype=torch.int64),
+        behavior_logprobs=draw.behavior[chosen],
+        proximal_logprobs=policy.detach(),
+        reference_logprobs=torch.log_softmax(reference, dim=0)[actions],
+        teacher_logprobs=torch.log_softmax(teacher, dim=0)[actions],
+        values=torch.zeros(count, dtype=torch.float64),
+    )
+    made = None if preset.advantages is None else preset.advantages(scored)
+    kept = torch.ones(count, dtype=torch.bool) if preset.kept is None else preset.kept(scored)
+    weights = torch.from_numpy(preset.weights(kept.numpy().astype(np.int64)))
+    return preset.loss(
+        LossTokens(
+            policy_logprobs=policy,
+            proximal_logprobs=policy.detach(),
+            behavior_logprobs=draw.behavior[chosen],
+            advantages=torch.zeros(count, dtype=torch.float64) if made is None else made.advantages,
+            lags=torch.zeros(count, dtype=torch.int64),
+            weights=weights * kept,
+            sequences=torch.arange(count),
+            sequence_weights=weights,
+            labels=torch.ones(count, dtype=torch.bool),
+            pairs=torch.arange(count).reshape(-1, 2) if preset.paired else torch.zeros(0, 2, dtype=torch.int64),
+            margins=torch.zeros(count // 2, dtype=torch.float64),
+            reference_logprobs=scored.reference_logprobs,
+            entropy=-(torch.log_softmax(logits, 0) * torch.softmax(logits, 0)).sum().expand(count),
+        )
+    ).total
+
+
+STREAMED = [
+    ("grpo", {}),
+    ("grpo", {"dual_clip": 3.0, "kl_coefficient": 0.01, "kl_form": "k2", "entropy_coefficient": 1e-3}),
+    ("grpo", {"token_window": (0.5, 5.0), "correction": "none"}),
+    ("grpo", {"sequence_window": (0.5, 5.0), "proximal": "interpolate"}),
+    ("grpo", {"correction": "sequence", "truncated": "mask", "reward_scale": 2.0, "reward_clip": 1.0}),
+    ("grpo", {"proximal": "behavior"}),
+    ("dr_grpo", {"constant_length": 1}),
+    ("dapo", {"overlong_length": 64}),
+    ("max_rl", {}),
+    ("gspo", {}),
+    ("cispo", {}),
+    ("topr", {}),
+    ("kimi", {}),
+    ("dppo", {}),
+    ("reinforce", {}),
+    ("reinforce", {"ratio_cap": None, "kl_coefficient": 0.01, "kl_in": "reward"}),
+    ("rloo", {}),
+    ("rloo", {"policy_loss": "sequence_clip", "kl_coefficient": 0.01}),
+    ("reinforce_pp", {"kl_coefficient": 0.01}),
+    ("reinforce_pp", {"group_baseline": True}),
+    ("ppo", {"kl_coefficient": 0.01}),
+    ("gigpo", {}),
+    ("online_dpo", {}),
+    ("best_of_k", {}),
+    ("opd", {}),
+]
+
+
+@pytest.mark.parametrize(("algo", "knobs"), STREAMED, ids=lambda value: value if isinstance(value, str) else "")
+def test_every_streamed_preset_makes_the_rewarded_action_likely(algo: str, knobs: dict[str, object]) -> None:
+    preset = preset_of(algo, **knobs)
+    logits = torch.zeros(ACTIONS, dtype=torch.float64, requires_grad=True)
+    reference = torch.zeros(ACTIONS, dtype=torch.float64)
+    teacher = torch.zeros(ACTIONS, dtype=torch.float64).index_fill(0, torch.tensor([GOOD]), 6.0)
+    generator = torch.Generator().manual_seed(3)
+    adam = torch.optim.Adam([logits], lr=0.05)
+    for _ in range(120):
+        draw = drawn(logits, generator)
+        if len(selected(preset, draw)) == 0:
+            continue
+        adam.zero_grad()
+        loss_of(preset, draw, logits, reference=reference, teacher=teacher).backward()  # type: ignore[no-untyped-call]
+        adam.step()
+    assert preset.samples_policy
+    assert float(torch.softmax(logits.detach(), dim=0)[GOOD]) > 0.8
+
+
+def gradient(preset: Preset, draw: Draw, at: Tensor) -> Tensor:
+    logits = at.clone().requires_grad_()
+    zeros = torch.zeros_like(at)
+    (found,) = torch.autograd.grad(loss_of(preset, draw, logits, reference=zeros, teacher=zeros), logits)
+    return found
+
+
+@pytest.mark.parametrize(("algo", "knobs"), [("grpo", {}), ("dppo", {"kappa": 0.0}), ("cispo", {}), ("kimi", {})])
+def test_on_policy_with_one_update_the_gradient_is_that_of_reinforce(algo: str, knobs: dict[str, object]) -> None:
+    at = torch.linspace(-1.0, 1.0, ACTIONS, dtype=torch.float64)
+    draw = drawn(at, torch.Generator().manual_seed(5))
+    expected = gradient(preset_of("reinforce"), draw, at)
+    assert float(expected.abs().max()) > 0.01
+    torch.testing.assert_close(gradient(preset_of(algo, **knobs), draw, at), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("algo", ["sft", "rm", "dpo", "distill"])
+def test_presets_that_learn_from_files_sample_nothing(algo: str) -> None:
+    assert not preset_of(algo).samples_policy
+
+
+def test_a_window_takes_tokens_out_of_numerator_and_denominator() -> None:
+    at = torch.zeros(ACTIONS, dtype=torch.float64)
+    draw = drawn(at, torch.Generator().manual_seed(1))
+    far = torch.arange(len(draw.actions)) % 2 == 0
+    stale = Draw(
+        actions=draw.actions, rewards=draw.rewards, behavior=torch.where(far, draw.behavior - 3, draw.behavior)
+    )
+    preset = preset_of("grpo", token_window=(0.5, 5.0), correction="none")
+    counted = preset_of("grpo", token_window=(0.5, 5.0), correction="none", count_left_out=True)
+    # Every other token has w = e^3 > 5: left out of a mean over half as many tokens, or over all of them.
+    torch.testing.assert_close(gradient(preset, stale, at), 2 * gradient(counted, stale, at))
+
+
+def own_algorithm(*, scale: float) -> Preset:
+    """A user's own: grpo times a number."""
+    inner = preset_of("grpo")
+
+    def loss(tokens: LossTokens) -> "object":
+        made = inner.loss(tokens)
+        return type(made)(total=scale * made.total)
+
+    return Preset(
+        name="own",
+        loss=loss,  # type: ignore[arg-type]
+        weights=inner.weights,
+        advantages=inner.advantages,
+        samples_policy=True,
+    )
+
+
+def test_an_algorithm_of_ones_own_is_named_by_import_path() -> None:
+    at = torch.linspace(-1.0, 1.0, ACTIONS, dtype=torch.float64)
+    draw = drawn(at, torch.Generator().manual_seed(5))
+    own = preset_of("custom", path=f"{__name__}:own_algorithm", options={"scale": 3.0})
+    torch.testing.assert_close(gradient(own, draw, at), 3 * gradient(preset_of("grpo"), draw, at))
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "said"),
+    [
+        ("no.such:thing", {}, "ModuleNotFoundError"),
+        (f"{__name__}:no_such", {}, "AttributeError"),
+        (f"{__name__}:own_algorithm", {"size": 1}, "unexpected keyword argument 'size'"),
+        ("builtins:dict", {}, "returned dict; expected a Preset"),
+    ],
+)
+def test_an_algorithm_that_cannot_be_had_is_named(path: str, options: dict[str, object], said: str) -> None:
+    with pytest.raises(AlgorithmNotFound, match=said):
+        preset_of("custom", path=path, options=options)
+
+
+Check = Callable[[Preset], bool]
+
+
+@pytest.mark.parametrize(
+    ("algo", "knobs", "check"),
+    [
+        ("grpo", {}, lambda preset: not preset.passes.reference and not preset.passes.proximal),
+        ("grpo", {"kl_coefficient": 0.1}, lambda preset: preset.passes.reference and not preset.passes.proximal),
+        ("rloo", {"kl_coefficient": 0.1}, lambda preset: preset.passes.reference and preset.passes.proximal),
+        ("grpo", {"token_window": (0.5, 2.0)}, lambda preset: preset.passes.proximal),
+        ("ppo", {}, lambda preset: preset.passes.values),
+        ("opd", {}, lambda preset: preset.passes.teacher),
+        ("dpo", {"loss": "simpo"}, lambda preset: not preset.passes.reference),
+    ],
+)
+def test_only_the_passes_that_are_needed_are_run(algo: str, knobs: dict[str, object], check: Check) -> None:
+    assert check(preset_of(algo, **knobs))
