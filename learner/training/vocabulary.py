@@ -50,12 +50,14 @@ class RunningSoftmax:
         scale = torch.where(self._highest.isinf(), 0, shift.exp())
         logits -= raised
         if self._moment is None:
-            exponentials = logits.exp_()
+            added = logits.exp_().sum(dim=1, keepdim=True)
         else:
             exponentials = logits.exp()
-            added = torch.linalg.vecdot(exponentials, logits)[:, None]
-            self._moment = scale * (self._moment + shift * self._total) + added
-        self._total = scale * self._total + exponentials.sum(dim=1, keepdim=True)
+            added = exponentials.sum(dim=1, keepdim=True)
+            # In place: torch's dot product of rows would hold a third tensor of the logits' size.
+            moment = logits.mul_(exponentials).sum(dim=1, keepdim=True)
+            self._moment = scale * (self._moment + shift * self._total) + moment
+        self._total = scale * self._total + added
         self._highest = raised
 
     def logprobs(self, logits: Tensor) -> Tensor:
