@@ -4,6 +4,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -27,6 +28,7 @@ CASES: tuple[dict[str, object], ...] = (
 )
 
 
+@pytest.mark.timeout(700)
 def test_two_ranks_train_adapters_references_and_offloaded_optimizers_like_one(
     commands: CommandChannel, tmp_path: Path
 ) -> None:
@@ -36,7 +38,7 @@ def test_two_ranks_train_adapters_references_and_offloaded_optimizers_like_one(
     (tmp_path / "one").mkdir()
     texts = [config_with(**case).model_dump_json(exclude_none=True) for case in CASES]
     argv = [sys.executable, str(SCRIPT), str(model), str(tmp_path / "two"), *texts]
-    subprocess.run(argv, check=True, timeout=250, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    subprocess.run(argv, check=True, timeout=500, env={**os.environ, "PYTHONPATH": str(ROOT)})
     for number, case in enumerate(CASES):
         plain = config_with(**{key: case[key] for key in ("lora", "reference") if key in case})
         train(model, tmp_path / "one", config=plain, ranks=Ranks(), name=str(number))

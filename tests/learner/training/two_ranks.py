@@ -46,7 +46,7 @@ def main() -> None:
     if ranks is None:
         followers = start_followers([sys.executable, *sys.argv], count=2)
         ranks = followers.ranks
-    commands = open_process_group(ranks, timeout_s=25, listener=followers.listener if followers else None)
+    commands = open_process_group(ranks, timeout_s=100, listener=followers.listener if followers else None)
     for text in sys.argv[3:]:
         config = TrainingConfig.model_validate_json(text)
         trainer = Trainer(model, algorithm=GrpoConfig(), config=config, ranks=ranks, commands=commands)
@@ -56,7 +56,7 @@ def main() -> None:
             trainer.follow()
     close_process_group()
     if followers is not None:
-        followers.close()
+        followers.close(timeout_s=60)
         assert followers.failed() is None, "rank 1 failed"
 
 

@@ -82,14 +82,14 @@ def main() -> None:
     if ranks is None:
         followers = start_followers([sys.executable, *sys.argv], count=2)
         ranks = followers.ranks
-    open_process_group(ranks, timeout_s=25, listener=followers.listener if followers else None)
+    open_process_group(ranks, timeout_s=100, listener=followers.listener if followers else None)
     for number, text in enumerate(sys.argv[3:]):
         config = TrainingConfig.model_validate_json(text)
         train(model, out, config=config, ranks=ranks, name=str(number))
     torch.distributed.barrier()
     close_process_group()
     if followers is not None:
-        followers.close()
+        followers.close(timeout_s=60)
         assert followers.failed() is None, "rank 1 failed"
 
 
