@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from protocol.reward_models import RewardInput, read_reward_input
 from protocol.rewards import ScoreItem
@@ -48,8 +49,8 @@ def remove(*names: str) -> Callable[[Path], None]:
     return change
 
 
-def write_input(text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / "headway_reward.json").write_text(text) and None
+def write_input(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "headway_reward.json").write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_arguments_of_a_task_go_before_the_directory_and_never_beyond_the_model(
 
 def test_the_prompt_is_a_users_message_unless_messages_are_given(tmp_path: Path) -> None:
     model = opened(write_reward_model(tmp_path))
-    turn = {"role": "system", "content": "s"}
+    turn: JsonValue = {"role": "system", "content": "s"}
     plain = ScoreItem(id="a", verifier="reward_model", completion="c", prompt="p")
     told = ScoreItem(id="a", verifier="reward_model", completion="c", arguments={"messages": [turn]})
     assert job_of(plain, model).messages == (Message(role="user", content="p"),)

@@ -192,6 +192,7 @@ async def scorer_of(*models: RewardModelConfig) -> AsyncIterator[Scorer]:
     registry = build_registry(custom=(), sandbox="required", reward_models=models)
     metrics = make_metrics(Metrics("reward-service"))
     async with Scorer(registry=registry, config=config, metrics=metrics, service_id="rewards-0") as scorer:
+        await scorer.loaded()
         yield scorer
 
 
