@@ -49,8 +49,11 @@ def remove(*names: str) -> Callable[[Path], None]:
     return change
 
 
-def write_input(text: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / "headway_reward.json").write_text(text)
+def write_input(text: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "headway_reward.json").write_text(text)
+
+    return change
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,11 @@ def tokens_of(folder: Path, jobs: Sequence[ModelJob]) -> list[list[int]]:
     return [input_ids(each, tokenizer) for each in jobs]
 
 
-def loaded(folder: Path, *, batch_tokens: int = 16384) -> LoadedModel:
+def loaded(folder: Path, *, device: str = "cpu", batch_tokens: int = 16384) -> LoadedModel:
     return load(
         ModelToLoad(
             path=str(folder),
-            device="cpu",
+            device=device,
             dtype="float32",
             threads=1,
             batch_tokens=batch_tokens,
@@ -145,3 +145,13 @@ def test_files_that_changed_since_the_service_started_are_refused(tmp_path: Path
     write_reward_model(tmp_path, seed=1)
     with pytest.raises(UserError, match="have changed since the service was started"):
         load(ModelToLoad(path=str(folder), device="cpu", dtype="auto", threads=1, batch_tokens=64, fingerprint=known))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_what_a_cpu_gives(tmp_path: Path) -> None:
+    folder = write_reward_model(tmp_path)
+    jobs = [job(text) for text in TEXTS]
+    assert rewards(loaded(folder, device="cuda").score(jobs)) == pytest.approx(
+        rewards(loaded(folder).score(jobs)), abs=1e-3
+    )
