@@ -23,9 +23,10 @@ class RewardInput(WireModel):
     they stand.
 
     `tokenize`: `apart` is what the learner trains on: prompt and completion are tokenized apart, as the policy samples
-    them, and the end token of the tokenizer comes last. `whole` is what most published reward models were trained on:
-    all of the text in one piece, with what the chat template writes after the completion; of plain text also with the
-    tokens that the tokenizer adds by itself. `max_tokens`: the longest input; the model's own limit if left out.
+    them, the end token of the tokenizer comes last, and the score is taken there. `whole` is what most published reward
+    models were trained on: all of the text in one piece, with what the chat template writes after the completion; of
+    plain text also with the tokens that the tokenizer adds by itself. `max_tokens`: the longest input; the model's own
+    limit if left out.
     """
 
     format: RewardFormat

@@ -129,6 +129,7 @@ def _custom(given: CustomVerifier) -> Verifier:
 def _reward_model(given: RewardModelConfig) -> Verifier:
     """Its version holds the fingerprint of its files, so that each reward says which model gave it."""
     model = open_reward_model(given)
+    logger.info("reward model %s: %s, fingerprint %s", given.name, given.path, model.fingerprint)
     return Verifier(
         name=given.name,
         version=f"1+{model.fingerprint}",

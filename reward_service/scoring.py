@@ -114,7 +114,6 @@ class Scorer:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Raises UserError for a reward model that cannot be loaded; returns when all of them are."""
         try:
             await self._open()
         except BaseException:
@@ -130,13 +129,16 @@ class Scorer:
                 known = ", ".join(self._pools)
                 raise UserError(f"workers.prewarm names {name!r}, which has no workers; those that do: {known}")
             await self._pools[name].prewarm()
-        for lane in self._models.values():
-            await lane.loaded()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._stack.aclose()
+
+    async def loaded(self) -> None:
+        """Wait until all reward models are loaded; until then their items wait. Raises UserError if one cannot be."""
+        for lane in self._models.values():
+            await lane.loaded()
 
     @property
     def pending(self) -> int:

@@ -25,7 +25,7 @@ PROCESS = "reward-service"
 async def serve(config: RewardServiceConfig, stop: Stop) -> None:
     """Serve until a stop is requested, then finish what runs.
 
-    Raises UserError for verifiers that cannot be loaded, AddressInUse for a taken port.
+    Raises UserError for verifiers and reward models that cannot be loaded, AddressInUse for a taken port.
     """
     metrics, waiting = Metrics(PROCESS), Waiting()
     registry = build_registry(custom=config.verifiers, sandbox=config.sandbox, reward_models=config.reward_models)
@@ -47,11 +47,18 @@ async def serve(config: RewardServiceConfig, stop: Stop) -> None:
                 app, service="reward-service", version=importlib.metadata.version("headway"), waits=waiting,
                 failures=failures, stopping=lambda: stop.requested, provider=status.report,
             )  # fmt: skip
-            waiting.started()
             async with asyncio.TaskGroup() as tasks:
                 http = tasks.create_task(serve_http(app, listener), name="http")
+                loading = tasks.create_task(_load(scorer, waiting), name="loading")
                 await stop.wait()
+                loading.cancel()
                 with waiting.wait("its last items to be scored", quiet_s=0.5):
                     if not await scorer.drain(timeout_s=config.drain_s):
                         logger.warning("some items were not scored within %g s and are given up", config.drain_s)
                 http.cancel()
+
+
+async def _load(scorer: Scorer, waiting: Waiting) -> None:
+    with waiting.wait("its reward models to be loaded", quiet_s=0.5):
+        await scorer.loaded()
+    waiting.started()

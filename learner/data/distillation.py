@@ -25,12 +25,11 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from learner.data.errors import DataError
-from learner.data.preferences import reply_parts
+from learner.data.examples import example_parts
 from learner.data.sources import read_records
-from learner.data.tokenizing import Tokenized, Tokenizer, conversation_parts, read_messages, tokenize
+from learner.data.tokenizing import Tokenized, Tokenizer, tokenize
 
 FORMAT = "headway-top-logprobs-1"
-_EXPECTED = "expected `prompt` (a text or messages) with `completion` (a text or messages), or `messages`"
 _ABOVE_ONE = 1e-2  # how far the K probabilities may sum above 1, by rounding of half-precision logprobs
 
 
@@ -86,7 +85,7 @@ def read_distillation(path: Path, tokenizer: Tokenizer) -> list[DistillationExam
         if cache is not None:
             cache.check_end(records=len(examples))
     if not examples:
-        raise DataError(f"{path} holds no records: {_EXPECTED}")
+        raise DataError(f"{path} holds no records: expected `prompt` and `completion`, or `messages`")
     return examples
 
 
@@ -149,7 +148,7 @@ def _open_cache(file: Path) -> Iterator[_Cache]:
 
 
 def _example(record: object, tokenizer: Tokenizer, cache: _Cache | None) -> DistillationExample:
-    completion = _completion(record, tokenizer)
+    completion = tokenize(example_parts(record, tokenizer), tokenizer).without_tail()
     trained = completion.trained_length
     top = _columns(record, trained=trained)
     if cache is not None:
@@ -157,19 +156,6 @@ def _example(record: object, tokenizer: Tokenizer, cache: _Cache | None) -> Dist
             raise DataError("cached logprobs are both in columns and in a file beside the data: remove one of them")
         top = cache.next_rows(trained=trained)
     return DistillationExample(completion=completion, top=top)
-
-
-def _completion(record: object, tokenizer: Tokenizer) -> Tokenized:
-    match record:
-        case {"prompt": prompt, "completion": completion} if prompt is not None:
-            parts = reply_parts(prompt, completion, tokenizer)
-        case {"messages": [*messages]}:
-            parts = conversation_parts(read_messages(messages), tokenizer)
-        case _:
-            parts = None
-    if parts is None:
-        raise DataError(_EXPECTED)
-    return tokenize(parts, tokenizer).without_tail()
 
 
 def _columns(record: object, *, trained: int) -> TopLogprobs | None:

@@ -1,4 +1,7 @@
-"""Examples for supervised training: records of `prompt` and `completion`, or `messages` of a conversation."""
+"""Examples for supervised training: records of `prompt` and `completion`, or `messages` of a conversation.
+
+A prompt of messages takes the assistant's reply, a text, or messages that go on.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,7 +11,7 @@ import numpy as np
 
 from learner.data.errors import DataError
 from learner.data.sources import read_parsed
-from learner.data.tokenizing import Part, Tokenizer, conversation_parts, read_messages, text_parts, tokenize
+from learner.data.tokenizing import Part, Tokenizer, conversation_parts, read_messages, reply_parts, tokenize
 from learner.training.batch import TrainSequence
 
 Example = TypeVar("Example")
@@ -36,13 +39,18 @@ def batches(examples: Sequence[Example], *, size: int, seed: int) -> Iterator[li
 
 def example_parts(record: object, tokenizer: Tokenizer) -> list[Part]:
     """The parts of one record. Raises DataError."""
+    parts: list[Part] | None = None
     match record:
-        case {"prompt": str(prompt), "completion": str(completion)}:
-            return text_parts(prompt=prompt, completion=completion)
-        case {"messages": list(messages)}:
-            return conversation_parts(read_messages(messages), tokenizer)
-        case _:
-            raise DataError("expected an object with texts `prompt` and `completion`, or with a list `messages`")
+        case {"prompt": prompt, "completion": completion} if prompt is not None:
+            parts = reply_parts(prompt, completion, tokenizer)
+        case {"messages": [*messages]}:
+            parts = conversation_parts(read_messages(messages), tokenizer)
+    if parts is None:
+        raise DataError(
+            "expected an object with texts `prompt` and `completion`, or with a list `messages`; "
+            "the prompt may be messages, too, and then so may the completion"
+        )
+    return parts
 
 
 def _example(record: object, tokenizer: Tokenizer) -> TrainSequence:

@@ -19,16 +19,7 @@ import numpy as np
 
 from learner.data.errors import DataError
 from learner.data.sources import read_parsed
-from learner.data.tokenizing import (
-    Message,
-    Part,
-    Tokenized,
-    Tokenizer,
-    conversation_parts,
-    read_messages,
-    text_parts,
-    tokenize,
-)
+from learner.data.tokenizing import Message, Tokenized, Tokenizer, read_messages, reply_parts, tokenize
 
 _PAIR = (
     "expected `chosen` and `rejected` with a `prompt`, or as conversations that begin alike (lists of messages); "
@@ -73,21 +64,6 @@ def read_labelled(path: Path, tokenizer: Tokenizer) -> list[LabelledCompletion]:
     if not labelled:
         raise DataError(f"{path} holds no records: {_LABELLED}")
     return labelled
-
-
-def reply_parts(prompt: object, completion: object, tokenizer: Tokenizer) -> list[Part] | None:
-    """A prompt and completion in any of their forms; None if they have none of them. Raises DataError."""
-    match prompt, completion:
-        case str(prompt_text), str(text):
-            return text_parts(prompt=prompt_text, completion=text)
-        case [*messages], str(text):
-            if not text:
-                raise DataError("the completion is empty, which leaves nothing to train on")
-            return _reply(read_messages(messages), [{"role": "assistant", "content": text}], tokenizer)
-        case [*messages], [*replies]:
-            return _reply(read_messages(messages), read_messages(replies), tokenizer)
-        case _:
-            return None
 
 
 def _pair(record: object, tokenizer: Tokenizer) -> PreferencePair:
@@ -141,15 +117,6 @@ def _common_beginning(chosen: Sequence[Message], rejected: Sequence[Message]) ->
             "expected the assistant's in both, since they must answer one prompt"
         )
     return alike
-
-
-def _reply(prompt: Sequence[Message], reply: Sequence[Message], tokenizer: Tokenizer) -> list[Part]:
-    """Of all turns only the reply's are trained."""
-    if not prompt:
-        raise DataError("the prompt has no messages")
-    if not reply or reply[0]["role"] != "assistant":
-        raise DataError("a completion begins with an assistant's message")
-    return conversation_parts([*prompt, *reply], tokenizer, trained_from=len(prompt))
 
 
 def _margin(value: object) -> float:

@@ -111,9 +111,33 @@ def conversation_parts(messages: Sequence[Message], tokenizer: Tokenizer, *, tra
     return parts
 
 
+def reply_parts(prompt: object, completion: object, tokenizer: Tokenizer) -> list[Part] | None:
+    """A prompt and completion in any of their forms; None if they have none of them. Raises DataError."""
+    match prompt, completion:
+        case str(prompt_text), str(text):
+            return text_parts(prompt=prompt_text, completion=text)
+        case [*messages], str(text):
+            if not text:
+                raise DataError("the completion is empty, which leaves nothing to train on")
+            return _reply(read_messages(messages), [{"role": "assistant", "content": text}], tokenizer)
+        case [*messages], [*replies]:
+            return _reply(read_messages(messages), read_messages(replies), tokenizer)
+        case _:
+            return None
+
+
 def read_messages(messages: Sequence[object]) -> list[Message]:
     """Messages with role and content. Raises DataError."""
     return [_message(message) for message in messages]
+
+
+def _reply(prompt: Sequence[Message], reply: Sequence[Message], tokenizer: Tokenizer) -> list[Part]:
+    """Of all turns only the reply's are trained."""
+    if not prompt:
+        raise DataError("the prompt has no messages")
+    if not reply or reply[0]["role"] != "assistant":
+        raise DataError("a completion begins with an assistant's message")
+    return conversation_parts([*prompt, *reply], tokenizer, trained_from=len(prompt))
 
 
 def _message(message: object) -> Message:

@@ -54,6 +54,8 @@ class RewardModelLane:
         self._events = events
         self._queue = asyncio.Queue[_Waiting](maxsize=max_waiting)
         self._busy = False
+        self._loaded = asyncio.Event()
+        self._fault: str | None = None
         self.process = WorkerProcess(
             command=("reward_service.reward_models.worker", _to_load(model).model_dump_json()),
             environment={**worker_environment(inherit=True, threads=model.config.threads), "HF_HUB_OFFLINE": "1"},
@@ -71,12 +73,10 @@ class RewardModelLane:
         return self._queue.qsize()
 
     async def loaded(self) -> None:
-        """Wait until the model is loaded. Raises UserError if it cannot be."""
-        try:
-            await self.process.ready()
-        except (InfrastructureError, WorkerDied) as error:
-            cause = str(error) or "its process died; the cause stands above"
-            raise UserError(f"reward model {self._config.name!r} at {self._config.path}: {cause}") from error
+        """Wait until `run` has the model loaded. Raises UserError if it cannot be."""
+        await self._loaded.wait()
+        if self._fault is not None:
+            raise UserError(f"reward model {self._name!r} at {self._config.path}: {self._fault}")
 
     def judge(self, item: ScoreItem, *, deadline: float) -> Outcome | Awaitable[Outcome]:
         """The outcome of the model, at the deadline at the latest; arguments that do not fit are refused at once."""
@@ -95,7 +95,12 @@ class RewardModelLane:
             return _failed("deadline: the reward model did not score the item in time", attempts=1)
 
     async def run(self) -> None:
-        """Score batch after batch, without end."""
+        """Load the model, then score batch after batch, without end."""
+        try:
+            await self.process.ready()
+        except (InfrastructureError, WorkerDied) as error:
+            self._fault = str(error) or "its process died; the log has the cause"
+        self._loaded.set()
         while True:
             batch = await self._gather()
             self._busy = True

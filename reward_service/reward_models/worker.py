@@ -87,7 +87,11 @@ def load(given: ModelToLoad) -> "LoadedModel":
 
 
 class LoadedModel:
-    """A model that scores: of each input its one logit, as Hugging Face's own class gives it for that input alone."""
+    """A model that scores: of each input its one logit, as Hugging Face's own class gives it for that input alone.
+
+    That class takes the score at the last token that is not the padding which the configuration names. Of what is
+    tokenized `apart` it is taken at the last token whatever is named: many models pad with their end token.
+    """
 
     def __init__(
         self, *, model: _Model, settings: _TextSettings, tokenizer: Tokenizer, device: str, batch_tokens: int
@@ -102,10 +106,12 @@ class LoadedModel:
     def score(self, jobs: Sequence[ModelJob]) -> tuple[Reply, ...]:
         """A reward or an error for each job, in order."""
         replies = [self._tokenized(job) for job in jobs]
-        rows = [(index, reply) for index, reply in enumerate(replies) if isinstance(reply, list)]
-        rewards = self._rewards([row for _, row in rows])
-        answers = {index: _reply(reward) for (index, _), reward in zip(rows, rewards, strict=True)}
-        return tuple(reply if isinstance(reply, Reply) else answers[index] for index, reply in enumerate(replies))
+        for tokenize, pad in (("apart", None), ("whole", self._pad)):
+            chosen = [index for index, job in enumerate(jobs) if job.tokenize == tokenize]
+            rows = {index: row for index in chosen if isinstance(row := replies[index], list)}
+            for index, reward in zip(rows, self._rewards(list(rows.values()), pad=pad), strict=True):
+                replies[index] = _reply(reward)
+        return tuple(reply for reply in replies if isinstance(reply, Reply))
 
     def _tokenized(self, job: ModelJob) -> list[int] | Reply:
         try:
@@ -113,36 +119,36 @@ class LoadedModel:
         except Exception as error:  # noqa: BLE001  a template raises anything; it becomes an error of this item alone
             return Reply(error=error_of(error))
 
-    def _rewards(self, rows: Sequence[list[int]]) -> list[float]:
+    def _rewards(self, rows: Sequence[list[int]], *, pad: int | None) -> list[float]:
         rewards = [0.0] * len(rows)
         for group in chunks_by_length([len(row) for row in rows], batch_tokens=self._batch_tokens):
-            for part, pad in self._padded(group, rows):
-                found = self._forward([rows[index] for index in part], pad=pad)
+            for part, padding in self._padded(group, rows, pad=pad):
+                found = self._forward([rows[index] for index in part], pad=padding)
                 for index, reward in zip(part, found, strict=True):
                     rewards[index] = reward
         return rewards
 
-    def _padded(self, group: list[int], rows: Sequence[list[int]]) -> Iterator[tuple[list[int], int]]:
-        """The group with the token to pad it with. The model takes its score at the last token that is not padding.
+    def _padded(
+        self, group: list[int], rows: Sequence[list[int]], *, pad: int | None
+    ) -> Iterator[tuple[list[int], int | None]]:
+        """The group and what to pad it with: if no padding is named, a token that stands in no row.
 
-        Where the model names no padding it must be a token that stands in no row, or that place would be another one.
+        Otherwise the model would not find the last token. Where every token stands in some row, they go one by one.
         """
-        pad = self._pad
         if pad is None:
             pad = unused_token([rows[index] for index in group], vocabulary=self._settings.vocab_size)
         if pad is not None:
             yield group, pad
             return
         for index in group:
-            yield [index], 0
+            yield [index], None
 
     @torch.inference_mode()
-    def _forward(self, rows: Sequence[list[int]], *, pad: int) -> list[float]:
+    def _forward(self, rows: Sequence[list[int]], *, pad: int | None) -> list[float]:
         longest = max(map(len, rows))
-        ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
+        ids = torch.tensor([row + [pad or 0] * (longest - len(row)) for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-        if self._pad is None:
-            self._settings.pad_token_id = pad if len(rows) > 1 else None
+        self._settings.pad_token_id = pad
         output = self._model(input_ids=ids.to(self._device), attention_mask=mask.to(self._device))
         rewards: list[float] = output.logits.float().squeeze(-1).tolist()
         return rewards

@@ -81,7 +81,7 @@ def test_rows_are_spread_over_all_tokens_with_zeros_outside_the_mask() -> None:
         ({"top_logprobs": [[HALF, float("nan")], [HALF, HALF]]}, "not logprobs"),
         ({"top_ids": None, "top_logprobs": None}, "some have none"),
         ({"top_ids": [[1], [2]], "top_logprobs": [[HALF], [HALF]]}, "1 cached tokens at each place, before 2"),
-        ({"completion": None}, "expected `prompt`"),
+        ({"completion": None}, "expected an object with texts `prompt`"),
     ],
 )
 def test_a_record_that_does_not_fit_is_named(tmp_path: Path, changed: dict[str, object], complaint: str) -> None:

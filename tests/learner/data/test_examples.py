@@ -60,6 +60,20 @@ def test_of_a_conversation_what_the_assistant_said_is_trained_up_to_its_end_toke
     )
 
 
+def test_a_prompt_of_messages_takes_a_reply_or_messages_of_which_only_those_are_trained(tmp_path: Path) -> None:
+    prompt = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yo"},
+        {"role": "user", "content": "so"},
+    ]
+    first, second = read(
+        tmp_path,
+        {"prompt": prompt, "completion": "no"},
+        {"prompt": prompt, "completion": [{"role": "assistant", "content": "no"}]},
+    )
+    assert shown(first) == shown(second) == ("<u>hi|\n<a>yo|\n<u>so|\n<a>no|\n", "." * 24 + "^^^.")
+
+
 def test_what_follows_the_last_answer_is_left_out(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
     (example,) = read(tmp_path, {"messages": [*messages, {"role": "user", "content": "bye"}]})

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from learner.data.errors import DataError
@@ -82,6 +84,19 @@ def test_a_tie_is_kept_and_can_be_told(tmp_path: Path) -> None:
     )
     assert (tie.is_tie, pair.is_tie, conversation.is_tie) == (True, False, True)
     assert shown(conversation.chosen) == ("<u>hi|\n<a>yo|", "..........^^^")
+
+
+def test_pairs_from_parquet_are_those_from_json_lines(tmp_path: Path) -> None:
+    records = [
+        {"prompt": [USER], "chosen": [said("yo")], "rejected": [said("no")], "margin": 0.5},
+        {"prompt": [USER, said("yo"), BYE], "chosen": [said("A")], "rejected": [said("B")], "margin": None},
+    ]
+    path = tmp_path / "pairs.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    for read, expected in zip(read_pairs(path, CharacterTokenizer()), pairs(tmp_path, *records), strict=True):
+        assert shown(read.chosen) == shown(expected.chosen)
+        assert shown(read.rejected) == shown(expected.rejected)
+        assert read.margin == expected.margin
 
 
 @pytest.mark.parametrize(

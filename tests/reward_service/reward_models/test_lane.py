@@ -137,32 +137,17 @@ async def test_while_a_batch_is_scored_the_next_one_gathers(folder: Path, expect
         assert watch.batches == [1, 2, 1]
 
 
-async def test_items_are_tried_again_one_by_one_when_the_process_is_killed(
+async def test_items_are_tried_again_one_by_one_when_the_process_dies_and_the_one_that_kills_it_takes_nobody_along(
     folder: Path, expected: dict[str, float]
 ) -> None:
     async with watched(folder, wait_s=30.0, batch_size=3) as watch:
-        watch.on_batch = lambda: watch.signal(signal.SIGKILL) if len(watch.batches) == 1 else None
-        outcomes = await watch.judge_together(*TEXTS)
-        assert [reward_of(outcome) for outcome in outcomes] == [close(expected[text]) for text in TEXTS]
-        assert [outcome.attempts for outcome in outcomes] == [2, 2, 2]
-        assert (watch.batches, watch.killed) == ([3, 1, 1, 1], 1)
-
-
-async def test_an_item_at_which_the_process_always_dies_is_an_error_and_takes_nobody_along(
-    folder: Path, expected: dict[str, float]
-) -> None:
-    async with watched(folder, wait_s=30.0, batch_size=3) as watch:
+        # The batch of three is killed, and then the first item alone.
         watch.on_batch = lambda: watch.signal(signal.SIGKILL) if len(watch.batches) <= 2 else None
-        poison, *others = await watch.judge_together(*TEXTS)
-        assert message_of(poison) == "the reward model's process died at each of 2 attempts"
-        assert poison.attempts == 2
-        assert [reward_of(outcome) for outcome in others] == [close(expected[text]) for text in TEXTS[1:]]
-
-
-async def test_a_process_that_died_while_idle_is_started_again(folder: Path, expected: dict[str, float]) -> None:
-    async with watched(folder, wait_s=0.0) as watch:
-        watch.signal(signal.SIGKILL)
-        assert reward_of(await watch.judge("a")) == close(expected["a"])
+        outcomes = await watch.judge_together(*TEXTS)
+        assert message_of(outcomes[0]) == "the reward model's process died at each of 2 attempts"
+        assert [reward_of(outcome) for outcome in outcomes[1:]] == [close(expected[text]) for text in TEXTS[1:]]
+        assert [outcome.attempts for outcome in outcomes] == [2, 2, 2]
+        assert (watch.batches, watch.killed) == ([3, 1, 1, 1], 2)
 
 
 async def test_the_process_of_a_batch_that_takes_too_long_is_killed_and_replaced(folder: Path) -> None:
@@ -192,6 +177,7 @@ async def scorer_of(*models: RewardModelConfig) -> AsyncIterator[Scorer]:
     registry = build_registry(custom=(), sandbox="required", reward_models=models)
     metrics = make_metrics(Metrics("reward-service"))
     async with Scorer(registry=registry, config=config, metrics=metrics, service_id="rewards-0") as scorer:
+        await scorer.loaded()
         yield scorer
 
 

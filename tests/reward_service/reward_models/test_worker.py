@@ -1,5 +1,6 @@
 """What the process of a reward model computes: for each input of a batch what it computes for that input alone."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import safetensors.torch
 import torch
 from transformers import AutoTokenizer
 
+from protocol.reward_models import Tokenize
 from reward_service.config import RewardModelConfig
 from reward_service.jobs import Reply
 from reward_service.reward_models.folder import fingerprint, open_reward_model
@@ -15,9 +17,18 @@ from reward_service.reward_models.inputs import input_ids
 from reward_service.reward_models.messages import Message, ModelJob, ModelToLoad
 from reward_service.reward_models.worker import LoadedModel, load
 from reward_service.verifier import UserError
-from tests.reward_service.reward_models.tiny_reward_model import CHARACTERS, PAD, alone, write_reward_model
+from tests.reward_service.reward_models.tiny_reward_model import (
+    CHARACTERS,
+    END,
+    PAD,
+    alone,
+    edit_settings,
+    write_reward_model,
+)
 
 TEXTS = ("a", "is it?", "no.", "the quick brown fox jumps", "", "<pad>", "why not<pad>", "yes! yes!")
+
+KINDS: tuple[Tokenize, ...] = ("apart", "whole")
 
 
 @pytest.fixture(autouse=True)
@@ -30,11 +41,11 @@ def tokens_of(folder: Path, jobs: Sequence[ModelJob]) -> list[list[int]]:
     return [input_ids(each, tokenizer) for each in jobs]
 
 
-def loaded(folder: Path, *, batch_tokens: int = 16384) -> LoadedModel:
+def loaded(folder: Path, *, device: str = "cpu", batch_tokens: int = 16384) -> LoadedModel:
     return load(
         ModelToLoad(
             path=str(folder),
-            device="cpu",
+            device=device,
             dtype="float32",
             threads=1,
             batch_tokens=batch_tokens,
@@ -43,10 +54,10 @@ def loaded(folder: Path, *, batch_tokens: int = 16384) -> LoadedModel:
     )
 
 
-def job(completion: str, *, max_tokens: int | None = None) -> ModelJob:
+def job(completion: str, *, tokenize: Tokenize = "whole", max_tokens: int | None = None) -> ModelJob:
     return ModelJob(
         format="chat",
-        tokenize="apart",
+        tokenize=tokenize,
         max_tokens=max_tokens,
         messages=(Message(role="user", content="hi"),),
         prompt="",
@@ -59,7 +70,7 @@ def rewards(replies: tuple[Reply, ...]) -> list[float]:
     return [reply.reward for reply in replies if reply.reward is not None]
 
 
-@pytest.mark.parametrize("pad", [None, PAD])
+@pytest.mark.parametrize("pad", [None, PAD, END])
 @pytest.mark.parametrize("batch_tokens", [1, 40, 16384])
 def test_a_batch_gives_what_hugging_face_gives_for_each_input_alone(
     tmp_path: Path, pad: int | None, batch_tokens: int
@@ -69,6 +80,28 @@ def test_a_batch_gives_what_hugging_face_gives_for_each_input_alone(
     jobs = [job(text) for text in TEXTS]
     expected = [alone(folder, tokens) for tokens in tokens_of(folder, jobs)]
     assert len({round(value, 4) for value in expected}) == len(TEXTS), "the model tells the texts apart"
+    assert rewards(model.score(jobs)) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("pad", [None, PAD, END])
+def test_the_score_of_what_is_tokenized_apart_is_at_its_end_token_even_if_that_is_named_as_padding(
+    tmp_path: Path, pad: int | None
+) -> None:
+    folder = write_reward_model(tmp_path / "served", pad=pad)
+    without = tmp_path / "without"  # the same weights; where no padding is named the score is at the last token
+    shutil.copytree(folder, without)
+    edit_settings(without, pad_token_id=None)
+    jobs = [job(text, tokenize="apart") for text in TEXTS]
+    tokens = tokens_of(folder, jobs)
+    assert {row[-1] for row in tokens} == {END}
+    expected = [alone(without, row) for row in tokens]
+    assert rewards(loaded(folder).score(jobs)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_batch_of_both_kinds_answers_in_order(tmp_path: Path) -> None:
+    model = loaded(write_reward_model(tmp_path, pad=END))
+    jobs = [job(text, tokenize=kind) for text in TEXTS for kind in KINDS]
+    expected = [reward for each in jobs for reward in rewards(model.score([each]))]
     assert rewards(model.score(jobs)) == pytest.approx(expected, abs=1e-5)
 
 
@@ -112,3 +145,13 @@ def test_files_that_changed_since_the_service_started_are_refused(tmp_path: Path
     write_reward_model(tmp_path, seed=1)
     with pytest.raises(UserError, match="have changed since the service was started"):
         load(ModelToLoad(path=str(folder), device="cpu", dtype="auto", threads=1, batch_tokens=64, fingerprint=known))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_what_a_cpu_gives(tmp_path: Path) -> None:
+    folder = write_reward_model(tmp_path)
+    jobs = [job(text) for text in TEXTS]
+    assert rewards(loaded(folder, device="cuda").score(jobs)) == pytest.approx(
+        rewards(loaded(folder).score(jobs)), abs=1e-3
+    )
