@@ -14,7 +14,8 @@ rise, up to sixteen times as long: it settles where the run is healthy.
 
 At 0 training is synchronous, and that is the pause: a step waits until the generators serve the learner's own version,
 and takes only groups that were sampled by it from end to end. Nothing is skipped. What is beyond a limit even then does
-not come from lag; the guard says so once, and cannot do more.
+not come from lag; the guard says so once, and cannot do more. Nor does it bring back a policy that a few steps of too
+high a learning rate have ruined: its measures are healthy again soon, and its rewards are not.
 
 The effective sample share is Kish's, (sum w)^2 / (n sum w^2), for importance ratios w; for ratios of log-normal
 distribution with variance s^2 it is exp(-s^2), and the KL divergence s^2 / 2.
