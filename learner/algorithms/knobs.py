@@ -178,6 +178,15 @@ class KlKnobs(Knobs):
             unused["kl_form"] = "kl_in is reward, which takes k1"
         return unused
 
+    @model_validator(mode="after")
+    def _a_form_with_a_gradient(self) -> KlKnobs:
+        if self.kl_coefficient > 0 and self.kl_in == "loss" and self.kl_form == "k1":
+            raise ValueError(
+                "kl_form is k1 and kl_in is loss: the expected gradient of k1 in a loss is 0, so it would hold nothing "
+                "back; set kl_form to k3 or k2, or kl_in to reward"
+            )
+        return self
+
 
 class RewardKnobs(Knobs):
     """What is done to rewards before they become advantages."""

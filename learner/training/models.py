@@ -99,6 +99,9 @@ def open_models(
     """Loads what the preset needs onto `device`. The process group must be open."""
     if preset.trains_scores:
         scores = load_score_model(path, dtype=torch_dtype(config.dtype), head_seed=config.head_seed)
+        if config.lora.enabled:
+            add_adapters(scores.classifier, config.lora)
+            scores.head.requires_grad_(True)
         engine: Engine[Output] = Engine(scores, config=config, device=device)
         return Models(trained=scores, engine=engine, reference=None, teachers=LocalTeachers(()), critic=None)
     entropy = (config.report_entropy, preset.entropy_gradient)

@@ -1,0 +1,173 @@
+"""Algorithms that need more than one pass or one model, in the real trainer, on a tiny model."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+import torch
+from pydantic import TypeAdapter
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from learner.algorithms.config import AlgorithmConfig
+from learner.training.batch import TrainSequence
+from learner.training.config import TrainingConfig
+from learner.training.ranks import CommandChannel, Ranks
+from learner.training.trainer import Trainer
+from tests.learner.training.tiny_model import random_sequences
+
+ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
+OPTIMIZER = {"learning_rate": 1e-2, "epsilon": 1e-4}
+
+
+@contextmanager
+def trainer(
+    path: Path,
+    commands: CommandChannel,
+    algo: dict[str, object],
+    *,
+    teachers: Sequence[Path] = (),
+    training: Mapping[str, object] = MappingProxyType({}),
+) -> Iterator[Trainer]:
+    made = Trainer(
+        path,
+        algorithm=ADAPTER.validate_python(algo),
+        config=TrainingConfig.model_validate({"optimizer": OPTIMIZER, **training}),
+        ranks=Ranks(),
+        commands=commands,
+        teachers=teachers,
+    )
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def teacher(tied_llama: Path, tmp_path: Path) -> Path:
+    """A model that differs from each of the others."""
+    model = AutoModelForCausalLM.from_pretrained(tied_llama)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+def grouped(count: int, *, size: int = 4) -> list[TrainSequence]:
+    return [replace(sequence, group=index // size) for index, sequence in enumerate(random_sequences(count))]
+
+
+def paired(count: int) -> list[TrainSequence]:
+    return [
+        replace(sequence, pair=index // 2, margin=0.1 * (index // 2))
+        for index, sequence in enumerate(random_sequences(count))
+    ]
+
+
+def scored(count: int) -> list[TrainSequence]:
+    """Pairs of which one token, the last, is marked: the model's score is that of the token before it."""
+    return [
+        replace(
+            sequence,
+            loss_mask=np.arange(len(sequence.token_ids)) == len(sequence.token_ids) - 1,
+            behavior_logprobs=np.zeros(len(sequence.token_ids), dtype=np.float32),
+            lags=np.zeros(len(sequence.token_ids), dtype=np.int32),
+        )
+        for sequence in paired(count)
+    ]
+
+
+CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[str, object]]] = [
+    ({"type": "gspo"}, grouped, {}),
+    ({"type": "grpo", "token_window": [0.2, 5.0], "kl_coefficient": 0.1}, grouped, {"updates_per_step": 2}),
+    ({"type": "grpo", "entropy_coefficient": 0.05}, grouped, {}),
+    ({"type": "rloo", "kl_coefficient": 0.1}, grouped, {}),
+    ({"type": "reinforce_pp", "kl_coefficient": 0.1}, grouped, {}),
+    ({"type": "gigpo"}, grouped, {}),
+    ({"type": "ppo", "kl_coefficient": 0.1}, grouped, {"updates_per_step": 2}),
+    ({"type": "opd"}, grouped, {}),
+    ({"type": "online_dpo"}, paired, {"updates_per_step": 2}),
+    ({"type": "dpo", "sft_weight": 0.1}, paired, {}),
+    ({"type": "dpo", "loss": "ipo"}, paired, {}),
+    ({"type": "dpo", "loss": "orpo"}, paired, {}),
+    ({"type": "dpo", "loss": "simpo"}, paired, {}),
+    ({"type": "dpo", "loss": "kto"}, random_sequences, {}),
+    ({"type": "distill", "teacher_tokens": 5}, random_sequences, {}),
+    ({"type": "rm", "center_coefficient": 0.01}, scored, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("algo", "sequences", "training"), CASES, ids=[f"{case[0]['type']}-{i}" for i, case in enumerate(CASES)]
+)
+def test_the_split_into_microbatches_changes_neither_loss_nor_weights(
+    tiny_llama: Path,
+    teacher: Path,
+    commands: CommandChannel,
+    algo: dict[str, object],
+    sequences: Callable[[int], list[TrainSequence]],
+    training: dict[str, object],
+) -> None:
+    teachers = [teacher] if algo["type"] in ("opd", "distill") else []
+    results = []
+    for budget in (1, 60, 10_000):
+        with trainer(
+            tiny_llama, commands, algo, teachers=teachers, training={"microbatch_tokens": budget, **training}
+        ) as made:
+            steps = [made.train_step(sequences(16), version=version) for version in range(2)]
+            results.append((steps, {tensor.name: tensor.value for tensor in made.host_copy().tensors}))
+    counts = [steps[0].microbatches for steps, _ in results]
+    assert counts[0] > counts[1] > counts[2]
+    for steps, weights in results[1:]:
+        for step, first in zip(steps, results[0][0], strict=True):
+            assert step.loss == pytest.approx(first.loss, abs=2e-5)
+            assert step.grad_norm == pytest.approx(first.grad_norm, rel=1e-3)
+            assert step.means == pytest.approx(first.means, abs=1e-4)
+        for name, value in weights.items():
+            torch.testing.assert_close(value, results[0][1][name], rtol=0, atol=5e-5)
+
+
+def test_the_critic_learns_alone_while_it_warms_up_and_comes_back_from_a_checkpoint(
+    tiny_llama: Path, commands: CommandChannel, tmp_path: Path
+) -> None:
+    training = {"critic": {"warmup_steps": 2, "optimizer": OPTIMIZER}}
+    batch = grouped(16)
+    with trainer(tiny_llama, commands, {"type": "ppo"}, training=training) as made:
+        before = {tensor.name: tensor.value for tensor in made.host_copy().tensors}
+        losses = [made.train_step(batch, version=version).means["value_loss"] for version in range(2)]
+        assert losses[1] < losses[0]
+        assert all(torch.equal(tensor.value, before[tensor.name]) for tensor in made.host_copy().tensors)
+        made.save(tmp_path)
+        third = made.train_step(batch, version=2)
+        assert any(not torch.equal(tensor.value, before[tensor.name]) for tensor in made.host_copy().tensors)
+    with trainer(tiny_llama, commands, {"type": "ppo"}, training=training) as again:
+        again.load(tmp_path)
+        repeated = again.train_step(batch, version=2)
+    assert repeated.loss == pytest.approx(third.loss, abs=1e-6)
+    assert repeated.means == pytest.approx(third.means, abs=1e-6)
+
+
+def test_a_reward_model_learns_its_pairs_and_is_written_as_transformers_reads_it(
+    tiny_llama: Path, commands: CommandChannel, tmp_path: Path
+) -> None:
+    batch = scored(8)
+    with trainer(tiny_llama, commands, {"type": "rm"}) as made:
+        losses = [made.train_step(batch, version=version).loss for version in range(15)]
+        scores = [float(values[0]) for values in made.outputs(batch)]
+        made.export(tmp_path / "rm")
+    assert losses[-1] < 0.5 * losses[0]
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm")
+    for sequence, score in zip(batch, scores, strict=True):
+        ids = torch.from_numpy(sequence.token_ids[:-1]).long()[None]
+        assert float(plain(input_ids=ids).logits[0, 0].detach()) == pytest.approx(score, abs=1e-4)
+
+
+def test_a_student_comes_to_agree_with_its_teacher(tiny_llama: Path, teacher: Path, commands: CommandChannel) -> None:
+    batch = random_sequences(8)
+    with trainer(tiny_llama, commands, {"type": "distill", "teacher_tokens": 40}, teachers=[teacher]) as made:
+        divergences = [made.train_step(batch, version=v).means["teacher_divergence"] for v in range(30)]
+    assert divergences[-1] < 0.3 * divergences[0]
+    assert divergences[-1] >= 0
