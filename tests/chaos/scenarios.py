@@ -245,10 +245,10 @@ TWO_OF_EACH = ("e1", "e2"), ("r1", "r2")
 SCENARIOS: dict[str, Stage] = {
     "generator-one-of-two": Stage(generator_killed_one_of_two, steps=400),
     "generator-the-only-one": Stage(generator_killed_the_only_one, steps=200, generators=("g1",)),
-    "generator-joins": Stage(generator_joins, steps=120, first=("g1",)),
+    "generator-joins": Stage(generator_joins, steps=800, first=("g1",)),
     "learner-killed": Stage(learner_killed, steps=300),
     "env-and-reward-killed": Stage(
-        env_and_reward_killed, steps=120, generators=("g1",), envs=TWO_OF_EACH[0], rewards=TWO_OF_EACH[1]
+        env_and_reward_killed, steps=300, generators=("g1",), envs=TWO_OF_EACH[0], rewards=TWO_OF_EACH[1]
     ),
     "hangs": Stage(hangs, steps=400, envs=TWO_OF_EACH[0], rewards=TWO_OF_EACH[1]),
     "hangs-alone": Stage(hangs_alone, steps=120, generators=("g1",)),
