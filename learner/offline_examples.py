@@ -9,11 +9,13 @@ import numpy as np
 from learner.algorithms.config import DistillConfig, DpoConfig, RmConfig, SftConfig
 from learner.config import LearnerConfig
 from learner.data.distillation import DistillationExample, read_distillation
+from learner.data.errors import DataError
 from learner.data.examples import read_examples
 from learner.data.preferences import LabelledCompletion, PreferencePair, read_labelled, read_pairs
 from learner.data.splitting import split
 from learner.data.tokenizing import Tokenized, Tokenizer
 from learner.training.batch import Candidates, TrainSequence
+from protocol.reward_models import RewardFormat
 
 Unit = tuple[TrainSequence, ...]
 """Sequences that are always trained together: one, or the chosen and the rejected of a pair."""
@@ -25,14 +27,16 @@ class Examples:
 
     training: Sequence[Unit]
     held_out: Sequence[Unit]
+    format: RewardFormat = "plain"
+    """Whether a reward model's texts went through the chat template."""
 
 
 def read_units(config: LearnerConfig, tokenizer: Tokenizer) -> Examples:
     """Reads `data.path` as the algorithm wants it. Raises DataError, FileNotFoundError."""
     assert config.data.path is not None, "checked by the config"
-    units = _units(config, config.data.path, tokenizer)
+    units, format = _units(config, config.data.path, tokenizer)
     parts = split(units, prompt=_prompt, share=config.data.held_out_share, seed=config.data.seed)
-    return Examples(training=parts.training, held_out=parts.held_out)
+    return Examples(training=parts.training, held_out=parts.held_out, format=format)
 
 
 def in_step(units: Sequence[Unit]) -> list[TrainSequence]:
@@ -44,20 +48,29 @@ def in_step(units: Sequence[Unit]) -> list[TrainSequence]:
     ]
 
 
-def _units(config: LearnerConfig, path: Path, tokenizer: Tokenizer) -> list[Unit]:
+def _units(config: LearnerConfig, path: Path, tokenizer: Tokenizer) -> tuple[list[Unit], RewardFormat]:
     match config.algo:
         case RmConfig():
+            pairs = read_pairs(path, tokenizer)
             end = tokenizer.eos_token_id or 0
-            return [_scored_pair(pair, end) for pair in read_pairs(path, tokenizer)]
+            return [_scored_pair(pair, end) for pair in pairs], _one_format(pairs, path)
         case DpoConfig(loss="kto"):
-            return [_labelled(example) for example in read_labelled(path, tokenizer)]
+            return [_labelled(example) for example in read_labelled(path, tokenizer)], "plain"
         case DpoConfig():
-            return [_pair(pair) for pair in read_pairs(path, tokenizer)]
+            return [_pair(pair) for pair in read_pairs(path, tokenizer)], "plain"
         case DistillConfig():
-            return [_distilled(example) for example in read_distillation(path, tokenizer)]
+            return [_distilled(example) for example in read_distillation(path, tokenizer)], "plain"
         case _:
             assert isinstance(config.algo, SftConfig) or config.algo.type == "custom", config.algo.type
-            return [(example,) for example in read_examples(path, tokenizer)]
+            return [(example,) for example in read_examples(path, tokenizer)], "plain"
+
+
+def _one_format(pairs: Sequence[PreferencePair], path: Path) -> RewardFormat:
+    """A reward model is asked in one way: its data must all be of that."""
+    formats = {pair.format for pair in pairs}
+    if len(formats) > 1:
+        raise DataError(f"{path} has pairs of messages and pairs of plain texts: a reward model needs all of one kind")
+    return pairs[0].format
 
 
 def _prompt(unit: Unit) -> bytes:

@@ -20,6 +20,7 @@ import numpy as np
 from learner.data.errors import DataError
 from learner.data.sources import read_parsed
 from learner.data.tokenizing import Message, Tokenized, Tokenizer, read_messages, reply_parts, tokenize
+from protocol.reward_models import RewardFormat
 
 _PAIR = (
     "expected `chosen` and `rejected` with a `prompt`, or as conversations that begin alike (lists of messages); "
@@ -35,6 +36,7 @@ class PreferencePair:
     chosen: Tokenized
     rejected: Tokenized
     margin: float = 0.0
+    format: RewardFormat = "plain"
 
     @property
     def is_tie(self) -> bool:
@@ -77,6 +79,7 @@ def _pair(record: object, tokenizer: Tokenizer) -> PreferencePair:
         chosen=tokenize(sides[0], tokenizer).without_tail(),
         rejected=tokenize(sides[1], tokenizer).without_tail(),
         margin=_margin(record.get("margin")),
+        format="plain" if isinstance(prompt, str) and isinstance(chosen, str) else "chat",
     )
 
 
