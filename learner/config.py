@@ -274,6 +274,15 @@ class LearnerConfig(ProcessConfig):
         return isinstance(self.algo, OfflineConfig) or (self.algo.type == "custom" and self.data.path is not None)
 
     @model_validator(mode="after")
+    def _models_that_are_used(self) -> Self:
+        for name, used in (("reference", self.algo.uses_reference), ("critic", self.algo.type in ("ppo", "custom"))):
+            if not used and getattr(self.training, name) != type(self.training).model_fields[name].get_default(
+                call_default_factory=True
+            ):
+                raise ValueError(f"training.{name} is set, and algo {self.algo.type} as it is has none: remove it")
+        return self
+
+    @model_validator(mode="after")
     def _spread_where_needed(self) -> Self:
         if self.algo.type == "online_dpo" and self.rollouts.drop_uniform_groups is False:
             raise ValueError(

@@ -187,7 +187,7 @@ class GigpoConfig(ClippedKnobs, ScaleKnobs):
     step_weight: float = Field(1.0, ge=0, description="Weight of the turn's advantage beside the trajectory's.")
 
 
-class OnlineDpoConfig(RewardKnobs):
+class OnlineDpoConfig(Knobs):
     """DPO on the best and the worst of each group, off-policy as they come. Source: arXiv 2402.04792, 2410.18252."""
 
     wants_spread: ClassVar[bool] = True
@@ -195,8 +195,12 @@ class OnlineDpoConfig(RewardKnobs):
     beta: float = Field(0.1, gt=0, description="How strongly the policy is held to the reference. Per nat.")
     label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="Probability that a preference is wrong.")
 
+    @property
+    def uses_reference(self) -> bool:
+        return True
 
-class BestOfKConfig(AggregationKnobs, RewardKnobs):
+
+class BestOfKConfig(AggregationKnobs):
     """Likelihood of the best of each group (RAFT). Source: arXiv 2304.06767."""
 
     type: Literal["best_of_k"] = "best_of_k"
@@ -247,6 +251,10 @@ class DpoConfig(Knobs):
         }
         return {knob: f"loss is {self.loss}" for knob, losses in owners.items() if self.loss not in losses}
 
+    @property
+    def uses_reference(self) -> bool:
+        return self.loss in ("sigmoid", "ipo", "kto")
+
 
 class DistillConfig(AggregationKnobs):
     """A teacher's distribution over its most probable tokens, off-line. Source: GKD (arXiv 2306.13649)."""
@@ -270,6 +278,10 @@ class CustomConfig(AggregationKnobs):
     type: Literal["custom"] = "custom"
     path: str = Field(description="Where the function is, as package.module:function.", pattern=r"^[\w.]+:\w+$")
     options: dict[str, float | int | bool | str] = Field(default_factory=dict, description="What it is given.")
+
+    @property
+    def uses_reference(self) -> bool:
+        return True  # whatever it is, it may
 
 
 StreamedConfig = (

@@ -20,6 +20,11 @@ class Knobs(BaseModel):
     wants_spread: ClassVar[bool] = False
     """Whether groups of equal rewards are of no use to the algorithm."""
 
+    @property
+    def uses_reference(self) -> bool:
+        """Whether a reference policy is compared with."""
+        return False
+
     def unused_knobs(self) -> dict[str, str]:
         """Fields that have no effect as the others stand, each with the reason."""
         return {}
@@ -177,6 +182,10 @@ class KlKnobs(Knobs):
         if self.kl_in == "reward":
             unused["kl_form"] = "kl_in is reward, which takes k1"
         return unused
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.kl_coefficient > 0
 
     @model_validator(mode="after")
     def _a_form_with_a_gradient(self) -> KlKnobs:

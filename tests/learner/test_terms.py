@@ -57,3 +57,29 @@ def test_the_guard_is_on_and_leaves_a_healthy_run_alone() -> None:
     guard = Guard(GuardConfig(), max_lag=4)
     assert [change for _ in range(100) if (change := guard.observe(Worst(), lag=4)) is not None] == []
     assert guard.max_lag == 4
+
+
+@pytest.mark.parametrize(
+    ("algo", "training"),
+    [
+        ({"type": "grpo"}, {"reference": {"mode": "ema"}}),
+        ({"type": "dpo", "loss": "simpo"}, {"reference": {"mode": "ema"}}),
+        ({"type": "grpo"}, {"critic": {"warmup_steps": 1}}),
+    ],
+)
+def test_settings_of_models_that_the_algorithm_does_not_have_are_refused(
+    algo: dict[str, object], training: dict[str, object]
+) -> None:
+    (name,) = training
+    given = {"model": "m", "algo": algo, "training": training, "data": {"path": "d.jsonl"}}
+    with pytest.raises(ValidationError, match=f"training.{name} is set"):
+        LearnerConfig.model_validate(given)
+
+
+def test_settings_of_models_that_the_algorithm_has_are_taken() -> None:
+    for algo, training in (
+        ({"type": "grpo", "kl_coefficient": 0.1}, {"reference": {"mode": "ema"}}),
+        ({"type": "online_dpo"}, {"reference": {"mode": "refresh"}}),
+        ({"type": "ppo"}, {"critic": {"warmup_steps": 1}}),
+    ):
+        LearnerConfig.model_validate({"model": "m", "algo": algo, "training": training})

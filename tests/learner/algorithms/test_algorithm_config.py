@@ -1,10 +1,12 @@
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from learner.algorithms.config import AlgorithmConfig, GrpoConfig, SftConfig
+from learner.algorithms.config import AlgorithmConfig, CustomConfig, GrpoConfig, SftConfig
+from learner.algorithms.knobs import Knobs
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
 
@@ -35,6 +37,36 @@ def test_a_knob_that_nothing_uses_is_an_error_that_names_it(given: dict[str, obj
 )
 def test_a_dumped_config_can_be_read_again(config: AlgorithmConfig) -> None:
     assert ADAPTER.validate_json(config.model_dump_json()) == config
+
+
+ALL = [choice for choice in get_args(get_args(AlgorithmConfig)[0]) if choice is not CustomConfig]
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: str(kind.model_fields["type"].default))
+def test_every_algorithm_has_defaults_a_source_and_a_dump_that_can_be_read_again(kind: type[Knobs]) -> None:
+    config = kind()
+    assert ADAPTER.validate_json(config.model_dump_json()) == config
+    assert kind.__doc__
+    assert all(field.description for name, field in kind.model_fields.items() if name != "type")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"type": "grpo", "token_window": [5.0, 0.5]}, "token_window is \\[5.0, 0.5\\]: expected two numbers"),
+        ({"type": "grpo", "kl_coefficient": 0.1, "kl_form": "k1"}, "kl_form is k1 and kl_in is loss"),
+        ({"type": "grpo", "kl_form": "k2"}, "kl_form is set but has no effect: kl_coefficient is 0"),
+        ({"type": "grpo", "proximal": "behavior", "correction_cap": 3.0}, "correction_cap is set but has no effect"),
+        ({"type": "rloo", "clip_low": 0.1}, "clip_low is set but has no effect: policy_loss is reinforce"),
+        ({"type": "dpo", "loss": "ipo", "label_smoothing": 0.1}, "label_smoothing is set but has no effect"),
+        ({"type": "distill", "jsd_beta": 0.1}, "jsd_beta is set but has no effect: divergence is forward_kl"),
+        ({"type": "cispo", "correction": "truncate"}, "correction"),
+        ({"type": "custom", "path": "no colon"}, "path"),
+    ],
+)
+def test_knobs_that_do_not_go_together_are_named(given: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        ADAPTER.validate_python(given)
 
 
 def test_configs_load_no_torch() -> None:
