@@ -26,6 +26,7 @@ from learner.trainer_thread import TrainerThread
 from learner.training.batch import TrainSequence
 from learner.training.trainer import Trainer
 from learner.training_setup import open_trainer
+from protocol.reward_models import RewardInput, write_reward_input
 from services.process import Stop
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ def _train(config: LearnerConfig, trainer: Trainer) -> None:
     finally:
         metrics.close()
     trainer.export(config.exported_model)
+    if examples.form is not None:
+        write_reward_input(config.exported_model, RewardInput(format=examples.form, tokenize="apart"))
     trainer.close()
     summary = {"algo": config.algo.type, "steps": config.steps, "before": before, "after": after}
     write_atomically(config.run.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
@@ -113,7 +116,7 @@ def _with_reference(config: LearnerConfig, trainer: Trainer, examples: Examples)
     sequences = [sequence for unit in units for sequence in unit]
     known = iter(_reference_logprobs(config, trainer, sequences))
     done = [tuple(replace(sequence, reference_logprobs=next(known)) for sequence in unit) for unit in units]
-    return Examples(training=done[:count], held_out=done[count:])
+    return replace(examples, training=done[:count], held_out=done[count:])
 
 
 def _reference_logprobs(

@@ -20,6 +20,7 @@ import numpy as np
 from learner.data.errors import DataError
 from learner.data.sources import read_parsed
 from learner.data.tokenizing import Message, Tokenized, Tokenizer, read_messages, reply_parts, tokenize
+from protocol.reward_models import RewardFormat
 
 _PAIR = (
     "expected `chosen` and `rejected` with a `prompt`, or as conversations that begin alike (lists of messages); "
@@ -30,11 +31,15 @@ _LABELLED = "expected `prompt` (a text or messages), `completion` (a text or mes
 
 @dataclass(frozen=True, kw_only=True)
 class PreferencePair:
-    """Two completions of one prompt, whose tokens are equal in both. `margin` is how much better the chosen one is."""
+    """Two completions of one prompt, whose tokens are equal in both. `margin` is how much better the chosen one is.
+
+    `form`: whether the prompt was a text or messages.
+    """
 
     chosen: Tokenized
     rejected: Tokenized
     margin: float = 0.0
+    form: RewardFormat = "plain"
 
     @property
     def is_tie(self) -> bool:
@@ -77,6 +82,7 @@ def _pair(record: object, tokenizer: Tokenizer) -> PreferencePair:
         chosen=tokenize(sides[0], tokenizer).without_tail(),
         rejected=tokenize(sides[1], tokenizer).without_tail(),
         margin=_margin(record.get("margin")),
+        form="plain" if isinstance(prompt, str) else "chat",
     )
 
 
