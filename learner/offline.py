@@ -57,8 +57,8 @@ def _train(config: LearnerConfig, trainer: Trainer) -> None:
     finally:
         metrics.close()
     trainer.export(config.exported_model)
-    if trainer.preset.trains_scores:
-        write_reward_input(config.exported_model, RewardInput(format=examples.format, tokenize="apart"))
+    if examples.form is not None:
+        write_reward_input(config.exported_model, RewardInput(format=examples.form, tokenize="apart"))
     trainer.close()
     summary = {"algo": config.algo.type, "steps": config.steps, "before": before, "after": after}
     write_atomically(config.run.folder / "summary.json", json.dumps(summary, indent=1) + "\n")

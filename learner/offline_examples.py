@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.algorithms.config import DistillConfig, DpoConfig, RmConfig, SftConfig
+from learner.algorithms.config import AlgorithmConfig, DistillConfig, DpoConfig, RmConfig, SftConfig
 from learner.config import LearnerConfig
 from learner.data.distillation import DistillationExample, read_distillation
 from learner.data.errors import DataError
@@ -23,20 +23,37 @@ Unit = tuple[TrainSequence, ...]
 
 @dataclass(frozen=True)
 class Examples:
-    """What is trained on, and what is only measured."""
+    """What is trained on, and what is only measured. `form`: of pairs, whether they are texts or conversations."""
 
     training: Sequence[Unit]
     held_out: Sequence[Unit]
-    format: RewardFormat = "plain"
-    """Whether a reward model's texts went through the chat template."""
+    form: RewardFormat | None = None
+
+
+@dataclass(frozen=True)
+class _Prompted:
+    """A unit, and the tokens of its prompt."""
+
+    prompt: bytes
+    unit: Unit
 
 
 def read_units(config: LearnerConfig, tokenizer: Tokenizer) -> Examples:
     """Reads `data.path` as the algorithm wants it. Raises DataError, FileNotFoundError."""
     assert config.data.path is not None, "checked by the config"
-    units, format = _units(config, config.data.path, tokenizer)
-    parts = split(units, prompt=_prompt, share=config.data.held_out_share, seed=config.data.seed)
-    return Examples(training=parts.training, held_out=parts.held_out, format=format)
+    path, algo = config.data.path, config.algo
+    form: RewardFormat | None = None
+    if isinstance(algo, RmConfig):
+        pairs = read_pairs(path, tokenizer)
+        form = _form_of(pairs, path)
+        units = [_scored_pair(pair, tokenizer.eos_token_id or 0) for pair in pairs]
+    else:
+        units = [_Prompted(_prompt(unit[0]), unit) for unit in _units(algo, path, tokenizer)]
+    if isinstance(algo, DistillConfig):
+        _check_taught(units[0].unit, config)
+    parts = split(units, prompt=lambda one: one.prompt, share=config.data.held_out_share, seed=config.data.seed)
+    training, held_out = ([one.unit for one in part] for part in (parts.training, parts.held_out))
+    return Examples(training=training, held_out=held_out, form=form)
 
 
 def in_step(units: Sequence[Unit]) -> list[TrainSequence]:
@@ -48,34 +65,43 @@ def in_step(units: Sequence[Unit]) -> list[TrainSequence]:
     ]
 
 
-def _units(config: LearnerConfig, path: Path, tokenizer: Tokenizer) -> tuple[list[Unit], RewardFormat]:
-    match config.algo:
-        case RmConfig():
-            pairs = read_pairs(path, tokenizer)
-            end = tokenizer.eos_token_id or 0
-            return [_scored_pair(pair, end) for pair in pairs], _one_format(pairs, path)
+def _units(algo: AlgorithmConfig, path: Path, tokenizer: Tokenizer) -> list[Unit]:
+    match algo:
         case DpoConfig(loss="kto"):
-            return [_labelled(example) for example in read_labelled(path, tokenizer)], "plain"
+            return [_labelled(example) for example in read_labelled(path, tokenizer)]
         case DpoConfig():
-            return [_pair(pair) for pair in read_pairs(path, tokenizer)], "plain"
+            return [_pair(pair) for pair in read_pairs(path, tokenizer)]
         case DistillConfig():
-            return [_distilled(example) for example in read_distillation(path, tokenizer)], "plain"
+            return [_distilled(example) for example in read_distillation(path, tokenizer)]
         case _:
-            assert isinstance(config.algo, SftConfig) or config.algo.type == "custom", config.algo.type
-            return [(example,) for example in read_examples(path, tokenizer)], "plain"
+            assert isinstance(algo, SftConfig) or algo.type == "custom", algo.type
+            return [(example,) for example in read_examples(path, tokenizer)]
 
 
-def _one_format(pairs: Sequence[PreferencePair], path: Path) -> RewardFormat:
-    """A reward model is asked in one way: its data must all be of that."""
-    formats = {pair.format for pair in pairs}
-    if len(formats) > 1:
-        raise DataError(f"{path} has pairs of messages and pairs of plain texts: a reward model needs all of one kind")
-    return pairs[0].format
-
-
-def _prompt(unit: Unit) -> bytes:
-    first = unit[0]
+def _prompt(first: TrainSequence | Tokenized) -> bytes:
     return first.token_ids[: int(first.loss_mask.argmax())].tobytes()
+
+
+def _form_of(pairs: Sequence[PreferencePair], path: Path) -> RewardFormat:
+    """A reward model is served with inputs of one form: the one that it was trained on."""
+    forms = sorted({pair.form for pair in pairs})
+    if len(forms) > 1:
+        raise DataError(f"{path} has pairs of texts and of messages: a reward model takes one form; split the file")
+    return forms[0]
+
+
+def _check_taught(unit: Unit, config: LearnerConfig) -> None:
+    """All records are alike in this."""
+    cached = unit[0].candidates is not None
+    if not cached and not config.teachers:
+        raise DataError(
+            f"{config.data.path} holds no logprobs of a teacher and no teacher is set: give the data `top_ids` and "
+            "`top_logprobs`, or set a teacher with a path in learner.teachers"
+        )
+    if cached and config.teachers:
+        raise DataError(
+            f"{config.data.path} holds a teacher's logprobs and learner.teachers sets one, too: remove one of them"
+        )
 
 
 def _pair(pair: PreferencePair) -> Unit:
@@ -88,9 +114,9 @@ def _sequence(tokenized: Tokenized, *, margin: float = 0.0, label: bool = True) 
     )
 
 
-def _scored_pair(pair: PreferencePair, end: int) -> Unit:
+def _scored_pair(pair: PreferencePair, end: int) -> _Prompted:
     """The score of a sequence is that of its last token: one more is appended, which that one would predict."""
-    return tuple(
+    unit = tuple(
         TrainSequence.supervised(
             token_ids=np.append(side.without_tail().token_ids, np.int32(end)).astype(np.int32),
             loss_mask=np.append(np.zeros(len(side.without_tail().token_ids), dtype=np.bool_), True),
@@ -98,6 +124,7 @@ def _scored_pair(pair: PreferencePair, end: int) -> Unit:
         )
         for side in (pair.chosen, pair.rejected)
     )
+    return _Prompted(_prompt(pair.chosen), unit)
 
 
 def _labelled(example: LabelledCompletion) -> Unit:

@@ -31,12 +31,15 @@ _LABELLED = "expected `prompt` (a text or messages), `completion` (a text or mes
 
 @dataclass(frozen=True, kw_only=True)
 class PreferencePair:
-    """Two completions of one prompt, whose tokens are equal in both. `margin` is how much better the chosen one is."""
+    """Two completions of one prompt, whose tokens are equal in both. `margin` is how much better the chosen one is.
+
+    `form`: whether the prompt was a text or messages.
+    """
 
     chosen: Tokenized
     rejected: Tokenized
     margin: float = 0.0
-    format: RewardFormat = "plain"
+    form: RewardFormat = "plain"
 
     @property
     def is_tie(self) -> bool:
@@ -79,7 +82,7 @@ def _pair(record: object, tokenizer: Tokenizer) -> PreferencePair:
         chosen=tokenize(sides[0], tokenizer).without_tail(),
         rejected=tokenize(sides[1], tokenizer).without_tail(),
         margin=_margin(record.get("margin")),
-        format="plain" if isinstance(prompt, str) and isinstance(chosen, str) else "chat",
+        form="plain" if isinstance(prompt, str) else "chat",
     )
 
 

@@ -77,11 +77,15 @@ class PolicyModel(nn.Module):
         )
 
     def top_candidates(self, microbatch: Microbatch, *, count: int) -> TopTokens:
-        """The `count` tokens [N, count] that the policy finds most probable in place of each target. No gradient."""
+        """The `count` tokens [N, count] that the policy finds most probable in place of each target. No gradient.
+
+        A smaller vocabulary is there whole.
+        """
+        head = self._head()
         with torch.no_grad():
-            token_ids, logprobs = self._head()(
+            token_ids, logprobs = head(
                 predicting_states(self.causal_lm, microbatch),
-                top=count,
+                top=min(count, head.out_features),
                 temperature=self.settings.temperature,
                 chunking=self.settings.chunking,
             )

@@ -8,8 +8,10 @@ is that of the state which would predict it.
 from __future__ import annotations
 
 import json
+import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -81,7 +83,8 @@ def load_score_model(path: Path, *, dtype: torch.dtype, head_seed: int | None = 
     """
     register_packed_attention()
     _check_labels(path)
-    with torch.random.fork_rng(devices=[]):  # transformers draws a head of its own, and no one else should notice
+    # transformers draws a head of its own, and says so; no one else should notice.
+    with torch.random.fork_rng(devices=[]), _without_load_report():
         classifier, report = AutoModelForSequenceClassification.from_pretrained(
             path,
             num_labels=1,
@@ -116,6 +119,21 @@ def save_score_model(snapshot: WeightSnapshot, *, model: ScoreModel, source: Pat
         tokenizer.padding_side = "right"
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(_config_of(model.classifier).pad_token_id)
         tokenizer.save_pretrained(destination)
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """What is missing is checked here, with an error where it matters."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(_is_no_load_report)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_load_report)
+
+
+def _is_no_load_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
 
 
 def _check_labels(path: Path) -> None:

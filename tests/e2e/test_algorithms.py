@@ -1,0 +1,119 @@
+"""Algorithms with real processes: one generator, reward_service and env_service, and a learner for each algorithm."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.long_lived_system import LongLivedSystem
+from tests.e2e.processes import until
+from tests.e2e.run_files import RunFolder, token_lags
+
+pytestmark = pytest.mark.e2e
+
+MAX_LAG = 2
+GROUPS = 4
+SHORT = (
+    "--groups-per-step", str(GROUPS), "--max-lag", str(MAX_LAG), "--evaluation.tasks", "0",
+    "--evaluation.final-tasks", "0",
+)  # fmt: skip
+
+
+def trained(system: LongLivedSystem, name: str, *words: str) -> tuple[RunFolder, str]:
+    """The folder of a run that has ended well, and what it said."""
+    with system.learner(name, *SHORT, *words) as (learner, run):
+        code = learner.wait(timeout_s=120)
+        assert code == 0, learner.text()
+        return run, learner.text()
+
+
+def measures(run: RunFolder) -> list[dict[str, Any]]:
+    """The algorithm's own measures of each step."""
+    return [line["means"] for line in run.metrics("step")]
+
+
+def assert_streamed(run: RunFolder, *, steps: int) -> None:
+    """Every step was trained, within the bound on lag, its weights were served, and the last ones were exported."""
+    assert run.steps() == list(range(1, steps + 1))
+    assert token_lags(run) <= set(range(MAX_LAG + 1))
+    assert {int(lag) for line in run.metrics("step") for lag in line["token_lag_counts"]} <= set(range(MAX_LAG + 1))
+    published = run.metrics("publish")
+    assert published[-1]["version"] == steps
+    assert all(line["probe_gap"] < 1e-3 for line in published)
+    assert loads(run.path / "model") > 0
+
+
+def loads(folder: Path) -> int:
+    """The number of parameters of the exported model."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoTokenizer.from_pretrained(folder)
+    return sum(parameter.numel() for parameter in AutoModelForCausalLM.from_pretrained(folder).parameters())
+
+
+def test_ppo_that_is_killed_has_its_policy_and_its_critic_back(system: LongLivedSystem) -> None:
+    """The batches after the checkpoint are trained again from the log: to the same numbers only if both are back."""
+    words = (
+        "--algo", "ppo", "--algo.kl-coefficient", "0.01", "--steps", "20", "--checkpoint.every-steps", "8",
+        "--training.critic.optimizer.learning-rate", "1e-3", "--training.critic.warmup-steps", "2",
+    )  # fmt: skip
+    with system.learner("ppo", *SHORT, *words) as (learner, run):
+        processes = [learner, *system.services.values()]
+        until(lambda: len(run.steps()) >= 10, what="steps beyond a checkpoint", timeout_s=90, during=processes)
+        learner.send(signal.SIGKILL)
+        learner.wait(timeout_s=5)
+    before = {line["step"]: line for line in run.metrics("step")}
+    resumed, said = trained(system, "ppo", *words, "--resume", "true")
+    assert "resuming at version" in said
+    assert_streamed(resumed, steps=20)
+    again = [line for line in resumed.metrics("replay") if line["step"] in before]
+    assert again, "steps since the checkpoint"
+    for line in again:
+        first = before[line["step"]]
+        assert line["loss"] == pytest.approx(first["loss"], abs=1e-5)
+        assert line["means"] == pytest.approx(first["means"], rel=1e-3, abs=1e-5)
+    names = {"value_loss", "value_mean", "return_mean", "value_explained_variance", "reference_kl"}
+    assert all(means.keys() >= names for means in measures(resumed)[2:])
+    assert measures(resumed)[0]["value_mean"] == 0, "the critic's head begins with zeros"
+    assert measures(resumed)[-1]["value_mean"] != 0
+
+
+def test_online_dpo_trains_the_best_and_the_worst_of_groups_that_have_both(system: LongLivedSystem) -> None:
+    run, _ = trained(system, "online_dpo", "--algo", "online_dpo", "--steps", "10")
+    assert_streamed(run, steps=10)
+    assert {line["sequences"] for line in run.metrics("step")} == {2 * GROUPS}
+    assert {line["uniform_groups_share"] for line in run.metrics("step")} == {0}
+    assert all(means.keys() >= {"pair_accuracy", "chosen_reward", "rejected_reward"} for means in measures(run))
+    assert measures(run)[0]["chosen_reward"] == pytest.approx(0, abs=1e-6), "the policy is its own reference yet"
+
+
+def test_a_student_is_distilled_on_its_own_samples_from_a_teacher_in_a_folder(
+    system: LongLivedSystem, model: Path, untrained_model: Path
+) -> None:
+    teacher = json.dumps([{"name": "adder", "path": str(model)}])
+    run, _ = trained(
+        system, "opd", "--algo", "opd", "--teachers", teacher, "--model", str(untrained_model), "--steps", "12",
+        "--training.optimizer.learning-rate", "3e-3",
+    )  # fmt: skip
+    assert_streamed(run, steps=12)
+    divergences = [means["teacher_kl"] for means in measures(run)]
+    assert divergences[-1] < 0.5 * divergences[0]
+
+
+def test_grpo_with_adapters_a_penalty_two_updates_and_every_filter(system: LongLivedSystem) -> None:
+    run, _ = trained(
+        system, "filters", "--algo", "grpo", "--algo.kl-coefficient", "0.05", "--algo.token-window", "[0.5, 5.0]",
+        "--algo.sequence-window", "[0.8, 1.25]", "--algo.truncated", "mask", "--training.updates-per-step", "2",
+        "--training.lora.rank", "8", "--rollouts.drop-uniform-groups", "true", "--rollouts.max-mean-reward", "0.9",
+        "--steps", "10",
+    )  # fmt: skip
+    assert_streamed(run, steps=10)
+    steps = run.metrics("step")
+    assert {line["updates"] for line in steps} == {2}
+    assert {line["uniform_groups_share"] for line in steps} == {0}
+    assert all(line["trained_tokens"] <= line["sampled_tokens"] for line in steps)
+    assert all(line["clip_fraction"] is not None for line in steps)
+    assert all(means["reference_kl"] >= 0 for means in measures(run))
+    assert measures(run)[-1]["reference_kl"] > 0
