@@ -104,6 +104,14 @@ class Running:
         return self.process.returncode, self.seen.decode()
 
 
+@pytest.fixture(autouse=True)
+def hangups_end() -> Iterator[None]:
+    """Whoever starts the tests under nohup has them ignore SIGHUP, and so would all that they start."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def cleaned() -> Iterator[list[Running]]:
     """Those started, killed at the end of the test should it fail."""

@@ -13,7 +13,7 @@ URLS = ("http://127.0.0.1:1",)
 
 
 def learner(*teachers: dict[str, Any], **settings: Any) -> LearnerConfig:
-    return LearnerConfig.model_validate({"model": "m", "teachers": teachers, **settings})
+    return LearnerConfig.model_validate({"model": "m", "algo": {"type": "opd"}, "teachers": teachers, **settings})
 
 
 def test_a_teacher_is_behind_urls_or_in_a_folder() -> None:
@@ -86,6 +86,7 @@ def test_teachers_are_tables_of_a_run_file(tmp_path: Path) -> None:
         """
 [learner]
 model = "m"
+algo = "opd"
 
 [[learner.teachers]]
 name = "sums"
@@ -94,19 +95,20 @@ environments = ["addition"]
 
 [[learner.teachers]]
 name = "rest"
-path = "models/large"
+urls = ["http://127.0.0.1:7313"]
 """
     )
     config = load_config(LearnerConfig, process="learner", argv=["--config", str(file)], environ={})
     assert [(one.name, one.urls, one.path, one.environments) for one in config.teachers] == [
         ("sums", ("http://127.0.0.1:7311", "http://127.0.0.1:7312"), None, ("addition",)),
-        ("rest", (), Path("models/large"), ()),
+        ("rest", ("http://127.0.0.1:7313",), None, ()),
     ]
 
 
 def test_a_wrong_teacher_in_a_run_file_is_named_with_its_place_and_without_its_token(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    table = '[learner]\nmodel = "m"\n[[learner.teachers]]\nname = "t"\ntoken = "s3cret"\nurls = ["127.0.0.1"]\n'
+    teacher = '[[learner.teachers]]\nname = "t"\ntoken = "s3cret"\nurls = ["127.0.0.1"]\n'
+    table = f'[learner]\nmodel = "m"\nalgo = "opd"\n{teacher}'
     file.write_text(table)
     with pytest.raises(ConfigError, match=r"run.toml \[learner\] teachers.*expected http://host:port") as error:
         load_config(LearnerConfig, process="learner", argv=["--config", str(file)], environ={})
