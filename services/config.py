@@ -282,7 +282,7 @@ def _explained_one(item: ErrorDetails, settings: Mapping[str, Setting], schema: 
     where = key if setting is None else setting.origin
     reason = item["msg"].removeprefix("Value error, ").replace("Input should be", "expected", 1)
     got = "" if item["type"] == "value_error" else f": got {_shown(item['input'], key, schema)}"
-    return f"{where}{got}: {reason}"
+    return f"{where}{got}: {reason}" if where else reason
 
 
 def _key_of(loc: Sequence[str | int], schema: Schema) -> str:

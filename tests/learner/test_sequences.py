@@ -6,7 +6,7 @@ import pytest
 from learner.algorithms.config import BestOfKConfig, GrpoConfig, OnlineDpoConfig
 from learner.algorithms.registry import build_preset
 from learner.intake.task_order import TaskOrder
-from learner.sequences import LagBoundBroken, sequences_of
+from learner.sequences import LagBoundBroken, Teaching, sequences_of
 from tests.learner.samples import group, trajectory
 
 GRPO = build_preset(GrpoConfig())
@@ -39,6 +39,25 @@ def test_equal_prompts_are_equal_states() -> None:
     groups = [group(0, trajectory(4), trajectory(4)), group(1, trajectory(4))]
     states = [s.turns[0].state for s in sequences_of(groups, version=4, max_lag=0, preset=GRPO)]
     assert states[0] == states[1] == states[2]
+
+
+def test_each_group_has_its_teacher_by_number() -> None:
+    groups = [group(0, trajectory(4), trajectory(4)), group(1, trajectory(4))]
+    taught = sequences_of(groups, version=4, max_lag=0, preset=GRPO, teaching=[Teaching(index=2), Teaching()])
+    assert [sequence.teacher for sequence in taught] == [2, 2, 0]
+    assert [len(sequence.teacher_logprobs) for sequence in taught] == [0, 0, 0]
+
+
+def test_what_a_teacher_said_goes_with_the_trajectory_that_it_said_it_of() -> None:
+    """Of the best and the worst of a group, the third and the first, the logprobs of the third and the first."""
+    rewards = (0.0, 0.5, 1.0)
+    said = [np.full(3, -float(number), dtype=np.float32) for number in range(3)]
+    groups = [group(0, *(trajectory(4, reward=reward) for reward in rewards))]
+    taught = sequences_of(
+        groups, version=4, max_lag=0, preset=build_preset(OnlineDpoConfig()), teaching=[Teaching(logprobs=said)]
+    )
+    assert [sequence.teacher_logprobs.tolist() for sequence in taught] == [[-2.0] * 3, [0.0] * 3]
+    assert [sequence.teacher for sequence in taught] == [0, 0]
 
 
 def test_a_token_beyond_the_bound_is_never_let_through() -> None:

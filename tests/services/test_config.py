@@ -3,10 +3,10 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import pytest
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, model_validator
 
 from services.config import ConfigModel, HttpConfig, ProcessConfig, help_text, load_config, load_or_exit
 from services.config_sources import ConfigError
@@ -34,6 +34,12 @@ class Config(ProcessConfig):
     stage: Literal[0, 1, 2] = Field(0, description="a number of few")
     http: HttpConfig = HttpConfig(port=8100)
     algo: Annotated[Grpo | Sft, Field(discriminator="type", description="what is optimized")] = Grpo()
+
+    @model_validator(mode="after")
+    def _names_for_sft(self) -> Self:
+        if self.names == ("alone",) and self.algo.type == "sft":
+            raise ValueError("algo sft takes no name that is alone")
+        return self
 
 
 def load(*argv: str, toml: str | None = None, tmp_path: Path | None = None, **environ: str) -> Config:
@@ -145,6 +151,10 @@ def test_a_value_out_of_range_says_got_and_expected(tmp_path: Path) -> None:
     )
     assert "got 'ppo'" in problem("--algo", "ppo")
     assert "expected one of grpo, sft" in problem("--algo", "ppo")
+
+
+def test_settings_that_do_not_fit_each_other_are_said_without_a_place() -> None:
+    assert problem("--algo", "sft", "--names", "alone") == "algo sft takes no name that is alone"
 
 
 def test_a_missing_key_says_the_three_places_to_set_it() -> None:

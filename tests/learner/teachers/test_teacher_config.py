@@ -5,7 +5,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from learner.config import LearnerConfig
-from learner.teachers.config import TeacherConfig, teacher_of
+from learner.teachers.config import TeacherConfig, check_use, index_of, teacher_of
 from services.config import load_config
 from services.config_sources import ConfigError
 
@@ -62,6 +62,49 @@ def test_a_group_goes_to_the_teacher_that_names_its_environment_else_to_the_one_
     assert teacher_of((sums,), "chess") is None
 
 
+def test_the_teacher_of_an_environment_has_its_place_in_the_list() -> None:
+    sums = TeacherConfig(name="sums", path=Path("a"), environments=("addition",))
+    rest = TeacherConfig(name="rest", path=Path("b"))
+    assert (index_of((sums, rest), "addition"), index_of((rest, sums), "addition")) == (0, 1)
+    assert (index_of((sums, rest), "chess"), index_of((rest, sums), "chess")) == (1, 0)
+    with pytest.raises(AssertionError, match="environment chess has no teacher"):
+        index_of((sums,), "chess")
+
+
+REMOTE = TeacherConfig(name="remote", urls=URLS)
+LOCAL = TeacherConfig(name="local", path=Path("m"), environments=("a",))
+OTHER = TeacherConfig(name="other", path=Path("m"), environments=("b",))
+
+
+@pytest.mark.parametrize(
+    ("algo", "teachers"),
+    [
+        ("grpo", ()), ("opd", (REMOTE,)), ("opd", (LOCAL, OTHER)), ("distill", ()), ("distill", (LOCAL,)),
+        ("custom", ()), ("custom", (REMOTE, LOCAL)),
+    ],
+)  # fmt: skip
+def test_teachers_that_the_algorithm_can_use_are_let_through(algo: str, teachers: tuple[TeacherConfig, ...]) -> None:
+    check_use(teachers, algo=algo)
+
+
+@pytest.mark.parametrize(
+    ("algo", "teachers", "said"),
+    [
+        ("grpo", (LOCAL,), "algo grpo asks none: remove them, or use opd or distill"),
+        ("sft", (REMOTE,), "algo sft asks none"),
+        ("opd", (), "algo opd needs teachers, all with urls or all with a path, and none is set"),
+        ("opd", (REMOTE, LOCAL), "some have urls and some a path"),
+        ("distill", (REMOTE,), "set that one alone"),
+        ("distill", (LOCAL, OTHER), "set that one alone"),
+    ],
+)
+def test_teachers_that_the_algorithm_cannot_use_are_refused(
+    algo: str, teachers: tuple[TeacherConfig, ...], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        check_use(teachers, algo=algo)
+
+
 def test_teachers_that_cannot_be_told_apart_are_refused() -> None:
     one = {"name": "one", "urls": URLS, "environments": ["a", "b"]}
     with pytest.raises(ValidationError, match="the environment b is there twice"):
@@ -73,11 +116,11 @@ def test_teachers_that_cannot_be_told_apart_are_refused() -> None:
 
 
 def test_a_teacher_behind_a_url_wants_temperature_1_and_one_in_a_folder_takes_any() -> None:
-    warm = {"training": {"temperature": 0.7}}
+    warm = {"algo": {"type": "opd"}, "training": {"temperature": 0.7}}
     with pytest.raises(ValidationError, match=r"one is behind a URL .* training.temperature is 0.7: set it to 1"):
         learner({"name": "one", "urls": URLS}, **warm)
     assert learner({"name": "one", "path": "m"}, **warm).teachers[0].path == Path("m")
-    assert learner({"name": "one", "urls": URLS}).teachers[0].urls == URLS
+    assert learner({"name": "one", "urls": URLS}, algo={"type": "opd"}).teachers[0].urls == URLS
 
 
 def test_teachers_are_tables_of_a_run_file(tmp_path: Path) -> None:

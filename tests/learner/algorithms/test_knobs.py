@@ -1,0 +1,93 @@
+"""The knobs that algorithms share: what is refused, what has no effect, and what a dumped config holds."""
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from learner.algorithms.config import AlgorithmConfig
+from learner.algorithms.knobs import CorrectionKnobs, KlKnobs, Knobs, RewardKnobs
+
+ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
+
+
+@pytest.mark.parametrize("name", ["token_window", "sequence_window"])
+@pytest.mark.parametrize("window", [(5.0, 0.5), (-0.1, 2.0)])
+def test_a_window_is_two_numbers_in_order_from_0_on(name: str, window: tuple[float, float]) -> None:
+    with pytest.raises(ValidationError, match=rf"{name} is \[.*\]: expected two numbers, 0 <= low <= high"):
+        CorrectionKnobs.model_validate({name: window})
+
+
+@pytest.mark.parametrize("name", ["token_window", "sequence_window"])
+@pytest.mark.parametrize("window", [(0.5, 5.0), (0.0, 0.0), (1.0, 1.0)])
+def test_a_window_in_order_is_taken(name: str, window: tuple[float, float]) -> None:
+    knobs = CorrectionKnobs.model_validate({name: window})
+    assert (knobs.has_window, getattr(knobs, name)) == (True, window)
+    assert not CorrectionKnobs().has_window
+
+
+def test_a_penalty_without_a_gradient_is_refused_and_what_holds_back_is_taken() -> None:
+    """The gradient of E[lp - lp_ref] over the policy's own samples, taken through lp alone, is E[grad lp] = 0."""
+    with pytest.raises(ValidationError, match=r"kl_form is k1 and kl_in is loss: .* set kl_form to k3 or k2"):
+        KlKnobs.model_validate({"kl_coefficient": 0.1, "kl_form": "k1"})
+    for form in ("k2", "k3"):
+        assert KlKnobs.model_validate({"kl_coefficient": 0.1, "kl_form": form}).kl_form == form
+    assert KlKnobs.model_validate({"kl_coefficient": 0.1, "kl_in": "reward"}).kl_in == "reward"
+
+
+UNUSED: list[tuple[type[Knobs], dict[str, object], str, str]] = [
+    (KlKnobs, {"kl_form": "k2"}, "kl_form", "kl_coefficient is 0"),
+    (KlKnobs, {"kl_in": "reward"}, "kl_in", "kl_coefficient is 0"),
+    (KlKnobs, {"kl_coefficient": 0.1, "kl_in": "reward", "kl_form": "k3"}, "kl_form", "takes k1"),
+    (CorrectionKnobs, {"count_left_out": True}, "count_left_out", "neither token_window nor sequence_window is set"),
+    (CorrectionKnobs, {"correction": "none", "correction_cap": 2.0}, "correction_cap", "correction is none"),
+    (CorrectionKnobs, {"proximal": "behavior", "correction": "truncate"}, "correction", "leaves no gap to correct"),
+    (CorrectionKnobs, {"proximal": "behavior", "token_window": (0.5, 2)}, "token_window", "leaves no gap to correct"),
+    (RewardKnobs, {"truncated_penalty": 0.5}, "truncated_penalty", "truncated is keep"),
+    (RewardKnobs, {"truncated": "mask", "truncated_penalty": 0.5}, "truncated_penalty", "truncated is mask"),
+    (RewardKnobs, {"overlong_buffer": 64}, "overlong_buffer", "overlong_length is not set"),
+]
+
+
+@pytest.mark.parametrize(("knobs", "given", "name", "reason"), UNUSED, ids=[f"{c[2]}-{c[3]}" for c in UNUSED])
+def test_a_knob_without_effect_is_refused_with_the_reason_even_at_its_default(
+    knobs: type[Knobs], given: dict[str, object], name: str, reason: str
+) -> None:
+    with pytest.raises(ValidationError, match=f"{name} is set but has no effect: .*{reason}"):
+        knobs.model_validate(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"type": "rloo", "clip_low": 0.1}, "clip_low"),
+        ({"type": "rloo", "policy_loss": "sequence_clip", "ratio_cap": 2.0}, "ratio_cap"),
+        ({"type": "dpo", "loss": "ipo", "label_smoothing": 0.1}, "label_smoothing"),
+        ({"type": "dpo", "simpo_margin": 1.0}, "simpo_margin"),
+        ({"type": "dpo", "good_weight": 2.0}, "good_weight"),
+        ({"type": "distill", "jsd_beta": 0.5}, "jsd_beta"),
+        ({"type": "cispo", "correction": "none"}, "correction"),
+        ({"type": "opd", "advantage_scale": "none"}, "advantage_scale"),
+        ({"type": "online_dpo", "kl_coefficient": 0.1}, "kl_coefficient"),
+    ],
+)
+def test_a_knob_of_another_part_or_choice_is_refused(given: dict[str, object], name: str) -> None:
+    with pytest.raises(ValidationError, match=name):
+        ADAPTER.validate_python(given)
+
+
+def test_what_has_no_effect_is_left_out_of_a_dumped_config() -> None:
+    kept = {"kl_coefficient": 0.0}
+    assert KlKnobs().model_dump() == kept
+    assert KlKnobs(kl_coefficient=0.1).model_dump() == {"kl_coefficient": 0.1, "kl_form": "k3", "kl_in": "loss"}
+    assert CorrectionKnobs(proximal="behavior").model_dump() == {"proximal": "behavior"}
+
+
+@pytest.mark.parametrize("algo", [variant for variant in ADAPTER.json_schema()["discriminator"]["mapping"]])
+def test_every_algorithms_dumped_defaults_can_be_read_again(algo: str) -> None:
+    given = {"type": algo, "path": "a.b:c"} if algo == "custom" else {"type": algo}
+    config = ADAPTER.validate_python(given)
+    assert ADAPTER.validate_json(ADAPTER.dump_json(config)) == config
+
+
+@pytest.mark.parametrize(("algo", "wants"), [("dapo", True), ("online_dpo", True), ("grpo", False), ("rm", False)])
+def test_groups_of_equal_rewards_are_of_no_use_to_some(algo: str, wants: bool) -> None:
+    assert ADAPTER.validate_python({"type": algo}).wants_spread is wants
