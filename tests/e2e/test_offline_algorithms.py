@@ -192,7 +192,7 @@ def loads(folder: Path) -> bool:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     AutoTokenizer.from_pretrained(folder)
-    return AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 0
+    return bool(AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 0)
 
 
 BAD_SETTINGS: dict[str, tuple[tuple[str, ...], str]] = {
