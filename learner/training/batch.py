@@ -195,6 +195,9 @@ def _turns_of(sequence: TrainSequence) -> tuple[TrainTurn, ...]:
 
 def _turns(sequences: Sequence[TrainSequence]) -> NDArray[np.int64]:
     """The number of each token's turn, counted over all sequences, [N]; what precedes the first turn belongs to it."""
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    if all(len(sequence.turns) <= 1 for sequence in sequences):
+        return np.repeat(np.arange(len(sequences)), lengths)
     numbers: list[NDArray[np.int64]] = []
     before = 0
     for sequence in sequences:
