@@ -81,7 +81,7 @@ def test_what_has_no_effect_is_left_out_of_a_dumped_config() -> None:
     assert CorrectionKnobs(proximal="behavior").model_dump() == {"proximal": "behavior"}
 
 
-@pytest.mark.parametrize("algo", [variant for variant in ADAPTER.json_schema()["discriminator"]["mapping"]])
+@pytest.mark.parametrize("algo", list(ADAPTER.json_schema()["discriminator"]["mapping"]))
 def test_every_algorithms_dumped_defaults_can_be_read_again(algo: str) -> None:
     given = {"type": algo, "path": "a.b:c"} if algo == "custom" else {"type": algo}
     config = ADAPTER.validate_python(given)
