@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -170,7 +169,7 @@ def test_dpo_keeps_the_references_logprobs_and_takes_them_the_next_time(
     assert before["margin_mean"] == pytest.approx(0, abs=1e-5), "the policy is its own reference yet"
     assert after["accuracy"] > 0.8
     assert after["margin_mean"] > 0
-    assert loads(first.path / "model")
+    assert loads(first.path / "model") > 0
 
 
 def test_a_student_is_distilled_from_a_teacher_in_a_folder(
@@ -185,14 +184,15 @@ def test_a_student_is_distilled_from_a_teacher_in_a_folder(
     divergences = [line["means"]["teacher_divergence"] for line in run.metrics("step")]
     assert 0 <= divergences[-1] < 0.5 * divergences[0]
     assert run.summary()["after"]["nll"] < run.summary()["before"]["nll"]
-    assert loads(run.path / "model")
+    assert loads(run.path / "model") > 0
 
 
-def loads(folder: Path) -> bool:
+def loads(folder: Path) -> int:
+    """The number of parameters of an exported model."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     AutoTokenizer.from_pretrained(folder)
-    return bool(AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 0)
+    return sum(parameter.numel() for parameter in AutoModelForCausalLM.from_pretrained(folder).parameters())
 
 
 BAD_SETTINGS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -219,27 +219,18 @@ def test_settings_that_do_not_fit_are_refused_in_one_line(offline: Offline, mode
     assert marked(offline.launch.mark) == {}
 
 
-def broken_pairs(offline: Offline) -> Path:
-    file = offline.write("broken.jsonl", preferences()[:3])
-    file.write_text(file.read_text() + '{"prompt": "1+1=", "chosen": \n')
-    return file
-
-
 def test_a_broken_line_is_named(offline: Offline, model: Path) -> None:
-    file = broken_pairs(offline)
+    file = offline.write("broken.jsonl", preferences()[:3])
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write('{"prompt": "1+1=", "chosen": \n')
     assert_stopped(offline, model, "--algo", "dpo", "--data.path", str(file), says=rf"DataError: {file}, line 4: ")
 
 
-def test_distillation_without_a_teacher_says_what_is_missing(offline: Offline, untrained_model: Path) -> None:
-    data = str(untrained_model / "sft.jsonl")
-    says = r"DataError: .*sft.jsonl holds no logprobs of a teacher and no teacher is set: .*learner.teachers"
-    assert_stopped(offline, untrained_model, "--algo", "distill", "--data.path", data, says=says)
-
-
 def test_an_algorithm_that_cannot_be_imported_is_named(offline: Offline, model: Path) -> None:
-    ports = [word for name in ("http.port",) for word in (f"--{name}", "0")]
     leases = f"tcp://127.0.0.1:{free_ports(1)[0]}"
-    words = ("--algo", "custom", "--algo.path", "no.such.module:build", "--leases.address", leases, *ports)
+    words = (
+        "--algo", "custom", "--algo.path", "no.such.module:build", "--leases.address", leases, "--http.port", "0",
+    )  # fmt: skip
     says = r"AlgorithmNotFound: algo.path is no.such.module:build .*ModuleNotFoundError.*Expected a function"
     assert_stopped(offline, model, *words, says=says)
 
@@ -248,7 +239,7 @@ def assert_stopped(offline: Offline, model: Path, *words: str, says: str) -> Non
     """It ends with 1, one line says why, and nothing is left."""
     learner = offline.start("stopped", model, *words)
     assert learner.wait(timeout_s=60) == 1
-    found: list[Any] = [line for line in learner.text().splitlines() if re.search(says, line)]
+    found = [line for line in learner.text().splitlines() if re.search(says, line)]
     assert len(found) == 1, learner.text()
     assert "Traceback" not in learner.text()
     assert marked(offline.launch.mark) == {}

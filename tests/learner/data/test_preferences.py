@@ -148,3 +148,13 @@ def test_files_without_records_are_named(tmp_path: Path) -> None:
         pairs(tmp_path)
     with pytest.raises(DataError, match=r"pairs\.jsonl holds no records"):
         labelled(tmp_path)
+
+
+def test_a_pair_knows_whether_its_prompt_was_a_text_or_messages(tmp_path: Path) -> None:
+    found = pairs(
+        tmp_path,
+        {"prompt": "2+2=", "chosen": "4", "rejected": "5"},
+        {"prompt": [USER], "chosen": "4", "rejected": "5"},
+        {"chosen": [USER, said("4")], "rejected": [USER, said("5")]},
+    )
+    assert [pair.form for pair in found] == ["plain", "chat", "chat"]

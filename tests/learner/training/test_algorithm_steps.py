@@ -96,6 +96,7 @@ CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[
     ({"type": "dpo", "loss": "simpo"}, paired, {}),
     ({"type": "dpo", "loss": "kto"}, random_sequences, {}),
     ({"type": "distill", "teacher_tokens": 5}, random_sequences, {}),
+    ({"type": "distill", "teacher_tokens": 1000}, random_sequences, {}),  # more than the vocabulary holds
     ({"type": "rm", "center_coefficient": 0.01}, scored, {}),
 ]
 

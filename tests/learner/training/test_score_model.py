@@ -1,4 +1,6 @@
+import io
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,6 +81,19 @@ def test_a_critic_from_a_language_model_values_every_state_at_0(tiny_llama: Path
     microbatch = packed(random_sequences(5))
     found = scores(load_score_model(tiny_llama, dtype=FLOAT), microbatch)
     assert found.tolist() == [0.0] * len(microbatch.targets)
+
+
+def test_transformers_does_not_warn_of_a_head_that_is_new_on_purpose(tied_llama: Path) -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logger = logging.getLogger("transformers")  # its records go no further than its own handlers
+    logger.addHandler(handler)
+    try:
+        load_score_model(tied_llama, dtype=FLOAT)
+        logging.getLogger("transformers.modeling_utils").warning("LOAD REPORT of another model")
+    finally:
+        logger.removeHandler(handler)
+    assert stream.getvalue() == "LOAD REPORT of another model\n"
 
 
 def test_a_new_head_is_drawn_from_its_seed_and_from_nothing_else(tied_llama: Path) -> None:
