@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+STEPS = 300
 LEARNING_RATE = 5e-4
 WARMUP_UPDATES = 5
 HELD_OUT_TASKS = 2000
@@ -15,7 +16,7 @@ class Run:
 
     variant: str
     algo: str
-    steps: int = 300
+    steps: int = STEPS
     max_lag: int = 4
     seed: int = 0
     updates_per_step: int = 1
@@ -36,8 +37,9 @@ class Run:
     @property
     def settings(self) -> str:
         """What two runs of one name must have in common to be the same, for the report as well."""
+        updates = "" if self.updates_per_step == 1 else f" of {self.updates_per_step} updates"
         extra = "".join(f", `{key} = {value}`" for key, value in self.extra.items())
-        return f"{self.steps} steps, learning rate {self.learning_rate:g}{extra}"
+        return f"{self.steps} steps{updates}, learning rate {self.learning_rate:g}{extra}"
 
     @property
     def options(self) -> dict[str, object]:
@@ -63,8 +65,15 @@ class Run:
         return replace(self, steps=steps)
 
 
-def _preset(algo: str, **changes: object) -> Run:
-    return replace(Run(variant=algo, algo=algo), **changes)  # type: ignore[arg-type]
+def _preset(
+    algo: str,
+    *,
+    variant: str | None = None,
+    steps: int = STEPS,
+    learning_rate: float = LEARNING_RATE,
+    extra: Mapping[str, object] | None = None,
+) -> Run:
+    return Run(variant=variant or algo, algo=algo, steps=steps, learning_rate=learning_rate, extra=extra or {})
 
 
 _CRITIC = {"training.critic.optimizer.learning-rate": 1e-3, "training.critic.warmup-steps": 10}

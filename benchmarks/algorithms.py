@@ -14,6 +14,8 @@ model that the first run of grpo left in --folder; if there is none, that run is
 
 import argparse
 import json
+import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +42,7 @@ def main() -> None:
     if arguments.list:
         print("\n".join(f"{run.name}: {run.settings}" for run in runs))
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the services end as well
     services = STALE_SERVICES if arguments.staleness else {}
     with warm_system(arguments.config, folder=arguments.folder, options=services) as system:
         for number, run in enumerate(runs, start=1):
