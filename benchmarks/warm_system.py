@@ -145,9 +145,9 @@ def warm_system(config: Path, *, folder: Path, options: Mapping[Service, Options
         processes = {}
         for name in SERVICES:
             chosen = {**ports.options(name), **options.get(name, {})}
-            started = _started(name, config=config, options=chosen, log=folder / f"{name}.log")
-            processes[name] = stack.enter_context(started)
-            _await_health(name, processes[name], port=ports.services[name])
+            log = folder / f"{name}.log"
+            processes[name] = stack.enter_context(_started(name, config=config, options=chosen, log=log))
+            _await_health(name, processes[name], port=ports.services[name], log=log)
         yield WarmSystem(config=config, folder=folder, ports=ports, services=processes)
 
 
@@ -173,11 +173,11 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def _await_health(name: str, process: "subprocess.Popen[bytes]", *, port: int) -> None:
+def _await_health(name: str, process: "subprocess.Popen[bytes]", *, port: int, log: Path) -> None:
     url = f"http://127.0.0.1:{port}/healthz"
     for _ in range(_STARTS_WITHIN_S * 2):
         if process.poll() is not None:
-            raise SystemExit(f"{name} ended with {process.returncode} before it answered")
+            raise SystemExit(f"{name} ended with {process.returncode} before it answered: {_last_line(log)}")
         try:
             with urllib.request.urlopen(url, timeout=1):
                 return
