@@ -1,0 +1,125 @@
+"""Which runs the benchmark of the algorithms makes, and what each of them sets."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+STEPS = 300
+LEARNING_RATE = 5e-4
+WARMUP_UPDATES = 5
+HELD_OUT_TASKS = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One learner's run. `variant` names what it shares with its other seeds and lags; `extra` are options besides."""
+
+    variant: str
+    algo: str
+    steps: int = STEPS
+    max_lag: int = 4
+    seed: int = 0
+    updates_per_step: int = 1
+    learning_rate: float = LEARNING_RATE
+    extra: Mapping[str, object] = field(default_factory=dict)
+    table: Literal["presets", "staleness"] = "presets"
+
+    @property
+    def name(self) -> str:
+        """Of its folder and its row."""
+        return f"{self.variant}-lag{self.max_lag}-seed{self.seed}"
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether it learns from a model that another run left."""
+        return self.algo == "opd"
+
+    @property
+    def settings(self) -> str:
+        """What two runs of one name must have in common to be the same, for the report as well."""
+        updates = "" if self.updates_per_step == 1 else f" of {self.updates_per_step} updates"
+        extra = "".join(f", `{key} = {value}`" for key, value in self.extra.items())
+        return f"{self.steps} steps{updates}, learning rate {self.learning_rate:g}{extra}"
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The learner's command line."""
+        updates = self.steps * self.updates_per_step
+        return {
+            "algo": self.algo,
+            "steps": self.steps,
+            "max-lag": self.max_lag,
+            "seed": self.seed,
+            "rollouts.seed": self.seed,
+            "training.updates-per-step": self.updates_per_step,
+            "training.optimizer.learning-rate": self.learning_rate,
+            "training.optimizer.total-updates": updates,
+            "training.optimizer.warmup-updates": min(WARMUP_UPDATES, updates),
+            "evaluation.tasks": 0,
+            "evaluation.final-tasks": HELD_OUT_TASKS,
+            **self.extra,
+        }
+
+    def of_steps(self, steps: int) -> "Run":
+        """The same with another number of steps."""
+        return replace(self, steps=steps)
+
+
+def _preset(
+    algo: str,
+    *,
+    variant: str | None = None,
+    steps: int = STEPS,
+    learning_rate: float = LEARNING_RATE,
+    extra: Mapping[str, object] | None = None,
+) -> Run:
+    return Run(variant=variant or algo, algo=algo, steps=steps, learning_rate=learning_rate, extra=extra or {})
+
+
+_CRITIC = {"training.critic.optimizer.learning-rate": 1e-3, "training.critic.warmup-steps": 10}
+_ONE_EACH = (
+    _preset("grpo"),
+    _preset("dr_grpo", extra={"algo.constant-length": 5}),
+    _preset("dapo", steps=240),
+    _preset("gspo"),
+    _preset("cispo"),
+    _preset("topr"),
+    _preset("kimi"),
+    _preset("dppo"),
+    _preset("reinforce"),
+    _preset("rloo"),
+    _preset("rloo", variant="rloo_kl", extra={"algo.kl-coefficient": 0.01}),
+    _preset("reinforce_pp"),
+    _preset("ppo", steps=260, extra=_CRITIC),
+    _preset("max_rl"),
+    _preset("gigpo"),
+    _preset("online_dpo", steps=240, learning_rate=2e-4),
+    _preset("best_of_k"),
+    _preset("opd"),
+)
+_COMPARED = ("grpo", "dapo", "rloo", "ppo")
+_OF_THEM = [run for run in _ONE_EACH if run.variant in _COMPARED]
+PRESETS: tuple[Run, ...] = (
+    *_ONE_EACH,
+    *(replace(run, max_lag=0) for run in _OF_THEM),
+    *(replace(run, max_lag=lag, seed=seed) for seed in (1, 2) for lag in (4, 0) for run in _OF_THEM),
+)
+
+_STALE = Run(
+    variant="corrected",
+    algo="grpo",
+    max_lag=8,
+    updates_per_step=4,
+    extra={"guard.enabled": "false"},
+    table="staleness",
+)
+_UNCORRECTED = replace(_STALE, variant="uncorrected", extra={**_STALE.extra, "algo.correction": "none"})
+_SYNCHRONOUS = replace(_STALE, variant="synchronous", max_lag=0, updates_per_step=1)
+STALENESS: tuple[Run, ...] = tuple(
+    replace(run, seed=seed) for seed in range(5) for run in (_STALE, _UNCORRECTED, _SYNCHRONOUS)
+)
+
+
+def teacher_run(steps: int) -> Run:
+    """The run whose model teaches another of so many steps."""
+    return _ONE_EACH[0].of_steps(steps)
