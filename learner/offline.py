@@ -20,12 +20,13 @@ from learner.data.splitting import length_statistics
 from learner.data.tokenizing import Tokenized
 from learner.history.durable_files import write_atomically
 from learner.history.line_file import LineFile
-from learner.offline_examples import Examples, Unit, in_step, read_units
+from learner.offline_examples import Examples, Unit, in_step, read_units, reward_input
 from learner.offline_measures import measure
 from learner.trainer_thread import TrainerThread
 from learner.training.batch import TrainSequence
 from learner.training.trainer import Trainer
 from learner.training_setup import open_trainer
+from protocol.reward_models import write_reward_input
 from services.process import Stop
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
 def _train(config: LearnerConfig, trainer: Trainer) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.model)
     examples = _with_reference(config, trainer, read_units(config, tokenizer))
+    served_as = reward_input(config)
     _say(config, examples)
     config.run.folder.mkdir(parents=True, exist_ok=True)
     metrics = LineFile(config.run.folder / "metrics.jsonl")
@@ -56,6 +58,8 @@ def _train(config: LearnerConfig, trainer: Trainer) -> None:
     finally:
         metrics.close()
     trainer.export(config.exported_model)
+    if served_as is not None:
+        write_reward_input(config.exported_model, served_as)
     trainer.close()
     summary = {"algo": config.algo.type, "steps": config.steps, "before": before, "after": after}
     write_atomically(config.run.folder / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -10,10 +10,11 @@ from learner.algorithms.config import DistillConfig, DpoConfig, RmConfig, SftCon
 from learner.config import LearnerConfig
 from learner.data.distillation import DistillationExample, read_distillation
 from learner.data.examples import read_examples
-from learner.data.preferences import LabelledCompletion, PreferencePair, read_labelled, read_pairs
+from learner.data.preferences import LabelledCompletion, PreferencePair, are_conversations, read_labelled, read_pairs
 from learner.data.splitting import split
 from learner.data.tokenizing import Tokenized, Tokenizer
 from learner.training.batch import Candidates, TrainSequence
+from protocol.reward_models import RewardInput
 
 Unit = tuple[TrainSequence, ...]
 """Sequences that are always trained together: one, or the chosen and the rejected of a pair."""
@@ -33,6 +34,17 @@ def read_units(config: LearnerConfig, tokenizer: Tokenizer) -> Examples:
     units = _units(config, config.data.path, tokenizer)
     parts = split(units, prompt=_prompt, share=config.data.held_out_share, seed=config.data.seed)
     return Examples(training=parts.training, held_out=parts.held_out)
+
+
+def reward_input(config: LearnerConfig) -> RewardInput | None:
+    """How a reward model reads its input once it is served: as it is trained. None for other algorithms.
+
+    Raises DataError.
+    """
+    if not isinstance(config.algo, RmConfig):
+        return None
+    assert config.data.path is not None, "checked by the config"
+    return RewardInput(format="chat" if are_conversations(config.data.path) else "plain", tokenize="apart")
 
 
 def in_step(units: Sequence[Unit]) -> list[TrainSequence]:

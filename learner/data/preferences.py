@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from learner.data.errors import DataError
-from learner.data.sources import read_parsed
+from learner.data.sources import read_parsed, read_records
 from learner.data.tokenizing import Message, Tokenized, Tokenizer, read_messages, reply_parts, tokenize
 
 _PAIR = (
@@ -58,12 +58,30 @@ def read_pairs(path: Path, tokenizer: Tokenizer) -> list[PreferencePair]:
     return pairs
 
 
+def are_conversations(path: Path) -> bool:
+    """Whether the records' prompts are messages, which a chat template makes texts of, or texts as they stand.
+
+    Raises DataError for a file that holds both: a model of scores is told one way of reading its input.
+    """
+    forms = {_has_messages(record.value) for record in read_records(path)}
+    if len(forms) > 1:
+        raise DataError(
+            f"{path} has prompts that are texts and prompts that are messages: a reward model reads one of the two; "
+            "split the file, or write all prompts in one form"
+        )
+    return True in forms
+
+
 def read_labelled(path: Path, tokenizer: Tokenizer) -> list[LabelledCompletion]:
     """All unpaired records, tokenized. Raises DataError, FileNotFoundError."""
     labelled = list(read_parsed(path, lambda record: _labelled(record, tokenizer)))
     if not labelled:
         raise DataError(f"{path} holds no records: {_LABELLED}")
     return labelled
+
+
+def _has_messages(record: object) -> bool:
+    return not (isinstance(record, Mapping) and isinstance(record.get("prompt"), str))
 
 
 def _pair(record: object, tokenizer: Tokenizer) -> PreferencePair:
