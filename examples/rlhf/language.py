@@ -1,12 +1,12 @@
 """A language made up from a seed, people who write it, and what those people like: all that the RLHF example knows.
 
-A text is a prompt of letters, a colon and a continuation of letters, one token each. The letters follow one another as a
-Markov chain wills, and a writer stops after some 8 to 16 of them. The gold reward of a continuation c of length n is
+A text is a prompt of letters, a colon and a continuation of letters, one token each. The letters follow one another as
+a Markov chain wills, and a writer stops after some 8 to 16 of them. The gold reward of a continuation c of length n is
 
     sum over i of taste[c_i]  -  1.0 * sum over letters of max(0, count - 2)^2  -  0.05 * max(0, n - 14)^2
 
-Writers seldom use a letter more than twice, and seldom write more than 14, so what little the last two terms say is lost
-in few and noisy preferences: a reward model that is learned from them takes more of a good letter for better, and
+Writers seldom use a letter more than twice, and seldom write more than 14, so what little the last two terms say is
+lost in few and noisy preferences: a reward model that is learned from them takes more of a good letter for better, and
 longer for better. Whoever follows it far enough from the writers' ways loses gold reward again.
 """
 

@@ -1,4 +1,4 @@
-"""Makes what the RLHF example starts from: an untrained Llama of 0.64 million parameters, and the data of all its stages.
+"""Makes what the RLHF example starts from: an untrained Llama of 0.64 million parameters, and the data of all stages.
 
     python -m examples.rlhf.make_data [DIRECTORY]
 
@@ -89,7 +89,7 @@ def _arguments() -> argparse.Namespace:
         "--noise", type=float, default=0.2, help="share of preferences that are wrong; default: %(default)s"
     )
     parser.add_argument("--tasks", type=int, default=20_000, help="training prompts; default: %(default)s")
-    parser.add_argument("--held-out", type=int, default=1000, help="held-out prompts; default: %(default)s")
+    parser.add_argument("--held-out", type=int, default=500, help="held-out prompts; default: %(default)s")
     return parser.parse_args()
 
 
