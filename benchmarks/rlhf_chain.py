@@ -144,6 +144,8 @@ def _train(variant: Variant, stages: Stages, *, every: int) -> Path:
         **variant.options,
         "max-lag": variant.max_lag,
         "checkpoint.every-steps": every,
+        "checkpoint.keep": 1 + int(str(variant.options["steps"])) // every,
+        "checkpoint.journal": "false",
         "evaluation.final-tasks": 0,
         "rollouts.group-size": 4,
         "http.port": PORTS["learner"],

@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ PROMPTS = ["abcde:", "vwxyz:", "hello:"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An SFT model, one that always writes an end token in all likelihood, and a reward model; all untrained."""
+    """An SFT model and a reward model, both untrained."""
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("judged")
     tokenizer = make_tokenizer()
@@ -41,32 +42,26 @@ def test_a_model_has_no_kl_to_itself(folder: Path) -> None:
     assert judge(folder).sft.kl == pytest.approx(0.0, abs=1e-6)
 
 
-def test_the_kl_is_summed_over_the_positions_of_the_samples_and_averaged_over_samples(
-    folder: Path, tmp_path: Path
-) -> None:
-    """Of a model of logits 0 but for the end token's, against one whose logits are all 0.
+def test_the_kl_is_summed_over_the_positions_of_a_sample(folder: Path, tmp_path: Path) -> None:
+    """Against a uniform model, for one that writes nothing but the end token.
 
-    With p the probability of the end token and V tokens, each position has the KL
-    d = p log(p V) + (1 - p) log((1 - p) V / (V - 1)). At p = 1 - 1e-6 or more every sample is one end token, so that the
-    sum has one position and the mean is d.
+    With embeddings of 0, tied to the output, all of the V logits are 0. With letters and colon at e_1 and the end token
+    at 40 e_1, the normalised state is sqrt(H) e_1, to the small random layers, so the end token's logit is some 39
+    sqrt(128) = 441 above all others: its probability is 1. A sample has that one position, of the KL log 1 - log 1/V.
     """
-    sft = AutoModelForCausalLM.from_pretrained(folder / "sft")
+    model = AutoModelForCausalLM.from_pretrained(folder / "sft")
+    embeddings = model.model.embed_tokens.weight
     with torch.no_grad():
-        sft.model.embed_tokens.weight.zero_()
-    make_tokenizer().save_pretrained(tmp_path / "flat")
-    sft.save_pretrained(tmp_path / "flat")
+        embeddings.zero_()
+    model.save_pretrained(tmp_path / "sft")
+    make_tokenizer().save_pretrained(tmp_path / "sft")
+    with torch.no_grad():
+        embeddings[VOCABULARY.index("a") :, 1] = 1.0
+        embeddings[VOCABULARY.index(END), 1] = 40.0
+    model.save_pretrained(tmp_path / "ends")
     (tmp_path / "scores").symlink_to(folder / "scores")
-    (tmp_path / "sft").symlink_to(tmp_path / "flat")
-    assert VOCABULARY[1] == END
-    with torch.no_grad():
-        sft.model.embed_tokens.weight[:, 0] = 1.0  # tied: every token's state and every token's logit
-        sft.model.norm.weight.fill_(1.0)
-        sft.model.embed_tokens.weight[:, 0] = 0.0
-        sft.model.embed_tokens.weight[3:, 1] = 1.0
-        sft.model.embed_tokens.weight[1, 1] = 40.0
-    sft.save_pretrained(tmp_path / "ends")
     found = judge(tmp_path).judge(tmp_path / "ends")
-    assert found.kl == pytest.approx(torch.log(torch.tensor(float(len(VOCABULARY)))).item(), rel=1e-3)
+    assert found.kl == pytest.approx(math.log(len(VOCABULARY)), rel=1e-4)
     assert found.length == 0.0
 
 
