@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ADDITION := models/addition/.complete
 SMOLLM2 := models/smollm2-135m/.complete
+RLHF := models/rlhf-rm/.complete
 
 # The first Python on the path that Headway runs on; `make setup PYTHON=/path/to/python` takes another.
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
@@ -71,10 +72,22 @@ demo: $(INSTALLED) $(ADDITION) ## train a tiny model to add two-digit numbers (m
 demo-smollm2: $(INSTALLED) $(SMOLLM2) ## train SmolLM2-135M-Instruct on reasoning-gym tasks (half an hour, two CPU cores)
 	$(BIN)/headway up examples/smollm2/run.toml
 
+.PHONY: rlhf
+rlhf: $(INSTALLED) $(RLHF) ## preferences, SFT, reward model, online DPO, and a judge that knows the gold reward (minutes)
+	$(BIN)/headway up examples/rlhf/run.toml --learner.output models/rlhf
+	$(QUIET) $(BIN)/python -m examples.rlhf.judge models/rlhf
+
 $(ADDITION): examples/addition/make_model.py examples/addition/sft.toml | $(INSTALLED)
 	@echo "demo: making a tiny model and warming it up on worked sums"
 	$(QUIET) $(BIN)/python examples/addition/make_model.py
 	$(QUIET) $(BIN)/learner --config examples/addition/sft.toml
+	touch $@
+
+$(RLHF): examples/rlhf/make_data.py examples/rlhf/language.py examples/rlhf/sft.toml examples/rlhf/rm.toml | $(INSTALLED)
+	@echo "rlhf: making data, a model that writes, and a reward model"
+	$(QUIET) $(BIN)/python -m examples.rlhf.make_data
+	$(QUIET) $(BIN)/learner --config examples/rlhf/sft.toml
+	$(QUIET) $(BIN)/learner --config examples/rlhf/rm.toml
 	touch $@
 
 $(SMOLLM2): examples/smollm2/make_model.py | $(INSTALLED)
@@ -93,7 +106,7 @@ lock: ## make requirements/cpu.lock anew (needs uv, and UV_FIND_LINKS or an inde
 
 .PHONY: clean
 clean: ## remove .venv, the demos' models and all caches; runs/ stays
-	rm -rf $(VENV) models/addition-init models/addition models/smollm2-135m build *.egg-info
+	rm -rf $(VENV) models/addition-init models/addition models/smollm2-135m models/rlhf* build *.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
