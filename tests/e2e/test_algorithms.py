@@ -107,7 +107,7 @@ def test_a_student_is_distilled_on_its_own_samples_from_a_teacher_in_a_folder(
     )  # fmt: skip
     assert_streamed(run, steps=20)
     divergences = [means["teacher_kl"] for means in measures(run)]
-    assert divergences[-1] < 0.5 * divergences[0]
+    assert sum(divergences[-5:]) / 5 < 0.75 * divergences[0]
 
 
 def test_grpo_with_adapters_a_penalty_two_updates_and_every_filter(system: LongLivedSystem) -> None:
