@@ -1,9 +1,12 @@
 """The command `learner`."""
 
+import atexit
 import ctypes
+import logging
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from learner.config import LearnerConfig
 from services.config import load_or_exit
@@ -32,7 +35,19 @@ def main() -> None:
         from learner.offline import train_offline as train
     else:
         from learner.service import train_online as train
-    sys.exit(run_process("learner", lambda stop: train(config, stop)))
+    leave(run_process("learner", lambda stop: train(config, stop)))
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process with `code`; what was written is flushed.
+
+    The interpreter is not taken down: a thread of torch's that comes back to it meanwhile, from a process group that is
+    being closed or a step that was cut off, aborts the process ("terminate called without an active exception").
+    """
+    atexit._run_exitfuncs()
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _tune_environment(config: LearnerConfig) -> None:

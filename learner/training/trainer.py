@@ -83,7 +83,8 @@ class Trainer:
             model_path, config=config, preset=self._preset, teachers=teachers, device=ranks.device
         )
         self._step = Step(self._models, preset=self._preset, config=config, ranks=ranks, should_stop=should_stop)
-        if config.updates_per_step == 1 and self._preset.samples_policy and not self._preset.ratio_to_behavior:
+        has_ratio = self._preset.samples_policy and self._preset.advantages is not None
+        if config.updates_per_step == 1 and has_ratio and not self._preset.ratio_to_behavior:
             logger.info("one update per step: the ratio to the proximal policy is 1, so its clip has no effect")
 
     @property

@@ -172,3 +172,20 @@ def test_a_student_comes_to_agree_with_its_teacher(tiny_llama: Path, teacher: Pa
         divergences = [made.train_step(batch, version=v).means["teacher_divergence"] for v in range(30)]
     assert divergences[-1] < 0.3 * divergences[0]
     assert divergences[-1] >= 0
+
+
+@pytest.mark.parametrize(
+    ("algo", "updates", "said"),
+    [("grpo", 1, True), ("grpo", 2, False), ("cispo", 1, False), ("online_dpo", 1, False), ("sft", 1, False)],
+)
+def test_that_a_clip_has_no_effect_is_said_where_there_is_one_and_it_has_none(
+    tied_llama: Path,
+    commands: CommandChannel,
+    caplog: pytest.LogCaptureFixture,
+    algo: str,
+    updates: int,
+    said: bool,
+) -> None:
+    caplog.set_level("INFO")
+    with trainer(tied_llama, commands, {"type": algo}, training={"updates_per_step": updates}):
+        assert ("its clip has no effect" in caplog.text) is said
