@@ -132,8 +132,8 @@ def _presets(rows: Sequence[Row]) -> list[str]:
         "",
         "Each run starts from the same model, and has as many steps of 32 groups of 8 as fit into about three minutes. "
         "The learning rate falls linearly to a tenth; it and what else was set is in the last column. Learned: the "
-        "95 % intervals of accuracy before and after are apart. Lag: of trajectories, by their oldest token. s: seconds "
-        "of training alone. opd learns from the model that grpo's first run left.",
+        "95 % intervals of accuracy before and after are apart. Lag: of trajectories, by their oldest token. s: of "
+        "training alone, in seconds. opd learns from the model that grpo's first run left.",
         "",
         "| preset | max_lag | seed | steps | before | after | learned | s | completions/s | mean lag | max lag | set |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
