@@ -36,10 +36,10 @@ class Run:
 
     @property
     def settings(self) -> str:
-        """What two runs of one name must have in common to be the same, for the report as well."""
-        updates = "" if self.updates_per_step == 1 else f" of {self.updates_per_step} updates"
+        """What is set besides lag, seed and steps, for the report."""
+        updates = "" if self.updates_per_step == 1 else f"{self.updates_per_step} updates a step, "
         extra = "".join(f", `{key} = {value}`" for key, value in self.extra.items())
-        return f"{self.steps} steps{updates}, learning rate {self.learning_rate:g}{extra}"
+        return f"{updates}learning rate {self.learning_rate:g}{extra}"
 
     @property
     def options(self) -> dict[str, object]:

@@ -132,18 +132,19 @@ def _presets(rows: Sequence[Row]) -> list[str]:
         "",
         "Each run starts from the same model, and has as many steps of 32 groups of 8 as fit into about three minutes. "
         "The learning rate falls linearly to a tenth; it and what else was set is in the last column. Learned: the "
-        "95 % intervals of accuracy before and after are apart. Lag: of trajectories, by their oldest token.",
+        "95 % intervals of accuracy before and after are apart. Lag: of trajectories, by their oldest token. s: of "
+        "training alone, in seconds. opd learns from the model that grpo's first run left.",
         "",
-        "| preset | max_lag | seed | before | after | learned | training, s | completions/s | mean lag | max | set |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| preset | max_lag | seed | steps | before | after | learned | s | completions/s | mean lag | max lag | set |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
         *(_preset_line(row) for row in rows),
     ]
 
 
 def _preset_line(row: Row) -> str:
-    start = f"| {row.variant} | {row.max_lag} | {row.seed} |"
+    start = f"| {row.variant} | {row.max_lag} | {row.seed} | {row.steps} |"
     if row.numbers is None:
-        return f"{start} | | **failed**: {_cell(row.failure)} | | | | | {row.settings} |"
+        return f"{start} | **failed**: {_cell(row.failure)} | **no** | | | | | {row.settings} |"
     n = row.numbers
     guard = f", guard moved the bound {n.guard_moves} times" if n.guard_moves else ""
     return (
@@ -165,20 +166,22 @@ def _staleness(rows: Sequence[Row]) -> list[str]:
         "correction and with `algo.correction = none`. Synchronous: max_lag 0 and one update a step. Effective sample: "
         "share of trained tokens, mean over steps.",
         "",
-        "| variant | seed | before | after | training, s | completions/s | mean lag | max lag | effective sample |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| variant | seed | steps | before | after | s | completions/s | mean lag | max lag | effective sample |",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *(_staleness_line(row) for row in rows),
         "",
         "| variant | accuracy after, mean | lowest to highest | runs | less than synchronous by |",
         "|---|---|---|---|---|",
         *(_variant_line(name, by_variant) for name in variants),
         "",
-        f"Kept means by at most {KEPT_WITHIN} less than synchronous training. Settings: {rows[0].settings}.",
+        f"Kept means by at most {KEPT_WITHIN} less than synchronous training. Settings:",
+        "",
+        *(f"- {name}: {by_variant[name][0].settings}" for name in variants),
     ]
 
 
 def _staleness_line(row: Row) -> str:
-    start = f"| {row.variant} | {row.seed} |"
+    start = f"| {row.variant} | {row.seed} | {row.steps} |"
     if row.numbers is None:
         return f"{start} | **failed**: {_cell(row.failure)} | | | | | |"
     n = row.numbers

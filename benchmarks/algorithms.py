@@ -8,8 +8,8 @@ seeds as well. With it: four updates a step at max_lag 8, with and without the c
 five seeds each. NAME is that of a run, or of all runs of an algorithm or variant; --list shows them.
 
 Each run appends one line to benchmarks/results/algorithms.jsonl, a failed one too, and algorithms.md beside it is made
-of the newest line of each run. --resume leaves out runs that have a line with the same settings. opd learns from the
-model that the first run of grpo left in --folder; if there is none, that run is made.
+of the newest line of each run. --resume leaves out runs that have a line with the same steps and settings. opd learns
+from the model that the first run of grpo left in --folder; if there is none, that run is made.
 """
 
 import argparse
@@ -37,10 +37,10 @@ def main() -> None:
     arguments = _arguments()
     runs = _chosen(STALENESS if arguments.staleness else PRESETS, arguments.only, steps=arguments.steps)
     if arguments.resume:
-        done = {(row.name, row.settings) for row in read_rows(arguments.results)}
-        runs = [run for run in runs if (run.name, run.settings) not in done]
+        done = {(row.name, row.steps, row.settings) for row in read_rows(arguments.results)}
+        runs = [run for run in runs if (run.name, run.steps, run.settings) not in done]
     if arguments.list:
-        print("\n".join(f"{run.name}: {run.settings}" for run in runs))
+        print("\n".join(f"{run.name}: {run.steps} steps, {run.settings}" for run in runs))
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the services end as well
     services = STALE_SERVICES if arguments.staleness else {}
