@@ -26,8 +26,7 @@ SERVICES = ("learner", "generator", "reward", "env")
 @pytest.fixture(scope="module")
 def training(system: LongLivedSystem) -> Iterator[RunFolder]:
     """A run without end."""
-    env_service = system.services["env-service"]
-    until(lambda: "waiting for the learner" in env_service.text(), what="the env_service", timeout_s=30)
+    until(lambda: system.call("env", "/readyz").status_code == 503, what="the env_service to wait", timeout_s=60)
     unready = system.call("env", "/readyz")
     with system.learner("endless", "--steps", "1000000") as (learner, run):
         processes = [learner, *system.services.values()]
