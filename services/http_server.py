@@ -66,7 +66,7 @@ async def serve_http(app: ASGIApp, listener: Listener, *, finish_s: int = 2) -> 
             http="httptools",
             loop="none",
             ws="none",
-            lifespan="auto",
+            lifespan="off",
             timeout_keep_alive=75,
             timeout_graceful_shutdown=finish_s,
         )

@@ -30,6 +30,8 @@ def share_batch(batch: FlatBatch | None) -> FlatBatch:
 
 
 def _broadcast(values: NDArray[Scalar] | None, size: int, dtype: np.dtype[Scalar]) -> NDArray[Scalar]:
+    if size == 0:  # nothing travels: what every rank knows, and gloo need not be asked to send no bytes
+        return np.empty(0, dtype=dtype)
     buffer = np.empty(size, dtype=dtype) if values is None else np.ascontiguousarray(values)
     # A view of the array's bytes: the collective writes into it.
     dist.broadcast(torch.from_numpy(buffer.view(np.uint8)), src=0)
