@@ -141,8 +141,6 @@ class CommandChannel:
         assert self._ranks.leads, "only rank 0 gives commands"
         if self._ranks.count > 1:
             self._store.set(f"command/{self._next}", json.dumps(vars(command)))
-            # Everybody has read the one before the last by the time that they join in the last one's collectives.
-            self._store.delete_key(f"command/{self._next - 2}")
             self._next += 1
 
     def receive(self) -> Command:
@@ -156,7 +154,13 @@ class CommandChannel:
                 if "timeout" not in str(error).lower():
                     raise
         self._next += 1
-        return Command(**json.loads(self._store.get(key)))
+        command = Command(**json.loads(self._store.get(key)))
+        # Not every command has collectives, so rank 0 can be several ahead: who reads a line last removes it.
+        readers = f"{key}/read"
+        if self._store.add(readers, 1) == self._ranks.count - 1:
+            self._store.delete_key(key)
+            self._store.delete_key(readers)
+        return command
 
 
 def open_process_group(ranks: Ranks, *, timeout_s: float, listener: socket.socket | None = None) -> CommandChannel:

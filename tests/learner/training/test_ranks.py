@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._C._distributed_c10d import HashStore
 
 from learner.training.config import OptimizerConfig, TrainingConfig
-from learner.training.ranks import ranks_from_environment
+from learner.training.ranks import Command, CommandChannel, Ranks, ranks_from_environment
 from tests.learner.training.plain_adamw import plain_training
 from tests.learner.training.tiny_model import random_sequences
 
@@ -66,3 +67,13 @@ def test_a_place_is_read_from_the_environment_or_there_is_none() -> None:
     ranks = ranks_from_environment({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "5"})
     assert ranks is not None
     assert (ranks.rank, ranks.count, ranks.port, ranks.leads) == (1, 2, 5, False)
+
+
+def test_a_rank_that_is_behind_still_reads_every_command_and_leaves_none() -> None:
+    store = HashStore()
+    leader, *others = (CommandChannel(store, ranks=Ranks(rank=rank, count=3)) for rank in range(3))
+    for version in range(6):  # none of them waits for anybody
+        leader.send(Command(action="train_step", version=version))
+    for other in others:
+        assert [other.receive().version for _ in range(6)] == list(range(6))
+    assert store.num_keys() == 0
