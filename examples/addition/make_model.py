@@ -16,17 +16,18 @@ from env_service.environments.addition import Addition
 
 DEFAULT_DIRECTORY = Path("models/addition-init")
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
-VOCABULARY = (PAD, END, UNKNOWN, *"0123456789+=")
+CHARACTERS = "0123456789+="
 POSITIONS = 128
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(characters: str = CHARACTERS, *, positions: int = POSITIONS) -> PreTrainedTokenizerFast:
     """One token per character; nothing is put before or after the text."""
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token=UNKNOWN))
+    vocabulary = {token: index for index, token in enumerate((PAD, END, UNKNOWN, *characters))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN, model_max_length=POSITIONS
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN, model_max_length=positions
     )
 
 
@@ -35,12 +36,12 @@ def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCaus
     torch.manual_seed(seed)
     end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     config = LlamaConfig(
-        vocab_size=len(VOCABULARY),
+        vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=3,
         num_attention_heads=4,
-        max_position_embeddings=POSITIONS,
+        max_position_embeddings=tokenizer.model_max_length,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=end,

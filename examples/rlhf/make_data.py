@@ -14,49 +14,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
+from examples.addition.make_model import END, PAD, UNKNOWN, make_model
+from examples.addition.make_model import make_tokenizer as tokenizer_of
 from examples.rlhf.language import LETTERS, PROMPT_END, Language, preferences
 
 DEFAULT_DIRECTORY = Path("models/rlhf-init")
 VERIFIER = "reward_model"
-PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
 VOCABULARY = (PAD, END, UNKNOWN, *LETTERS, PROMPT_END)
 POSITIONS = 64
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """One token per letter; nothing is put before or after the text."""
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN, model_max_length=POSITIONS
-    )
-
-
-def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCausalLM:
-    """That of the addition example, over letters: tied embeddings, float32."""
-    torch.manual_seed(seed)
-    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    config = LlamaConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        max_position_embeddings=POSITIONS,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=end,
-        pad_token_id=pad,
-        dtype=torch.float32,
-    )
-    model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=pad)
-    return model
+    return tokenizer_of("".join((*LETTERS, PROMPT_END)), positions=POSITIONS)
 
 
 def write_data(directory: Path, language: Language, arguments: argparse.Namespace) -> None:

@@ -154,15 +154,6 @@ class CorrectionKnobs(Knobs):
         return self
 
 
-def kl_coefficient(default: float) -> Any:
-    """The field of that name, with an algorithm's own default."""
-    return Field(
-        default,
-        ge=0,
-        description="Weight of the penalty towards the reference policy. 0 runs no reference pass. Nats to loss.",
-    )
-
-
 class KlKnobs(Knobs):
     """The pull towards the reference policy."""
 
@@ -171,7 +162,11 @@ class KlKnobs(Knobs):
         """The knob `kl_in`, with an algorithm's own default."""
         return Field(default, description="Whether the penalty is part of the loss or of each token's reward.")
 
-    kl_coefficient: float = kl_coefficient(0.0)
+    kl_coefficient: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the penalty towards the reference policy. 0 runs no reference pass. Nats to loss.",
+    )
     kl_form: KlForm = Field("k3", description="Estimate of the divergence in the loss; in the reward it is k1.")
     kl_in: Literal["loss", "reward"] = place("loss")
 

@@ -109,8 +109,8 @@ class Preset:
     """An algorithm as the trainer sees it.
 
     `loss` is pure. `weights` maps the trained lengths of an update's sequences [S] to the weight that each token of a
-    sequence has in the update's loss [S]; with `paired`, what it maps is the number of pairs of each sequence, 1 for
-    the chosen one and 0 for the rejected. `advantages` and `kept` see the whole step; `kept` [M] is false for tokens
+    sequence has in the update's loss [S]; with `paired` it is the weight of the pair, the same on both of its
+    sequences. `advantages` and `kept` see the whole step; `kept` [M] is false for tokens
     that leave numerator and denominator of the loss. `select` maps the rewards of a group [G] to the trajectories that
     are trained, in order; with `paired` the chosen one, then the rejected. `ratio_to_behavior`: what the loss bounds is
     the ratio to the behavior policy. `trains_scores`: the model is one of scores, not a policy.

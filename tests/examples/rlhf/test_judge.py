@@ -6,9 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForSequenceClassification
 
+from examples.addition.make_model import END, make_model
 from examples.rlhf.judge import Judge, read_prompts
 from examples.rlhf.language import Language
-from examples.rlhf.make_data import END, VOCABULARY, make_model, make_tokenizer
+from examples.rlhf.make_data import VOCABULARY, make_tokenizer
 
 PROMPTS = ["abcde:", "vwxyz:", "hello:"]
 
