@@ -12,6 +12,21 @@ from tests.e2e.processes import ROOT, TAIL_CHARACTERS, Launcher, kill_marked, sc
 
 LAUNCHERS = pytest.StashKey[list[Launcher]]()
 
+# Tests in these folders share processes that take half a minute to start.
+_TOGETHER = {"chaos": "system", "e2e": "system", "generator": "engine"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `-n`, one worker takes the tests of whole systems, which come first since they take longest.
+
+    Others of a file stay together.
+    """
+    for item in items:
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        item.add_marker(pytest.mark.xdist_group(_TOGETHER.get(folder, str(item.path.relative_to(ROOT)))))
+    items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").parts[0] not in _TOGETHER)
+
 
 @contextmanager
 def launching(config: pytest.Config, folder: Path) -> Iterator[Launcher]:
