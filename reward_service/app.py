@@ -18,7 +18,7 @@ from services.http_app import JsonBody, create_app, json_answer
 from services.metrics import Metrics
 
 _KEPT = "names the request: a repetition with the same body gets the same answer, for as long as that is kept"
-_Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=256, description=_KEPT)]
+_Key = Annotated[str, Header(alias="Idempotency-Key", max_length=256, description=_KEPT)]
 
 
 def build_app(
@@ -70,13 +70,13 @@ def _add_score(app: FastAPI, *, answering: Answering, body: _AdmittedBody) -> No
     async def score(
         request: Request,
         asked: Annotated[ScoreRequest, Depends(body)],
-        idempotency_key: _Key = None,
+        idempotency_key: _Key = "",
     ) -> Response:
         """Score a batch: a reward or an error for each item.
 
         With `Accept: application/x-ndjson` the answer is a ScoreResult a line, in the order of finishing.
         """
-        whole = Asked(request=asked, body=await request.body(), key=idempotency_key)
+        whole = Asked(request=asked, body=await request.body(), key=idempotency_key or None)
         streamed = LINES in request.headers.get("accept", "")
         return answering.streamed(whole) if streamed else await answering.whole(whole)
 
