@@ -130,7 +130,7 @@ def _report(error: Exception) -> None:
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_frame.f_globals is globals():
         traceback = traceback.tb_next
-    sys.excepthook(type(error), error, traceback)
+    sys.excepthook(type(error), error.with_traceback(traceback), traceback)
     sys.exit(1)
 
 
