@@ -106,6 +106,7 @@ class Launched:
 def main() -> None:
     """Keep the place until the service goes."""
     settings = Settings(**json.loads(sys.argv[1]))
+    _close_all_but(settings.control)
     for file in settings.cgroups:
         with open(file, "w") as processes:
             processes.write("0")
@@ -119,6 +120,14 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with socket.socket(fileno=_raised(settings.control)) as control, contextlib.suppress(ConnectionError):
         _serve(control, settings)
+
+
+def _close_all_but(control: int) -> None:
+    """Whatever the service has left open for its children is none of a sandbox's business."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != control:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.close(int(name))
 
 
 def _mount(libc: ctypes.CDLL, mounts: list[tuple[str, str]]) -> None:

@@ -198,7 +198,7 @@ class Place:
         assert self._offer is not None
         assert self._end is not None
         try:
-            message, handles, _, _ = socket.recv_fds(self._control, 8192, 4)
+            message, handles, _, _ = socket.recv_fds(self._control, 8192, 4, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
