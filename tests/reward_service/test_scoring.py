@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from protocol.rewards import ScoreItem, ScoreRequest, ScoreResult
+from protocol.rewards import ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
 from reward_service.config import RewardServiceConfig, WorkerConfig
 from reward_service.jobs import Job
 from reward_service.lanes.workers import pool_settings
@@ -86,6 +86,14 @@ async def test_one_failing_item_never_disturbs_the_others(open_scorer: OpenScore
     assert "anwser" in message_of(results[2])
     assert "ZeroDivisionError" in message_of(results[3])
     assert "the table of expected outputs is empty" in message_of(results[4])
+
+
+async def test_what_cannot_be_sent_is_an_error_of_its_item_alone(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer()
+    response = await scorer.score(ScoreRequest(items=(item("half_a_character"), item("half_a_name"))))
+    message, name = ScoreResponse.model_validate_json(response.model_dump_json()).results
+    assert (kind_of(message), message_of(message)) == ("data", "? is not a character")
+    assert (kind_of(name), name.attempts) == ("user", 1)
 
 
 async def test_a_verifier_that_hangs_is_killed_and_the_next_item_is_scored(open_scorer: OpenScorer) -> None:
