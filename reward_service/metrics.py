@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from protocol.rewards import ScoreError
+from reward_service.verifier import Outcome
 from services.metrics import Metrics
 
 _LATENCY_BUCKETS_S = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
@@ -15,13 +17,24 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringMetrics:
-    """`latency` has one observation for each item, those that end in an error included."""
+    """`latency` has one observation for each item, and each part of one, those that end in an error included."""
 
     latency: Histogram
     errors: Counter
     killed_workers: Counter
     pending_items: Gauge
+    waiting_items: Gauge
+    cached: Counter
+    repeated_requests: Counter
     batch_items: Histogram
+
+    def count(self, outcome: Outcome, *, verifier: str, latency_s: float) -> None:
+        """An item, or a part of one, that a verifier has judged."""
+        self.latency.labels(verifier).observe(latency_s)
+        if isinstance(outcome.result, ScoreError):
+            self.errors.labels(verifier, outcome.result.kind).inc()
+        if outcome.cached:
+            self.cached.labels(verifier).inc()
 
 
 def make_metrics(metrics: Metrics) -> ScoringMetrics:
@@ -38,6 +51,15 @@ def make_metrics(metrics: Metrics) -> ScoringMetrics:
             "killed_workers", "Worker processes killed or lost in a job.", labels=["verifier"]
         ),
         pending_items=metrics.gauge("pending_items", "Items that have arrived and have no result yet."),
+        waiting_items=metrics.gauge(
+            "waiting_items",
+            "Items of each verifier that have arrived and whose request is not answered yet.",
+            labels=["verifier"],
+        ),
+        cached=metrics.counter("cached_items", "Items judged from what was judged before.", labels=["verifier"]),
+        repeated_requests=metrics.counter(
+            "repeated_requests", "Requests answered by the answer to the same request before, by its idempotency key."
+        ),
         batch_items=metrics.histogram(
             "batch_items",
             "Items that a reward model scored together.",
