@@ -80,8 +80,10 @@ def _same_collection(gold: Answer, given: Answer, rules: Rules) -> bool:
     if isinstance(gold, Ordered) and isinstance(given, Ordered):
         alike = _brackets_agree(gold, given) and _pairwise(gold.items, given.items, rules)
         return alike or _same_numbers(gold, given, rules)
+    if isinstance(gold, Combination) and isinstance(given, Combination) and _same_parts(gold, given, rules):
+        return True
     ours, theirs = _sequence(gold), _sequence(given)
-    if ours is not None and theirs is not None:
+    if ours is not None and theirs is not None and not (_is_condition(gold) or _is_condition(given)):
         return _pairwise(ours, theirs, rules)
     if isinstance(gold, Listing) and isinstance(given, Scalar):
         return len(gold.items) == 1 and _same(gold.items[0], given, rules)
@@ -93,6 +95,21 @@ def _same_collection(gold: Answer, given: Answer, rules: Rules) -> bool:
 def _pairwise(gold: Sequence[Answer], given: Sequence[Answer], rules: Rules) -> bool:
     return len(gold) == len(given) and all(
         same_answer(right, answer, rules) for right, answer in zip(gold, given, strict=True)
+    )
+
+
+def _same_parts(gold: Combination, given: Combination, rules: Rules) -> bool:
+    """Whether they put the same parts together, as those of sets that are only names."""
+    if gold.operator != given.operator:
+        return False
+    if gold.operator == "difference":
+        return _pairwise(gold.items, given.items, rules)
+    return _each_in_the_other(gold.items, given.items, rules)
+
+
+def _each_in_the_other(gold: Sequence[Answer], given: Sequence[Answer], rules: Rules) -> bool:
+    return all(any(same_answer(right, answer, rules) for answer in given) for right in gold) and all(
+        any(same_answer(right, answer, rules) for right in gold) for answer in given
     )
 
 
@@ -124,10 +141,7 @@ def _same_listing(gold: Listing, given: Listing, rules: Rules) -> bool:
     ours, theirs = gold.items, given.items
     if _names(gold) and not _names(given):
         return _pairwise(ours, theirs, rules)
-    return (
-        all(any(same_answer(right, answer, rules) for answer in theirs) for right in ours)
-        and all(any(same_answer(right, answer, rules) for right in ours) for answer in theirs)
-    ) or _same_numbers_if_conditions(gold, given, rules)
+    return _each_in_the_other(ours, theirs, rules) or _same_numbers_if_conditions(gold, given, rules)
 
 
 def _names(answer: Listing) -> bool:
@@ -136,9 +150,14 @@ def _names(answer: Listing) -> bool:
     return len(names) == len(answer.items) > 1 and None not in names and len(set(names)) == len(names)
 
 
+def _is_condition(answer: Answer) -> bool:
+    """Whether it says where numbers lie, in inequalities or intervals."""
+    items = answer.items if isinstance(answer, Listing) else ()
+    return any(isinstance(item, Ordered) or (isinstance(item, Relation) and item.operators != ("=",)) for item in items)
+
+
 def _same_numbers_if_conditions(gold: Listing, given: Listing, rules: Rules) -> bool:
-    has_conditions = any(isinstance(item, Relation | Ordered) for item in (*gold.items, *given.items))
-    return has_conditions and _same_numbers(gold, given, rules)
+    return (_is_condition(gold) or _is_condition(given)) and _same_numbers(gold, given, rules)
 
 
 def _same_numbers(gold: Answer, given: Answer, rules: Rules) -> bool:
@@ -190,12 +209,19 @@ def _same_text(gold: Answer, given: Answer, rules: Rules) -> bool:
 
 def _same_ratio(gold: Answer, given: Answer, rules: Rules) -> bool:
     ours, theirs = _ratio_parts(gold), _ratio_parts(given)
-    if ours is None or theirs is None or len(ours) != len(theirs):
+    if ours is None or theirs is None or len(ours) != len(theirs) or not _units_agree(gold, given):
         return False
     return all(
         same_expression(Call("*", (right, theirs[0])), Call("*", (answer, ours[0])), tolerance=rules.tolerance)
         for right, answer in zip(ours[1:], theirs[1:], strict=True)
     )
+
+
+def _units_agree(gold: Answer, given: Answer) -> bool:
+    """Whether the last parts agree: 3:30 PM is not 3:30 AM."""
+    last = [answer.parts[-1] if isinstance(answer, Ratio) else answer for answer in (gold, given)]
+    units = [part.unit for part in last if isinstance(part, Scalar) and part.unit is not None]
+    return len(units) < 2 or units[0].agrees_with(units[1])
 
 
 def _ratio_parts(answer: Answer) -> Sequence[Node] | None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from reward_service.mathematics.limits import MAX_DEPTH, MAX_DIGITS, OverLimits, Unreadable
+from reward_service.mathematics.limits import MAX_DEPTH, MAX_DIGITS, MAX_OPERATIONS, OverLimits, Unreadable
 from reward_service.mathematics.tokens import Token, commands
 
 
@@ -42,7 +42,7 @@ class Call:
 
 Node = Number | Symbol | Call
 
-_FUNCTIONS = commands("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp abs")
+FUNCTIONS = commands("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp abs")
 _INVERSES = {r"\sin": r"\arcsin", r"\cos": r"\arccos", r"\tan": r"\arctan"}
 _CONSTANTS = frozenset((r"\pi", r"\infty"))
 _GREEK = commands(
@@ -51,7 +51,7 @@ _GREEK = commands(
     "numbersZ numbersN numbersQ numbersC"
 )
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
-_ATOMS = _FUNCTIONS | _CONSTANTS | _GREEK | _CLOSING.keys() | commands("frac sqrt binom cbrt overline")
+_ATOMS = FUNCTIONS | _CONSTANTS | _GREEK | _CLOSING.keys() | commands("frac sqrt binom cbrt overline")
 
 
 def parse_expression(tokens: Sequence[Token]) -> Node:
@@ -77,6 +77,7 @@ class _Parser:
         self._at = 0
         self._depth = 0
         self._bars = 0
+        self._operations = 0
 
     @property
     def ended(self) -> bool:
@@ -102,26 +103,33 @@ class _Parser:
         if not self._accept(text):
             raise Unreadable(f"expected {text!r}, got {self.peek()!r}")
 
-    def sum(self) -> Node:
+    def _operation(self, name: str, *arguments: Node) -> Node:
+        self._operations += 1
+        if self._operations > MAX_OPERATIONS:
+            raise OverLimits("an expression of so many operations")
+        return Call(name, arguments)
+
+    def _enter(self) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise OverLimits("nested too deeply")
+
+    def sum(self) -> Node:
         node = self._product()
         while self.peek() in ("+", "-", r"\pm", r"\mp"):
             operator = self._take().text
-            node = Call(operator, (node, self._product()))
-        self._depth -= 1
+            node = self._operation(operator, node, self._product())
         return node
 
     def _product(self) -> Node:
         node = self._signed()
         while True:
             if self._accept("*"):
-                node = Call("*", (node, self._signed()))
+                node = self._operation("*", node, self._signed())
             elif self._accept("/"):
-                node = Call("/", (node, self._signed()))
+                node = self._operation("/", node, self._signed())
             elif self._starts_factor():
-                node = Call("*", (node, self._power()))
+                node = self._operation("*", node, self._power())
             else:
                 return node
 
@@ -154,9 +162,7 @@ class _Parser:
         return Call("^", (base, self._exponent())) if self._accept("^") else base
 
     def _exponent(self) -> Node:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise OverLimits("nested too deeply")
+        self._enter()
         node = self._signed()
         self._depth -= 1
         return node
@@ -164,18 +170,23 @@ class _Parser:
     def _postfix(self) -> Node:
         node = self._atom()
         while self.peek() in ("!", "%", "°"):
-            node = Call(self._take().text, (node,))
+            node = self._operation(self._take().text, node)
         return node
 
     def _atom(self) -> Node:
-        token = self._take()
+        self._enter()
+        node = self._opened(self._take())
+        self._depth -= 1
+        return node
+
+    def _opened(self, token: Token) -> Node:
         if token.kind == "number":
             return self._number(token)
         if token.kind == "letter" or token.text in _GREEK:
             return self._name(token.text)
         if token.kind == "word":
             return self._product_of_letters(token)
-        if token.text in _FUNCTIONS:
+        if token.text in FUNCTIONS:
             return self._function(token.text)
         if token.text in _CONSTANTS:
             return Call(token.text)
@@ -322,8 +333,8 @@ class _Parser:
         if self.peek() in ("(", "{", "["):
             return self._postfix_group()
         node = self._signed()
-        while self._starts_factor() and self.peek() not in _FUNCTIONS and self.peek() != "(":
-            node = Call("*", (node, self._power()))
+        while self._starts_factor() and self.peek() not in FUNCTIONS and self.peek() != "(":
+            node = self._operation("*", node, self._power())
         return node
 
     def _postfix_group(self) -> Node:

@@ -13,6 +13,7 @@ from reward_service.extraction import boxed, last_line, last_stated, last_tagged
 
 # Without a box the answer is at the end.
 _TAIL_CHARS = 4096
+_MAX_LINE_CHARS = 300
 
 _SPAN = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(?=\S)([^$\n]*?[^\s$\\])\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _JOINT = re.compile(r"\s*(?:,|,?\s*and|,?\s*or)\s*")
@@ -33,9 +34,9 @@ def final_answers(completion: str) -> tuple[Sequence[str], Sequence[str]]:
     tagged = last_tagged(text)
     boxes = boxed(text if tagged is None else tagged)
     if boxes:
-        return [boxes[-1], *_within(boxes[-1])], list(dict.fromkeys(boxes))
+        return _whole_first(boxes[-1]), list(dict.fromkeys(boxes))
     if tagged:
-        return [tagged, *_within(tagged)], ()
+        return _whole_first(tagged), ()
     return list(_unmarked(text[-_TAIL_CHARS:])), ()
 
 
@@ -52,10 +53,15 @@ def _unmarked(text: str) -> Iterable[str]:
     line = last_line(text)
     if line is not None:
         line = line.strip("*").strip()
-        if not _is_prose(line):
+        if len(line) <= _MAX_LINE_CHARS and not _is_prose(line):
             yield line
     if last := _last(text):
         yield last
+
+
+def _whole_first(text: str) -> Sequence[str]:
+    """What was set off as the answer; of a sentence, also the formula in it."""
+    return [text, *_within(text)] if _is_prose(text) else [text]
 
 
 def words_of(completion: str) -> Sequence[str]:

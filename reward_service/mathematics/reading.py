@@ -22,7 +22,7 @@ from reward_service.mathematics.answers import (
     Side,
     Text,
 )
-from reward_service.mathematics.expressions import Node, parse_expression
+from reward_service.mathematics.expressions import FUNCTIONS, Node, parse_expression
 from reward_service.mathematics.limits import MAX_CHARS, MAX_DEPTH, MAX_ITEMS, MAX_TOKENS, OverLimits, Unreadable
 from reward_service.mathematics.number_words import MULTIPLIERS
 from reward_service.mathematics.tokens import Token, tokenise
@@ -242,6 +242,8 @@ class _Reader:
         currency, tokens = _leading_currency(_with_multipliers(tokens))
         places = [at for at, token in _at_top(tokens) if at and starts_unit(token, lenient=self._lenient_units)]
         for at in places:
+            if tokens[at].text == "°" and any(token.text in FUNCTIONS for token in tokens[:at]):
+                continue  # the angle of a sine
             unit = parse_unit(tokens[at:])
             node = None if unit is None or tokens[at - 1].text in "+-*/^_" else _expression_or_none(tokens[:at])
             if node is not None:

@@ -69,11 +69,7 @@ def _region(answer: Answer) -> Region:
     if isinstance(answer, Scalar):
         return (_point(answer),)
     if isinstance(answer, Ordered) and len(answer.items) == 2 and answer.opening in "([" and answer.closing in ")]":
-        low, high = (_end_of(item, closed=False) for item in answer.items)
-        return _piece(
-            End(low.value, answer.opening == "[" and not low.value.is_infinite, low.decimal),
-            End(high.value, answer.closing == "]" and not high.value.is_infinite, high.decimal),
-        )
+        return (_interval(answer),)
     if isinstance(answer, Relation):
         return _region_of_relation(answer)
     if isinstance(answer, Listing):
@@ -81,6 +77,17 @@ def _region(answer: Answer) -> Region:
     if isinstance(answer, Combination):
         return functools.reduce(_COMBINE[answer.operator], (region(item) for item in answer.items))
     raise Unreadable("no set of real numbers")
+
+
+def _interval(answer: Ordered) -> Piece:
+    """Raises Unreadable if it would be empty: `(2, 1)` and `(1, 1)` are tuples."""
+    low, high = (_end_of(item, closed=False) for item in answer.items)
+    if not less(low.value, high.value):
+        raise Unreadable("an interval that ends before it starts")
+    return Piece(
+        End(low.value, answer.opening == "[" and not low.value.is_infinite, low.decimal),
+        End(high.value, answer.closing == "]" and not high.value.is_infinite, high.decimal),
+    )
 
 
 def _region_of_listing(answer: Listing) -> Region:

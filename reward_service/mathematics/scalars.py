@@ -1,8 +1,8 @@
 """Whether two expressions are the same: by their values where they are constant, else at several points.
 
 Two expressions that agree in 40 digits at several pseudo-random rational points are one function, for all that an
-answer can hold. No simplification is needed, so the time is bounded. A point at which neither is defined tells nothing; one at
-which only one is defined tells them apart.
+answer can hold. No simplification is needed, so the time is bounded. A point at which neither is defined tells
+nothing; one at which only one is defined tells them apart.
 """
 
 import zlib
@@ -134,7 +134,7 @@ def _value_or_none(node: Node, setting: Setting) -> Value | None:
 def points(names: Iterable[str]) -> Iterable[Mapping[str, Fraction]]:
     """Values for the variables: positive ones, ones of either sign, and positive whole numbers."""
     ordered = sorted(names)
-    for trial in range(8):
+    for trial in range(11):
         yield {name: _draw(name, trial) for name in ordered}
 
 

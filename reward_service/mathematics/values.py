@@ -13,9 +13,10 @@ import mpmath
 from reward_service.mathematics.expressions import Call, Node, Number, Symbol
 from reward_service.mathematics.limits import (
     MAX_ANGLE_BITS,
-    MAX_BITS,
     MAX_FACTORIAL,
+    MAX_FRACTION_BITS,
     MAX_MAGNITUDE_BITS,
+    MAX_WHOLE_BITS,
     OverLimits,
     Undefined,
     Unreadable,
@@ -132,8 +133,10 @@ def evaluate(node: Node, setting: Setting) -> Value:
 def _checked(value: Value) -> Value:
     if value.exact is None and _CONTEXT.isnan(value.number):
         raise Undefined("not a number")
-    if value.exact is not None and _bits(value.exact) > MAX_BITS:
+    if value.exact is not None and value.exact.denominator.bit_length() > MAX_FRACTION_BITS:
         return Value(value.number)
+    if value.exact is not None and value.exact.numerator.bit_length() > MAX_WHOLE_BITS:
+        raise OverLimits("a number of so many digits")
     return value
 
 
@@ -182,13 +185,9 @@ def _combine_exact(name: str, arguments: Sequence[Fraction]) -> Fraction:
     return one * other if name == "*" else one / other
 
 
-def _bits(value: Fraction) -> int:
-    return value.numerator.bit_length() + value.denominator.bit_length()
-
-
 def _power(base: Value, exponent: Value) -> Value:
     if exponent.exact is not None and exponent.exact.denominator == 1 and base.exact is not None:
-        if _bits(base.exact) * abs(exponent.exact.numerator) <= MAX_BITS:
+        if _power_fits(base.exact, abs(exponent.exact.numerator)):
             return rational(base.exact ** int(exponent.exact))
     elif exponent.exact is not None and base.exact is not None and exponent.exact.denominator <= 12:
         root = _exact_root(base.exact, exponent.exact.denominator)
@@ -204,6 +203,15 @@ def _power(base: Value, exponent: Value) -> Value:
     if abs(power) * (abs(_CONTEXT.log(abs(number), 2)) + 4) > MAX_MAGNITUDE_BITS:
         raise OverLimits("a power of so many digits")
     return Value(_CONTEXT.power(number, power))
+
+
+def _power_fits(base: Fraction, exponent: int) -> bool:
+    """Whether the power is computed exactly. Raises OverLimits for a power of a whole number that is too large."""
+    if base.denominator == 1 and (base.numerator.bit_length() - 1) * exponent > MAX_WHOLE_BITS:
+        raise OverLimits("a power of so many digits")
+    return max(base.numerator.bit_length(), base.denominator.bit_length()) * exponent <= MAX_FRACTION_BITS or (
+        base.denominator == 1
+    )
 
 
 def _root(radicand: Value, degree: Value) -> Value:

@@ -16,10 +16,9 @@ Answers that are out of all proportion. The policy must gain nothing by them:
 import logging
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
-from latex2sympy2_extended import NormalizationConfig
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 from reward_service.extraction import boxed
@@ -36,9 +35,7 @@ from reward_service.verifiers.arguments import MathArguments
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 # Units are our own matter: it would strip the s of 5s, be that a variable or not.
-_NORMALISATION = NormalizationConfig(
-    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all", equations=False
-)
+_NORMALISATION = replace(LatexExtractionConfig().normalization_config, units=False)
 _EXTRACTION = (
     LatexExtractionConfig(boxed_match_priority=0, normalization_config=_NORMALISATION),
     ExprExtractionConfig(),
@@ -69,11 +66,11 @@ def math_answer(submission: Submission, arguments: MathArguments) -> Score:
     golds = [_read_gold(answer) for answer in answers]
     guesses, boxes = final_answers(submission.completion)
     if any(gold.is_text for gold in golds):
-        guesses = [*guesses, *words_of(submission.completion)]
+        guesses = [*words_of(submission.completion), *guesses]
     given = _first_readable(guesses)
     try:
         correct = any(_is_right(gold, given, boxes, rules) for gold in golds) if given is not None else False
-    except OverLimits:
+    except (OverLimits, RecursionError):
         return Score(reward=0.0, components={"parsed": 1.0, "over_limits": 1.0})
     return Score(reward=float(correct), components={"parsed": float(given is not None), "over_limits": 0.0})
 
