@@ -9,6 +9,7 @@ _STATEMENT = re.compile(
     r"\b(?:answers?|solutions?|choice|option)\b[^.\n:=]{0,60}?(?:\b(?:is|are|be)\b|[:=])", re.IGNORECASE
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|\*|$)|\n")
+STATEMENT_TAIL_CHARS = 20_000
 _MAX_STATEMENT_CHARS = 1000
 _OPENING_MARKS = " \t\r\n*_:>"
 
@@ -55,8 +56,9 @@ def last_boxed(text: str) -> str | None:
 def last_stated(text: str) -> str | None:
     """What the last "the answer is .." or "answer: .." says, to the end of its sentence or line.
 
-    A statement of what the answer is not says nothing.
+    It is looked for in the last `STATEMENT_TAIL_CHARS` characters. A statement of what the answer is not says nothing.
     """
+    text = text[-STATEMENT_TAIL_CHARS:]
     for match in reversed(tuple(_STATEMENT.finditer(text))):
         rest = text[match.end() : match.end() + _MAX_STATEMENT_CHARS].lstrip(_OPENING_MARKS)
         said = _said(rest).strip().strip("*_").strip()

@@ -6,6 +6,8 @@ from typing import Literal, TypeAlias
 from reward_service.mathematics.expressions import Node
 from reward_service.mathematics.units import Unit
 
+SetOperator = Literal["union", "intersection", "difference"]
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -44,7 +46,7 @@ class Ordered:
 class Combination:
     """Sets of numbers that are put together, or one without the other."""
 
-    operator: Literal["union", "intersection", "difference"]
+    operator: SetOperator
     items: tuple["Answer", ...]
 
 

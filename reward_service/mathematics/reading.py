@@ -19,6 +19,7 @@ from reward_service.mathematics.answers import (
     RealLine,
     Relation,
     Scalar,
+    SetOperator,
     Side,
     Text,
 )
@@ -32,6 +33,7 @@ _OPENING = frozenset(("(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil", r
 _CLOSING = frozenset((")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil", r"\end"))
 _RELATIONS = frozenset(("=", "<", ">", "<=", ">=", "!=", r"\approx", r"\in", r"\equiv"))
 _SEPARATORS = frozenset((",", ";", "or", "and", "&&"))
+_SET_OPERATORS: dict[str, SetOperator] = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "difference"}
 _NO_SOLUTION = re.compile(r"(there (is|are) )?no (real |such |integer |valid )?(solutions?|roots?|values?)( exists?)?")
 _ALL_REALS = re.compile(r"(all|any) (the )?(reals?|real (numbers?|values?)|values? of [a-z])")
 _SAME_WORDS = {"does not exist": "undefined", "dne": "undefined", "not defined": "undefined"}
@@ -143,19 +145,12 @@ class _Reader:
             return Side(answer=None, name=name)
 
     def _combination(self, tokens: Sequence[Token]) -> Answer | None:
-        for operator, texts in (
-            ("union", (r"\cup", "U")),
-            ("intersection", (r"\cap",)),
-            ("difference", (r"\setminus",)),
-        ):
-            parts = _split(tokens, frozenset(texts))
-            if (
-                len(parts) > 1
-                and all(parts)
-                and (operator != "union" or parts[0][-1].text in _CLOSING | {r"\emptyset"})
-            ):
-                items = tuple(self.answer(part) for part in parts)
-                return Combination(operator, items)  # type: ignore[arg-type]  # one of the three above
+        places = [at for at, token in _at_top(tokens) if token.text == "U" and at and tokens[at - 1].text in _CLOSING]
+        tokens = [Token("command", r"\cup") if at in places else token for at, token in enumerate(tokens)]
+        for text, operator in _SET_OPERATORS.items():
+            parts = _split(tokens, frozenset((text,)))
+            if len(parts) > 1 and all(parts):
+                return Combination(operator, tuple(self.answer(part) for part in parts))
         return None
 
     def _bracketed(self, tokens: Sequence[Token]) -> Answer | None:

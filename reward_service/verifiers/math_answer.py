@@ -1,21 +1,23 @@
 r"""`math`: the completion's final answer equals the right one as mathematics.
 
 The answer is read and compared by `reward_service.mathematics`, exactly and within fixed limits; what that cannot read
-(an integral, a sum, a limit) goes to math-verify. It runs only in worker processes: importing sympy is slow, and what
-math-verify computes has no bound but the worker's deadline.
+(an integral, a sum, a limit) goes to math-verify, for at most `_MAX_CALLS` calls. It runs only in worker processes:
+importing sympy is slow, and a call into C is stopped by the worker's deadline alone.
 
 Answers that are out of all proportion. The policy must gain nothing by them:
-- A completion whose answer is beyond the fixed limits (9^9^9, a hundred nested fractions) earns 0, and its component
-  `over_limits` is 1. That is a judgement by the text alone, the same on any machine: no answer that we know needs more.
-- A right answer beyond the limits is a DataError, unless the completion repeats it.
-- A completion on which math-verify burns until the worker is killed is an infrastructure error. It cannot be 0, as a
-  slow machine can be the cause; the item leaves the batch, and `killed_workers` counts it. Watch that metric: since an
-  error is neither punished nor rewarded, a policy might drift towards it.
+- A completion whose answer is beyond these limits (9^9^9, a hundred nested fractions, a sum of a million sines) is 0,
+  and its component `over_limits` is 1. That is a judgement by the answer's text, not by the clock: a slow machine gives
+  the same, and no answer that we know needs as much.
+- A right answer beyond the limits is a DataError, unless the completion repeats it; so is one that only math-verify
+  reads, if the comparison with it is.
+- A completion by which the worker is killed at its deadline all the same is an infrastructure error. It cannot be 0, as
+  a slow machine can be the cause; the item leaves the batch, and `killed_workers` counts it. Watch that metric: what is
+  neither punished nor rewarded, a policy might drift towards.
 """
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -23,6 +25,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 
 from reward_service.extraction import boxed
 from reward_service.mathematics.answers import Answer, Listing, Ordered, Text
+from reward_service.mathematics.call_limit import TooManyCalls, at_most_calls
 from reward_service.mathematics.equality import Rules, check, same_answer
 from reward_service.mathematics.final_answer import final_answers, words_of
 from reward_service.mathematics.limits import MAX_CHARS, OverLimits, Unreadable
@@ -40,7 +43,8 @@ _EXTRACTION = (
     LatexExtractionConfig(boxed_match_priority=0, normalization_config=_NORMALISATION),
     ExprExtractionConfig(),
 )
-# What would keep sympy busy for longer than any deadline: huge powers, towers of powers, large factorials.
+_MAX_CALLS = 2_000_000  # of Python functions; an integral of a polynomial takes up to 600,000
+# What would keep sympy in C code for longer than any deadline: huge powers, towers of powers, large factorials.
 _EXCESSIVE = re.compile(r"\^\s*\{?\s*\(?\s*-?\d{5}|(?:\^[^+=,&]{1,20}){3}|\d{5}\s*\}?\)?\s*!|!\s*!\s*!|\d{300}")
 
 
@@ -134,19 +138,25 @@ def _equals(gold: _Gold, given: str, rules: Rules) -> bool:
                 return True
         except Unreadable:
             unsaid = True
-    return unsaid and _verified(gold.text, given)
+    return unsaid and _verified(gold, given)
 
 
-def _verified(gold: str, given: str) -> bool:
+def _verified(gold: _Gold, given: str) -> bool:
     """Whether math-verify holds the answers for equal. What it cannot parse equals nothing."""
     if _EXCESSIVE.search(given):
         raise OverLimits("a power or factorial that is too large")
-    if _EXCESSIVE.search(gold):
-        raise DataError(f"the right answer is too large to be computed: {gold[:200]!r}")
-    return any(_equal(right, answer) for right, answer in product(_parsed(gold), _parsed(given)))
+    if _EXCESSIVE.search(gold.text):
+        raise DataError(f"the right answer is too large to be computed: {gold.text[:200]!r}")
+    try:
+        with at_most_calls(_MAX_CALLS):
+            return any(_equal(*pair) for pair in product(_parsed(gold.text), _parsed(given)))
+    except TooManyCalls as error:
+        if not gold.readings:
+            raise DataError(f"comparing with the right answer {gold.text[:200]!r} takes {error}") from error
+        raise OverLimits(str(error)) from error
 
 
-def _parsed(text: str) -> Iterable[object]:
+def _parsed(text: str) -> Sequence[object]:
     bare = text.strip().strip("$")
     return list(
         parse(rf"$\boxed{{{bare}}}$", extraction_config=_EXTRACTION, parsing_timeout=None, raise_on_error=False)
