@@ -1,6 +1,7 @@
 """Where the answer stands in a completion. Every function takes time linear in the text, whatever it holds."""
 
 import re
+from collections.abc import Iterator
 
 _BOX_OR_BRACE = re.compile(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
 
@@ -9,7 +10,7 @@ _STATEMENT = re.compile(
     r"\b(?:answers?|solutions?|choice|option)\b[^.\n:=]{0,60}?(?:\b(?:is|are|be)\b|[:=])", re.IGNORECASE
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|\*|$)|\n")
-STATEMENT_TAIL_CHARS = 20_000
+TAIL_CHARS = 20_000
 _MAX_STATEMENT_CHARS = 1000
 _OPENING_MARKS = " \t\r\n*_:>"
 
@@ -54,17 +55,21 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_stated(text: str) -> str | None:
-    """What the last "the answer is .." or "answer: .." says, to the end of its sentence or line.
+    """What the last statement says of the answer; see `statements`."""
+    return next((said for _, said in statements(text)), None)
 
-    It is looked for in the last `STATEMENT_TAIL_CHARS` characters. A statement of what the answer is not says nothing.
+
+def statements(text: str) -> Iterator[tuple[int, str]]:
+    """What each "the answer is .." or "answer: .." says, to the end of its sentence or line, and where; the last first.
+
+    They are looked for in the last `TAIL_CHARS` characters. One of what the answer is not says nothing.
     """
-    text = text[-STATEMENT_TAIL_CHARS:]
-    for match in reversed(tuple(_STATEMENT.finditer(text))):
+    start = max(0, len(text) - TAIL_CHARS)
+    for match in reversed(tuple(_STATEMENT.finditer(text, start))):
         rest = text[match.end() : match.end() + _MAX_STATEMENT_CHARS].lstrip(_OPENING_MARKS)
         said = _said(rest).strip().strip("*_").strip()
         if said and not said.lower().startswith("not "):
-            return said
-    return None
+            yield match.end(), said
 
 
 def _said(rest: str) -> str:
