@@ -1,6 +1,7 @@
 """Where the answer stands in a completion. Every function takes time linear in the text, whatever it holds."""
 
 import re
+from collections import deque
 from collections.abc import Iterator
 
 _BOX_OR_BRACE = re.compile(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
@@ -11,6 +12,7 @@ _STATEMENT = re.compile(
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|\*|$)|\n")
 TAIL_CHARS = 20_000
+_MAX_STATEMENTS = 20
 _MAX_STATEMENT_CHARS = 1000
 _OPENING_MARKS = " \t\r\n*_:>"
 
@@ -62,10 +64,10 @@ def last_stated(text: str) -> str | None:
 def statements(text: str) -> Iterator[tuple[int, str]]:
     """What each "the answer is .." or "answer: .." says, to the end of its sentence or line, and where; the last first.
 
-    They are looked for in the last `TAIL_CHARS` characters. One of what the answer is not says nothing.
+    At most `_MAX_STATEMENTS` of them, in the last `TAIL_CHARS` characters. One of what the answer is not says nothing.
     """
     start = max(0, len(text) - TAIL_CHARS)
-    for match in reversed(tuple(_STATEMENT.finditer(text, start))):
+    for match in reversed(deque(_STATEMENT.finditer(text, start), maxlen=_MAX_STATEMENTS)):
         rest = text[match.end() : match.end() + _MAX_STATEMENT_CHARS].lstrip(_OPENING_MARKS)
         said = _said(rest).strip().strip("*_").strip()
         if said and not said.lower().startswith("not "):

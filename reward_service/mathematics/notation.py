@@ -88,6 +88,8 @@ _REALS = re.compile(r"\\(?:mathbb|Bbb)\s?(?:\{\s?R\s?\}|R(?![a-zA-Z]))")
 _NUMBERS = re.compile(r"\\(?:mathbb|Bbb)\s?(?:\{\s?)?([ZNQC])(?:\s?\})?(?![a-zA-Z])")
 _DELIMITERS = re.compile(r"\\[()]|\\\[|\\\](?!\s*\\end)|`|\*\*|(?<!_)__(?!_)")
 _NOON = re.compile(r"(?<![A-Za-z])([APap])\.\s?[Mm]\.?(?![A-Za-z])")
+_MODULUS = re.compile(r"(?:\\pmod\s?\{?|\\bmod\s?\{?|\(?\s?\\?(?:mod|text\{mod\s?\})\s?)\s?(\d+)\s?[)}]?")
+_AS_LETTERS = str.maketrans("0123456789", "abcdefghij")
 _DIGIT_GAP = re.compile(r"(?<=\d)(?:\\[,!;: ]|,\\!|\{,\}|~)(?=\d{3})")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?: \d{3})+)(?![\d/])")
 
@@ -103,6 +105,8 @@ def to_latex(text: str) -> str:
     text = _without_dollars(text)
     text = _DIGIT_GAP.sub(",", text)
     text = _SPACED_THOUSANDS.sub(lambda match: match.group(1) + match.group(2).replace(" ", ","), text)
+    # Said of a number as a unit is; digits as letters, since a unit has none.
+    text = _MODULUS.sub(lambda match: r"\text{ mod" + match.group(1).translate(_AS_LETTERS) + "}", text)
     text = _NOON.sub(r"\1m", text)
     return _DELIMITERS.sub(" ", text).strip()
 

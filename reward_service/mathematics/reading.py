@@ -31,7 +31,7 @@ from reward_service.mathematics.units import CURRENCY, parse_unit, starts_unit
 
 _OPENING = frozenset(("(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil", r"\begin"))
 _CLOSING = frozenset((")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil", r"\end"))
-_RELATIONS = frozenset(("=", "<", ">", "<=", ">=", "!=", r"\approx", r"\in", r"\equiv"))
+_RELATIONS = frozenset(("=", "<", ">", "<=", ">=", "!=", r"\approx", r"\in"))
 _SEPARATORS = frozenset((",", ";", "or", "and", "&&"))
 _SET_OPERATORS: dict[str, SetOperator] = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "difference"}
 _NO_SOLUTION = re.compile(r"(there (is|are) )?no (real |such |integer |valid )?(solutions?|roots?|values?)( exists?)?")

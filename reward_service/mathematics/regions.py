@@ -113,10 +113,20 @@ def _region_of_relation(answer: Relation) -> Region:
 
 
 def _half_line(left: Side, operator: str, right: Side) -> Region:
-    """The solutions of an inequality that is linear in one variable."""
+    """The solutions of an inequality that is linear in one variable, or in whose amount it is."""
     if not isinstance(left.answer, Scalar) or not isinstance(right.answer, Scalar):
         raise Unreadable("an inequality of what is no expression")
-    difference = Call("-", (left.answer.node, right.answer.node))
+    return _solutions(left.answer.node, operator, right.answer.node)
+
+
+def _solutions(left: Node, operator: str, right: Node) -> Region:
+    if operator in _FLIPPED and _is_absolute(right) and not symbols(left):
+        left, operator, right = right, _FLIPPED[operator], left
+    if operator in _FLIPPED and isinstance(left, Call) and _is_absolute(left) and not symbols(right):
+        above = _solutions(left.arguments[0], operator, right)
+        below = _solutions(left.arguments[0], _FLIPPED[operator], Call("neg", (right,)))
+        return _union(above, below) if operator in (">", ">=") else _intersection(above, below)
+    difference = Call("-", (left, right))
     names = symbols(difference)
     if len(names) != 1 or operator not in (*_FLIPPED, "!="):
         raise Unreadable("an inequality that is not of one variable")
@@ -126,6 +136,10 @@ def _half_line(left: Side, operator: str, right: Side) -> Region:
         return (Piece(_BOTTOM, bound), Piece(bound, _TOP))
     upward = operator in (">", ">=")
     return (Piece(bound, _TOP),) if upward == less(rational(0), slope) else (Piece(_BOTTOM, bound),)
+
+
+def _is_absolute(node: Node) -> bool:
+    return isinstance(node, Call) and node.name == r"\abs"
 
 
 def _linear(node: Node, name: str) -> tuple[Value, Value]:

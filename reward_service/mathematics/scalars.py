@@ -18,6 +18,8 @@ DECIMAL_TOLERANCE = 1.000001e-6
 
 _LOG_BASES = (10, None)
 _MIN_POINTS = 3
+_FIRST_WHOLE = 6  # the first trial of whole numbers
+_OF_WHOLES = ("!", r"\binom")
 
 
 def constant(node: Node, *, log_base: int | None = 10) -> Value:
@@ -98,15 +100,17 @@ def _same_functions(
 ) -> bool:
     agreed = 0
     decimals = has_decimal(gold), has_decimal(given)
+    # A factorial has a value at whole numbers alone, and not at all of them: n!/(n-k)! says nothing of n below k.
+    of_wholes = calls(gold, *_OF_WHOLES) or calls(given, *_OF_WHOLES)
     fault: Unreadable | None = None
-    for point in points(names):
+    for point in points(names, whole=of_wholes):
         setting = Setting(variables=point, log_base=log_base)
         try:
             right, answer = _value_or_none(gold, setting), _value_or_none(given, setting)
         except Unreadable as error:  # a factorial of a fraction: another point is a whole number
             fault = error
             continue
-        if (right is None) != (answer is None):
+        if (right is None) != (answer is None) and not of_wholes:
             return False
         if right is None or answer is None:
             continue
@@ -131,17 +135,17 @@ def _value_or_none(node: Node, setting: Setting) -> Value | None:
         return None
 
 
-def points(names: Iterable[str]) -> Iterable[Mapping[str, Fraction]]:
-    """Values for the variables: positive ones, ones of either sign, and positive whole numbers."""
+def points(names: Iterable[str], *, whole: bool = False) -> Iterable[Mapping[str, Fraction]]:
+    """Values for the variables: positive ones, ones of either sign, and positive whole numbers; `whole`: only these."""
     ordered = sorted(names)
-    for trial in range(11):
+    for trial in range(_FIRST_WHOLE, _FIRST_WHOLE + 20) if whole else range(_FIRST_WHOLE + 5):
         yield {name: _draw(name, trial) for name in ordered}
 
 
 def _draw(name: str, trial: int) -> Fraction:
     # A checksum and not `hash`, which differs from process to process.
     drawn = zlib.crc32(f"{name}/{trial}".encode())
-    if trial >= 6:
+    if trial >= _FIRST_WHOLE:
         return Fraction(3 + drawn % 29)
     value = Fraction(1 + drawn % 9973, 2477 + trial)
     return -value if trial >= 3 and (drawn >> 16) % 2 else value

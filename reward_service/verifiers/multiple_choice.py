@@ -2,6 +2,7 @@ r"""`multiple_choice`: the completion's final statement names the right option."
 
 import re
 import string
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ _CHOSEN = re.compile(
     r"\b(?:choose|chose|select|pick|going with|go with|choosing|selecting|picking)\s(?=\S)", re.IGNORECASE
 )
 _MAX_CHOSEN_CHARS = 200
+_MAX_STATEMENTS = 20
 _LONE_LETTER = re.compile(r"[(\[]?[A-Za-z][)\].:]?")
 _LINE_LETTER = re.compile(r"[(\[]?([A-Z])([)\].:]|(?=\s))")
 _SPACE = re.compile(r"\s+")
@@ -120,15 +122,20 @@ def _stated(text: str, options: _Options) -> Iterator[tuple[int, _Chosen]]:
         if (chosen := _named(said, options)) is not None:
             yield at, chosen
             break
-    for match in reversed(tuple(_CORRECT.finditer(text))):
+    for match in _last(_CORRECT, text):
         if match[1] in options.letters:
             yield match.end(), _Chosen(match[1])
             break
-    for match in reversed(tuple(_CHOSEN.finditer(text))):
+    for match in _last(_CHOSEN, text):
         said = text[match.end() : match.end() + _MAX_CHOSEN_CHARS].partition("\n")[0]
         if (chosen := _named(said, options)) is not None:
             yield match.end(), chosen
             break
+
+
+def _last(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """The last matches, the very last first."""
+    return reversed(deque(pattern.finditer(text), maxlen=_MAX_STATEMENTS))
 
 
 def _line(text: str, options: _Options) -> Iterator[tuple[int, _Chosen]]:

@@ -14,6 +14,8 @@ from reward_service.verifiers.numbers_in_text import DecimalMark, Found, numbers
 Place = Literal["tag", "boxed", "stated", "last"]
 Percent = Literal["either", "share", "number"]
 _Gold = Annotated[int | float, Field(allow_inf_nan=False)] | Annotated[str, Field(min_length=1, max_length=1000)]
+_MAX_END_CHARS = 2000
+_MAX_CONTENT_CHARS = 1000
 _ALTERNATIVES = re.compile(r"\b(?:or|and)\b|[,;]")
 
 
@@ -42,7 +44,7 @@ class NumericArguments(BaseModel):
         min_length=1,
         strict=False,
         description=r"where the number is looked for, the first place that there is: tag: <answer>..</answer>; boxed: "
-        r"\boxed{..}; stated: #### .. or 'the answer is ..'; last: the last number of all",
+        r"\boxed{..}; stated: #### .. or 'the answer is ..'; last: the last number in the last 2,000 characters",
     )
 
     @model_validator(mode="after")
@@ -70,6 +72,11 @@ def numeric(submission: Submission, arguments: NumericArguments) -> Score:
     return Score(reward=float(correct), components={"parsed": 1.0})
 
 
+def _end_of(text: str) -> str:
+    """Its last characters, from a space on."""
+    return text if len(text) <= _MAX_END_CHARS else text[-_MAX_END_CHARS:].partition(" ")[2]
+
+
 def _in(text: str, mark: DecimalMark) -> Iterator[Found]:
     return numbers(tidied(text, mark=mark), mark=mark)
 
@@ -77,10 +84,10 @@ def _in(text: str, mark: DecimalMark) -> Iterator[Found]:
 def _given(text: str, arguments: NumericArguments) -> Found | None:
     for place in arguments.extract:
         if place == "last":
-            return next(reversed(tuple(_in(text, arguments.decimal_mark))), None)
+            return next(reversed(tuple(_in(_end_of(text), arguments.decimal_mark))), None)
         content = _PLACES[place](text)
         if content is not None:
-            return _said(content, arguments.decimal_mark, final=place != "stated")
+            return _said(content[:_MAX_CONTENT_CHARS], arguments.decimal_mark, final=place != "stated")
     return None
 
 
