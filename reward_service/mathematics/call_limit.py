@@ -14,7 +14,7 @@ class TooManyCalls(BaseException):
 def at_most_calls(limit: int) -> Iterator[None]:
     """Raises TooManyCalls out of the code within it, at its next call after `limit` calls of Python functions.
 
-    One C function that takes for ever is not stopped. No debugger and no measurement of coverage can run at the same time.
+    One C function that takes for ever is not stopped. No debugger or measurement of coverage can run at the same time.
     """
     calls = 0
 
