@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from reward_service.mathematics.expressions import Node
+from reward_service.mathematics.nodes import Node
 from reward_service.mathematics.units import Unit
 
 SetOperator = Literal["union", "intersection", "difference"]

@@ -5,7 +5,6 @@ tuples, intervals and vectors, and not among several answers or in sets; all of 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from reward_service.mathematics.answers import (
@@ -20,26 +19,16 @@ from reward_service.mathematics.answers import (
     Scalar,
     Text,
 )
-from reward_service.mathematics.expressions import Call, Node, Number
 from reward_service.mathematics.limits import MAX_SIGNS, OverLimits, Undefined, Unreadable
+from reward_service.mathematics.nodes import Call, Node, Number
 from reward_service.mathematics.number_words import number_of
+from reward_service.mathematics.quantities import Rules, same_quantity
 from reward_service.mathematics.regions import region, same_region
 from reward_service.mathematics.relations import names_agree, proportional, same_inequality, solved_value
-from reward_service.mathematics.scalars import calls, constant, points, same_expression, symbols
-from reward_service.mathematics.units import DEGREE, PERCENT, Unit
-from reward_service.mathematics.values import Setting, evaluate, less, rational
+from reward_service.mathematics.scalars import calls, points, same_expression, symbols
+from reward_service.mathematics.values import Setting, evaluate
 
 _PLUS_MINUS = (r"\pm", r"\mp")
-_HUNDREDTH = Number(Fraction(1, 100))
-_HALF_TURN = Call("/", (Call(r"\pi"), Number(Fraction(180))))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """`tolerance`: relative, for decimals. `convert_units`: 50 cm is 0.5 m, and 180 degrees are pi."""
-
-    tolerance: float | None = None
-    convert_units: bool = False
 
 
 def same_answer(gold: Answer, given: Answer, rules: Rules) -> bool:
@@ -62,7 +51,7 @@ def _same(gold: Answer, given: Answer, rules: Rules) -> bool:
     if isinstance(gold, Relation) or isinstance(given, Relation):
         return _same_relation(gold, given, rules)
     if isinstance(gold, Scalar) and isinstance(given, Scalar):
-        return _same_scalar(gold, given, rules)
+        return same_quantity(gold, given, rules)
     if isinstance(gold, Text) or isinstance(given, Text):
         return _same_text(gold, given, rules)
     if isinstance(gold, Ratio) or isinstance(given, Ratio):
@@ -204,7 +193,7 @@ def _same_text(gold: Answer, given: Answer, rules: Rules) -> bool:
     if number is None or not isinstance(other, Scalar):
         return False
     scalar = Scalar(Number(Fraction(number)))
-    return _same_scalar(scalar, other, rules) if text is gold else _same_scalar(other, scalar, rules)
+    return same_quantity(scalar, other, rules) if text is gold else same_quantity(other, scalar, rules)
 
 
 def _same_ratio(gold: Answer, given: Answer, rules: Rules) -> bool:
@@ -231,58 +220,6 @@ def _ratio_parts(answer: Answer) -> Sequence[Node] | None:
     if isinstance(answer, Scalar):
         return [answer.node, Number(Fraction(1))]
     return None
-
-
-def _same_scalar(gold: Scalar, given: Scalar, rules: Rules) -> bool:
-    if gold.digits_base is not None and given.digits_base is not None and gold.digits_base != given.digits_base:
-        return False
-    ours, theirs = gold.unit, given.unit
-    if rules.convert_units and (converted := _same_converted(gold, given, rules)) is not None:
-        return converted
-    percents = [unit is not None and unit.is_only(PERCENT) for unit in (ours, theirs)]
-    if any(percents) and (ours is None or theirs is None):
-        return _same_percent(gold.node, given.node, gold_is_percent=percents[0], rules=rules)
-    if ours is not None and theirs is not None and not ours.agrees_with(theirs):
-        return False
-    return same_expression(gold.node, given.node, tolerance=rules.tolerance)
-
-
-def _same_percent(gold: Node, given: Node, *, gold_is_percent: bool, rules: Rules) -> bool:
-    """50 % is one half; it is also 50 where that asks for percent, as no share above 1 does."""
-    shares = [Call("*", (node, _HUNDREDTH)) for node in (gold, given)]
-    ours, theirs = (shares[0], given) if gold_is_percent else (gold, shares[1])
-    if same_expression(ours, theirs, tolerance=rules.tolerance):
-        return True
-    plain = given if gold_is_percent else gold
-    if symbols(plain) or not less(rational(1), constant(plain)):
-        return False
-    return same_expression(gold, given, tolerance=rules.tolerance)
-
-
-def _same_converted(gold: Scalar, given: Scalar, rules: Rules) -> bool | None:
-    """Whether the quantities are equal in one unit; None if there is nothing to convert."""
-    angles = [unit is not None and unit.is_only(DEGREE) for unit in (gold.unit, given.unit)]
-    if angles[0] != angles[1] and all(
-        angle or _is_radian(one.unit) for angle, one in zip(angles, (gold, given), strict=True)
-    ):
-        right, answer = (
-            Call("*", (one.node, _HALF_TURN)) if angle else one.node
-            for angle, one in zip(angles, (gold, given), strict=True)
-        )
-        return same_expression(right, answer, tolerance=rules.tolerance)
-    sizes = [unit.size() if unit is not None else None for unit in (gold.unit, given.unit)]
-    if sizes[0] is None or sizes[1] is None:
-        return None
-    if sizes[0][1] != sizes[1][1]:
-        return False
-    right, answer = (
-        Call("*", (one.node, Number(size[0]))) for one, size in zip((gold, given), sizes, strict=True) if size
-    )
-    return same_expression(right, answer, tolerance=rules.tolerance)
-
-
-def _is_radian(unit: Unit | None) -> bool:
-    return unit is None or unit.is_only("rad")
 
 
 def _expanded(answer: Answer) -> Answer:

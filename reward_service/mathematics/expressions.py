@@ -10,37 +10,11 @@ One pass without backtracking; depth is bounded.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from reward_service.mathematics.limits import MAX_DEPTH, MAX_DIGITS, MAX_OPERATIONS, OverLimits, Unreadable
+from reward_service.mathematics.nodes import Call, Node, Number, Symbol
 from reward_service.mathematics.tokens import Token, commands
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A number as written; `decimal`: with a decimal point, so that it may stand for a value that has no end."""
-
-    value: Fraction
-    decimal: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """A variable, with its subscript and primes."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """An operation or function of its arguments."""
-
-    name: str
-    arguments: tuple["Node", ...] = ()
-
-
-Node = Number | Symbol | Call
 
 FUNCTIONS = commands("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp abs")
 _INVERSES = {r"\sin": r"\arcsin", r"\cos": r"\arccos", r"\tan": r"\arctan"}
@@ -294,7 +268,7 @@ class _Parser:
         if self._accept("{"):
             return self._group("{")
         token = self._tokens[self._at] if not self.ended else None
-        if token is not None and token.kind == "number" and len(token.text) > 1:
+        if token is not None and token.text.isdigit() and len(token.text) > 1:
             return self._split_digits(token)
         return self._atom()
 

@@ -23,14 +23,14 @@ from reward_service.mathematics.answers import (
     Side,
     Text,
 )
-from reward_service.mathematics.expressions import FUNCTIONS, Node, parse_expression
+from reward_service.mathematics.expressions import FUNCTIONS, parse_expression
 from reward_service.mathematics.limits import MAX_CHARS, MAX_DEPTH, MAX_ITEMS, MAX_TOKENS, OverLimits, Unreadable
+from reward_service.mathematics.nodes import Node
 from reward_service.mathematics.number_words import MULTIPLIERS
+from reward_service.mathematics.token_lists import CLOSING, OPENING, at_top, encloses, split, trimmed
 from reward_service.mathematics.tokens import Token, tokenise
 from reward_service.mathematics.units import CURRENCY, parse_unit, starts_unit
 
-_OPENING = frozenset(("(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil", r"\begin"))
-_CLOSING = frozenset((")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil", r"\end"))
 _RELATIONS = frozenset(("=", "<", ">", "<=", ">=", "!=", r"\approx", r"\in"))
 _SEPARATORS = frozenset((",", ";", "or", "and", "&&"))
 _SET_OPERATORS: dict[str, SetOperator] = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "difference"}
@@ -51,7 +51,7 @@ def read(text: str, *, lenient_units: bool = False) -> tuple[Answer, ...]:
     variants: list[Sequence[Token]] = [tokens]
     joined = tokenise(text, thousands=True)
     # In brackets that hold nothing else, `(1,200)` is a pair.
-    if joined != tokens and (tokens[0].text not in _OPENING or any(token.text == "," for token in joined)):
+    if joined != tokens and (tokens[0].text not in OPENING or any(token.text == "," for token in joined)):
         variants.insert(0, joined)
     variants.extend(variant for tokens in tuple(variants) for variant in _choice_readings(tokens))
     found = _all_readings(variants, _Reader(lenient_units=lenient_units))
@@ -95,7 +95,7 @@ class _Reader:
         self._depth = 0
 
     def answer(self, tokens: Sequence[Token]) -> Answer:
-        tokens = _trimmed(tokens)
+        tokens = trimmed(tokens)
         if not tokens:
             raise Unreadable("an empty answer")
         self._depth += 1
@@ -114,7 +114,7 @@ class _Reader:
         )
 
     def _several(self, tokens: Sequence[Token]) -> Answer | None:
-        parts = _split(tokens, _SEPARATORS)
+        parts = split(tokens, _SEPARATORS)
         if len(parts) < 2:
             return None
         if len(parts) > MAX_ITEMS:
@@ -124,7 +124,7 @@ class _Reader:
         return Listing(_named_alike(tuple(self.answer(part) for part in parts if part)))
 
     def _relation(self, tokens: Sequence[Token]) -> Answer | None:
-        places = [at for at, token in _at_top(tokens) if token.text in _RELATIONS]
+        places = [at for at, token in at_top(tokens) if token.text in _RELATIONS]
         if not places:
             return None
         bounds = [-1, *places, len(tokens)]
@@ -135,7 +135,7 @@ class _Reader:
         return Relation(sides=tuple(self._side(side) for side in sides), operators=operators)
 
     def _side(self, tokens: Sequence[Token]) -> Side:
-        tokens = _trimmed(tokens)
+        tokens = trimmed(tokens)
         name = _name_of(tokens)
         try:
             return Side(answer=self.answer(tokens), name=name)
@@ -145,10 +145,10 @@ class _Reader:
             return Side(answer=None, name=name)
 
     def _combination(self, tokens: Sequence[Token]) -> Answer | None:
-        places = [at for at, token in _at_top(tokens) if token.text == "U" and at and tokens[at - 1].text in _CLOSING]
+        places = [at for at, token in at_top(tokens) if token.text == "U" and at and tokens[at - 1].text in CLOSING]
         tokens = [Token("command", r"\cup") if at in places else token for at, token in enumerate(tokens)]
         for text, operator in _SET_OPERATORS.items():
-            parts = _split(tokens, frozenset((text,)))
+            parts = split(tokens, frozenset((text,)))
             if len(parts) > 1 and all(parts):
                 return Combination(operator, tuple(self.answer(part) for part in parts))
         return None
@@ -159,14 +159,14 @@ class _Reader:
             return self._environment(tokens)
         if (first == "]" and last in ("[", "]")) or (last == "[" and first in ("[", "(")):
             return self._foreign_interval(tokens)
-        if len(tokens) < 2 or not _encloses(tokens):
+        if len(tokens) < 2 or not encloses(tokens):
             return None
         inside = tokens[1:-1]
-        if first == r"\{" or (first == "{" and any(token.text == "," for _, token in _at_top(inside))):
+        if first == r"\{" or (first == "{" and any(token.text == "," for _, token in at_top(inside))):
             return self._set(inside)
         if first not in ("(", "[", r"\langle"):
             return None
-        parts = _split(inside, frozenset((",", ";")))
+        parts = split(inside, frozenset((",", ";")))
         if len(parts) < 2 or not all(parts):
             return self._unwrapped(inside) if first == "(" else None
         if len(parts) > MAX_ITEMS:
@@ -175,13 +175,13 @@ class _Reader:
 
     def _unwrapped(self, inside: Sequence[Token]) -> Answer | None:
         """What stands in superfluous parentheses, unless it is an expression like any other."""
-        if any(token.text in _RELATIONS or token.text in _OPENING for token in inside):
+        if any(token.text in _RELATIONS or token.text in OPENING for token in inside):
             return self.answer(inside)
         return None
 
     def _foreign_interval(self, tokens: Sequence[Token]) -> Answer | None:
         r"""`]0, 1[`: brackets that turn outward leave the end out."""
-        parts = _split(tokens[1:-1], frozenset((",", ";")))
+        parts = split(tokens[1:-1], frozenset((",", ";")))
         if len(parts) != 2:
             return None
         opening = "(" if tokens[0].text == "]" else tokens[0].text
@@ -191,10 +191,10 @@ class _Reader:
     def _set(self, inside: Sequence[Token]) -> Answer:
         if not inside:
             return Listing((), "set")
-        bars = [at for at, token in _at_top(inside) if token.text in _BAR_COLON]
+        bars = [at for at, token in at_top(inside) if token.text in _BAR_COLON]
         if bars and _name_of(inside[:1]) is not None:  # {x | x > 3}, {x \in R : x > 3}
             return self.answer(inside[bars[0] + 1 :])
-        parts = [part for part in _split(inside, frozenset((",", ";"))) if part]
+        parts = [part for part in split(inside, frozenset((",", ";"))) if part]
         if len(parts) > MAX_ITEMS:
             raise OverLimits(f"{len(parts)} elements")
         return Listing(tuple(self.answer(part) for part in parts), "set")
@@ -208,16 +208,16 @@ class _Reader:
         inside = tokens[ends[0] + 1 : len(tokens) - 3 - len(tokens[2 : ends[0]])]
         if name == "array" and inside and inside[0].text == "{":
             inside = inside[next(at for at, token in enumerate(inside) if token.text == "}") + 1 :]
-        rows = [row for row in _split(inside, frozenset((r"\\",))) if row]
+        rows = [row for row in split(inside, frozenset((r"\\",))) if row]
         if len(rows) > MAX_ITEMS:
             raise OverLimits(f"a matrix of {len(rows)} rows")
-        cells = tuple(tuple(self.answer(cell) for cell in _split(row, frozenset("&"))) for row in rows)
+        cells = tuple(tuple(self.answer(cell) for cell in split(row, frozenset("&"))) for row in rows)
         if (name.rstrip("*").endswith("matrix") and name != "vmatrix") or name == "array":
             return Grid(cells)
         return Listing(tuple(row[0] for row in cells)) if name in ("cases", "aligned", "gathered") else None
 
     def _ratio(self, tokens: Sequence[Token]) -> Answer | None:
-        parts = _split(tokens, frozenset(":"))
+        parts = split(tokens, frozenset(":"))
         if len(parts) < 2 or len(parts) > MAX_DEPTH or not all(parts):
             return None
         if _is_word(parts[0][0]) and len(parts) == 2:  # `Area: 5`
@@ -235,7 +235,7 @@ class _Reader:
 
     def _value(self, tokens: Sequence[Token]) -> Answer:
         currency, tokens = _leading_currency(_with_multipliers(tokens))
-        places = [at for at, token in _at_top(tokens) if at and starts_unit(token, lenient=self._lenient_units)]
+        places = [at for at, token in at_top(tokens) if at and starts_unit(token, lenient=self._lenient_units)]
         for at in places:
             if tokens[at].text == "°" and any(token.text in FUNCTIONS for token in tokens[:at]):
                 continue  # the angle of a sine
@@ -271,47 +271,6 @@ def _leading_currency(tokens: Sequence[Token]) -> tuple[Token | None, Sequence[T
         if len(tokens) > at + 1 and tokens[at].text in CURRENCY and (at == 0 or tokens[0].text == "-"):
             return tokens[at], [*tokens[:at], *tokens[at + 1 :]]
     return None, tokens
-
-
-def _trimmed(tokens: Sequence[Token]) -> Sequence[Token]:
-    """Without the punctuation around it, and without a word such as `and` or `approximately` before it."""
-    start, end = 0, len(tokens)
-    while end > start and tokens[end - 1].text in (".", ",", ";", ":", "?", r"\ldots"):
-        end -= 1
-    while start < end and tokens[start].text.lower() in (".", ",", ";", ":", "and", "or", "about", "approximately"):
-        start += 1
-    return tokens[start:end]
-
-
-def _at_top(tokens: Sequence[Token]) -> list[tuple[int, Token]]:
-    """The tokens outside all brackets, with their places."""
-    depth = 0
-    found: list[tuple[int, Token]] = []
-    for at, token in enumerate(tokens):
-        if token.text in _CLOSING:
-            depth -= 1
-        if depth == 0 and token.text not in _OPENING and token.text not in _CLOSING:
-            found.append((at, token))
-        if token.text in _OPENING:
-            depth += 1
-    return found
-
-
-def _split(tokens: Sequence[Token], separators: frozenset[str]) -> list[Sequence[Token]]:
-    places = [at for at, token in _at_top(tokens) if token.text in separators]
-    bounds = [-1, *places, len(tokens)]
-    parts = [tokens[start + 1 : end] for start, end in itertools.pairwise(bounds)]
-    return [part for part in parts if part] if {"and", ","} & separators else parts
-
-
-def _encloses(tokens: Sequence[Token]) -> bool:
-    """Whether the first token's bracket closes with the last token."""
-    depth = 0
-    for at, token in enumerate(tokens):
-        depth += (token.text in _OPENING) - (token.text in _CLOSING)
-        if depth == 0:
-            return at == len(tokens) - 1
-    return False
 
 
 def _is_word(token: Token) -> bool:

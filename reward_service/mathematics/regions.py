@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from reward_service.mathematics.answers import Answer, Combination, Listing, Ordered, RealLine, Relation, Scalar, Side
-from reward_service.mathematics.expressions import Call, Node, parse_expression
+from reward_service.mathematics.expressions import parse_expression
 from reward_service.mathematics.limits import Undefined, Unreadable
+from reward_service.mathematics.nodes import Call, Node
 from reward_service.mathematics.scalars import constant, has_decimal, same_number, symbols
 from reward_service.mathematics.tokens import tokenise
 from reward_service.mathematics.values import Setting, Value, arithmetic, evaluate, less, rational, same

@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from reward_service.mathematics.answers import Answer, Relation, Scalar
-from reward_service.mathematics.expressions import Call, Node
 from reward_service.mathematics.limits import Undefined, Unreadable
+from reward_service.mathematics.nodes import Call, Node
 from reward_service.mathematics.scalars import points, symbols
 from reward_service.mathematics.values import Setting, Value, arithmetic, evaluate, less, rational, same
 

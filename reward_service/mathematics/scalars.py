@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
-from reward_service.mathematics.expressions import Call, Node, Number, Symbol
 from reward_service.mathematics.limits import Undefined, Unreadable
+from reward_service.mathematics.nodes import Call, Node, Number, Symbol
 from reward_service.mathematics.values import Setting, Value, evaluate, near, same
 
 # A decimal stands for a value that has no finite decimal if it is as near as this: six digits of 1/3 or of pi.

@@ -10,7 +10,6 @@ from fractions import Fraction
 
 import mpmath
 
-from reward_service.mathematics.expressions import Call, Node, Number, Symbol
 from reward_service.mathematics.limits import (
     MAX_ANGLE_BITS,
     MAX_FACTORIAL,
@@ -21,6 +20,7 @@ from reward_service.mathematics.limits import (
     Undefined,
     Unreadable,
 )
+from reward_service.mathematics.nodes import Call, Node, Number, Symbol
 
 _DIGITS = 100
 _CONTEXT = mpmath.mp.clone()

@@ -26,9 +26,10 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from reward_service.extraction import boxed
 from reward_service.mathematics.answers import Answer, Listing, Ordered, Text
 from reward_service.mathematics.call_limit import TooManyCalls, at_most_calls
-from reward_service.mathematics.equality import Rules, check, same_answer
+from reward_service.mathematics.equality import check, same_answer
 from reward_service.mathematics.final_answer import final_answers, words_of
 from reward_service.mathematics.limits import MAX_CHARS, OverLimits, Unreadable
+from reward_service.mathematics.quantities import Rules
 from reward_service.mathematics.reading import read
 from reward_service.mathematics.tokens import tokenise
 from reward_service.verifier import DataError, Score, Submission

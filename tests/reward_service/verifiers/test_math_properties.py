@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_service.mathematics.answers import Scalar
-from reward_service.mathematics.equality import Rules, same_answer
-from reward_service.mathematics.expressions import Number
+from reward_service.mathematics.equality import same_answer
 from reward_service.mathematics.final_answer import final_answers
 from reward_service.mathematics.limits import OverLimits, Unreadable
+from reward_service.mathematics.nodes import Number
 from reward_service.mathematics.notation import to_latex
+from reward_service.mathematics.quantities import Rules
 from reward_service.mathematics.reading import read
 from reward_service.mathematics.tokens import tokenise
 from reward_service.verifier import DataError, Submission
