@@ -27,10 +27,10 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Several answers in no order. `joined`: how they are set off, `and` being a comma too."""
+    """Several answers in no order. `joined`: in braces, by commas and the like, or by `or` alone."""
 
     items: tuple["Answer", ...]
-    joined: Literal["set", "bare"] = "bare"
+    joined: Literal["set", "bare", "or"] = "bare"
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,7 @@ def _expanded(answer: Answer) -> Answer:
     if isinstance(answer, Listing):
         rest = [item for item in answer.items if not _is_declaration(item)] or list(answer.items)
         flat = [part for item in rest for part in _signed(item)]
-        return flat[0] if len(flat) == 1 and answer.joined == "bare" else Listing(tuple(flat), answer.joined)
+        return flat[0] if len(flat) == 1 and answer.joined != "set" else Listing(tuple(flat), answer.joined)
     parts = _signed(answer)
     return parts[0] if len(parts) == 1 else Listing(parts)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from reward_service.mathematics.answers import Scalar
+from reward_service.mathematics.limits import Undefined
 from reward_service.mathematics.nodes import Call, Node, Number
 from reward_service.mathematics.scalars import constant, same_expression, symbols
 from reward_service.mathematics.units import DEGREE, PERCENT, Unit
@@ -42,10 +43,14 @@ def _same_percent(gold: Node, given: Node, *, gold_is_percent: bool, rules: Rule
     ours, theirs = (shares[0], given) if gold_is_percent else (gold, shares[1])
     if same_expression(ours, theirs, tolerance=rules.tolerance):
         return True
-    plain = given if gold_is_percent else gold
-    if symbols(plain) or not less(rational(1), constant(plain)):
+    return _is_above_one(given if gold_is_percent else gold) and same_expression(gold, given, tolerance=rules.tolerance)
+
+
+def _is_above_one(node: Node) -> bool:
+    try:
+        return not symbols(node) and less(rational(1), constant(node))
+    except Undefined:
         return False
-    return same_expression(gold, given, tolerance=rules.tolerance)
 
 
 def _same_converted(gold: Scalar, given: Scalar, rules: Rules) -> bool | None:

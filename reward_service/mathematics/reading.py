@@ -38,6 +38,9 @@ _NO_SOLUTION = re.compile(r"(there (is|are) )?no (real |such |integer |valid )?(
 _ALL_REALS = re.compile(r"(all|any) (the )?(reals?|real (numbers?|values?)|values? of [a-z])")
 _SAME_WORDS = {"does not exist": "undefined", "dne": "undefined", "not defined": "undefined"}
 _NAME = re.compile(r"\\?[A-Za-z]+'*(_\{?\w+\}?)?'*(\([A-Za-z\\](,[A-Za-z\\]+)*\)|\(\\?[a-z]+\))?")
+# `(B) or (C)` is no choice; `(A)(B)`, `(A)^2` and `A: B` are none either.
+_NO_CHOICE_BEFORE = frozenset(("^", "+", "-", "(", "/", "*", "=", *_SEPARATORS))
+_BASE = re.compile(r"\{?(\d{1,2}|two|ten)\}?")
 _BAR_COLON = frozenset(("|", ":"))
 
 
@@ -84,9 +87,13 @@ def _choice_readings(tokens: Sequence[Token]) -> tuple[Sequence[Token], ...]:
         letter, rest = tokens[0], tokens[2:]
     else:
         return ()
-    if len(letter.text) != 1 or letter.text not in "ABCDEFGHIJ" or rest[0].text in ("^", "+", "-", "(", "/", "*", "="):
+    if not _is_choice_letter(letter) or rest[0].text in _NO_CHOICE_BEFORE or _is_choice_letter(rest[0]):
         return ()
     return ([letter], rest)
+
+
+def _is_choice_letter(token: Token) -> bool:
+    return len(token.text) == 1 and token.text in "ABCDEFGHIJ"
 
 
 class _Reader:
@@ -121,7 +128,9 @@ class _Reader:
             raise OverLimits(f"{len(parts)} answers in one")
         if all(_is_word(token) for token in tokens if token.text not in _SEPARATORS) and len(tokens) > len(parts) * 2:
             return _text(tokens)
-        return Listing(_named_alike(tuple(self.answer(part) for part in parts if part)))
+        items = _named_alike(tuple(self.answer(part) for part in parts if part))
+        separators = {token.text for _, token in at_top(tokens)} & _SEPARATORS
+        return Listing(items, "or" if separators == {"or"} else "bare")
 
     def _relation(self, tokens: Sequence[Token]) -> Answer | None:
         places = [at for at, token in at_top(tokens) if token.text in _RELATIONS]
@@ -245,8 +254,9 @@ class _Reader:
                 return Scalar(node, unit)
         unit = parse_unit([currency]) if currency is not None else None
         if len(tokens) > 2 and tokens[0].kind == "number" and tokens[1].text == "_":
-            base = "".join(token.text for token in tokens[2:]).strip("{}")
-            return Scalar(parse_expression(tokens[:1]), unit, digits_base=base)
+            base = _BASE.fullmatch("".join(token.text for token in tokens[2:]))
+            if base is not None:
+                return Scalar(parse_expression(tokens[:1]), unit, digits_base=base[1])
         return Scalar(parse_expression(tokens), unit)
 
 

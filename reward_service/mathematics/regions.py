@@ -95,9 +95,18 @@ def _region_of_listing(answer: Listing) -> Region:
     """Several conditions hold together if they can (`x > 1, x < 5`), and else each is one case (`x < 1, x > 5`)."""
     parts = [region(item) for item in answer.items]
     conditions = [isinstance(item, Relation) and item.operators != ("=",) for item in answer.items]
-    if conditions and all(conditions) and (together := functools.reduce(_intersection, parts)):
+    if (
+        answer.joined == "bare"
+        and conditions
+        and all(conditions)
+        and (together := functools.reduce(_intersection, parts))
+    ):
         return together
-    return tuple(piece for part in parts for piece in part)
+    pieces = tuple(piece for part in parts for piece in part)
+    # Cases do not overlap: `(1, 5), (2, 3)` names two candidates, and is not (1, 5).
+    if len(merged(pieces)) < len(pieces) and answer.joined != "set":
+        raise Unreadable("cases that overlap")
+    return pieces
 
 
 def _region_of_relation(answer: Relation) -> Region:

@@ -18,6 +18,8 @@ _MAX_END_CHARS = 2000
 _MAX_CONTENT_CHARS = 1000
 _ALTERNATIVES = re.compile(r"\b(?:or|and)\b|[,;]")
 
+_OR = re.compile(r"\W*(?:\w+\W+)?or\W+")
+
 
 class NumericArguments(BaseModel):
     """`answer`: the right number, or several of which each is right."""
@@ -62,7 +64,7 @@ class NumericArguments(BaseModel):
 def numeric(submission: Submission, arguments: NumericArguments) -> Score:
     """1 when the completion's final number is the right one within the larger of the two tolerances, else 0.
 
-    Units and currency signs do not count. Several different numbers in a tag or a box (`5 or 6`) are no answer. The
+    Units and currency signs do not count. Several different numbers (`5 or 6`) are no answer. The
     last `TAIL_CHARS` characters are read.
     """
     given = _given(strip_thinking(submission.completion)[-TAIL_CHARS:], arguments)
@@ -106,9 +108,9 @@ def _said(content: str, mark: DecimalMark, *, final: bool) -> Found | None:
     if not found:
         return None
     first, *others = found
-    if final and any(other.value != first.value for other in others):
+    if any(other.value != first.value for other in others):
         between = text[first.end : others[0].start]
-        if _ALTERNATIVES.search(between):
+        if _ALTERNATIVES.search(between) if final else _OR.fullmatch(between):
             return None
     return first
 

@@ -101,6 +101,7 @@ def test_another_number_earns_nothing(answer: object, completion: str) -> None:
         r"\boxed{5 or 6}",
         r"\boxed{5, 6}",
         r"\boxed{5,6}",
+        "The answer is 5 or 6.",
         "1/0",
     ],
 )
