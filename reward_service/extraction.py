@@ -1,9 +1,20 @@
-"""Where the answer stands in a completion."""
+"""Where the answer stands in a completion. Every function takes time linear in the text, whatever it holds."""
 
 import re
+from collections import deque
+from collections.abc import Iterator
 
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _BOX_OR_BRACE = re.compile(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
+
+# "The answer is", "Final answer:", "Answers are"; what is said between the words is short.
+_STATEMENT = re.compile(
+    r"\b(?:answers?|solutions?|choice|option)\b[^.\n:=]{0,60}?(?:\b(?:is|are|be)\b|[:=])", re.IGNORECASE
+)
+_SENTENCE_END = re.compile(r"[.!?](?=\s|\*|$)|\n")
+TAIL_CHARS = 20_000
+_MAX_STATEMENTS = 20
+_MAX_STATEMENT_CHARS = 1000
+_OPENING_MARKS = " \t\r\n*_:>"
 
 
 def strip_thinking(completion: str) -> str:
@@ -16,8 +27,9 @@ def strip_thinking(completion: str) -> str:
 
 def last_tagged(text: str) -> str | None:
     """The stripped content of the last `<answer>..</answer>`."""
-    found = _TAG.findall(text)
-    return str(found[-1]).strip() if found else None
+    before, closed, _ = text.rpartition("</answer>")
+    _, opened, content = before.rpartition("<answer>")
+    return content.strip() if closed and opened else None
 
 
 def boxed(text: str) -> tuple[str, ...]:
@@ -42,3 +54,34 @@ def last_boxed(text: str) -> str | None:
     r"""The stripped content of the last `\boxed{..}`."""
     found = boxed(text)
     return found[-1] if found else None
+
+
+def last_stated(text: str) -> str | None:
+    """What the last statement says of the answer; see `statements`."""
+    return next((said for _, said in statements(text)), None)
+
+
+def statements(text: str) -> Iterator[tuple[int, str]]:
+    """What each "the answer is .." or "answer: .." says, to the end of its sentence or line, and where; the last first.
+
+    At most `_MAX_STATEMENTS` of them, in the last `TAIL_CHARS` characters. One of what the answer is not says nothing.
+    """
+    start = max(0, len(text) - TAIL_CHARS)
+    for match in reversed(deque(_STATEMENT.finditer(text, start), maxlen=_MAX_STATEMENTS)):
+        rest = text[match.end() : match.end() + _MAX_STATEMENT_CHARS].lstrip(_OPENING_MARKS)
+        said = _said(rest).strip().strip("*_").strip()
+        if said and not said.lower().startswith("not "):
+            yield match.end(), said
+
+
+def _said(rest: str) -> str:
+    if rest.startswith(("$$", r"\[")):
+        return rest[2:].partition("$$" if rest.startswith("$$") else r"\]")[0]
+    end = _SENTENCE_END.search(rest)
+    return rest if end is None else rest[: end.start()]
+
+
+def last_line(text: str) -> str | None:
+    """The last line that is not empty, stripped."""
+    line = text.rstrip().rpartition("\n")[2].strip()
+    return line or None

@@ -12,6 +12,9 @@ from reward_service.reward_models.verifier import reward_model_verifier
 from reward_service.verifier import load_function
 from reward_service.verifiers.arguments import MathArguments, ReasoningGymArguments
 from reward_service.verifiers.exact_match import ExactMatchArguments, exact_match
+from reward_service.verifiers.multiple_choice import MultipleChoiceArguments, multiple_choice
+from reward_service.verifiers.numeric import NumericArguments, numeric
+from reward_service.verifiers.qa import QaArguments, qa
 
 INCLUDED = (
     Verifier(
@@ -30,11 +33,32 @@ INCLUDED = (
     ),
     Verifier(
         name="math",
-        version="1",
-        description="1 when the final answer (the last box or expression) equals the right one as mathematics.",
+        version="2",
+        description="1 when the final answer (the last box or expression) equals a right one as mathematics.",
         arguments=MathArguments,
         open=in_workers("reward_service.verifiers.math_answer:math_answer"),
         packages=("math-verify",),
+    ),
+    Verifier(
+        name="multiple_choice",
+        version="1",
+        description="1 when the final statement names the right option and no other.",
+        arguments=MultipleChoiceArguments,
+        open=inline(multiple_choice),
+    ),
+    Verifier(
+        name="numeric",
+        version="1",
+        description="1 when the final number is the right one within the tolerances.",
+        arguments=NumericArguments,
+        open=inline(numeric),
+    ),
+    Verifier(
+        name="qa",
+        version="1",
+        description="Whether a short answer in words is right: exactly, as a part, or by the F1 of its words.",
+        arguments=QaArguments,
+        open=inline(qa),
     ),
     Verifier(
         name="reasoning_gym",

@@ -21,7 +21,8 @@ async def test_the_math_verifier_answers_over_http(client: httpx.AsyncClient) ->
 
 
 async def test_a_pathological_expression_is_an_error_and_its_neighbour_is_scored(client: httpx.AsyncClient) -> None:
-    hard = {"id": "h", "verifier": "math", "completion": r"\boxed{9^{9^{9^{9}}}}", "arguments": {"answer": "3"}}
+    burns = r"\boxed{\sum_{k=1}^{1} 7^{(9999 \cdot 9999 \cdot 99)}}"
+    hard = {"id": "h", "verifier": "math", "completion": burns, "arguments": {"answer": "3"}}
     await client.post("/v1/score", json={"items": [{**hard, "completion": "3"}]})
     answer = await client.post("/v1/score", json={"items": [hard, EXACT], "deadline_s": 2.0})
     first, second = answer.json()["results"]

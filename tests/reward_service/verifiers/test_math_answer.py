@@ -54,11 +54,38 @@ def test_a_right_answer_earns_one_in_whatever_form(answer: str, completion: str)
         ("5", r"\boxed{7} since 5 is excluded"),
         ("5", r"Either \boxed{5} or \boxed{7}"),
         (r"\frac{1}{3}", r"\boxed{0.33}"),
-        ("5", r"\boxed{\text{five}}"),
+        ("5", r"\boxed{\text{four}}"),
     ],
 )
 def test_a_wrong_or_missing_answer_earns_nothing(answer: str, completion: str) -> None:
     assert reward(answer, completion) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answers", "completion"),
+    [
+        (("5", "6"), r"\boxed{5 \text{ or } 6}"),
+        (("5", "6"), r"\boxed{5, 6}"),
+        (("5", "6"), r"\boxed{5; 6}"),
+        (("5", "6"), r"\boxed{5 \quad 6}"),
+        (("5", "6"), r"\boxed{5 (\text{or } 6)}"),
+        (("5", "6"), r"\boxed{x = 5, x = 6}"),
+        (("5", "6"), r"\boxed{5 = 6}"),
+        (("5", "6"), r"\boxed{\{5, 6\}}"),
+        (("5", "-5"), r"\boxed{\pm 5}"),
+        (("5", "6"), "The answer is 5 or 6."),
+        (("A", "B"), r"\boxed{(A) or (B)}"),
+        (("A", "B"), r"\boxed{A. B}"),
+        (("A", "B"), r"\boxed{(A)(B)}"),
+        (("(1, 2)", "(2, 1)"), r"\boxed{(1, 2), (2, 1)}"),
+        (("[1, 5)", "[2, 3]"), r"\boxed{[1, 5), [2, 3]}"),
+        (("x > 3", "x > 5"), r"\boxed{x > 3 \text{ or } x > 5}"),
+        ((r"\mathbb{R}", "(0, 1)"), r"\boxed{\mathbb{R}; (0, 1)}"),
+        (("even", "odd"), r"\boxed{\text{even or odd}}"),
+    ],
+)
+def test_a_completion_that_names_several_answers_has_none_of_them(answers: tuple[str, ...], completion: str) -> None:
+    assert [reward(answer, completion) for answer in answers] == [0.0] * len(answers)
 
 
 @pytest.mark.parametrize("answer", [" ", "$$"])

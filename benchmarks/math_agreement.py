@@ -1,0 +1,105 @@
+"""How often the `math` verifier agrees with hand-made labels, by the form of the answer.
+
+    .venv/bin/python -m benchmarks.math_agreement
+
+Judges each pair of tests/reward_service/verifiers/math_pairs.jsonl in this process, and writes a table with every
+disagreement to benchmarks/results/math_agreement.md.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from reward_service.verifier import Submission, VerifierError
+from reward_service.verifiers.arguments import MathArguments
+from reward_service.verifiers.math_answer import math_answer
+
+ROOT = Path(__file__).parent.parent
+PAIRS = ROOT / "tests/reward_service/verifiers/math_pairs.jsonl"
+RESULT = Path(__file__).with_name("results") / "math_agreement.md"
+
+
+class Pair(BaseModel):
+    """A completion and a right answer of one form, and whether the completion's answer is it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    form: str
+    gold: str | tuple[str, ...]
+    completion: str
+    equal: bool
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A pair with the verifier's reward, or the error in its place."""
+
+    pair: Pair
+    verdict: float | str
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the verdict is the label; an error never is."""
+        return self.verdict == float(self.pair.equal)
+
+    def __str__(self) -> str:
+        label = "equal" if self.pair.equal else "not equal"
+        end = self.pair.completion[-120:]
+        return f"{self.pair.form}: {self.pair.gold!r} against {end!r}: labelled {label}, judged {self.verdict}"
+
+
+def read_pairs() -> tuple[Pair, ...]:
+    """All pairs, in the order of the file."""
+    return tuple(Pair.model_validate_json(line) for line in PAIRS.read_text(encoding="utf-8").splitlines())
+
+
+def judge(pair: Pair) -> Judged:
+    """The verifier's verdict on a pair."""
+    golds = pair.gold if isinstance(pair.gold, str) else list(pair.gold)
+    arguments = MathArguments.model_validate({"answer": golds, **pair.arguments})
+    try:
+        return Judged(pair=pair, verdict=math_answer(Submission(completion=pair.completion), arguments).reward)
+    except VerifierError as error:
+        return Judged(pair=pair, verdict=f"{error.kind} error: {error}")
+
+
+def table(judged: Sequence[Judged]) -> str:
+    """The agreement by form, and the disagreements, as Markdown."""
+    agreed = sum(one.agrees for one in judged)
+    lines = [
+        "# `math` against hand-made labels",
+        "",
+        f"{agreed} of {len(judged)} pairs agree ({agreed / len(judged):.1%}).",
+        "Made by `python -m benchmarks.math_agreement`.",
+        "",
+        "| form | pairs | labelled equal | agree |",
+        "|---|---|---|---|",
+        *_rows(judged),
+        "",
+        "Disagreements:" if agreed < len(judged) else "No disagreements.",
+        *(f"- {one}" for one in judged if not one.agrees),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(judged: Sequence[Judged]) -> Iterable[str]:
+    ordered = sorted(judged, key=lambda one: one.pair.form)
+    for form, group in groupby(ordered, key=lambda one: one.pair.form):
+        members = list(group)
+        equal = sum(one.pair.equal for one in members)
+        yield f"| {form} | {len(members)} | {equal} | {sum(one.agrees for one in members)} |"
+
+
+def main() -> None:
+    """Judge all pairs, and write and print the table."""
+    text = table([judge(pair) for pair in read_pairs()])
+    RESULT.write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+r"""`multiple_choice`: the completion's final statement names the right option."""
+
+import re
+import string
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from reward_service.extraction import TAIL_CHARS, last_boxed, last_line, last_tagged, statements, strip_thinking
+from reward_service.verifier import Score, Submission
+
+_DEFAULT_CHOICES = 10  # A to J
+_LATEX = re.compile(r"\\(?:text(?:bf|it|rm|sf)?|math(?:rm|bf|sf|it)|mbox|operatorname|boxed)\s?|\\[,;:! ]|[{}$*`_]")
+_LEAD = re.compile(r"(?:(?:the|option|choice|answer|letter|correct|is|are|be|both|either)\b[\s:]*)*", re.IGNORECASE)
+_LETTER = re.compile(r"\(\s?([A-Za-z])\s?\)|\[([A-Za-z])\]|([A-Za-z])(?![\w'’])")
+# What may follow a letter that is an option; after "A" as an article comes a noun.
+_AFTER = re.compile(
+    r"\s*(?:$|[.,;:!?)\]\-–—=/&]|\n|(?:because|since|as|for|which|with|and|or|is|that|due|so|given|\()(?:\s|$)|\()"
+)
+_ANOTHER = re.compile(r"[\s,/&]*(?:(?:or|and)\b\s*)?(?:(?:option|choice)\s*)?\(?([A-Z])\)?(?![\w'’])")
+_JOINER = re.compile(r"\s*(?:,|/|&|or\b|and\b)")
+_CORRECT = re.compile(
+    r"(?<!\w)[(*$]{0,4}([A-Z])[)*$.]{0,4}\s(?:is|must be|would be|seems)\s(?:the\s)?(?:only\s|most\s)?"
+    r"(?:correct|right|best|true|appropriate)\b"
+)
+_CHOSEN = re.compile(
+    r"\b(?:choose|chose|select|pick|going with|go with|choosing|selecting|picking)\s(?=\S)", re.IGNORECASE
+)
+_MAX_CHOSEN_CHARS = 200
+_MAX_STATEMENTS = 20
+_LONE_LETTER = re.compile(r"[(\[]?[A-Za-z][)\].:]?")
+_LINE_LETTER = re.compile(r"[(\[]?([A-Z])([)\].:]|(?=\s))")
+_SPACE = re.compile(r"\s+")
+
+
+class MultipleChoiceArguments(BaseModel):
+    """`answer`: the right option's letter. `options`: their texts in order, from A on."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    answer: str = Field(pattern=r"^[A-Za-z]$", description="the letter of the right option")
+    options: tuple[str, ...] | None = Field(
+        None,
+        min_length=2,
+        max_length=26,
+        strict=False,
+        description="the texts of the options, from A on; if given, an option's text alone is an answer too",
+    )
+    choices: int | None = Field(
+        None, ge=2, le=26, description="how many options there are; if not given, as many as `options`, or else 10"
+    )
+
+    @model_validator(mode="after")
+    def _answer_is_an_option(self) -> "MultipleChoiceArguments":
+        if self.options is not None and self.choices not in (None, len(self.options)):
+            raise ValueError(f"choices is {self.choices}, but options has {len(self.options)}; leave one of them out")
+        if self.answer.upper() not in self.letters():
+            raise ValueError(f"answer {self.answer!r} is none of the options {self.letters()}")
+        return self
+
+    def letters(self) -> str:
+        """The letters of the options."""
+        count = self.choices or (len(self.options) if self.options is not None else _DEFAULT_CHOICES)
+        return string.ascii_uppercase[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The option that a statement names; None if it names several."""
+
+    letter: str | None
+
+
+def multiple_choice(submission: Submission, arguments: MultipleChoiceArguments) -> Score:
+    r"""1 when the final statement names the right option and no other, else 0.
+
+    That is the last <answer>..</answer>, else the last \boxed{..}, else the last of: "the answer is ..", "(B) is
+    correct", "I choose B", a last line that is an option. The last `TAIL_CHARS` characters are read.
+    """
+    text = strip_thinking(submission.completion)[-TAIL_CHARS:]
+    chosen = _final(text, _Options(letters=arguments.letters(), texts=arguments.options or ()))
+    correct = chosen is not None and chosen.letter == arguments.answer.upper()
+    named = chosen is not None and chosen.letter is not None
+    return Score(reward=float(correct), components={"parsed": float(named)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """The options of a question."""
+
+    letters: str
+    texts: Sequence[str]
+
+    def with_text(self, text: str) -> str | None:
+        """The letter of the only option that has this text."""
+        wanted = _normal(text)
+        found = [letter for letter, option in zip(self.letters, self.texts, strict=False) if _normal(option) == wanted]
+        return found[0] if len(found) == 1 and wanted else None
+
+    def text_starts(self, letter: str, rest: str) -> bool:
+        """Whether what follows a letter begins with the text of its option."""
+        if letter not in self.letters:
+            return False
+        at = self.letters.index(letter)
+        own = _normal(self.texts[at]) if at < len(self.texts) else ""
+        return bool(own) and _normal(rest.lstrip(" .):-–—")).startswith(own)
+
+
+def _final(text: str, options: _Options) -> _Chosen | None:
+    for content in (last_tagged(text), last_boxed(text)):
+        if content is not None:
+            return _named(content, options)
+    found = [*_stated(text, options), *_line(text, options)]
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def _stated(text: str, options: _Options) -> Iterator[tuple[int, _Chosen]]:
+    """The last statement of each kind that names an option, and where it stands."""
+    for at, said in statements(text):
+        if (chosen := _named(said, options)) is not None:
+            yield at, chosen
+            break
+    for match in _last(_CORRECT, text):
+        if match[1] in options.letters:
+            yield match.end(), _Chosen(match[1])
+            break
+    for match in _last(_CHOSEN, text):
+        said = text[match.end() : match.end() + _MAX_CHOSEN_CHARS].partition("\n")[0]
+        if (chosen := _named(said, options)) is not None:
+            yield match.end(), chosen
+            break
+
+
+def _last(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """The last matches, the very last first."""
+    return reversed(deque(pattern.finditer(text), maxlen=_MAX_STATEMENTS))
+
+
+def _line(text: str, options: _Options) -> Iterator[tuple[int, _Chosen]]:
+    """The last line, if it is an option: a letter, a letter with its text, or the text."""
+    line = last_line(text)
+    if line is None:
+        return
+    plain = _plain(line)
+    if not (_LONE_LETTER.fullmatch(plain) or options.with_text(plain) or _starts_with_option(plain, options)):
+        return
+    if (chosen := _named(line, options)) is not None:
+        yield len(text), chosen
+
+
+def _starts_with_option(plain: str, options: _Options) -> bool:
+    """Whether a line begins with a marked letter. `C. elegans` is option C only if that is what the option says."""
+    starts = _LINE_LETTER.match(plain)
+    if starts is None:
+        return False
+    if starts[2] in (")", "]") or (starts[2] in (".", ":") and not options.texts):
+        return True
+    return options.text_starts(starts[1], plain[starts.end() :])
+
+
+def _named(content: str, options: _Options) -> _Chosen | None:
+    """The option that a short text begins with, or that it is; None if it names none."""
+    plain = _plain(content)
+    by_text = options.with_text(plain)
+    if by_text is not None:
+        return _Chosen(by_text)
+    lead = _LEAD.match(plain)
+    rest = plain[lead.end() :] if lead is not None else plain
+    match = _LETTER.match(rest)
+    if match is None:
+        by_text = options.with_text(rest)
+        return None if by_text is None else _Chosen(by_text)
+    bare = match[3] is not None
+    letter = (match[1] or match[2] or match[3]).upper()
+    after = rest[match.end() :]
+    if letter not in options.letters or (bare and not _is_choice(match[3], after, letter, options)):
+        by_text = options.with_text(rest)
+        return None if by_text is None else _Chosen(by_text)
+    return _Chosen(None if _is_contradicted(letter, after, options) else letter)
+
+
+def _is_choice(written: str, after: str, letter: str, options: _Options) -> bool:
+    """Whether a letter in no brackets is an option: a capital, or all that there is."""
+    if not after.strip(" .,:;!?"):
+        return True
+    return written.isupper() and (_AFTER.match(after) is not None or options.text_starts(letter, after))
+
+
+def _is_contradicted(letter: str, after: str, options: _Options) -> bool:
+    """Whether another option is named beside the letter: `B or C`, `A, B`, or the text of another one."""
+    if _JOINER.match(after):
+        another = _ANOTHER.match(after)
+        if another is not None and another[1] in options.letters and another[1] != letter:
+            return True
+    other = options.with_text(after.lstrip(" .):-–—"))
+    return other is not None and other != letter
+
+
+def _plain(text: str) -> str:
+    """Without LaTeX and Markdown, and without quotes around it."""
+    return _SPACE.sub(" ", _LATEX.sub("", text.replace(r"\ ", " "))).strip().strip("\"'“”").strip()
+
+
+def _normal(text: str) -> str:
+    return _plain(text).casefold().strip(" .,:;!?()")

@@ -1,0 +1,186 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from reward_service.verifier import Score, Submission
+from reward_service.verifiers.multiple_choice import MultipleChoiceArguments, multiple_choice
+
+CITIES = ("London", "Paris", "Rome", "Berlin")
+
+
+def judged(completion: str, *, answer: str = "B", **arguments: object) -> Score:
+    made = MultipleChoiceArguments.model_validate({"answer": answer, **arguments})
+    return multiple_choice(Submission(completion=completion), made)
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "B",
+        "b",
+        "(B)",
+        "B.",
+        "**B**",
+        "B) Paris",
+        "B. Paris",
+        "B: 42",
+        r"\boxed{B}",
+        r"\boxed{\text{(B)}}",
+        r"\boxed{\textbf{(B)}\ 12}",
+        r"$\boxed{\mathrm{B}}$",
+        r"\boxed{(b)}",
+        "<answer>B</answer>",
+        "<answer> Option B </answer>",
+        r"<answer>\boxed{B}</answer>",
+        "The answer is (B).",
+        "The answer is B",
+        "The correct answer is **B**.",
+        "So the answer is B because Paris is the capital.",
+        "Answer: B",
+        "**Answer:** (B) Paris",
+        "Final answer: B) Paris",
+        "The correct option is B.",
+        "The best choice is B, as the others are too small.",
+        "Therefore, option (B) is correct.",
+        "B is the correct answer, not A.",
+        "I choose B.",
+        "I would go with option B.",
+        "A is tempting, but it ignores friction. The answer is B.",
+        "The answer is A. Wait, friction matters.\nThe answer is B.",
+        "The answer is A.\n\nB",
+        "<think>The answer is A.</think>The answer is B.",
+        "A triangle has three sides, so the answer is B.",
+        "Let me check each.\nA) 3 is too small.\nB) 4 fits.\nC) 5 is too large.\n\nThe answer is B",
+        r"First \boxed{A}, but corrected: \boxed{B}",
+    ],
+)
+def test_the_right_letter_earns_one_in_whatever_form(completion: str) -> None:
+    assert judged(completion) == Score(reward=1.0, components={"parsed": 1.0})
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "A",
+        "(C)",
+        r"\boxed{\text{(D)}}",
+        "The answer is C.",
+        "The answer is B.\nOn second thought, the answer is C.",
+        "<think>The answer is B.</think>The answer is A.",
+        "<think>The answer is B.",
+        r"\boxed{B} is wrong, so \boxed{C}",
+        "<answer>A</answer> B",
+        "The answer is not B.",
+    ],
+)
+def test_another_letter_earns_nothing(completion: str) -> None:
+    assert judged(completion).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "The answer is B or C.",
+        "The answer is A and B.",
+        "Answer: A, B",
+        "Answer: B/C",
+        r"\boxed{A \text{ or } B}",
+        "<answer>(B) or (D)</answer>",
+    ],
+)
+def test_several_letters_are_no_answer(completion: str) -> None:
+    assert judged(completion) == Score(reward=0.0, components={"parsed": 0.0})
+    assert judged(completion, answer="A").reward == 0.0
+    assert judged(completion, answer="C").reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "",
+        "A triangle has three sides.",
+        "The answer is a triangle.",
+        "The answer is A triangle with three sides.",
+        "The solution is a mixture of both.",
+        "I think that a better option exists.",
+        "A good answer is hard to give.",
+        "I cannot decide.",
+        "I",
+        "An apple",
+        "Answer: all of them",
+        r"\boxed{12}",
+    ],
+)
+def test_english_words_are_no_letters(completion: str) -> None:
+    for answer in "ABCD":
+        assert judged(completion, answer=answer, choices=4) == Score(reward=0.0, components={"parsed": 0.0})
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "Paris",
+        "The answer is Paris.",
+        "<answer>paris</answer>",
+        r"\boxed{\text{Paris}}",
+        "B Paris",
+        "Answer: **Paris**",
+    ],
+)
+def test_with_options_the_text_of_one_is_an_answer(completion: str) -> None:
+    assert judged(completion, options=list(CITIES)).reward == 1.0
+    assert judged(completion, answer="A", options=list(CITIES)).reward == 0.0
+
+
+@pytest.mark.parametrize("completion", ["Madrid", "The answer is in France.", "<answer>London</answer>"])
+def test_with_options_another_text_is_none(completion: str) -> None:
+    assert judged(completion, options=list(CITIES)).reward == 0.0
+
+
+@pytest.mark.parametrize("completion", ["B) London", r"\boxed{\text{(B) Rome}}", "The answer is B: Berlin"])
+def test_a_letter_with_the_text_of_another_option_is_no_answer(completion: str) -> None:
+    assert judged(completion, options=list(CITIES)) == Score(reward=0.0, components={"parsed": 0.0})
+
+
+def test_a_text_that_two_options_have_names_neither() -> None:
+    assert judged("one", options=["one", "one", "two"]).components["parsed"] == 0.0
+
+
+def test_a_species_is_not_option_c_unless_it_says_so() -> None:
+    assert judged("C. elegans is a worm", answer="C", options=list(CITIES)).reward == 0.0
+    assert judged("C. elegans", answer="C", options=["yeast", "fly", "elegans"]).reward == 1.0
+
+
+def test_a_letter_beyond_the_options_is_no_answer() -> None:
+    assert judged("The answer is E.", choices=4).components["parsed"] == 0.0
+    assert judged("The answer is E.", answer="E", choices=5).reward == 1.0
+    assert judged("K", answer="K", choices=11).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"answer": "E", "choices": 4},
+        {"answer": "C", "options": ["yes", "no"]},
+        {"answer": "AB"},
+        {"answer": ""},
+        {"answer": "A", "options": ["yes", "no"], "choices": 3},
+        {"answer": "A", "option": ["yes", "no"]},
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(arguments: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        MultipleChoiceArguments.model_validate(arguments)
+
+
+@given(st.text() | st.text(alphabet="AB()., \n*oris{}"))
+def test_any_text_is_judged(completion: str) -> None:
+    assert judged(completion, options=list(CITIES)).reward in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "hostile", ["the answer is ", "answer ", "choose ", "A is ", r"\boxed{", "<answer>", "(A", "the "]
+)
+def test_a_hostile_text_of_a_million_characters_is_read_at_once(hostile: str) -> None:
+    judged(hostile * (1_000_000 // len(hostile)))
