@@ -1,7 +1,6 @@
 """What a word is, in scripts with and without spaces between words."""
 
 import re
-import sys
 import unicodedata
 from functools import cache, lru_cache
 
@@ -12,7 +11,7 @@ _WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u
 @cache
 def _marks() -> str:
     """All combining marks. Python's `\\w` leaves them out, and so cuts Hindi or Thai words at each vowel sign."""
-    return "".join(c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c).startswith("M"))
+    return "".join(c for c in map(chr, range(0x20000)) if unicodedata.category(c).startswith("M"))
 
 
 @cache
