@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 Place = Literal["fenced", "last_value", "whole"]
 Draft = Literal["2020-12", "2019-09", "7", "6", "4"]
+JsonSchema = dict[str, JsonValue] | bool
 
 
 class JsonSchemaArguments(BaseModel):
@@ -14,7 +15,7 @@ class JsonSchemaArguments(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_by_name=True)
 
     # The wire calls it `schema`, a name that pydantic's models already use.
-    json_schema: dict[str, JsonValue] | bool = Field(
+    json_schema: JsonSchema = Field(
         alias="schema", description="a JSON Schema; references must lead into itself or a draft's own schema"
     )
     draft: Draft = Field("2020-12", description="draft of a schema that does not name its own in $schema")

@@ -13,10 +13,10 @@ from jsonschema.protocols import Validator
 from jsonschema_specifications import REGISTRY
 from pydantic import JsonValue
 from referencing.exceptions import Unresolvable
-from referencing.jsonschema import specification_with
+from referencing.jsonschema import SchemaRegistry, specification_with
 
 from reward_service.verifier import DataError, UserError
-from reward_service.verifiers.json_schema.arguments import Draft
+from reward_service.verifiers.json_schema.arguments import Draft, JsonSchema
 
 _DRAFTS: Mapping[Draft, type[Validator]] = {
     "2020-12": Draft202012Validator,
@@ -31,10 +31,9 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 class Schema:
     """A schema that is known to be good. Raises UserError if it is not."""
 
-    def __init__(self, schema: JsonValue, *, draft: Draft) -> None:
+    def __init__(self, schema: JsonSchema, *, draft: Draft) -> None:
         kind = _validator_class(schema, draft=draft)
         try:
-            kind.check_schema(schema)
             _check_references(schema, kind)
         except SchemaError as error:
             path = "/".join(map(str, error.absolute_path)) or "its root"
@@ -76,7 +75,7 @@ def open_schema(text: str, *, draft: Draft) -> Schema:
     return Schema(json.loads(text), draft=draft)
 
 
-def _validator_class(schema: JsonValue, *, draft: Draft) -> type[Validator]:
+def _validator_class(schema: JsonSchema, *, draft: Draft) -> type[Validator]:
     named = schema.get("$schema") if isinstance(schema, dict) else None
     if named is None:
         return _DRAFTS[draft]
@@ -87,11 +86,13 @@ def _validator_class(schema: JsonValue, *, draft: Draft) -> type[Validator]:
     return kind
 
 
-def _check_references(schema: JsonValue, kind: type[Validator]) -> None:
-    """Follow every reference. Raises Unresolvable, SchemaError or ValueError."""
+def _check_references(schema: JsonSchema, kind: type[Validator]) -> None:
+    """Check the schema and whatever it refers to. Raises SchemaError, Unresolvable or ValueError."""
     specification = specification_with(str(kind.META_SCHEMA["$schema"]))
+    registry: SchemaRegistry = REGISTRY
     root = specification.create_resource(schema)
-    pending = [(REGISTRY.resolver_with_root(root), root)]
+    _check(schema, kind)
+    pending = [(registry.resolver_with_root(root), root)]
     seen = set[int]()
     while pending:
         resolver, resource = pending.pop()
@@ -102,6 +103,13 @@ def _check_references(schema: JsonValue, kind: type[Validator]) -> None:
         for name in _REFERENCES:
             if name in contents:
                 target = resolver.lookup(str(contents[name]))
-                kind.check_schema(target.contents)
+                _check(target.contents, kind)
                 pending.append((target.resolver, specification.create_resource(target.contents)))
         pending.extend((resolver.in_subresource(part), part) for part in resource.subresources())
+
+
+def _check(schema: object, kind: type[Validator]) -> None:
+    if isinstance(schema, dict):
+        kind.check_schema(schema)
+    elif not isinstance(schema, bool):
+        raise ValueError(f"a reference leads to {type(schema).__name__}, expected a schema")

@@ -1,7 +1,6 @@
 """The verifier `similarity`. It runs in worker processes: two long texts take seconds."""
 
 import re
-from functools import partial
 
 from reward_service.extraction import strip_thinking
 from reward_service.verifier import Score, Submission
@@ -26,8 +25,10 @@ def _compare(text: str, reference: str, arguments: SimilarityArguments) -> float
         return chrf(text, reference)
     if arguments.metric == "edit":
         return edit_ratio(text, reference)
-    by_words = {"bleu": bleu, "rouge_l": rouge_l, "jaccard": partial(jaccard, n=arguments.n)}
-    return by_words[arguments.metric](_WORD.findall(text), _WORD.findall(reference))
+    given, wanted = _WORD.findall(text), _WORD.findall(reference)
+    if arguments.metric == "jaccard":
+        return jaccard(given, wanted, n=arguments.n)
+    return bleu(given, wanted) if arguments.metric == "bleu" else rouge_l(given, wanted)
 
 
 def _folded(text: str, arguments: SimilarityArguments) -> str:
