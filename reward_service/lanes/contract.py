@@ -28,6 +28,10 @@ class Lane(ABC):
         What is to be waited for is awaited once, or closed if nobody wants it any more; being cancelled, it stops.
         """
 
+    def share(self) -> int:
+        """Most items of one request in the lane at once: the others wait, so that requests take turns."""
+        return 64
+
     async def loaded(self) -> None:  # noqa: B027  most lanes have nothing to load
         """Wait until items need not wait for the lane itself. Raises UserError if that will never be."""
 
