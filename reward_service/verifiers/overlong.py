@@ -13,8 +13,8 @@ class OverlongArguments(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    maximum: int = Field(ge=1, le=MOST, description="length from which the reward is -1")
-    buffer: int = Field(ge=0, description="how far below maximum the reward starts to fall from 0; 0: it jumps")
+    maximum: int = Field(ge=1, le=MOST, description="the longest length; the reward falls to -1 there")
+    buffer: int = Field(ge=0, description="how far below maximum the reward starts to fall from 0; 0: just past it")
     unit: Unit = Field("words", description=UNITS)
     token_count: int | None = Field(None, ge=0, le=MOST, description=TOKEN_COUNT)
 
@@ -32,5 +32,5 @@ def overlong(submission: Submission, arguments: OverlongArguments) -> Score:
     """
     measured = measure(submission.completion, unit=arguments.unit, token_count=arguments.token_count)
     over = measured - (arguments.maximum - arguments.buffer)
-    share = over / arguments.buffer if over < arguments.buffer else 1.0
-    return Score(reward=-share if over > 0 else 0.0, components={"length": float(measured)})
+    share = min(1.0, max(0, over) / max(1, arguments.buffer))
+    return Score(reward=0.0 - share, components={"length": float(measured)})
