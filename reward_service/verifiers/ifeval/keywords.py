@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from reward_service.verifiers.ifeval.instruction import Count, Instruction, Phrase, Relation, Response, holds
-from reward_service.verifiers.ifeval.words import count_whole_words, whole_word
+from reward_service.verifiers.ifeval.words import count_whole_words, has_whole_word
 
 Letter = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1)]
 
@@ -21,7 +21,7 @@ class KeywordExistence(Instruction):
     keywords: tuple[Phrase, ...] = Field(min_length=1)
 
     def followed(self, response: Response) -> bool:
-        return all(whole_word(keyword).search(response.text) for keyword in self.keywords)
+        return all(has_whole_word(response.text, keyword) for keyword in self.keywords)
 
 
 class KeywordFrequency(Instruction):
@@ -43,7 +43,7 @@ class ForbiddenWords(Instruction):
     forbidden_words: tuple[Phrase, ...] = Field(min_length=1)
 
     def followed(self, response: Response) -> bool:
-        return not any(whole_word(word).search(response.text) for word in self.forbidden_words)
+        return not any(has_whole_word(response.text, word) for word in self.forbidden_words)
 
 
 class LetterFrequency(Instruction):

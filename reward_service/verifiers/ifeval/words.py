@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from functools import cache, lru_cache
 
 # Thai to Lao, Burmese, Khmer, Japanese and Chinese: letters of one word touch those of the next.
@@ -24,16 +25,32 @@ def count_words(text: str) -> int:
     return sum(1 for _ in _word().finditer(text))
 
 
-@lru_cache(maxsize=256)
-def whole_word(phrase: str) -> re.Pattern[str]:
-    """Matches the phrase, in any case, where it is not a part of a longer word; `_` and `*` around it do not count."""
+def count_whole_words(text: str, phrase: str) -> int:
+    """How often the phrase stands in the text, in any case, and not as a part of a longer word.
+
+    White space of any length is equal, and `_` and `*` around the phrase do not belong to a word.
+    """
+    return sum(1 for _ in _whole_words(text, phrase))
+
+
+def has_whole_word(text: str, phrase: str) -> bool:
+    """Whether the phrase stands in the text, as `count_whole_words` counts it."""
+    return any(True for _ in _whole_words(text, phrase))
+
+
+def _whole_words(text: str, phrase: str) -> Iterator[re.Match[str]]:
+    for found in _pattern(phrase).finditer(text):
+        following = text[found.end() : found.end() + 1]
+        # A mark belongs to the letter before it, and makes another word of it.
+        if not (following and unicodedata.category(following).startswith("M")):
+            yield found
+
+
+@lru_cache(maxsize=1024)
+def _pattern(phrase: str) -> re.Pattern[str]:
     spaced = r"\s+".join(map(re.escape, phrase.split()))
     joined = rf"[^\W_{_WITHOUT_SPACES}]"
     before = rf"(?<!{joined})" if re.match(joined, phrase) else ""
     after = rf"(?!{joined})" if re.match(joined, phrase[-1:]) else ""
-    return re.compile(rf"{before}{spaced}{after}(?![{_marks()}])", re.IGNORECASE)
-
-
-def count_whole_words(text: str, phrase: str) -> int:
-    """How often the phrase stands in the text as a whole word, in any case."""
-    return sum(1 for _ in whole_word(phrase).finditer(text))
+    # Only the phrase ignores case: to fold the ranges of all those scripts takes 20 ms for each phrase.
+    return re.compile(f"{before}(?i:{spaced}){after}")

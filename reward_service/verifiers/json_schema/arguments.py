@@ -12,7 +12,7 @@ JsonSchema = dict[str, JsonValue] | bool
 class JsonSchemaArguments(BaseModel):
     """The schema, and how the value is found and judged."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_by_name=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     # The wire calls it `schema`, a name that pydantic's models already use.
     json_schema: JsonSchema = Field(

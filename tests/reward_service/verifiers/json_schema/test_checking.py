@@ -196,10 +196,12 @@ def test_what_cannot_be_told_is_an_error_and_not_a_zero(schema: JsonValue, compl
         judged(completion, schema)
 
 
-def test_arguments_that_do_not_fit_are_the_callers_error() -> None:
-    for arguments in ({}, {"schema": "string"}, {"schema": {}, "extract": []}, {"schema": {}, "draft": "5"}):
-        with pytest.raises(UserError):
-            validate_arguments(model=JsonSchemaArguments, arguments=arguments)
+@pytest.mark.parametrize(
+    "arguments", [{}, {"schema": "string"}, {"schema": {}, "extract": []}, {"schema": {}, "draft": "5"}]
+)
+def test_arguments_that_do_not_fit_are_the_callers_error(arguments: dict[str, JsonValue]) -> None:
+    with pytest.raises(UserError):
+        validate_arguments(model=JsonSchemaArguments, arguments=arguments)
 
 
 @settings(deadline=None)

@@ -144,9 +144,9 @@ def test_rows_longer_than_a_machine_word_agree_with_the_tables() -> None:
     assert edit_distance(left, right) == table_distance(left, right)
 
 
-@pytest.mark.parametrize("align", [common_subsequence, edit_distance])
-def test_texts_that_are_too_long_to_be_aligned_are_an_error_and_not_a_zero(
-    align: type[common_subsequence] | type[edit_distance],
-) -> None:
+def test_texts_that_are_too_long_to_be_aligned_are_an_error_and_not_a_zero() -> None:
+    left, right = "a" * (1 << 17), "b" * (1 << 16)
     with pytest.raises(DataError, match="too long"):
-        align("a" * (1 << 17), "b" * (1 << 16))
+        common_subsequence(left, right)
+    with pytest.raises(DataError, match="too long"):
+        edit_distance(left, right)
