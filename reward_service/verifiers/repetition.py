@@ -1,6 +1,7 @@
 """`repetition`: a punishment of completions that say the same again."""
 
 from collections.abc import Hashable, Sequence
+from operator import eq
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -66,8 +67,6 @@ def longest_run(units: Sequence[str], *, period: int) -> int:
 
 
 def _run_of(units: Sequence[str], *, period: int) -> int:
-    longest = equal = 0
-    for before, after in zip(units, units[period:], strict=False):
-        equal = equal + 1 if before == after else 0
-        longest = max(longest, equal)
+    equal = bytes(map(eq, units, units[period:]))
+    longest = max(map(len, equal.split(b"\0")))
     return longest + period if longest >= period else 0

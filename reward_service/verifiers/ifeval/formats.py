@@ -12,7 +12,7 @@ _BULLET = re.compile(r"^[ \t]*[*+-][ \t]+(?=\S)")
 _OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _HIGHLIGHT = re.compile(r"(?<!\*)(\*{1,3})(?=[^\s*])[^*\n]*(?<=[^\s*])\1(?!\*)")
 _TITLE = re.compile(r"<<([^<\n]*)>>")
-_FENCE = re.compile(r"```[A-Za-z]*\s*(.*)```", re.DOTALL)
+_FENCE = re.compile(r"```[A-Za-z]*+\s*+(.*)```", re.DOTALL)
 _LINE_DECORATION = r"^[ \t>#*_\"“(\[-]*"
 
 

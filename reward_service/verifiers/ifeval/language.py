@@ -3,8 +3,6 @@
 Loaded only in worker processes: its profiles take seconds and much memory.
 """
 
-from functools import cache
-
 from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
 from langdetect.lang_detect_exception import LangDetectException
 
@@ -20,7 +18,7 @@ def detect_language(text: str) -> str | None:
 
 
 def _detect(text: str) -> str | None:
-    detector = _factory().create()
+    detector = _FACTORY.create()
     detector.append(text)
     try:
         return str(detector.detect())
@@ -28,10 +26,13 @@ def _detect(text: str) -> str | None:
         return None
 
 
-@cache
-def _factory() -> DetectorFactory:
+def _load() -> DetectorFactory:
     """With a seed: langdetect samples the features of a text, and would otherwise judge one text in two ways."""
     factory = DetectorFactory()
     factory.load_profile(PROFILES_DIRECTORY)
     factory.set_seed(0)
     return factory
+
+
+# Loaded with the module, as a part of the worker's start: at the first item it would count against that one's deadline.
+_FACTORY = _load()

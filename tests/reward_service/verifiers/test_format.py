@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
@@ -83,6 +83,7 @@ def test_arguments_that_do_not_fit_are_the_callers_error(arguments: dict[str, Js
         validate_arguments(model=FormatArguments, arguments=arguments)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "a", " ", r"\boxed{", "}"])))
 def test_any_text_gets_a_share(parts: list[str]) -> None:
     score = judged("".join(parts), boxed=True, reward="fraction")

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
@@ -70,6 +70,7 @@ def test_arguments_that_do_not_fit_are_the_callers_error(arguments: dict[str, Js
         validate_arguments(model=LengthArguments, arguments=arguments)
 
 
+@settings(deadline=None)
 @given(completion=st.text(), minimum=st.integers(0, 50), extra=st.integers(0, 50), penalty=st.floats(0, 1e308))
 def test_any_text_gets_a_reward_between_the_floor_and_the_top(
     completion: str, minimum: int, extra: int, penalty: float

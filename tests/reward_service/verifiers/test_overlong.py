@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
@@ -52,6 +52,7 @@ def test_arguments_that_do_not_fit_are_the_callers_error(arguments: dict[str, Js
         validate_arguments(model=OverlongArguments, arguments=arguments)
 
 
+@settings(deadline=None)
 @given(st.text(), st.integers(1, 100), st.integers(0, 100))
 def test_any_text_gets_a_reward_from_minus_one_to_zero(completion: str, maximum: int, buffer: int) -> None:
     assert -1.0 <= reward(completion, maximum=maximum, buffer=min(buffer, maximum), unit="characters") <= 0.0

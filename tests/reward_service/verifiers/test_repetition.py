@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
@@ -77,12 +77,14 @@ def test_arguments_that_do_not_fit_are_the_callers_error(arguments: dict[str, Js
         validate_arguments(model=RepetitionArguments, arguments=arguments)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab "), st.integers(1, 8))
 def test_the_share_equals_its_definition(text: str, n: int) -> None:
     ngrams = [tuple(text[index : index + n]) for index in range(len(text) - n + 1)]
     assert repeated_fraction(text, n=n) == (1 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0)
 
 
+@settings(deadline=None)
 @given(st.text(), st.sampled_from(["words", "characters"]), st.integers(1, 32))
 def test_any_text_gets_a_reward_from_minus_one_to_zero(completion: str, unit: str, n: int) -> None:
     assert -1.0 <= judged(completion, unit=unit, n=n).reward <= 0.0

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
@@ -62,6 +62,7 @@ def test_arguments_that_do_not_fit_are_the_callers_error(arguments: dict[str, Js
         validate_arguments(model=SimilarityArguments, arguments=arguments)
 
 
+@settings(deadline=None)
 @given(st.text(), st.text(), st.sampled_from(METRICS))
 def test_any_texts_get_a_share(completion: str, reference: str, metric: str) -> None:
     assert 0.0 <= judged(completion, reference, metric=metric).reward <= 1.0 + 1e-9
