@@ -17,21 +17,20 @@ def candidates(text: str, place: Place) -> Iterator[str]:
 
 
 def _last_fenced(text: str) -> Iterator[str]:
-    """The content of the last block that is fenced as json, or without a language, and closed."""
-    found: str | None = None
-    block: list[str] | None = None
-    is_json = False
+    """The content of the last closed block that is fenced as json; of the last without a language, if none is."""
+    found: dict[str, str] = {}
+    language: str | None = None
+    block: list[str] = []
     for line in text.split("\n"):
         mark = line.strip()
-        if block is None and mark.startswith("```"):
-            block, is_json = [], mark[3:].strip().lower() in ("", "json", "jsonc", "json5")
-        elif block is not None and mark == "```":
-            found = "\n".join(block) if is_json else found
-            block = None
-        elif block is not None:
+        if language is None and mark.startswith("```"):
+            language, block = mark[3:].strip().lower(), []
+        elif language is not None and mark == "```":
+            found[language] = "\n".join(block)
+            language = None
+        elif language is not None:
             block.append(line)
-    if found is not None:
-        yield found
+    yield from [found[name] for name in ("json", "") if name in found][:1]
 
 
 def _last_values(text: str) -> Iterator[str]:

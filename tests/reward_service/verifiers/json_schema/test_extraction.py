@@ -19,6 +19,7 @@ def found(text: str, place: Place) -> list[str]:
         ("```\n[1]\n```", ["[1]"]),
         ("```JSON\n[1]\n```\nNo:\n  ```json  \n[2]\n  ```", ["[2]"]),
         ("```json\n[1]\n```\n```python\nx = 1\n```", ["[1]"]),
+        ("```json\n[1]\n```\n```\noutput\n```", ["[1]"]),
         ("```json\n[\n1\n]\n```", ["[\n1\n]"]),
         ("```json\n[1]", []),
         ("```python\n[1]\n```", []),
