@@ -79,6 +79,7 @@ async def open_lanes(
                 metrics=metrics,
                 sandbox=sandbox,
                 judge=lanes.judge,
+                version_of=lanes.version,
                 shared=shared,
             )
             with _naming(verifier.name):

@@ -81,7 +81,7 @@ class Shared:
 class Surroundings:
     """What the lane of `verifier` may use. Without a `sandbox`, what needs one answers with a UserError.
 
-    `judge` works as soon as all lanes are open, not before.
+    `judge` and `version_of`, which knows a verifier by its name, work as soon as all lanes are open, not before.
     """
 
     verifier: "Verifier"
@@ -89,6 +89,7 @@ class Surroundings:
     metrics: ScoringMetrics
     sandbox: Sandbox | None
     judge: Judge
+    version_of: Callable[[str], str]
     shared: Shared
 
 
