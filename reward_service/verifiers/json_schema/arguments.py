@@ -23,8 +23,8 @@ class JsonSchemaArguments(BaseModel):
         ("fenced", "whole"),
         min_length=1,
         strict=False,
-        description="where the value is: the first place that there is. fenced: the last block fenced as json, or without "
-        "a language; last_value: the last object or array, between any text; whole: all of the text",
+        description="where the value is: the first place that there is. fenced: the last block fenced as json, or "
+        "without a language; last_value: the last object or array, between any text; whole: all of the text",
     )
     partial: bool = Field(
         False,
