@@ -12,9 +12,17 @@ from reward_service.reward_models.verifier import reward_model_verifier
 from reward_service.verifier import load_function
 from reward_service.verifiers.arguments import MathArguments, ReasoningGymArguments
 from reward_service.verifiers.exact_match import ExactMatchArguments, exact_match
+from reward_service.verifiers.format import FormatArguments, well_formed
+from reward_service.verifiers.ifeval.arguments import IfevalArguments
+from reward_service.verifiers.json_schema.arguments import JsonSchemaArguments
+from reward_service.verifiers.length import LengthArguments, length
 from reward_service.verifiers.multiple_choice import MultipleChoiceArguments, multiple_choice
 from reward_service.verifiers.numeric import NumericArguments, numeric
+from reward_service.verifiers.overlong import OverlongArguments, overlong
 from reward_service.verifiers.qa import QaArguments, qa
+from reward_service.verifiers.regex import RegexArguments
+from reward_service.verifiers.repetition import RepetitionArguments
+from reward_service.verifiers.similarity.arguments import SimilarityArguments
 
 INCLUDED = (
     Verifier(
@@ -30,6 +38,36 @@ INCLUDED = (
         description="1 when the completion equals the answer, else 0.",
         arguments=ExactMatchArguments,
         open=inline(exact_match),
+    ),
+    Verifier(
+        name="format",
+        version="1",
+        description="1 when the completion has its tags, each once and in order, and its box, else 0, or a part.",
+        arguments=FormatArguments,
+        open=inline(well_formed),
+    ),
+    Verifier(
+        name="ifeval",
+        version="1",
+        description="The share of IFEval's instructions that the completion follows, or whether it follows all.",
+        arguments=IfevalArguments,
+        open=in_workers("reward_service.verifiers.ifeval.checking:ifeval"),
+        packages=("langdetect",),
+    ),
+    Verifier(
+        name="json_schema",
+        version="1",
+        description="1 when the completion holds a JSON value that the schema allows, else 0, or a part.",
+        arguments=JsonSchemaArguments,
+        open=in_workers("reward_service.verifiers.json_schema.checking:json_schema"),
+        packages=("jsonschema",),
+    ),
+    Verifier(
+        name="length",
+        version="1",
+        description="Full reward in a range of lengths, and less with the distance outside it.",
+        arguments=LengthArguments,
+        open=inline(length),
     ),
     Verifier(
         name="math",
@@ -54,6 +92,13 @@ INCLUDED = (
         open=inline(numeric),
     ),
     Verifier(
+        name="overlong",
+        version="1",
+        description="0, and from some length on a punishment that grows to -1 at the longest (DAPO).",
+        arguments=OverlongArguments,
+        open=inline(overlong),
+    ),
+    Verifier(
         name="qa",
         version="1",
         description="Whether a short answer in words is right: exactly, as a part, or by the F1 of its words.",
@@ -70,6 +115,27 @@ INCLUDED = (
             unsafe="reward_service.verifiers.reasoning_gym:unsafe_score",
         ),
         packages=("reasoning-gym",),
+    ),
+    Verifier(
+        name="regex",
+        version="1",
+        description="The weighted share of patterns that the completion matches, or does not where they are forbidden.",
+        arguments=RegexArguments,
+        open=in_workers("reward_service.verifiers.regex:regex"),
+    ),
+    Verifier(
+        name="repetition",
+        version="1",
+        description="0 for a completion that does not repeat itself, down to -scale for one that does nothing else.",
+        arguments=RepetitionArguments,
+        open=in_workers("reward_service.verifiers.repetition:repetition"),
+    ),
+    Verifier(
+        name="similarity",
+        version="1",
+        description="How close the completion is to references, from 0 to 1, by n-grams or edits.",
+        arguments=SimilarityArguments,
+        open=in_workers("reward_service.verifiers.similarity.comparing:similarity"),
     ),
 )
 
