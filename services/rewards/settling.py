@@ -9,7 +9,7 @@ from services.rewards.entries import Entry, Part
 from services.rewards.metrics import RewardMetrics
 from services.rewards.routes import Route, Routes
 from services.rewards.settings import ClientSettings
-from services.verdicts import fault_of, is_busy
+from services.verdicts import fault_of, is_busy, is_too_large
 
 
 class Settling:
@@ -59,7 +59,7 @@ class Settling:
                 entry.setback = str(failure)
             fault = fault_of(failure)
             if fault == "request" and not part.is_shared:
-                await self._refused(route, pending, verifier=verifier)
+                await self._refused(route, pending, failure, verifier=verifier)
                 return
             merge = merge and fault == "unavailable"
             tried = [*tried, *part.asked]
@@ -71,10 +71,10 @@ class Settling:
             await self._pause(route, tried, failure)
         _give_up(pending, kind="infrastructure", why="the client of the reward services was closed")
 
-    async def _refused(self, route: Route, entries: Sequence[Entry], *, verifier: str) -> None:
-        """Halves of a request that is refused are tried apart: only what is wrong by itself is given up."""
-        if len(entries) == 1:
-            _give_up(entries, kind="user", why=entries[0].setback)
+    async def _refused(self, route: Route, entries: Sequence[Entry], failure: ServiceError, *, verifier: str) -> None:
+        """A request that is wrong is given up; one that is too large is tried again as two halves."""
+        if len(entries) == 1 or not is_too_large(failure):
+            _give_up(entries, kind="user", why=str(failure))
             return
         middle = len(entries) // 2
         async with asyncio.TaskGroup() as tasks:
