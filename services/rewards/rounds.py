@@ -58,10 +58,10 @@ class Rounds:
     async def _first(self, round: "_Round", avoid: Collection[str]) -> None:
         async with self._places:
             url = await self._endpoints.choose(avoid=avoid)
-            entries = round.open
-            if self._hedges is not None:
-                self._hedges.sent(len(entries))
-            await self._request(round, url, entries)
+            if entries := round.open:  # none if all who waited have left meanwhile
+                if self._hedges is not None:
+                    self._hedges.sent(len(entries))
+                await self._request(round, url, entries)
 
     async def _second(self, round: "_Round", hedges: Hedges) -> None:
         await round.begun.wait()
