@@ -1,10 +1,10 @@
 """The configuration of the reward service: the table [reward-service]."""
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
+from reward_service.reward_models.config import RewardModelConfig
 from services.config import ConfigModel, HttpConfig, ProcessConfig
 
 Sandbox = Literal["required", "unsafe"]
@@ -29,24 +29,12 @@ class WorkerConfig(ConfigModel):
     max_attempts: int = Field(2, ge=1, le=10, description="attempts at an item whose worker dies")
 
 
-class RewardModelConfig(ConfigModel):
-    """A reward model to be served: an entry of [[reward-service.reward_models]]."""
+class IdempotencyConfig(ConfigModel):
+    """What is kept of answers to requests with an Idempotency-Key, so that a repetition is answered alike."""
 
-    name: str = Field("reward_model", min_length=1, max_length=256, description="name by which items ask for it")
-    path: Path = Field(description="Hugging Face directory of a sequence-classification model with one label")
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="where it runs: cpu, cuda or cuda:N")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="type of its weights; auto: as they were saved"
-    )
-    batch_size: int = Field(16, ge=1, le=512, description="most items in one batch, whichever requests they came with")
-    batch_tokens: int = Field(
-        16384, ge=1, description="most tokens, padding included, in one forward pass; a longer item has one of its own"
-    )
-    wait_s: float = Field(0.005, ge=0, description="how long an idle model waits for a batch to fill, in seconds")
-    threads: int = Field(1, ge=1, description="CPU threads of its process")
-    compute_timeout_s: float = Field(60.0, gt=0, description="seconds for one batch; then its process is killed")
-    start_timeout_s: float = Field(300.0, gt=0, description="seconds for its process to load it")
-    max_attempts: int = Field(2, ge=1, le=10, description="attempts at an item whose process dies")
+    keep_s: float = Field(300.0, gt=0, description="seconds for which an answer is kept")
+    max_answers: int = Field(4096, ge=1, description="answers kept at once; the oldest are forgotten first")
+    memory_mib: int = Field(64, ge=1, description="MiB of answers kept at once; the oldest are forgotten first")
 
 
 class RewardServiceConfig(ProcessConfig):
@@ -69,6 +57,11 @@ class RewardServiceConfig(ProcessConfig):
     )
     max_deadline_s: float = Field(120.0, gt=0, description="longest deadline that a request can ask for, in seconds")
     max_pending_items: int = Field(16384, ge=1, description="items in the service at once; more are turned away")
+    max_pending_mib: int = Field(512, ge=1, description="MiB of requests in the service at once; more are turned away")
+    verifier_share: float = Field(
+        0.75, gt=0, le=1, description="part of max_pending_items that the items of one verifier can take"
+    )
     async_concurrency: int = Field(64, ge=1, description="items at once in each async verifier")
     drain_s: float = Field(5.0, ge=0, description="how long items may be scored after SIGTERM, in seconds")
     workers: WorkerConfig = WorkerConfig()
+    idempotency: IdempotencyConfig = IdempotencyConfig()

@@ -18,7 +18,7 @@ import importlib
 import inspect
 import math
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -75,19 +75,24 @@ class InfrastructureError(VerifierError):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The end of one item: a score or an error, and how many attempts it took."""
+    """The end of one item: a score or an error, and how many attempts it took.
+
+    `cached`: it is that of an earlier item. `version`: the verifier's, where that differs from item to item.
+    """
 
     result: Score | ScoreError
     attempts: int = 1
+    cached: bool = False
+    version: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierFunction:
-    """A verifier's code with what its signature says about it."""
+    """A verifier's code with what its signature says about it; `coroutine` is the function if it is async."""
 
     function: Callable[..., object]
     arguments: type[BaseModel]
-    is_async: bool
+    coroutine: Callable[..., Awaitable[object]] | None
     description: str
 
 
@@ -116,8 +121,8 @@ def inspect_function(*, function: Callable[..., object], path: str) -> VerifierF
             "(submission: Submission, arguments: A), where A is a pydantic model"
         )
     description = (inspect.getdoc(function) or "").partition("\n")[0]
-    is_async = inspect.iscoroutinefunction(function)
-    return VerifierFunction(function=function, arguments=model, is_async=is_async, description=description)
+    coroutine = function if inspect.iscoroutinefunction(function) else None
+    return VerifierFunction(function=function, arguments=model, coroutine=coroutine, description=description)
 
 
 def validate_arguments(*, model: type[BaseModel], arguments: Mapping[str, JsonValue]) -> BaseModel:
