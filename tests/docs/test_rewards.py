@@ -11,6 +11,7 @@ import pytest
 from env_service.config import EnvServiceConfig, JsonlTasks
 from env_service.environments.interface import Task
 from env_service.environments.jsonl import JsonlTaskSource
+from protocol.execution import ExecuteRequest
 from protocol.http import Readiness
 from protocol.rewards import ScoreItem, ScoreRequest
 from reward_service.app import build_app
@@ -26,6 +27,7 @@ from services.metrics import Metrics
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
 OFFERED = {verifier.name: verifier for verifier in INCLUDED}
+EXECUTE_CALL = re.compile(r"curl [^\n]*/v1/execute [^\n]*-d '(.*?)'\n", re.DOTALL)
 SCORE_CALL = re.compile(r"curl [^\n]*/v1/score [^\n]*-d '(.*?)'\n", re.DOTALL)
 
 
@@ -119,6 +121,12 @@ async def test_the_calls_of_the_api_are_answered(tmp_path: Path) -> None:
     assert [[one["reward"] for one in each] for each in results] == [[1.0, None], [1.0], [1.0]]
     assert [set(one) for one in shown["results"]] == [set(one) for one in results[0]]
     assert [one["error"] and one["error"]["kind"] for one in shown["results"]] == [None, "user"]
+
+
+def test_the_call_of_the_sandbox_is_a_request() -> None:
+    (body,) = EXECUTE_CALL.findall(TEXT)
+
+    assert ExecuteRequest.model_validate_json(body).code is not None
 
 
 @pytest.mark.parametrize("section", ["Mixing tasks in a run", "Several reward services"])
