@@ -24,6 +24,7 @@ R = TypeVar("R", bound=BaseModel)
 P = TypeVar("P", bound=BaseModel)
 
 _ERROR_LINE = b'{"error":'
+_LONGEST_REST_S = 86400.0
 
 
 class ServiceError(Exception):
@@ -47,13 +48,14 @@ class ServiceTimeout(ServiceError):
 
 
 class ServiceRefused(ServiceError):
-    """Status 4xx. `kind` and `message` are the counterpart's."""
+    """Status 4xx. `kind`, `message` and `retry_after_s`, from the Retry-After header, are the counterpart's."""
 
-    def __init__(self, url: str, *, status: int, kind: str, message: str) -> None:
+    def __init__(self, url: str, *, status: int, kind: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(url, f"refused with {status} {kind}: {message}")
         self.status = status
         self.kind = kind
         self.message = message
+        self.retry_after_s = retry_after_s
 
 
 class ServiceFailed(ServiceError):
@@ -114,15 +116,16 @@ class HttpClient:
         deadline_s: float,
         retries: int = 0,
         idempotent: bool = False,
+        headers: Mapping[str, str] | None = None,
     ) -> R:
-        """Send `body` and return the answer.
+        """Send `body`, with `headers` beside those of the client, and return the answer.
 
         Up to `retries` more attempts within the one deadline, with backoff: always if no connection was made; after a
         broken connection or a 5xx only if the call is `idempotent`. Raises a ServiceError.
         """
         payload = body.model_dump_json().encode()
         return await self._with_retries(
-            url, lambda: self._call("POST", url, payload, response), deadline_s, retries, idempotent
+            url, lambda: self._call("POST", url, payload, response, headers), deadline_s, retries, idempotent
         )
 
     async def get(self, url: str, response: type[R], *, deadline_s: float, retries: int = 0) -> R:
@@ -135,14 +138,21 @@ class HttpClient:
             async with asyncio.timeout(deadline_s), self._open_session.get(url) as answer:
                 raw = await self._read(url, answer)
         if answer.status >= 400:
-            raise _error_of(url, answer.status, raw)
+            raise _error_of(url, answer.status, raw, answer.headers)
         return raw, answer.headers
 
     @asynccontextmanager
     async def stream(
-        self, url: str, body: BaseModel, part: type[P], *, deadline_s: float, idle_timeout_s: float
-    ) -> AsyncIterator[AsyncIterator[P]]:
-        """Send `body` and read the answer line by line, each a `part`; leaving the block closes the connection.
+        self,
+        url: str,
+        body: BaseModel,
+        part: type[P],
+        *,
+        deadline_s: float,
+        idle_timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator["Parts[P]"]:
+        """Send `body` and read the answer line by line, each a `part`; leaving the block early closes the connection.
 
         `async with client.stream(...) as parts: async for part in parts: ...`. The whole must end within `deadline_s`,
         each line arrive within `idle_timeout_s`. Nothing is retried. Raises a ServiceError.
@@ -150,15 +160,13 @@ class HttpClient:
         ends_at = asyncio.get_running_loop().time() + deadline_s
         with self._noting(url), _naming(url):
             async with asyncio.timeout(min(deadline_s, idle_timeout_s)):
-                answer = await self._open_session.post(url, data=body.model_dump_json().encode())
+                answer = await self._open_session.post(url, data=body.model_dump_json().encode(), headers=headers)
         async with answer:
             if answer.status >= 400:
                 with self._noting(url), _naming(url):
                     async with asyncio.timeout_at(ends_at):
-                        raise _error_of(url, answer.status, await self._read(url, answer))
-            yield _Parts(
-                url, answer, part, ends_at=ends_at, idle_timeout_s=idle_timeout_s, limit=self._max_answer_bytes
-            )
+                        raise _error_of(url, answer.status, await self._read(url, answer), answer.headers)
+            yield Parts(url, answer, part, ends_at=ends_at, idle_timeout_s=idle_timeout_s, limit=self._max_answer_bytes)
 
     @property
     def _open_session(self) -> aiohttp.ClientSession:
@@ -192,12 +200,19 @@ class HttpClient:
             raise
         self._contacts.answered(url)
 
-    async def _call(self, method: str, url: str, payload: bytes | None, response: type[R]) -> R:
+    async def _call(
+        self,
+        method: str,
+        url: str,
+        payload: bytes | None,
+        response: type[R],
+        headers: Mapping[str, str] | None = None,
+    ) -> R:
         with _naming(url):
-            async with self._open_session.request(method, url, data=payload) as answer:
+            async with self._open_session.request(method, url, data=payload, headers=headers) as answer:
                 raw = await self._read(url, answer)
         if answer.status >= 400:
-            raise _error_of(url, answer.status, raw)
+            raise _error_of(url, answer.status, raw, answer.headers)
         return _parsed(url, answer.status, raw, response)
 
     async def _read(self, url: str, answer: aiohttp.ClientResponse) -> bytes:
@@ -224,7 +239,7 @@ def _naming(url: str) -> Iterator[None]:
         raise ServiceTimeout(url, "no answer within the deadline") from error
 
 
-class _Parts(Generic[P]):
+class Parts(Generic[P]):
     """The lines of a streamed answer, parsed."""
 
     def __init__(
@@ -247,6 +262,21 @@ class _Parts(Generic[P]):
 
     def __aiter__(self) -> Self:
         return self
+
+    @property
+    def content_type(self) -> str:
+        """What the answer's header says it is, without parameters."""
+        return self._answer.content_type
+
+    async def whole(self, model: type[R]) -> R:
+        """The answer in one piece, in place of the lines. Raises a ServiceError."""
+        raw = bytearray()
+        while chunk := await self._chunk():
+            raw += chunk
+            if len(raw) > self._limit:
+                text = f"the answer is larger than {self._limit} bytes"
+                raise ServiceFailed(self._url, status=self._answer.status, kind="bad_answer", message=text)
+        return _parsed(self._url, self._answer.status, bytes(raw), model)
 
     async def __anext__(self) -> P:
         line = await self._line()
@@ -294,12 +324,25 @@ def _parsed(url: str, status: int, raw: bytes, model: type[R]) -> R:
         raise ServiceFailed(url, status=status, kind="bad_answer", message=text) from error
 
 
-def _error_of(url: str, status: int, raw: bytes) -> ServiceRefused | ServiceFailed:
+def _error_of(
+    url: str, status: int, raw: bytes, headers: Mapping[str, str] | None = None
+) -> ServiceRefused | ServiceFailed:
     """The error for an answer of status 4xx or 5xx, in the counterpart's words if it has the agreed form."""
     try:
         problem = ErrorBody.model_validate_json(raw).error
         kind, message = problem.kind, problem.message
     except ValidationError:
         kind, message = "unknown", raw[:200].decode(errors="replace")
-    made = ServiceRefused if status < 500 else ServiceFailed
-    return made(url, status=status, kind=kind, message=message)
+    if status >= 500:
+        return ServiceFailed(url, status=status, kind=kind, message=message)
+    retry_after_s = _seconds((headers or {}).get("Retry-After"))
+    return ServiceRefused(url, status=status, kind=kind, message=message, retry_after_s=retry_after_s)
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """The header's number of seconds; None if it is missing, or says it in another way, such as a date."""
+    try:
+        seconds = float(retry_after or "")
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < _LONGEST_REST_S else None
