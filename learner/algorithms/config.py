@@ -16,19 +16,43 @@ from learner.algorithms.knobs import (
     ClipKnobs,
     CorrectionKnobs,
     EntropyKnobs,
-    KlKnobs,
     Knobs,
-    RewardKnobs,
     ScaleKnobs,
     aggregation,
     clip_high,
     clip_low,
 )
 from learner.algorithms.knobs import Aggregation as Aggregation
+from learner.algorithms.reward_knobs import KlKnobs, KlLossKnobs, RewardKnobs
 
 
-class StreamedKnobs(AggregationKnobs, KlKnobs, RewardKnobs, EntropyKnobs):
-    """What every algorithm that samples has."""
+class SampledKnobs(AggregationKnobs, KlLossKnobs, EntropyKnobs):
+    """What every policy gradient has."""
+
+    @property
+    def masks_truncated(self) -> bool:
+        """Whether completions cut off at the longest length are left out of the loss."""
+        return False
+
+
+class UnshapedKnobs(SampledKnobs):
+    """What a policy gradient has whose advantages are not made of the trajectory's reward."""
+
+    truncated: Literal["keep", "mask"] = Field(
+        "keep", description="Completions cut off at the longest length: trained, or left out."
+    )
+
+    @property
+    def masks_truncated(self) -> bool:
+        return self.truncated == "mask"
+
+
+class StreamedKnobs(SampledKnobs, KlKnobs, RewardKnobs):
+    """What a policy gradient has whose advantages are made of the trajectory's reward."""
+
+    @property
+    def masks_truncated(self) -> bool:
+        return self.truncated == "mask"
 
 
 class ClippedKnobs(StreamedKnobs, ClipKnobs, CorrectionKnobs):
@@ -206,7 +230,7 @@ class BestOfKConfig(AggregationKnobs):
     type: Literal["best_of_k"] = "best_of_k"
 
 
-class OpdConfig(StreamedKnobs):
+class OpdConfig(UnshapedKnobs):
     """On-policy distillation: each token's advantage is the teacher's logprob less the policy's."""
 
     type: Literal["opd"] = "opd"

@@ -9,6 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from learner.algorithms.shaping import RunningMoments
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What an algorithm carries from one step to the next; a checkpoint holds it.
+
+    `kl_coefficient`: where an adaptive one has moved to, None before it has. `rewards`: the moments of all so far.
+    """
+
+    kl_coefficient: float | None = None
+    rewards: RunningMoments = field(default_factory=RunningMoments)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredBatch:
@@ -16,8 +29,9 @@ class ScoredBatch:
 
     S sequences have M trained tokens in all, sequence after sequence. [S]: `rewards`, `groups` int64, equal for the
     trajectories of one task, `truncated` bool; `components` [S, C]. [M]: `sequences` int64, the sequence of each token;
-    `turns` int64, its turn, of which there are T over all sequences; `lags` int64; `behavior_logprobs`, and what the
-    preset's passes gave, None where it asked for none. `turn_states` int64 [T]: equal states have equal numbers.
+    `turns` int64, its turn, of which there are T over all sequences; `token_ids` and `lags` int64; `behavior_logprobs`,
+    and what the preset's passes gave, None where it asked for none. `turn_states` int64 [T]: equal states have equal
+    numbers. `carried` is what the step before left.
     """
 
     rewards: Tensor
@@ -25,6 +39,7 @@ class ScoredBatch:
     truncated: Tensor
     components: Tensor
     sequences: Tensor
+    token_ids: Tensor
     turns: Tensor
     turn_states: Tensor
     lags: Tensor
@@ -33,15 +48,20 @@ class ScoredBatch:
     reference_logprobs: Tensor | None = None
     teacher_logprobs: Tensor | None = None
     values: Tensor | None = None
+    carried: Carried = Carried()
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """`advantages` [M], and for a critic the `returns` [M] that its values should have been. `means`: measures."""
+    """`advantages` [M], and for a critic the `returns` [M] that its values should have been. `means`: measures.
+
+    `carried` goes to the next step; None leaves it as it was.
+    """
 
     advantages: Tensor
     returns: Tensor | None = None
     means: Mapping[str, float] = field(default_factory=dict)
+    carried: Carried | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.preset import LossTokens, Passes, Preset
+from learner.algorithms.preset import Carried, LossTokens, Passes, Preset
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
 from learner.training.critic import CriticTargets, freezes_policy, value_measures
@@ -74,6 +74,8 @@ class Step:
         self._config = config
         self._ranks = ranks
         self._should_stop = should_stop
+        self.carried = Carried()
+        """What the algorithm carries to the next step; the same on every rank."""
 
     def run(self, batch: FlatBatch, *, first_update: int) -> StepMetrics:
         """Trains on `batch`; its first update is number `first_update` of the schedule. Raises TrainingStopped."""
@@ -95,6 +97,7 @@ class Step:
             samples_policy=self._preset.samples_policy,
             ratio_moves=len(updates) > 1 or self._preset.ratio_to_behavior,
         )
+        self.carried = data.credit.carried
         return StepMetrics(
             **vars(replace(means, means={**measures, **means.means})),
             grad_norm=sum(update.grad_norm for update in updates) / len(updates),
@@ -149,7 +152,7 @@ class Step:
     def _data(self, batch: FlatBatch, slices: Sequence[NDArray[np.int64]], microbatches: Sequence[Microbatch]) -> _Data:
         """The passes, the advantages, and the weights, which count an update's kept tokens on all ranks."""
         scores = score(batch, microbatches, scorers=self._models.scorers, passes=self._passes(updates=len(slices)))
-        made = credit(batch, scores, preset=self._preset)
+        made = credit(batch, scores, preset=self._preset, carried=self.carried)
         lengths = made.kept_lengths(batch)
         weights = np.zeros(len(batch.lengths))
         for part in slices:

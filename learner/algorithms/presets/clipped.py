@@ -15,8 +15,9 @@ from learner.algorithms.config import (
     PpoConfig,
     ReinforcePpConfig,
 )
-from learner.algorithms.policy_gradient import Rewards, TokenLoss, group_level, policy_gradient
+from learner.algorithms.policy_gradient import TokenLoss, group_level, policy_gradient
 from learner.algorithms.preset import Advantages, LossTokens, Passes, Preset, ScoredBatch
+from learner.algorithms.rewards import Rewards
 
 
 def grpo(config: GrpoConfig | DrGrpoConfig | DapoConfig | MaxRlConfig) -> Preset:

@@ -63,6 +63,7 @@ def loss_of(preset: Preset, draw: Draw, logits: Tensor, *, reference: Tensor, te
         truncated=torch.zeros(count, dtype=torch.bool),
         components=torch.zeros(count, 0),
         sequences=torch.arange(count),
+        token_ids=actions,
         turns=torch.arange(count),
         turn_states=draw.groups[chosen],
         lags=torch.zeros(count, dtype=torch.int64),

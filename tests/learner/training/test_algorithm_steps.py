@@ -151,6 +151,27 @@ def test_the_critic_learns_alone_while_it_warms_up_and_comes_back_from_a_checkpo
     assert repeated.means == pytest.approx(third.means, abs=1e-6)
 
 
+CARRIED = {"kl_coefficient": 0.1, "kl_control": "adaptive", "kl_horizon": 40, "reward_normalisation": "standardise"}
+
+
+def test_what_an_algorithm_carries_comes_back_from_a_checkpoint_to_the_last_digit(
+    tied_llama: Path, commands: CommandChannel, tmp_path: Path
+) -> None:
+    batch, algo = grouped(16), {"type": "rloo", **CARRIED}
+    with trainer(tied_llama, commands, algo) as made:
+        started = [made.train_step(batch, version=version) for version in range(2)]
+        made.save(tmp_path)
+        third = made.train_step(batch, version=2)
+    coefficients = [step.means["kl_coefficient"] for step in (*started, third)]
+    assert coefficients[0] == 0.1
+    assert len(set(coefficients)) == 3
+    with trainer(tied_llama, commands, algo) as again:
+        again.load(tmp_path)
+        repeated = again.train_step(batch, version=2)
+    assert repeated.means["kl_coefficient"] == third.means["kl_coefficient"]
+    assert repeated.loss == pytest.approx(third.loss, abs=1e-7)
+
+
 def test_a_reward_model_learns_its_pairs_and_is_written_as_transformers_reads_it(
     tiny_llama: Path, commands: CommandChannel, tmp_path: Path
 ) -> None:

@@ -107,7 +107,7 @@ def preset(
 
 def test_without_advantages_and_filters_every_trained_token_is_kept() -> None:
     batch = step()
-    given = credit(batch, TokenScores(), preset=preset())
+    given = credit(batch, TokenScores(), preset=preset(), carried=Carried())
     assert given.kept.tolist() == [False, True, True, False, True]
     assert given.advantages.tolist() == [0] * 5
     assert (given.returns, given.means) == (None, {})
@@ -126,7 +126,7 @@ def test_an_advantage_sees_trained_tokens_alone_and_comes_back_to_their_places()
         )
 
     values = torch.tensor([50.0, 51.0, 52.0, 53.0, 54.0])
-    given = credit(step(), TokenScores(values=values), preset=preset(advantages=estimate))
+    given = credit(step(), TokenScores(values=values), preset=preset(advantages=estimate), carried=Carried())
     assert given.advantages.tolist() == [0, 1, 2, 0, -3]
     assert given.returns is not None
     assert given.returns.tolist() == [0, 7, 8, 0, 9]
@@ -141,7 +141,9 @@ def test_an_advantage_sees_trained_tokens_alone_and_comes_back_to_their_places()
 
 def test_a_token_that_is_filtered_out_no_longer_counts_in_its_sequence() -> None:
     batch = step()
-    given = credit(batch, TokenScores(), preset=preset(kept=lambda _: torch.tensor([True, False, False])))
+    given = credit(
+        batch, TokenScores(), preset=preset(kept=lambda _: torch.tensor([True, False, False])), carried=Carried()
+    )
     assert given.kept.tolist() == [False, True, False, False, False]
     assert given.kept_lengths(batch).tolist() == [1, 0]
     assert given.advantages.tolist() == [0] * 5
