@@ -154,6 +154,22 @@ class CorrectionKnobs(Knobs):
         return self
 
 
+class PositiveKnobs(Knobs):
+    """The likelihood of good trajectories, beside the policy loss."""
+
+    positive_nll: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the negative log-likelihood of good trajectories, aggregated over those alone; 0.1 is "
+        "VAPO's (arXiv 2504.05118). 0 is off.",
+    )
+    positive_reward: float = Field(1.0, description="Trajectories of at least this reward are good ones, as it came.")
+
+    def unused_knobs(self) -> dict[str, str]:
+        unused = super().unused_knobs()
+        return unused if self.positive_nll else {**unused, "positive_reward": "positive_nll is 0"}
+
+
 class EntropyKnobs(Knobs):
     """The bonus for a spread distribution."""
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from learner.algorithms import advantages, corrections, kl
 from learner.algorithms.aggregation import token_weights
-from learner.algorithms.config import SampledKnobs
-from learner.algorithms.knobs import CorrectionKnobs, ScaleKnobs
-from learner.algorithms.policy_loss import PolicyLoss
+from learner.algorithms.knobs import CorrectionKnobs, PositiveKnobs, ScaleKnobs
+from learner.algorithms.policy_loss import PolicyLoss, negative_log_likelihood
 from learner.algorithms.preset import Advantages, Loss, LossTokens, Mean, Passes, Preset, ScoredBatch
 from learner.algorithms.rewards import Rewards, shaped
+from learner.algorithms.sampled_knobs import SampledKnobs
 
 NO_PASSES = Passes()
 
@@ -40,9 +40,15 @@ def policy_gradient(
     """
     correction = config if isinstance(config, CorrectionKnobs) else None
     drops = correction is not None and correction.has_window and not correction.count_left_out
+    positive = config if isinstance(config, PositiveKnobs) and config.positive_nll else None
+
+    def whole_loss(tokens: LossTokens) -> Loss:
+        made = _loss(config, correction, loss, tokens)
+        return made if positive is None else _with_likelihood(positive, tokens, made)
+
     return Preset(
         name=name,
-        loss=lambda tokens: _loss(config, correction, loss, tokens),
+        loss=whole_loss,
         weights=lambda lengths: token_weights(
             trained_lengths=lengths, aggregation=config.aggregation, constant_length=config.constant_length
         ),
@@ -57,6 +63,7 @@ def policy_gradient(
         samples_policy=True,
         ratio_to_behavior=to_behavior,
         entropy_gradient=config.entropy_coefficient != 0,
+        good_reward=None if positive is None else positive.positive_reward,
     )
 
 
@@ -132,6 +139,18 @@ def _loss(config: SampledKnobs, correction: CorrectionKnobs | None, policy_loss:
         corrected = weights >= correction.correction_cap if correction.correction != "none" else None
     losses, means = _with_penalties(config, tokens, losses)
     return Loss(total=(tokens.weights * losses).sum(), clipped=made.clipped, corrected=corrected, means=means)
+
+
+def _with_likelihood(knobs: PositiveKnobs, tokens: LossTokens, loss: Loss) -> Loss:
+    """The loss with the likelihood of good trajectories: arXiv 2504.05118, section 4.3."""
+    weights = tokens.good_weights
+    assert weights is not None, "the preset says which trajectories are good"
+    losses = negative_log_likelihood(policy_logprobs=tokens.policy_logprobs)
+    return replace(
+        loss,
+        total=loss.total + knobs.positive_nll * (weights * losses).sum(),
+        means={**loss.means, "positive_nll": mean_of(losses[weights > 0])},
+    )
 
 
 def _correction_weights(knobs: CorrectionKnobs, tokens: LossTokens) -> Tensor:

@@ -71,8 +71,9 @@ class LossTokens:
     Only `policy_logprobs` [N], `entropy` [N] and `candidate_logprobs` [N, C] carry a gradient; of a model of scores the
     first are the scores. Logprobs are in nats at the sampling temperature. [N]: `lags` counts policy versions,
     `sequences` int64 tells which of the K each token is of; `weights` is that of each token in the step's loss, 0 for a
-    token that a filter took out. [K]: `sequence_weights`, which its kept tokens have, and `labels` bool. `pairs` int64
-    [P, 2] holds the chosen and the rejected sequence of each pair; `margins` [P].
+    token that a filter took out; `good_weights` that of each token of a good trajectory among those alone. [K]:
+    `sequence_weights`, which its kept tokens have, and `labels` bool. `pairs` int64 [P, 2] holds the chosen and the
+    rejected sequence of each pair; `margins` [P].
     """
 
     policy_logprobs: Tensor
@@ -86,6 +87,7 @@ class LossTokens:
     labels: Tensor
     pairs: Tensor
     margins: Tensor
+    good_weights: Tensor | None = None
     reference_logprobs: Tensor | None = None
     entropy: Tensor | None = None
     candidate_logprobs: Tensor | None = None
@@ -134,6 +136,8 @@ class Preset:
     that leave numerator and denominator of the loss. `select` maps the rewards of a group [G] to the trajectories that
     are trained, in order; with `paired` the chosen one, then the rejected. `ratio_to_behavior`: what the loss bounds is
     the ratio to the behavior policy. `trains_scores`: the model is one of scores, not a policy.
+    `components` are the reward components in `ScoredBatch.components`, by name and in order. A sampled trajectory of at
+    least `good_reward` is a good one, whose tokens have `LossTokens.good_weights`: `weights` of the good ones alone.
     `value_clip` is for the critic's loss; `candidates`: how many tokens a local teacher is asked for at each position.
     """
 
@@ -149,5 +153,7 @@ class Preset:
     ratio_to_behavior: bool = False
     entropy_gradient: bool = False
     trains_scores: bool = False
+    components: tuple[str, ...] = ()
+    good_reward: float | None = None
     value_clip: float | None = None
     candidates: int = 0

@@ -44,6 +44,8 @@ class _Data:
     credit: Credit
     sequence_weights: NDArray[np.float64]
     """[S]: the weight of each kept token of a sequence in its update's loss."""
+    good_weights: NDArray[np.float64] | None
+    """[S]: the same among good sequences alone; None where the algorithm asks for none."""
 
 
 @dataclass(frozen=True)
@@ -154,10 +156,22 @@ class Step:
         scores = score(batch, microbatches, scorers=self._models.scorers, passes=self._passes(updates=len(slices)))
         made = credit(batch, scores, preset=self._preset, carried=self.carried)
         lengths = made.kept_lengths(batch)
-        weights = np.zeros(len(batch.lengths))
+        good = None
+        if self._preset.good_reward is not None:
+            good = self._weights(lengths * (batch.rewards >= self._preset.good_reward), slices)
+        return _Data(
+            batch=batch,
+            scores=scores,
+            credit=made,
+            sequence_weights=self._weights(lengths, slices),
+            good_weights=good,
+        )
+
+    def _weights(self, lengths: NDArray[np.int64], slices: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+        weights = np.zeros(len(lengths))
         for part in slices:
             weights[part] = self._preset.weights(lengths[part])
-        return _Data(batch=batch, scores=scores, credit=made, sequence_weights=weights)
+        return weights
 
     def _passes(self, *, updates: int) -> Passes:
         """With several updates the first one moves the policy away from where the step began."""
@@ -224,6 +238,9 @@ def _loss_tokens(data: _Data, microbatch: Microbatch, *, logprobs: Tensor, entro
         return values[places].to(device)
 
     sequence_weights = torch.from_numpy(data.sequence_weights).float()[members].to(device)
+    good_weights = None
+    if data.good_weights is not None:
+        good_weights = torch.from_numpy(data.good_weights).float()[members].to(device)[microbatch.sequences]
     proximal, reference = scores.proximal_logprobs, scores.reference_logprobs
     return LossTokens(
         policy_logprobs=logprobs,
@@ -232,6 +249,7 @@ def _loss_tokens(data: _Data, microbatch: Microbatch, *, logprobs: Tensor, entro
         advantages=at_tokens(data.credit.advantages),
         lags=microbatch.lags,
         weights=sequence_weights[microbatch.sequences] * at_tokens(data.credit.kept),
+        good_weights=None if good_weights is None else good_weights * at_tokens(data.credit.kept),
         sequences=microbatch.sequences,
         sequence_weights=sequence_weights,
         labels=torch.from_numpy(data.batch.labels)[members].to(device),

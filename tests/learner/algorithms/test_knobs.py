@@ -74,6 +74,13 @@ def test_a_knob_without_effect_is_refused_with_the_reason_even_at_its_default(
         ({"type": "distill", "jsd_beta": 0.5}, "jsd_beta"),
         ({"type": "cispo", "correction": "none"}, "correction"),
         ({"type": "opd", "advantage_scale": "none"}, "advantage_scale"),
+        ({"type": "gdpo"}, "components"),
+        ({"type": "gdpo", "components": {}}, "components"),
+        ({"type": "gdpo", "components": {"a": 1.0}, "reward_clip": 1.0}, "reward_clip"),
+        ({"type": "grpo", "components": {"a": 1.0}}, "components"),
+        ({"type": "grpo", "positive_reward": 0.5}, "positive_reward"),
+        ({"type": "cispo", "positive_nll": 0.1}, "positive_nll"),
+        ({"type": "ppo", "length_adaptive_alpha": 0.05, "policy_lambda": 0.9}, "policy_lambda"),
         ({"type": "opd", "reward_scale": 2.0}, "reward_scale"),
         ({"type": "opd", "kl_coefficient": 0.1, "kl_in": "reward"}, "kl_in"),
         ({"type": "opd", "truncated": "penalise"}, "truncated"),
@@ -94,7 +101,8 @@ def test_what_has_no_effect_is_left_out_of_a_dumped_config() -> None:
 
 @pytest.mark.parametrize("algo", list(ADAPTER.json_schema()["discriminator"]["mapping"]))
 def test_every_algorithms_dumped_defaults_can_be_read_again(algo: str) -> None:
-    given = {"type": algo, "path": "a.b:c"} if algo == "custom" else {"type": algo}
+    required: dict[str, dict[str, object]] = {"custom": {"path": "a.b:c"}, "gdpo": {"components": {"correct": 1.0}}}
+    given = {"type": algo, **required.get(algo, {})}
     config = ADAPTER.validate_python(given)
     assert ADAPTER.validate_json(ADAPTER.dump_json(config)) == config
 

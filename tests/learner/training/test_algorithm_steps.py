@@ -60,6 +60,12 @@ def grouped(count: int, *, size: int = 4) -> list[TrainSequence]:
     return [replace(sequence, group=index // size) for index, sequence in enumerate(random_sequences(count))]
 
 
+def componented(count: int) -> list[TrainSequence]:
+    return [
+        replace(sequence, components=(index % 3 / 2, sequence.reward)) for index, sequence in enumerate(grouped(count))
+    ]
+
+
 def paired(count: int) -> list[TrainSequence]:
     return [
         replace(sequence, pair=index // 2, margin=0.1 * (index // 2))
@@ -84,6 +90,8 @@ CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[
     ({"type": "gspo"}, grouped, {}),
     ({"type": "grpo", "token_window": [0.2, 5.0], "kl_coefficient": 0.1}, grouped, {"updates_per_step": 2}),
     ({"type": "grpo", "entropy_coefficient": 0.05}, grouped, {}),
+    ({"type": "grpo", "positive_nll": 0.1, "positive_reward": 0.0}, grouped, {"updates_per_step": 2}),
+    ({"type": "gdpo", "components": {"a": 1.0, "b": 0.5}}, componented, {}),
     ({"type": "rloo", "kl_coefficient": 0.1}, grouped, {}),
     ({"type": "reinforce_pp", "kl_coefficient": 0.1}, grouped, {}),
     ({"type": "gigpo"}, grouped, {}),
