@@ -63,7 +63,7 @@ class Credit:
 def score(batch: FlatBatch, microbatches: Sequence[Microbatch], *, scorers: Scorers, passes: Passes) -> TokenScores:
     """Runs the passes on this rank's microbatches and shares them. All ranks must call it.
 
-    Logprobs that came with the batch are taken as they are.
+    Logprobs that came with the batch are taken as they are; those of a teacher may have come for some sequences alone.
     """
 
     def run(wanted: bool, scorer: Score | None, known: NDArray[np.float32] | None = None) -> Tensor | None:
@@ -74,10 +74,18 @@ def score(batch: FlatBatch, microbatches: Sequence[Microbatch], *, scorers: Scor
         assert scorer is not None, "a pass without a model to run it"
         return _everywhere(microbatches, scorer, tokens=len(batch.token_ids))
 
+    def taught() -> Tensor | None:
+        known, asked = batch.teacher_logprobs, batch.teachers >= 0
+        if not len(known) or not passes.teacher or not asked.any():
+            return run(passes.teacher, scorers.teacher, known)
+        found = run(True, scorers.teacher)
+        assert found is not None, "a pass that was wanted"
+        return torch.where(torch.from_numpy(asked[batch.owners]), found, torch.from_numpy(known))
+
     return TokenScores(
         proximal_logprobs=run(passes.proximal, scorers.proximal),
         reference_logprobs=run(passes.reference, scorers.reference, batch.reference_logprobs),
-        teacher_logprobs=run(passes.teacher, scorers.teacher, batch.teacher_logprobs),
+        teacher_logprobs=taught(),
         values=run(passes.values, scorers.values),
     )
 

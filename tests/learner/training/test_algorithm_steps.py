@@ -66,6 +66,14 @@ def componented(count: int) -> list[TrainSequence]:
     ]
 
 
+def half_taught(count: int) -> list[TrainSequence]:
+    """Every other sequence has a teacher's logprobs already."""
+    return [
+        sequence if index % 2 else replace(sequence, teacher_logprobs=np.where(sequence.loss_mask, -3.0, 0.0))
+        for index, sequence in enumerate(grouped(count))
+    ]
+
+
 def paired(count: int) -> list[TrainSequence]:
     return [
         replace(sequence, pair=index // 2, margin=0.1 * (index // 2))
@@ -86,6 +94,7 @@ def scored(count: int) -> list[TrainSequence]:
     ]
 
 
+HEAD = {"kind": "head", "trunk_gradient": 0.5, "optimizer": OPTIMIZER}
 CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[str, object]]] = [
     ({"type": "gspo"}, grouped, {}),
     ({"type": "grpo", "token_window": [0.2, 5.0], "kl_coefficient": 0.1}, grouped, {"updates_per_step": 2}),
@@ -96,7 +105,9 @@ CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[
     ({"type": "reinforce_pp", "kl_coefficient": 0.1}, grouped, {}),
     ({"type": "gigpo"}, grouped, {}),
     ({"type": "ppo", "kl_coefficient": 0.1}, grouped, {"updates_per_step": 2}),
+    ({"type": "ppo"}, grouped, {"updates_per_step": 2, "critic": HEAD}),
     ({"type": "opd"}, grouped, {}),
+    ({"type": "opd"}, half_taught, {}),
     ({"type": "online_dpo"}, paired, {"updates_per_step": 2}),
     ({"type": "dpo", "sft_weight": 0.1}, paired, {}),
     ({"type": "dpo", "loss": "ipo"}, paired, {}),

@@ -105,6 +105,20 @@ def preset(
     )
 
 
+def test_a_teacher_of_the_ranks_fills_in_where_none_has_told_yet() -> None:
+    told = np.array([0.0, -0.25, -0.5], dtype=np.float32)
+    batch = flatten([sequence(1, 2, 3, trained=2, teacher_logprobs=told), sequence(4, 5, trained=1)])
+    assert batch.teachers.tolist() == [-1, 0]
+    teacher = Scorer(100)
+    found = score(batch, rows(batch), scorers=Scorers(proximal=Scorer(1), teacher=teacher), passes=Passes(teacher=True))
+    alone = flatten([sequence(1, 2, 3, trained=2), sequence(4, 5, trained=1)])
+    asked = score(alone, rows(alone), scorers=Scorers(proximal=Scorer(1), teacher=teacher), passes=Passes(teacher=True))
+    assert found.teacher_logprobs is not None
+    assert asked.teacher_logprobs is not None
+    assert asked.teacher_logprobs[4] != 0
+    assert found.teacher_logprobs.tolist() == [0.0, -0.25, -0.5, 0.0, asked.teacher_logprobs[4]]
+
+
 def test_without_advantages_and_filters_every_trained_token_is_kept() -> None:
     batch = step()
     given = credit(batch, TokenScores(), preset=preset(), carried=Carried())
