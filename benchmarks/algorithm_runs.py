@@ -91,6 +91,7 @@ _ONE_EACH = (
     _preset("rloo", variant="rloo_kl", extra={"algo.kl-coefficient": 0.01}),
     _preset("reinforce_pp"),
     _preset("ppo", steps=260, extra=_CRITIC),
+    _preset("ppo", variant="ppo_head", steps=260, extra={**_CRITIC, "training.critic.kind": "head"}),
     _preset("max_rl"),
     _preset("gigpo"),
     _preset("online_dpo", steps=240, learning_rate=2e-4),

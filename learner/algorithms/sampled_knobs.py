@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from learner.algorithms.knobs import AggregationKnobs, ClipKnobs, CorrectionKnobs, EntropyKnobs, PositiveKnobs
+from learner.algorithms.knobs import (
+    AggregationKnobs,
+    ClipKnobs,
+    CorrectionKnobs,
+    EntropyKnobs,
+    PositiveKnobs,
+    ScaleKnobs,
+)
 from learner.algorithms.reward_knobs import KlKnobs, KlLossKnobs, RewardKnobs
 
 
@@ -37,6 +44,17 @@ class StreamedKnobs(SampledKnobs, KlKnobs, RewardKnobs):
     @property
     def masks_truncated(self) -> bool:
         return self.truncated == "mask"
+
+    @model_validator(mode="after")
+    def _means_to_divide_by(self) -> StreamedKnobs:
+        divides_by_means = isinstance(self, ScaleKnobs) and self.advantage_scale == "mean"
+        if divides_by_means and self.reward_normalisation == "standardise":
+            raise ValueError(
+                "reward_normalisation is standardise and advantage_scale is mean: standardised rewards have a mean of "
+                "about 0, which nothing can be divided by; set reward_normalisation to scale or none, or "
+                "advantage_scale to std"
+            )
+        return self
 
 
 class ClippedKnobs(StreamedKnobs, ClipKnobs, CorrectionKnobs, PositiveKnobs):
