@@ -91,6 +91,7 @@ _ONE_EACH = (
     _preset("rloo", variant="rloo_kl", extra={"algo.kl-coefficient": 0.01}),
     _preset("reinforce_pp"),
     _preset("ppo", steps=260, extra=_CRITIC),
+    _preset("ppo", variant="ppo_head", steps=260, extra={**_CRITIC, "training.critic.kind": "head"}),
     _preset("max_rl"),
     _preset("gigpo"),
     _preset("online_dpo", steps=240, learning_rate=2e-4),
@@ -105,16 +106,17 @@ PRESETS: tuple[Run, ...] = (
     *(replace(run, max_lag=lag, seed=seed) for seed in (1, 2) for lag in (4, 0) for run in _OF_THEM),
 )
 
+_UNGUARDED = {"guard.enabled": "false"}
 _STALE = Run(
     variant="corrected",
     algo="grpo",
     max_lag=8,
     updates_per_step=4,
-    extra={"guard.enabled": "false"},
+    extra={**_UNGUARDED, "lag.pacing": "full"},
     table="staleness",
 )
 _UNCORRECTED = replace(_STALE, variant="uncorrected", extra={**_STALE.extra, "algo.correction": "none"})
-_SYNCHRONOUS = replace(_STALE, variant="synchronous", max_lag=0, updates_per_step=1)
+_SYNCHRONOUS = replace(_STALE, variant="synchronous", max_lag=0, updates_per_step=1, extra=_UNGUARDED)
 STALENESS: tuple[Run, ...] = tuple(
     replace(run, seed=seed) for seed in range(5) for run in (_STALE, _UNCORRECTED, _SYNCHRONOUS)
 )

@@ -59,8 +59,13 @@ class RolloutConfig(ConfigModel):
 
 
 class LagConfig(ConfigModel):
-    """What is done about rollouts that take long. The bound itself is `max_lag`."""
+    """How far sampling runs ahead, and what is done about rollouts that take long. The bound itself is `max_lag`."""
 
+    pacing: Literal["demand", "full"] = Field(
+        "demand",
+        description="how many groups are asked for ahead: as few as keep the trainer from waiting, or always as many "
+        "as max_lag permits, so that data grows as old as that",
+    )
     on_lag: Literal["wait", "drop"] = Field("wait", description="before a step that would make a running group too old")
     straggler_timeout_s: float = Field(
         60.0, gt=0, description="longest such wait, in seconds; then the group is dropped"

@@ -17,6 +17,10 @@ class LagBoundBroken(AssertionError):
     """A token older than `max_lag` was about to enter a loss."""
 
 
+class ComponentMissing(RuntimeError):
+    """An algorithm weighs a component that a trajectory's reward does not have."""
+
+
 @dataclass(frozen=True)
 class Teaching:
     """Who teaches a group: the index of a model that the ranks hold, or logprobs of each trajectory, [T] each."""
@@ -40,11 +44,12 @@ def sequences_of(
     """One sequence for each trajectory that the preset selects of its group; of a pair the chosen one first.
 
     `version` is the learner's; `teaching` says of each group who teaches it. Raises LagBoundBroken rather than letting
-    a token with lag > max_lag through.
+    a token with lag > max_lag through, and ComponentMissing.
     """
     return [
         replace(
             _sequence(group.trajectories[index], version=version, max_lag=max_lag),
+            components=_components(group.trajectories[index], preset, environment=group.environment),
             group=number,
             pair=number if preset.paired else -1,
             **({} if teaching is None else teaching[number].of(index)),
@@ -63,6 +68,19 @@ def _reward(trajectory: Trajectory, group: TrajectoryGroup) -> float:
     reward = trajectory.reward.reward
     assert reward is not None, f"lease {group.lease_id}: a trajectory without a reward reached the batch"
     return reward
+
+
+def _components(trajectory: Trajectory, preset: Preset, *, environment: str) -> tuple[float, ...]:
+    have = trajectory.reward.components
+    missing = [name for name in preset.components if name not in have]
+    if missing:
+        raise ComponentMissing(
+            f"algo {preset.name} weighs the reward components {', '.join(preset.components)}, and a reward of "
+            f"environment {environment} has no {missing[0]}: verifier {trajectory.reward.verifier} gave "
+            f"{', '.join(sorted(have)) or 'none'}. Name in algo.components what the verifier gives, or use a verifier "
+            "that gives it"
+        )
+    return tuple(have[name] for name in preset.components)
 
 
 def _sequence(trajectory: Trajectory, *, version: int, max_lag: int) -> TrainSequence:

@@ -86,6 +86,7 @@ def intake_options(config: LearnerConfig, incarnation: int, fingerprints: Finger
             min_group_size=rollouts.min_group_size,
             filters=group_filter(config),
         ),
+        pacing=config.lag.pacing,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from learner.config import LearnerConfig
+from learner.teachers.folders import check_tokenizers
 from learner.training.ranks import (
     Followers,
     Ranks,
@@ -37,7 +38,11 @@ class OpenTrainer:
 
 
 def open_trainer(config: LearnerConfig, *, argv: Sequence[str], should_stop: Callable[[], bool]) -> OpenTrainer:
-    """Rank 0's trainer; starts the other ranks on this host unless something like torchrun did."""
+    """Rank 0's trainer; starts the other ranks on this host unless something like torchrun did.
+
+    Raises TeacherFailed, before anything is loaded, for a teacher that cannot teach this model.
+    """
+    check_tokenizers(config.teachers, model=config.model)
     given = ranks_from_environment(os.environ)
     command = [sys.executable, "-m", "learner.command", *argv[1:]]
     followers = start_followers(command, count=config.ranks) if given is None else Followers(ranks=given)

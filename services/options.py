@@ -26,7 +26,8 @@ FILE_SUFFIX = "_file"
 class Option:
     """One key that can be set; `variants` is empty, or holds the default for each variant that has this key.
 
-    `texts` holds what it means to each of them, `description` to the first.
+    `texts` and `kinds` hold what it means to each of them and of what type it is; `description` and `annotation` are
+    those of the first.
     """
 
     key: str
@@ -35,6 +36,7 @@ class Option:
     description: str
     variants: Mapping[str, object] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def is_list(self) -> bool:
@@ -132,7 +134,8 @@ def _walk(model: type[BaseModel], *, default: object, prefix: str, variant: str 
             text = info.description or ""
             variants = {} if variant is None else {variant: value}
             texts = {} if variant is None else {variant: text}
-            _add(options, Option(key, info.annotation, value, text, variants, texts))
+            kinds = {} if variant is None else {variant: info.annotation}
+            _add(options, Option(key, info.annotation, value, text, variants, texts, kinds))
 
 
 def _walk_choice(
@@ -165,7 +168,12 @@ def _add(options: dict[str, Option], option: Option) -> None:
     known = options.get(option.key)
     both = option
     if known is not None:
-        both = replace(known, variants={**known.variants, **option.variants}, texts={**known.texts, **option.texts})
+        both = replace(
+            known,
+            variants={**known.variants, **option.variants},
+            texts={**known.texts, **option.texts},
+            kinds={**known.kinds, **option.kinds},
+        )
     options[option.key] = both
 
 
@@ -226,7 +234,8 @@ def help_lines(schema: Schema, picked: Mapping[str, str]) -> Iterator[str]:
         is_type = choice is not None and choice.type_key == option.key
         short = f", or {flag_of(choice.key)}" if choice is not None and is_type else ""
         default = option.default if variant is None or is_type else option.variants[variant]
-        yield f"  {flag_of(option.key)}{short}  {kind_name(option.annotation)}, {_default_text(default)}"
+        kind = option.kinds.get(variant or "", option.annotation)
+        yield f"  {flag_of(option.key)}{short}  {kind_name(kind)}, {_default_text(default)}"
         if text := option.texts.get(variant or "", option.description):
             yield f"      {text}"
         if choice is not None and is_type and variant is not None:

@@ -15,24 +15,15 @@ from learner.algorithms.knobs import (
     AggregationKnobs,
     ClipKnobs,
     CorrectionKnobs,
-    EntropyKnobs,
-    KlKnobs,
     Knobs,
-    RewardKnobs,
     ScaleKnobs,
     aggregation,
     clip_high,
     clip_low,
 )
 from learner.algorithms.knobs import Aggregation as Aggregation
-
-
-class StreamedKnobs(AggregationKnobs, KlKnobs, RewardKnobs, EntropyKnobs):
-    """What every algorithm that samples has."""
-
-
-class ClippedKnobs(StreamedKnobs, ClipKnobs, CorrectionKnobs):
-    """What every algorithm with a clipped ratio to the proximal policy has."""
+from learner.algorithms.reward_knobs import KlKnobs
+from learner.algorithms.sampled_knobs import ClippedKnobs, StreamedKnobs, UnshapedKnobs
 
 
 class GrpoConfig(ClippedKnobs, ScaleKnobs):
@@ -75,6 +66,19 @@ class MaxRlConfig(ClippedKnobs, ScaleKnobs):
 
     type: Literal["max_rl"] = "max_rl"
     advantage_scale: AdvantageScale = ScaleKnobs.field("mean")
+
+
+class GdpoConfig(UnshapedKnobs, ClipKnobs, CorrectionKnobs):
+    """GRPO whose reward components are each normalised in their group before they are weighted and summed.
+
+    Source: GDPO (arXiv 2601.05242).
+    """
+
+    type: Literal["gdpo"] = "gdpo"
+    components: dict[str, float] = Field(
+        description="Weight of each component of the reward by the name that its verifier gives it; others are left.",
+        min_length=1,
+    )
 
 
 class GspoConfig(StreamedKnobs, CorrectionKnobs, ScaleKnobs):
@@ -171,12 +175,24 @@ class PpoConfig(ClippedKnobs):
     type: Literal["ppo"] = "ppo"
     discount: float = Field(1.0, gt=0, le=1, description="Discount of later rewards, per trained token.")
     policy_lambda: float = Field(0.95, ge=0, le=1, description="Decay of later errors in the policy's advantages.")
+    length_adaptive_alpha: float | None = Field(
+        None,
+        gt=0,
+        description="policy_lambda is 1 - 1 / (this x the trajectory's trained tokens); 0.05 is VAPO's. none: the same "
+        "for all",
+    )
     value_lambda: float = Field(1.0, ge=0, le=1, description="Decay of later errors in the critic's targets.")
     whiten: bool = Field(True, description="Advantages are shifted and scaled to mean 0 and deviation 1.")
     value_clip: float | None = Field(
         0.2, gt=0, description="The critic's new values are kept this close to its old ones. none: off"
     )
     kl_in: Literal["loss", "reward"] = KlKnobs.place("reward")
+
+    def unused_knobs(self) -> dict[str, str]:
+        unused = super().unused_knobs()
+        if self.length_adaptive_alpha is None:
+            return unused
+        return {**unused, "policy_lambda": "length_adaptive_alpha is set, which makes it out of each length"}
 
 
 class GigpoConfig(ClippedKnobs, ScaleKnobs):
@@ -206,7 +222,7 @@ class BestOfKConfig(AggregationKnobs):
     type: Literal["best_of_k"] = "best_of_k"
 
 
-class OpdConfig(StreamedKnobs):
+class OpdConfig(UnshapedKnobs):
     """On-policy distillation: each token's advantage is the teacher's logprob less the policy's."""
 
     type: Literal["opd"] = "opd"
@@ -285,9 +301,9 @@ class CustomConfig(AggregationKnobs):
 
 
 StreamedConfig = (
-    GrpoConfig | DrGrpoConfig | DapoConfig | MaxRlConfig | GspoConfig | CispoConfig | ToprConfig | KimiConfig
-    | DppoConfig | ReinforceConfig | RlooConfig | ReinforcePpConfig | PpoConfig | GigpoConfig | OnlineDpoConfig
-    | BestOfKConfig | OpdConfig
+    GrpoConfig | DrGrpoConfig | DapoConfig | MaxRlConfig | GdpoConfig | GspoConfig | CispoConfig | ToprConfig
+    | KimiConfig | DppoConfig | ReinforceConfig | RlooConfig | ReinforcePpConfig | PpoConfig | GigpoConfig
+    | OnlineDpoConfig | BestOfKConfig | OpdConfig
 )  # fmt: skip
 OfflineConfig = SftConfig | RmConfig | DpoConfig | DistillConfig
 AlgorithmConfig = Annotated[StreamedConfig | OfflineConfig | CustomConfig, Field(discriminator="type")]

@@ -154,65 +154,20 @@ class CorrectionKnobs(Knobs):
         return self
 
 
-class KlKnobs(Knobs):
-    """The pull towards the reference policy."""
+class PositiveKnobs(Knobs):
+    """The likelihood of good trajectories, beside the policy loss."""
 
-    @staticmethod
-    def place(default: Literal["loss", "reward"]) -> Any:
-        """The knob `kl_in`, with an algorithm's own default."""
-        return Field(default, description="Whether the penalty is part of the loss or of each token's reward.")
-
-    kl_coefficient: float = Field(
+    positive_nll: float = Field(
         0.0,
         ge=0,
-        description="Weight of the penalty towards the reference policy. 0 runs no reference pass. Nats to loss.",
+        description="Weight of the negative log-likelihood of good trajectories, aggregated over those alone; 0.1 is "
+        "VAPO's (arXiv 2504.05118). 0 is off.",
     )
-    kl_form: KlForm = Field("k3", description="Estimate of the divergence in the loss; in the reward it is k1.")
-    kl_in: Literal["loss", "reward"] = place("loss")
+    positive_reward: float = Field(1.0, description="Trajectories of at least this reward are good ones, as it came.")
 
     def unused_knobs(self) -> dict[str, str]:
         unused = super().unused_knobs()
-        if self.kl_coefficient == 0:
-            return {**unused, "kl_form": "kl_coefficient is 0", "kl_in": "kl_coefficient is 0"}
-        if self.kl_in == "reward":
-            unused["kl_form"] = "kl_in is reward, which takes k1"
-        return unused
-
-    @property
-    def uses_reference(self) -> bool:
-        return self.kl_coefficient > 0
-
-    @model_validator(mode="after")
-    def _a_form_with_a_gradient(self) -> KlKnobs:
-        if self.kl_coefficient > 0 and self.kl_in == "loss" and self.kl_form == "k1":
-            raise ValueError(
-                "kl_form is k1 and kl_in is loss: the expected gradient of k1 in a loss is 0, so it would hold nothing "
-                "back; set kl_form to k3 or k2, or kl_in to reward"
-            )
-        return self
-
-
-class RewardKnobs(Knobs):
-    """What is done to rewards before they become advantages."""
-
-    reward_clip: float | None = Field(None, gt=0, description="Rewards are clipped to +- this. none: off")
-    reward_scale: float = Field(1.0, gt=0, description="Rewards are multiplied by this.")
-    truncated: Literal["keep", "mask", "penalise"] = Field(
-        "keep", description="Completions cut off at the longest length: trained, left out, or penalised."
-    )
-    truncated_penalty: float = Field(1.0, ge=0, description="What is taken off the reward of cut off completions.")
-    overlong_length: int | None = Field(
-        None, gt=0, description="Length in tokens at which the soft penalty reaches -1. none: off"
-    )
-    overlong_buffer: int = Field(128, gt=0, description="Tokens before overlong_length over which it grows from 0.")
-
-    def unused_knobs(self) -> dict[str, str]:
-        unused = super().unused_knobs()
-        if self.truncated != "penalise":
-            unused["truncated_penalty"] = f"truncated is {self.truncated}"
-        if self.overlong_length is None:
-            unused["overlong_buffer"] = "overlong_length is not set"
-        return unused
+        return unused if self.positive_nll else {**unused, "positive_reward": "positive_nll is 0"}
 
 
 class EntropyKnobs(Knobs):

@@ -6,39 +6,18 @@ rewards ─ shaping ─▶ + KL in reward ─▶ estimator ─▶ advantages ─
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, corrections, kl, shaping
+from learner.algorithms import advantages, corrections, kl
 from learner.algorithms.aggregation import token_weights
-from learner.algorithms.config import StreamedKnobs
-from learner.algorithms.knobs import CorrectionKnobs, RewardKnobs, ScaleKnobs
-from learner.algorithms.policy_loss import PolicyLoss
+from learner.algorithms.knobs import CorrectionKnobs, PositiveKnobs, ScaleKnobs
+from learner.algorithms.policy_loss import PolicyLoss, negative_log_likelihood
 from learner.algorithms.preset import Advantages, Loss, LossTokens, Mean, Passes, Preset, ScoredBatch
-
-
-@dataclass(frozen=True)
-class Rewards:
-    """What an estimator starts from: `of_trajectories` [S], shaped, and `of_tokens` [M], the KL penalty, or None."""
-
-    of_trajectories: Tensor
-    of_tokens: Tensor | None
-
-    def with_tokens(self, batch: ScoredBatch) -> Tensor:
-        """Each trajectory's reward with those of its tokens, [S]."""
-        if self.of_tokens is None:
-            return self.of_trajectories
-        return self.of_trajectories + shaping.to_trajectories(
-            token_rewards=self.of_tokens, sequences=batch.sequences, trajectories=len(batch.rewards)
-        )
-
-    def at_tokens(self, batch: ScoredBatch) -> Tensor:
-        """The reward of each token: the trajectory's at its last one, [M]."""
-        rewards = shaping.to_tokens(rewards=self.of_trajectories, sequences=batch.sequences)
-        return rewards if self.of_tokens is None else rewards + self.of_tokens
-
+from learner.algorithms.rewards import Rewards, shaped
+from learner.algorithms.sampled_knobs import SampledKnobs
 
 NO_PASSES = Passes()
 
@@ -47,7 +26,7 @@ TokenLoss = Callable[[LossTokens], PolicyLoss]
 
 
 def policy_gradient(
-    config: StreamedKnobs,
+    config: SampledKnobs,
     *,
     name: str,
     estimator: Estimator,
@@ -60,18 +39,23 @@ def policy_gradient(
     `to_behavior`: the loss takes the ratio to the behavior policy, which moves with the first update already.
     """
     correction = config if isinstance(config, CorrectionKnobs) else None
-    in_reward = config.kl_coefficient > 0 and config.kl_in == "reward"
     drops = correction is not None and correction.has_window and not correction.count_left_out
+    positive = config if isinstance(config, PositiveKnobs) and config.positive_nll else None
+
+    def whole_loss(tokens: LossTokens) -> Loss:
+        made = _loss(config, correction, loss, tokens)
+        return made if positive is None else _with_likelihood(positive, tokens, made)
+
     return Preset(
         name=name,
-        loss=lambda tokens: _loss(config, correction, loss, tokens),
+        loss=whole_loss,
         weights=lambda lengths: token_weights(
             trained_lengths=lengths, aggregation=config.aggregation, constant_length=config.constant_length
         ),
-        advantages=lambda batch: estimator(batch, shaped(config, batch, kl_in_reward(config, batch))),
+        advantages=lambda batch: _estimate(config, estimator, batch),
         kept=lambda batch: _kept(config, correction if drops else None, batch),
         passes=Passes(
-            proximal=passes.proximal or in_reward or drops,
+            proximal=passes.proximal or config.kl_is_in_reward or drops,
             reference=passes.reference or config.kl_coefficient > 0,
             teacher=passes.teacher,
             values=passes.values,
@@ -79,7 +63,14 @@ def policy_gradient(
         samples_policy=True,
         ratio_to_behavior=to_behavior,
         entropy_gradient=config.entropy_coefficient != 0,
+        good_reward=None if positive is None else positive.positive_reward,
     )
+
+
+def _estimate(config: SampledKnobs, estimator: Estimator, batch: ScoredBatch) -> Advantages:
+    found = shaped(config, batch)
+    made = estimator(batch, found.rewards)
+    return replace(made, carried=found.carried, means={**found.means, **made.means})
 
 
 def trajectory_level(estimate: Callable[[ScoredBatch, Tensor], Tensor]) -> Estimator:
@@ -98,39 +89,9 @@ def group_level(config: ScaleKnobs) -> Estimator:
     )
 
 
-def shaped(config: RewardKnobs, batch: ScoredBatch, of_tokens: Tensor | None = None) -> Rewards:
-    """The rewards after what the knobs do to them."""
-    rewards = shaping.scale(rewards=batch.rewards, factor=config.reward_scale)
-    if config.reward_clip is not None:
-        rewards = shaping.clip(rewards=rewards, low=-config.reward_clip, high=config.reward_clip)
-    if config.overlong_length is not None:
-        lengths = torch.bincount(batch.sequences, minlength=len(rewards))
-        rewards = rewards + shaping.overlong_penalty(
-            lengths=lengths, max_length=config.overlong_length, buffer=config.overlong_buffer
-        )
-    rewards = shaping.truncation(
-        rewards=rewards, truncated=batch.truncated, rule=config.truncated, penalty=config.truncated_penalty
-    ).rewards
-    return Rewards(of_trajectories=rewards, of_tokens=of_tokens)
-
-
-def kl_in_reward(config: StreamedKnobs, batch: ScoredBatch) -> Tensor | None:
-    """The penalty at each token, [M], as the policy stood at the step's start."""
-    if config.kl_coefficient == 0 or config.kl_in == "loss":
-        return None
-    assert batch.proximal_logprobs is not None, "the preset asked for a pass of the policy"
-    assert batch.reference_logprobs is not None, "the preset asked for a pass of the reference"
-    return shaping.kl_rewards(
-        policy_logprobs=batch.proximal_logprobs,
-        reference_logprobs=batch.reference_logprobs,
-        beta=config.kl_coefficient,
-        form="k1",
-    )
-
-
-def _kept(config: RewardKnobs, correction: CorrectionKnobs | None, batch: ScoredBatch) -> Tensor:
+def _kept(config: SampledKnobs, correction: CorrectionKnobs | None, batch: ScoredBatch) -> Tensor:
     kept = torch.ones_like(batch.sequences, dtype=torch.bool)
-    if config.truncated == "mask":
+    if config.masks_truncated:
         kept = ~batch.truncated[batch.sequences]
     if correction is None:
         return kept
@@ -164,9 +125,7 @@ def _rules(knobs: CorrectionKnobs) -> corrections.Rules:
     )
 
 
-def _loss(
-    config: StreamedKnobs, correction: CorrectionKnobs | None, policy_loss: TokenLoss, tokens: LossTokens
-) -> Loss:
+def _loss(config: SampledKnobs, correction: CorrectionKnobs | None, policy_loss: TokenLoss, tokens: LossTokens) -> Loss:
     if correction is not None:
         anchor = tokens.policy_logprobs.detach() if correction.proximal == "interpolate" else tokens.proximal_logprobs
         anchor = proximal_of(correction, recomputed=anchor, behavior=tokens.behavior_logprobs, lags=tokens.lags)
@@ -182,6 +141,18 @@ def _loss(
     return Loss(total=(tokens.weights * losses).sum(), clipped=made.clipped, corrected=corrected, means=means)
 
 
+def _with_likelihood(knobs: PositiveKnobs, tokens: LossTokens, loss: Loss) -> Loss:
+    """The loss with the likelihood of good trajectories: arXiv 2504.05118, section 4.3."""
+    weights = tokens.good_weights
+    assert weights is not None, "the preset says which trajectories are good"
+    losses = negative_log_likelihood(policy_logprobs=tokens.policy_logprobs)
+    return replace(
+        loss,
+        total=loss.total + knobs.positive_nll * (weights * losses).sum(),
+        means={**loss.means, "positive_nll": mean_of(losses[weights > 0])},
+    )
+
+
 def _correction_weights(knobs: CorrectionKnobs, tokens: LossTokens) -> Tensor:
     return corrections.correct(
         rules=_rules(knobs),
@@ -192,18 +163,18 @@ def _correction_weights(knobs: CorrectionKnobs, tokens: LossTokens) -> Tensor:
     ).weights
 
 
-def _with_penalties(config: StreamedKnobs, tokens: LossTokens, losses: Tensor) -> tuple[Tensor, dict[str, Mean]]:
+def _with_penalties(config: SampledKnobs, tokens: LossTokens, losses: Tensor) -> tuple[Tensor, dict[str, Mean]]:
     """The losses with the KL penalty and the entropy bonus, and what the first measured."""
     means = {}
     if config.kl_coefficient > 0:
         assert tokens.reference_logprobs is not None, "the preset asked for a pass of the reference"
         penalty = kl.penalty(
-            form=config.kl_form if config.kl_in == "loss" else "k3",
+            form="k3" if config.kl_is_in_reward else config.kl_form,
             policy_logprobs=tokens.policy_logprobs,
             reference_logprobs=tokens.reference_logprobs,
         )
         means["reference_kl"] = mean_of(penalty)
-        if config.kl_in == "loss":
+        if not config.kl_is_in_reward:
             losses = losses + config.kl_coefficient * penalty
     if config.entropy_coefficient != 0:
         assert tokens.entropy is not None, "the preset asked for the entropy"

@@ -9,6 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from learner.algorithms.shaping import RunningMoments
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What an algorithm carries from one step to the next; a checkpoint holds it.
+
+    `kl_coefficient`: where an adaptive one has moved to, None before it has. `rewards`: the moments of all so far.
+    """
+
+    kl_coefficient: float | None = None
+    rewards: RunningMoments = field(default_factory=RunningMoments)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredBatch:
@@ -16,8 +29,9 @@ class ScoredBatch:
 
     S sequences have M trained tokens in all, sequence after sequence. [S]: `rewards`, `groups` int64, equal for the
     trajectories of one task, `truncated` bool; `components` [S, C]. [M]: `sequences` int64, the sequence of each token;
-    `turns` int64, its turn, of which there are T over all sequences; `lags` int64; `behavior_logprobs`, and what the
-    preset's passes gave, None where it asked for none. `turn_states` int64 [T]: equal states have equal numbers.
+    `turns` int64, its turn, of which there are T over all sequences; `token_ids` and `lags` int64; `behavior_logprobs`,
+    and what the preset's passes gave, None where it asked for none. `turn_states` int64 [T]: equal states have equal
+    numbers. `carried` is what the step before left.
     """
 
     rewards: Tensor
@@ -25,6 +39,7 @@ class ScoredBatch:
     truncated: Tensor
     components: Tensor
     sequences: Tensor
+    token_ids: Tensor
     turns: Tensor
     turn_states: Tensor
     lags: Tensor
@@ -33,15 +48,20 @@ class ScoredBatch:
     reference_logprobs: Tensor | None = None
     teacher_logprobs: Tensor | None = None
     values: Tensor | None = None
+    carried: Carried = Carried()
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """`advantages` [M], and for a critic the `returns` [M] that its values should have been. `means`: measures."""
+    """`advantages` [M], and for a critic the `returns` [M] that its values should have been. `means`: measures.
+
+    `carried` goes to the next step; None leaves it as it was.
+    """
 
     advantages: Tensor
     returns: Tensor | None = None
     means: Mapping[str, float] = field(default_factory=dict)
+    carried: Carried | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +71,9 @@ class LossTokens:
     Only `policy_logprobs` [N], `entropy` [N] and `candidate_logprobs` [N, C] carry a gradient; of a model of scores the
     first are the scores. Logprobs are in nats at the sampling temperature. [N]: `lags` counts policy versions,
     `sequences` int64 tells which of the K each token is of; `weights` is that of each token in the step's loss, 0 for a
-    token that a filter took out. [K]: `sequence_weights`, which its kept tokens have, and `labels` bool. `pairs` int64
-    [P, 2] holds the chosen and the rejected sequence of each pair; `margins` [P].
+    token that a filter took out; `good_weights` that of each token of a good trajectory among those alone. [K]:
+    `sequence_weights`, which its kept tokens have, and `labels` bool. `pairs` int64 [P, 2] holds the chosen and the
+    rejected sequence of each pair; `margins` [P].
     """
 
     policy_logprobs: Tensor
@@ -66,6 +87,7 @@ class LossTokens:
     labels: Tensor
     pairs: Tensor
     margins: Tensor
+    good_weights: Tensor | None = None
     reference_logprobs: Tensor | None = None
     entropy: Tensor | None = None
     candidate_logprobs: Tensor | None = None
@@ -114,6 +136,8 @@ class Preset:
     that leave numerator and denominator of the loss. `select` maps the rewards of a group [G] to the trajectories that
     are trained, in order; with `paired` the chosen one, then the rejected. `ratio_to_behavior`: what the loss bounds is
     the ratio to the behavior policy. `trains_scores`: the model is one of scores, not a policy.
+    `components` are the reward components in `ScoredBatch.components`, by name and in order. A sampled trajectory of at
+    least `good_reward` is a good one, whose tokens have `LossTokens.good_weights`: `weights` of the good ones alone.
     `value_clip` is for the critic's loss; `candidates`: how many tokens a local teacher is asked for at each position.
     """
 
@@ -129,5 +153,7 @@ class Preset:
     ratio_to_behavior: bool = False
     entropy_gradient: bool = False
     trains_scores: bool = False
+    components: tuple[str, ...] = ()
+    good_reward: float | None = None
     value_clip: float | None = None
     candidates: int = 0

@@ -14,6 +14,7 @@ from learner.algorithms.config import (
     DpoConfig,
     DppoConfig,
     DrGrpoConfig,
+    GdpoConfig,
     GigpoConfig,
     GrpoConfig,
     GspoConfig,
@@ -59,6 +60,8 @@ def _streamed(config: StreamedConfig) -> Preset:
     match config:
         case GrpoConfig() | DrGrpoConfig() | DapoConfig() | MaxRlConfig():
             return clipped.grpo(config)
+        case GdpoConfig():
+            return clipped.gdpo(config)
         case ReinforcePpConfig():
             return clipped.reinforce_pp(config)
         case PpoConfig():

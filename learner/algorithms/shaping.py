@@ -100,11 +100,6 @@ def relative_length(*, lengths: Tensor, groups: Tensor, correct: Tensor) -> Tens
     return torch.where(correct, rank, rank.clamp(max=0.0))
 
 
-def format_penalty(*, well_formed: Tensor) -> Tensor:
-    """-1 for a trajectory that is not `well_formed` (bool [S], as a verifier's component says), else 0. [S] float64."""
-    return -(~well_formed).to(torch.float64)
-
-
 def repetition_penalty(*, token_ids: Tensor, sequences: Tensor, turns: Tensor, trajectories: int, ngram: int) -> Tensor:
     """Minus the share of a trajectory's n-grams that it had before, [S] float64; S is `trajectories`.
 

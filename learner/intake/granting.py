@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from learner.intake.evaluation import Evaluator
 from learner.intake.holders import Holder
-from learner.intake.pacing import Pacing
+from learner.intake.pacing import Pacing, PacingRule
 from learner.intake.task_order import TaskOrder
 from learner.ledger import AttemptId, Grant, Ledger
 from protocol.generation import Sampling
@@ -36,13 +36,14 @@ class Granting:
         terms: LeaseTerms,
         incarnation: int,
         clock: Callable[[], float],
+        pacing: PacingRule = "demand",
     ) -> None:
         self._ledger = ledger
         self._evaluator = evaluator
         self._terms = terms
         self._incarnation = incarnation
         self._clock = clock
-        self._pacing = Pacing(groups_per_step=ledger.config.groups_per_step, max_lag=ledger.config.max_lag)
+        self._pacing = Pacing(groups_per_step=ledger.config.groups_per_step, max_lag=ledger.config.max_lag, rule=pacing)
         self._last_taken = clock()
         self.order: TaskOrder | None = None
 

@@ -103,7 +103,12 @@ class Intake:
         self._clock = clock
         self._buffer: dict[int, TrajectoryGroup] = {}
         self._granting = Granting(
-            ledger=ledger, evaluator=evaluator, terms=terms, incarnation=options.incarnation, clock=clock
+            ledger=ledger,
+            evaluator=evaluator,
+            terms=terms,
+            incarnation=options.incarnation,
+            clock=clock,
+            pacing=options.pacing,
         )
         self._dead_letters = dead_letters
         self._rounds = FilterRounds(options.rules.filters, groups_per_step=ledger.config.groups_per_step)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from learner.intake.admission import GroupRules
+from learner.intake.pacing import PacingRule
 
 
 @dataclass(frozen=True)
@@ -20,3 +21,4 @@ class IntakeOptions:
     tokenizer: str
     chat_template: str
     rules: GroupRules
+    pacing: PacingRule = "demand"

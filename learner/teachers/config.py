@@ -11,7 +11,7 @@ from protocol.generation import MOST_SCORED_TOKENS
 from services.config import ConfigModel
 from services.secret_files import read_secret
 
-_OF_URLS = ("token", "same_tokenizer", "wait_s", "request_timeout_s", "requests_at_once", "request_tokens")
+_OF_URLS = ("token", "wait_s", "request_timeout_s", "requests_at_once", "request_tokens")
 
 
 class TeacherConfig(ConfigModel):
@@ -78,10 +78,13 @@ def teacher_of(teachers: Sequence[TeacherConfig], environment: str) -> TeacherCo
 
 
 def index_of(teachers: Sequence[TeacherConfig], environment: str) -> int:
-    """Which of `teachers` teaches `environment`. One of them must."""
+    """Which of the `teachers` in folders, counted alone, teaches `environment`: -1 if its teacher is behind a URL.
+
+    It must have one.
+    """
     teacher = teacher_of(teachers, environment)
     assert teacher is not None, f"environment {environment} has no teacher"
-    return teachers.index(teacher)
+    return -1 if teacher.path is None else [one for one in teachers if one.path is not None].index(teacher)
 
 
 def check_teachers(teachers: Sequence[TeacherConfig], *, temperature: float) -> None:
@@ -116,9 +119,8 @@ def check_use(teachers: Sequence[TeacherConfig], *, algo: str) -> None:
     kinds = sorted({"urls" if teacher.urls else "path" for teacher in teachers})
     if teachers and algo not in ("opd", "distill", "custom"):
         raise ValueError(f"teachers are set, and algo {algo} asks none: remove them, or use opd or distill")
-    if algo == "opd" and len(kinds) != 1:
-        got = "none is set" if not kinds else "some have urls and some a path"
-        raise ValueError(f"algo opd needs teachers, all with urls or all with a path, and {got}: see learner.teachers")
+    if algo == "opd" and not teachers:
+        raise ValueError("algo opd needs a teacher, with urls or a path, and none is set: see learner.teachers")
     if algo == "distill" and (kinds not in ([], ["path"]) or len(teachers) > 1):
         raise ValueError(
             "algo distill takes its teacher's logprobs from the data, or asks one teacher with a path: set that one "

@@ -41,8 +41,9 @@ class TrainSequence:
     the trajectories of one task; `truncated`: cut off at the longest completion; `turns` in order, none for one turn.
 
     Of a preference pair: `pair` is its number in the step, the chosen sequence comes before the rejected one, `margin`
-    is how much better it is. `label`: whether an unpaired example is a good one. `teacher` is the index of the teacher
-    to ask; logprobs that are known already, [T] float32 or empty: `teacher_logprobs` and `reference_logprobs`.
+    is how much better it is. `label`: whether an unpaired example is a good one. `teacher` is the index of the model to
+    ask, of those that the ranks hold, unless its logprobs are known already. Those are [T] float32 or empty:
+    `teacher_logprobs` and `reference_logprobs`.
     """
 
     token_ids: NDArray[np.int32]
@@ -104,7 +105,8 @@ class FlatBatch:
 
     [S]: `lengths` int64, `mixed_versions`, `truncated` and `labels` bool, `rewards` and `margins` float64, `groups`,
     `pairs` and `teachers` int64; `components` float64 [S x C], flat. [N]: as in `TrainSequence`; `turns` int64, the
-    number of the token's turn in the step, of which there are T; `turn_states` int64 [T]. What nobody gave is empty.
+    number of the token's turn in the step, of which there are T; `turn_states` int64 [T]. What nobody gave is empty; of
+    `teacher_logprobs` that some sequences have, those of the others are 0, and `teachers` is -1 for who has them.
     `candidate_ids` and `candidate_logprobs` are [N x C], flat.
     """
 
@@ -175,14 +177,14 @@ def flatten(sequences: Sequence[TrainSequence]) -> FlatBatch:
         pairs=np.array([sequence.pair for sequence in sequences], dtype=np.int64),
         margins=np.array([sequence.margin for sequence in sequences], dtype=np.float64),
         labels=np.array([sequence.label for sequence in sequences], dtype=np.bool_),
-        teachers=np.array([sequence.teacher for sequence in sequences], dtype=np.int64),
+        teachers=np.array([-1 if len(s.teacher_logprobs) else s.teacher for s in sequences], dtype=np.int64),
         token_ids=np.concatenate([sequence.token_ids for sequence in sequences]).astype(np.int32, copy=False),
         loss_mask=np.concatenate([sequence.loss_mask for sequence in sequences]).astype(np.bool_, copy=False),
         behavior_logprobs=np.concatenate([s.behavior_logprobs for s in sequences]).astype(np.float32, copy=False),
         lags=np.concatenate([sequence.lags for sequence in sequences]).astype(np.int32, copy=False),
         turns=turns,
         turn_states=np.array([turn.state for s in sequences for turn in _turns_of(s)], dtype=np.int64),
-        teacher_logprobs=_known([sequence.teacher_logprobs for sequence in sequences]),
+        teacher_logprobs=_told(sequences),
         reference_logprobs=_known([sequence.reference_logprobs for sequence in sequences]),
         candidate_ids=_flat([s.candidates.token_ids for s in sequences if s.candidates is not None], np.int32),
         candidate_logprobs=_flat([s.candidates.logprobs for s in sequences if s.candidates is not None], np.float32),
@@ -211,6 +213,14 @@ def _turns(sequences: Sequence[TrainSequence]) -> NDArray[np.int64]:
 def _known(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     given = sum(len(part) > 0 for part in parts)
     assert given in (0, len(parts)), f"logprobs are given for {given} of {len(parts)} sequences"
+    return np.concatenate(parts).astype(np.float32, copy=False)
+
+
+def _told(sequences: Sequence[TrainSequence]) -> NDArray[np.float32]:
+    """0 for sequences of which no teacher has told anything yet; empty if that is all of them."""
+    if not any(len(sequence.teacher_logprobs) for sequence in sequences):
+        return _NO_TOKENS
+    parts = [s.teacher_logprobs if len(s.teacher_logprobs) else np.zeros(len(s.token_ids)) for s in sequences]
     return np.concatenate(parts).astype(np.float32, copy=False)
 
 

@@ -132,11 +132,30 @@ class CriticConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    kind: Literal["model", "head"] = Field(
+        "model", description="A model of its own, or a linear head on the policy's last hidden states."
+    )
     model: Path | None = Field(
         None, description="Hugging Face directory that the critic starts from; the policy's initial model if left out"
     )
+    trunk_gradient: float = Field(
+        0.0,
+        ge=0,
+        description="Of head: weight of the value loss in the gradient of the policy's layers below it. 0 detaches it.",
+    )
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="AdamW of the critic alone.")
     warmup_steps: int = Field(0, ge=0, description="First steps in which the critic learns and the policy stays.")
+
+    @model_validator(mode="after")
+    def _refuse_unused_knobs(self) -> CriticConfig:
+        if self.kind == "head" and self.model is not None:
+            raise ValueError("model is set but kind is head, which stands on the policy. Remove model, or set kind.")
+        if self.kind == "model" and self.trunk_gradient:
+            raise ValueError(
+                "trunk_gradient is set but kind is model, which shares no layers with the policy. Remove it, or set "
+                "kind to head."
+            )
+        return self
 
 
 class TrainingConfig(BaseModel):

@@ -37,7 +37,7 @@ class Critic:
         self._config = config.critic
         self._clip = value_clip
         model = load_score_model(config.critic.model or path, dtype=torch_dtype(config.dtype))
-        self._engine: Engine[tuple[Tensor, None, None]] = Engine(
+        self._engine: Engine[tuple[Tensor, None, None, None]] = Engine(
             model, config=config, device=device, optimizer=config.critic.optimizer
         )
 

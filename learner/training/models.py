@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from learner.algorithms.preset import Preset
 from learner.training.adapters import add_adapters
 from learner.training.config import TrainingConfig
 from learner.training.critic import Critic
+from learner.training.critic_head import CriticHead
 from learner.training.engine import Engine
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch
@@ -22,7 +23,7 @@ from learner.training.score_model import ScoreModel, load_score_model
 from learner.training.scoring import Scorers
 from learner.training.weights import torch_dtype
 
-Output = tuple[Tensor, Tensor | None, Tensor | None]
+Output = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 """What a trained model returns: see PolicyModel.forward and ScoreModel.forward."""
 
 
@@ -34,7 +35,7 @@ class Models:
     engine: Engine[Output]
     reference: Reference | None
     teachers: LocalTeachers
-    critic: Critic | None
+    critic: Critic | CriticHead | None
 
     @property
     def scorers(self) -> Scorers:
@@ -106,6 +107,8 @@ def open_models(
         return Models(trained=scores, engine=engine, reference=None, teachers=LocalTeachers(()), critic=None)
     entropy = (config.report_entropy, preset.entropy_gradient)
     policy = _policy(path, config=config, entropy=entropy, adapted=config.lora.enabled)
+    if preset.passes.values and config.critic.kind == "head":
+        policy.settings = replace(policy.settings, with_states=True)
     engine = Engine(policy, config=config, device=device)
 
     def frozen(folder: Path) -> PolicyModel:
@@ -119,10 +122,30 @@ def open_models(
         if preset.passes.reference
         else None,
         teachers=LocalTeachers([frozen(folder) for folder in teachers]),
-        critic=Critic(path, config=config, device=device, value_clip=preset.value_clip)
+        critic=_critic(path, policy, engine, config=config, preset=preset, device=device)
         if preset.passes.values
         else None,
     )
+
+
+def _critic(
+    path: Path,
+    policy: PolicyModel,
+    engine: Engine[Output],
+    *,
+    config: TrainingConfig,
+    preset: Preset,
+    device: torch.device,
+) -> Critic | CriticHead:
+    if config.critic.kind == "model":
+        return Critic(path, config=config, device=device, value_clip=preset.value_clip)
+
+    def states(microbatch: Microbatch) -> Tensor:
+        found = engine.forward(microbatch)[3]
+        assert found is not None, "the policy was told to give its states"
+        return found
+
+    return CriticHead(width=policy.width, states=states, config=config, device=device, value_clip=preset.value_clip)
 
 
 def _policy(path: Path, *, config: TrainingConfig, entropy: tuple[bool, bool], adapted: bool) -> PolicyModel:

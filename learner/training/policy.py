@@ -23,13 +23,15 @@ from learner.training.top_tokens import TopTokens
 class LogprobSettings:
     """`temperature` divides the logits; `with_entropy` adds the entropy of each prediction.
 
-    `entropy_gradient` gives the entropy its gradient, and adds it in any case; for an entropy bonus.
+    `entropy_gradient` gives the entropy its gradient, and adds it in any case; for an entropy bonus. `with_states` adds
+    the hidden states that predictions are made from; for a value head.
     """
 
     temperature: float
     chunking: Chunking
     with_entropy: bool
     entropy_gradient: bool = False
+    with_states: bool = False
 
 
 class PolicyModel(nn.Module):
@@ -54,14 +56,21 @@ class PolicyModel(nn.Module):
         finally:
             self.settings = usual
 
-    def forward(self, microbatch: Microbatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Logprobs [N] of the targets, the entropy [N] of their predictions, and logprobs [N, C] of the candidates.
+    @property
+    def width(self) -> int:
+        """H, the size of a hidden state."""
+        return self._head().in_features
 
-        Candidates are those of the microbatch, if it has any. Logprobs carry a gradient, the entropy does if set so.
+    def forward(self, microbatch: Microbatch) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Logprobs [N] of the targets, the entropy [N] of their predictions, logprobs [N, C] of the candidates, and
+        the states [N, H] that they are predicted from.
+
+        Candidates are those of the microbatch, if it has any. All but the entropy carry a gradient; it does if set so.
         """
         candidates = microbatch.candidates
+        states = predicting_states(self.causal_lm, microbatch)
         logprobs, entropy, of_candidates = self._head()(
-            predicting_states(self.causal_lm, microbatch),
+            states,
             one_at_least(microbatch.targets),
             candidates=None if candidates is None else one_at_least(candidates),
             temperature=self.settings.temperature,
@@ -74,6 +83,7 @@ class PolicyModel(nn.Module):
             logprobs[:count],
             None if entropy is None else entropy[:count],
             None if of_candidates is None else of_candidates[:count],
+            states[:count] if self.settings.with_states else None,
         )
 
     def top_candidates(self, microbatch: Microbatch, *, count: int) -> TopTokens:

@@ -68,10 +68,10 @@ class ScoreModel(nn.Module):
         assert isinstance(head, ScoreHead), "set when the model was made"
         return head
 
-    def forward(self, microbatch: Microbatch) -> tuple[Tensor, None, None]:
+    def forward(self, microbatch: Microbatch) -> tuple[Tensor, None, None, None]:
         """The score [N], float32, of the state from which each of the microbatch's targets is predicted."""
         scores: Tensor = self.head(predicting_states(self.classifier, microbatch))
-        return scores[: len(microbatch.rows), 0], None, None
+        return scores[: len(microbatch.rows), 0], None, None, None
 
 
 def load_score_model(path: Path, *, dtype: torch.dtype, head_seed: int | None = None) -> ScoreModel:

@@ -6,14 +6,14 @@ microbatches of this rank ─▶ policy, reference, teacher, critic ─▶ sum o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.preset import Passes, Preset, ScoredBatch
+from learner.algorithms.preset import Carried, Passes, Preset, ScoredBatch
 from learner.training.batch import FlatBatch
 from learner.training.distribution import summed_over_ranks
 from learner.training.packing import Microbatch
@@ -46,13 +46,14 @@ class TokenScores:
 class Credit:
     """What the preset made of the whole step, [N] on the CPU; 0 and False at tokens that are not trained.
 
-    `advantages` and `returns` float32, `kept` bool: tokens that take part in the loss.
+    `advantages` and `returns` float32, `kept` bool: tokens that take part in the loss. `carried` is for the next step.
     """
 
     advantages: Tensor
     kept: Tensor
     returns: Tensor | None
     means: dict[str, float]
+    carried: Carried
 
     def kept_lengths(self, batch: FlatBatch) -> NDArray[np.int64]:
         """How many tokens of each sequence take part in the loss, [S]."""
@@ -62,7 +63,7 @@ class Credit:
 def score(batch: FlatBatch, microbatches: Sequence[Microbatch], *, scorers: Scorers, passes: Passes) -> TokenScores:
     """Runs the passes on this rank's microbatches and shares them. All ranks must call it.
 
-    Logprobs that came with the batch are taken as they are.
+    Logprobs that came with the batch are taken as they are; those of a teacher may have come for some sequences alone.
     """
 
     def run(wanted: bool, scorer: Score | None, known: NDArray[np.float32] | None = None) -> Tensor | None:
@@ -73,10 +74,18 @@ def score(batch: FlatBatch, microbatches: Sequence[Microbatch], *, scorers: Scor
         assert scorer is not None, "a pass without a model to run it"
         return _everywhere(microbatches, scorer, tokens=len(batch.token_ids))
 
+    def taught() -> Tensor | None:
+        known, asked = batch.teacher_logprobs, batch.teachers >= 0
+        if not len(known) or not passes.teacher or not asked.any():
+            return run(passes.teacher, scorers.teacher, known)
+        found = run(True, scorers.teacher)
+        assert found is not None, "a pass that was wanted"
+        return torch.where(torch.from_numpy(asked[batch.owners]), found, torch.from_numpy(known))
+
     return TokenScores(
         proximal_logprobs=run(passes.proximal, scorers.proximal),
         reference_logprobs=run(passes.reference, scorers.reference, batch.reference_logprobs),
-        teacher_logprobs=run(passes.teacher, scorers.teacher, batch.teacher_logprobs),
+        teacher_logprobs=taught(),
         values=run(passes.values, scorers.values),
     )
 
@@ -89,25 +98,26 @@ def _everywhere(microbatches: Sequence[Microbatch], scorer: Score, *, tokens: in
     return summed_over_ranks(values)
 
 
-def credit(batch: FlatBatch, scores: TokenScores, *, preset: Preset) -> Credit:
-    """The preset's advantages, and which tokens it keeps."""
+def credit(batch: FlatBatch, scores: TokenScores, *, preset: Preset, carried: Carried) -> Credit:
+    """The preset's advantages, and which tokens it keeps; `carried` is what the step before left."""
     trained = torch.from_numpy(np.flatnonzero(batch.loss_mask))
     tokens = len(batch.token_ids)
     kept = torch.zeros(tokens, dtype=torch.bool)
     kept[trained] = True
     if preset.advantages is None and preset.kept is None:
-        return Credit(advantages=torch.zeros(tokens), kept=kept, returns=None, means={})
-    scored = _scored(batch, scores, trained)
+        return Credit(advantages=torch.zeros(tokens), kept=kept, returns=None, means={}, carried=carried)
+    scored = replace(_scored(batch, scores, trained), carried=carried)
     if preset.kept is not None:
         kept[trained] = preset.kept(scored)
     if preset.advantages is None:
-        return Credit(advantages=torch.zeros(tokens), kept=kept, returns=None, means={})
+        return Credit(advantages=torch.zeros(tokens), kept=kept, returns=None, means={}, carried=carried)
     made = preset.advantages(scored)
     return Credit(
         advantages=_spread(made.advantages, trained, tokens=tokens),
         kept=kept,
         returns=None if made.returns is None else _spread(made.returns, trained, tokens=tokens),
         means=dict(made.means),
+        carried=carried if made.carried is None else made.carried,
     )
 
 
@@ -128,6 +138,7 @@ def _scored(batch: FlatBatch, scores: TokenScores, trained: Tensor) -> ScoredBat
         truncated=torch.from_numpy(batch.truncated),
         components=torch.from_numpy(batch.components).reshape(len(batch.lengths), -1),
         sequences=torch.from_numpy(batch.owners[places]),
+        token_ids=torch.from_numpy(batch.token_ids[places]).long(),
         turns=torch.from_numpy(batch.turns[places]),
         turn_states=torch.from_numpy(batch.turn_states),
         lags=torch.from_numpy(batch.lags[places]).long(),

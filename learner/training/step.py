@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.preset import LossTokens, Passes, Preset
+from learner.algorithms.preset import Carried, LossTokens, Passes, Preset
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
-from learner.training.critic import CriticTargets, freezes_policy, value_measures
+from learner.training.critic import Critic, CriticTargets, freezes_policy, value_measures
+from learner.training.critic_head import CriticHead
 from learner.training.distribution import any_rank
 from learner.training.metrics import MicrobatchRecord, StepMetrics, token_means
 from learner.training.models import Models
@@ -44,6 +45,9 @@ class _Data:
     credit: Credit
     sequence_weights: NDArray[np.float64]
     """[S]: the weight of each kept token of a sequence in its update's loss."""
+    critic_targets: CriticTargets | None
+    good_weights: NDArray[np.float64] | None
+    """[S]: the same among good sequences alone; None where the algorithm asks for none."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class _Update:
 
     records: tuple[MicrobatchRecord, ...]
     grad_norm: float
+    value_loss: float | None
     forward_backward_s: float
     optimizer_s: float
 
@@ -74,6 +79,8 @@ class Step:
         self._config = config
         self._ranks = ranks
         self._should_stop = should_stop
+        self.carried = Carried()
+        """What the algorithm carries to the next step; the same on every rank."""
 
     def run(self, batch: FlatBatch, *, first_update: int) -> StepMetrics:
         """Trains on `batch`; its first update is number `first_update` of the schedule. Raises TrainingStopped."""
@@ -87,14 +94,20 @@ class Step:
             0.0 if frozen else learning_rate(self._config.optimizer, update=first_update + index)
             for index in range(len(slices))
         ]
-        updates = [self._update(data, row, rate) for row, rate in zip(rows, rates, strict=True)]
-        measures = {**data.credit.means, **self._train_critic(data, rows, first_update=first_update)}
+        updates = [
+            self._update(data, row, rate, number=first_update + index)
+            for index, (row, rate) in enumerate(zip(rows, rates, strict=True))
+        ]
+        critic_losses = self._train_critic(data, rows, first_update=first_update)
+        critic_losses += [update.value_loss for update in updates if update.value_loss is not None]
+        measures = {**data.credit.means, **_critic_measures(data, critic_losses)}
         means = token_means(
             [record for update in updates for record in update.records],
             updates=len(updates),
             samples_policy=self._preset.samples_policy,
             ratio_moves=len(updates) > 1 or self._preset.ratio_to_behavior,
         )
+        self.carried = data.credit.carried
         return StepMetrics(
             **vars(replace(means, means={**measures, **means.means})),
             grad_norm=sum(update.grad_norm for update in updates) / len(updates),
@@ -117,21 +130,12 @@ class Step:
         assert found is not None, "the pass was asked for"
         return found.numpy()
 
-    def _train_critic(
-        self, data: _Data, rows: Sequence[Sequence[Microbatch]], *, first_update: int
-    ) -> dict[str, float]:
-        critic, returns, values = self._models.critic, data.credit.returns, data.scores.values
-        if critic is None or returns is None or values is None:
-            return {}
-        owners = torch.from_numpy(data.batch.owners)
-        weights = torch.from_numpy(data.sequence_weights).float()[owners] * data.credit.kept
-        targets = CriticTargets(old_values=values, returns=returns, weights=weights)
-        losses = [critic.update(row, targets, number=first_update + index) for index, row in enumerate(rows)]
-        trained = torch.from_numpy(data.batch.loss_mask)
-        return {
-            "value_loss": sum(losses) / len(losses),
-            **value_measures(values=values[trained], returns=returns[trained]),
-        }
+    def _train_critic(self, data: _Data, rows: Sequence[Sequence[Microbatch]], *, first_update: int) -> list[float]:
+        """Of a critic with a model of its own: the loss of each of its updates."""
+        critic, targets = self._models.critic, data.critic_targets
+        if not isinstance(critic, Critic) or targets is None:
+            return []
+        return [critic.update(row, targets, number=first_update + index) for index, row in enumerate(rows)]
 
     def _microbatches(self, batch: FlatBatch, sequences: NDArray[np.int64]) -> list[Microbatch]:
         """This rank's share of an update."""
@@ -149,42 +153,64 @@ class Step:
     def _data(self, batch: FlatBatch, slices: Sequence[NDArray[np.int64]], microbatches: Sequence[Microbatch]) -> _Data:
         """The passes, the advantages, and the weights, which count an update's kept tokens on all ranks."""
         scores = score(batch, microbatches, scorers=self._models.scorers, passes=self._passes(updates=len(slices)))
-        made = credit(batch, scores, preset=self._preset)
+        made = credit(batch, scores, preset=self._preset, carried=self.carried)
         lengths = made.kept_lengths(batch)
-        weights = np.zeros(len(batch.lengths))
+        good = None
+        if self._preset.good_reward is not None:
+            good = self._weights(lengths * (batch.rewards >= self._preset.good_reward), slices)
+        weights = self._weights(lengths, slices)
+        return _Data(
+            batch=batch,
+            scores=scores,
+            credit=made,
+            sequence_weights=weights,
+            critic_targets=_critic_targets(batch, scores, made, weights),
+            good_weights=good,
+        )
+
+    def _weights(self, lengths: NDArray[np.int64], slices: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+        weights = np.zeros(len(lengths))
         for part in slices:
             weights[part] = self._preset.weights(lengths[part])
-        return _Data(batch=batch, scores=scores, credit=made, sequence_weights=weights)
+        return weights
 
     def _passes(self, *, updates: int) -> Passes:
         """With several updates the first one moves the policy away from where the step began."""
         passes = self._preset.passes
         return replace(passes, proximal=True) if updates > 1 and self._preset.samples_policy else passes
 
-    def _update(self, data: _Data, microbatches: Sequence[Microbatch], rate: float) -> _Update:
+    def _update(self, data: _Data, microbatches: Sequence[Microbatch], rate: float, *, number: int) -> _Update:
         started = time.perf_counter()
         records = []
-        for number, microbatch in enumerate(microbatches, start=1):
+        for index, microbatch in enumerate(microbatches, start=1):
             if any_rank(self._should_stop()):
-                self._engine.discard_gradients()
+                self._discard_gradients()
                 raise TrainingStopped
-            records.append(self._accumulate(data, microbatch, last=number == len(microbatches)))
+            records.append(self._accumulate(data, microbatch, last=index == len(microbatches)))
         middle = time.perf_counter()
         norm = self._engine.update(learning_rate=rate)
+        critic = self._models.critic
         return _Update(
             records=tuple(records),
             grad_norm=norm,
+            value_loss=critic.update(number=number) if isinstance(critic, CriticHead) else None,
             forward_backward_s=middle - started,
             optimizer_s=time.perf_counter() - middle,
         )
 
+    def _discard_gradients(self) -> None:
+        self._engine.discard_gradients()
+        if isinstance(self._models.critic, CriticHead):
+            self._models.critic.discard_gradients()
+
     def _accumulate(self, data: _Data, microbatch: Microbatch, *, last: bool) -> MicrobatchRecord:
         microbatch, of_teacher = self._with_candidates(data, microbatch)
-        logprobs, entropy, candidates = self._engine.forward(microbatch)
+        logprobs, entropy, candidates, states = self._engine.forward(microbatch)
         tokens = _loss_tokens(data, microbatch, logprobs=logprobs, entropy=entropy)
         tokens = replace(tokens, candidate_logprobs=candidates, teacher_logprobs=of_teacher)
         loss = self._preset.loss(tokens)
-        self._engine.backward(loss.total, last=last)
+        below_head = self._learn_values(data, microbatch, states, last=last)
+        self._engine.backward(loss.total if below_head is None else loss.total + below_head, last=last)
         return MicrobatchRecord(
             loss=loss.total.detach(),
             proximal_logprobs=tokens.proximal_logprobs,
@@ -195,6 +221,14 @@ class Step:
             microbatch=microbatch,
         )
 
+    def _learn_values(self, data: _Data, microbatch: Microbatch, states: Tensor | None, *, last: bool) -> Tensor | None:
+        """Of a critic on the policy's own layers: what goes into the policy's loss."""
+        critic, targets = self._models.critic, data.critic_targets
+        if not isinstance(critic, CriticHead) or targets is None:
+            return None
+        assert states is not None, "the policy was told to give its states"
+        return critic.learn(states, microbatch, targets, last=last)
+
     def _with_candidates(self, data: _Data, microbatch: Microbatch) -> tuple[Microbatch, Tensor | None]:
         """The microbatch with a teacher's candidates, and their logprobs [N, C]: from the data, or from the teacher."""
         if microbatch.candidates is not None:
@@ -204,6 +238,25 @@ class Step:
             return microbatch, None
         token_ids, known = self._models.teachers.candidates(microbatch, count=self._preset.candidates)
         return replace(microbatch, candidates=token_ids), known
+
+
+def _critic_targets(
+    batch: FlatBatch, scores: TokenScores, made: Credit, weights: NDArray[np.float64]
+) -> CriticTargets | None:
+    if made.returns is None or scores.values is None:
+        return None
+    owners = torch.from_numpy(batch.owners)
+    of_tokens = torch.from_numpy(weights).float()[owners] * made.kept
+    return CriticTargets(old_values=scores.values, returns=made.returns, weights=of_tokens)
+
+
+def _critic_measures(data: _Data, losses: Sequence[float]) -> dict[str, float]:
+    targets = data.critic_targets
+    if targets is None or not losses:
+        return {}
+    trained = torch.from_numpy(data.batch.loss_mask)
+    measures = value_measures(values=targets.old_values[trained], returns=targets.returns[trained])
+    return {"value_loss": sum(losses) / len(losses), **measures}
 
 
 def _slices(batch: FlatBatch, *, updates: int) -> list[NDArray[np.int64]]:
@@ -221,6 +274,9 @@ def _loss_tokens(data: _Data, microbatch: Microbatch, *, logprobs: Tensor, entro
         return values[places].to(device)
 
     sequence_weights = torch.from_numpy(data.sequence_weights).float()[members].to(device)
+    good_weights = None
+    if data.good_weights is not None:
+        good_weights = torch.from_numpy(data.good_weights).float()[members].to(device)[microbatch.sequences]
     proximal, reference = scores.proximal_logprobs, scores.reference_logprobs
     return LossTokens(
         policy_logprobs=logprobs,
@@ -229,6 +285,7 @@ def _loss_tokens(data: _Data, microbatch: Microbatch, *, logprobs: Tensor, entro
         advantages=at_tokens(data.credit.advantages),
         lags=microbatch.lags,
         weights=sequence_weights[microbatch.sequences] * at_tokens(data.credit.kept),
+        good_weights=None if good_weights is None else good_weights * at_tokens(data.credit.kept),
         sequences=microbatch.sequences,
         sequence_weights=sequence_weights,
         labels=torch.from_numpy(data.batch.labels)[members].to(device),

@@ -14,7 +14,9 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +24,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from learner.algorithms.config import AlgorithmConfig
-from learner.algorithms.preset import Preset
+from learner.algorithms.preset import Carried, Preset
 from learner.algorithms.registry import build_preset
+from learner.algorithms.shaping import RunningMoments
 from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.config import TrainingConfig
 from learner.training.distribution import share_batch
@@ -56,6 +59,11 @@ def _writing(directory: Path) -> Iterator[None]:
         raise
     except (SafetensorError, RuntimeError) as error:
         raise OSError(errno.EIO, f"{directory} cannot be written: {str(error).splitlines()[0]}") from error
+
+
+def _carried(found: dict[str, Any]) -> Carried:
+    """As `asdict` wrote it; JSON keeps every digit of a float."""
+    return Carried(**{**found, "rewards": RunningMoments(**found.get("rewards", {}))})
 
 
 class Trainer:
@@ -212,7 +220,8 @@ class Trainer:
         with _writing(directory):
             save_random_state(self._random_state(directory), device=self._ranks.device)
             if self._ranks.leads:
-                (directory / PROGRESS_FILE).write_text(json.dumps({"updates": self._updates}), encoding="utf-8")
+                progress = {"updates": self._updates, "carried": asdict(self._step.carried)}
+                (directory / PROGRESS_FILE).write_text(json.dumps(progress), encoding="utf-8")
             self._models.save(directory, leads=self._ranks.leads)
         torch.distributed.barrier()  # rank 0 goes on when every rank's part is there
 
@@ -225,4 +234,6 @@ class Trainer:
             raise FileNotFoundError(f"no checkpoint in {directory}: expected {progress}; name a folder that save wrote")
         self._models.load(directory)
         load_random_state(self._random_state(directory), device=self._ranks.device)
-        self._updates = int(json.loads(progress.read_text(encoding="utf-8"))["updates"])
+        found = json.loads(progress.read_text(encoding="utf-8"))
+        self._updates = int(found["updates"])
+        self._step.carried = _carried(found.get("carried", {}))

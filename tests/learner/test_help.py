@@ -50,3 +50,8 @@ def test_a_knob_that_means_something_else_to_two_algorithms_is_explained_as_each
     """`ratio_cap`'s text tells of AIPO for reinforce alone."""
     assert "2 to 10 is AIPO's" in shown("reinforce")
     assert "2 to 10 is AIPO's" not in shown("rloo")
+
+
+def test_a_knob_of_which_an_algorithm_knows_fewer_values_lists_those_alone() -> None:
+    assert "--algo.truncated  keep|mask|penalise, default keep\n" in shown("grpo")
+    assert "--algo.truncated  keep|mask, default keep\n" in shown("gdpo")

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from learner.algorithms.config import BestOfKConfig, GrpoConfig, OnlineDpoConfig
+from learner.algorithms.config import BestOfKConfig, GdpoConfig, GrpoConfig, OnlineDpoConfig
 from learner.algorithms.registry import build_preset
 from learner.intake.task_order import TaskOrder
-from learner.sequences import LagBoundBroken, Teaching, sequences_of
+from learner.sequences import ComponentMissing, LagBoundBroken, Teaching, sequences_of
+from protocol.trajectories import Trajectory
 from tests.learner.samples import group, trajectory
 
 GRPO = build_preset(GrpoConfig())
@@ -33,6 +34,25 @@ def test_of_a_group_only_those_are_taken_that_the_algorithm_selects() -> None:
     assert [(sequence.pair, sequence.reward) for sequence in pairs] == [(0, 2.0), (0, -1.0), (1, 2.0), (1, -1.0)]
     best = sequences_of(groups, version=4, max_lag=0, preset=build_preset(BestOfKConfig()))
     assert [(sequence.pair, sequence.reward) for sequence in best] == [(-1, 2.0), (-1, 2.0)]
+
+
+def rewarded(**components: float) -> Trajectory:
+    made = trajectory(4)
+    return made.model_copy(update={"reward": made.reward.model_copy(update={"components": components})})
+
+
+def test_an_algorithm_has_the_reward_components_that_it_weighs_in_its_own_order() -> None:
+    gdpo = build_preset(GdpoConfig(components={"form": 0.5, "right": 1.0}))
+    groups = [group(0, rewarded(right=1.0, other=7.0, form=0.25), rewarded(form=0.0, right=0.0))]
+    assert [s.components for s in sequences_of(groups, version=4, max_lag=0, preset=gdpo)] == [(0.25, 1.0), (0.0, 0.0)]
+    assert [s.components for s in sequences_of(groups, version=4, max_lag=0, preset=GRPO)] == [(), ()]
+
+
+@pytest.mark.parametrize(("given", "said"), [({}, "gave none"), ({"right": 1.0, "parsed": 0.0}, "gave parsed, right")])
+def test_a_component_that_a_reward_lacks_is_named_with_those_that_it_has(given: dict[str, float], said: str) -> None:
+    gdpo = build_preset(GdpoConfig(components={"form": 0.5, "right": 1.0}))
+    with pytest.raises(ComponentMissing, match=f"environment .* has no form: verifier test {said}.*algo.components"):
+        sequences_of([group(0, rewarded(**given))], version=4, max_lag=0, preset=gdpo)
 
 
 def test_equal_prompts_are_equal_states() -> None:

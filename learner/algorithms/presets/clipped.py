@@ -6,17 +6,19 @@ from dataclasses import replace
 
 from learner.algorithms import advantages, policy_loss
 from learner.algorithms.config import (
-    ClippedKnobs,
     DapoConfig,
     DrGrpoConfig,
+    GdpoConfig,
     GigpoConfig,
     GrpoConfig,
     MaxRlConfig,
     PpoConfig,
     ReinforcePpConfig,
 )
-from learner.algorithms.policy_gradient import Rewards, TokenLoss, group_level, policy_gradient
+from learner.algorithms.knobs import ClipKnobs
+from learner.algorithms.policy_gradient import TokenLoss, group_level, policy_gradient
 from learner.algorithms.preset import Advantages, LossTokens, Passes, Preset, ScoredBatch
+from learner.algorithms.rewards import Rewards
 
 
 def grpo(config: GrpoConfig | DrGrpoConfig | DapoConfig | MaxRlConfig) -> Preset:
@@ -27,6 +29,22 @@ def grpo(config: GrpoConfig | DrGrpoConfig | DapoConfig | MaxRlConfig) -> Preset
         estimator=group_level(config),
         loss=clip(config),
     )
+
+
+def gdpo(config: GdpoConfig) -> Preset:
+    """Each component of the reward in its group, their weighted sum over the step; the clip."""
+
+    def estimate(batch: ScoredBatch, rewards: Rewards) -> Advantages:
+        made = advantages.per_component(
+            components=batch.components,
+            groups=batch.groups,
+            weights=tuple(config.components.values()),
+            counted=~batch.truncated if config.masks_truncated else None,
+        )
+        return Advantages(advantages=made[batch.sequences])
+
+    made = policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config))
+    return replace(made, components=tuple(config.components))
 
 
 def reinforce_pp(config: ReinforcePpConfig) -> Preset:
@@ -71,12 +89,15 @@ def ppo(config: PpoConfig) -> Preset:
 
     def estimate(batch: ScoredBatch, rewards: Rewards) -> Advantages:
         assert batch.values is not None, "the preset asked for the critic's values"
+        alpha = config.length_adaptive_alpha
         made = advantages.gae(
             rewards=rewards.at_tokens(batch),
             values=batch.values,
             sequences=batch.sequences,
             gamma=config.discount,
-            policy_lambda=config.policy_lambda,
+            policy_lambda=config.policy_lambda
+            if alpha is None
+            else advantages.length_adaptive_lambda(sequences=batch.sequences, alpha=alpha),
             value_lambda=config.value_lambda,
             whiten=config.whiten,
         )
@@ -86,7 +107,7 @@ def ppo(config: PpoConfig) -> Preset:
     return replace(made, value_clip=config.value_clip)
 
 
-def clip(config: ClippedKnobs) -> TokenLoss:
+def clip(config: ClipKnobs) -> TokenLoss:
     """The clip with the config's bounds."""
 
     def loss(tokens: LossTokens) -> policy_loss.PolicyLoss:

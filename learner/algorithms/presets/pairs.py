@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.algorithms import preference_losses
+from learner.algorithms.aggregation import pair_weights, sequence_weights
 from learner.algorithms.config import DpoConfig, OnlineDpoConfig, RmConfig
 from learner.algorithms.per_sequence import sequence_lengths, sequence_sums
 from learner.algorithms.policy_gradient import mean_of
@@ -109,7 +110,7 @@ def _kto(config: DpoConfig) -> Preset:
     return Preset(
         name=config.type,
         loss=loss,
-        weights=lambda lengths: np.full(len(lengths), 1.0 / len(lengths)),
+        weights=lambda lengths: sequence_weights(trained_lengths=lengths),
         advantages=reference_point,
         passes=Passes(proximal=True, reference=True),
     )
@@ -133,8 +134,8 @@ def _preference(config: DpoConfig, tokens: LossTokens) -> PairLoss:
 
 
 def _per_pair(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Both sequences of a pair have the pair's weight: the loss is a mean over pairs."""
-    return np.full(len(lengths), 2.0 / max(len(lengths), 1))
+    """Both sequences of a pair have the pair's weight: the loss is a mean over pairs. They stand next to each other."""
+    return pair_weights(pairs=np.arange(len(lengths)).reshape(-1, 2), trained_lengths=lengths)
 
 
 def _sums(tokens: LossTokens, values: Tensor) -> Tensor:

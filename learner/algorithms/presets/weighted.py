@@ -13,9 +13,10 @@ from learner.algorithms.config import (
     RlooConfig,
     ToprConfig,
 )
-from learner.algorithms.policy_gradient import Rewards, group_level, policy_gradient, trajectory_level
+from learner.algorithms.policy_gradient import group_level, policy_gradient, trajectory_level
 from learner.algorithms.policy_loss import PolicyLoss
 from learner.algorithms.preset import Advantages, LossTokens, Passes, Preset, ScoredBatch
+from learner.algorithms.rewards import Rewards
 
 
 def gspo(config: GspoConfig) -> Preset:

@@ -4,7 +4,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from learner.algorithms.config import AlgorithmConfig
-from learner.algorithms.knobs import CorrectionKnobs, KlKnobs, Knobs, RewardKnobs
+from learner.algorithms.knobs import CorrectionKnobs, Knobs
+from learner.algorithms.reward_knobs import KlKnobs, RewardKnobs
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
 
@@ -37,6 +38,10 @@ UNUSED: list[tuple[type[Knobs], dict[str, object], str, str]] = [
     (KlKnobs, {"kl_form": "k2"}, "kl_form", "kl_coefficient is 0"),
     (KlKnobs, {"kl_in": "reward"}, "kl_in", "kl_coefficient is 0"),
     (KlKnobs, {"kl_coefficient": 0.1, "kl_in": "reward", "kl_form": "k3"}, "kl_form", "takes k1"),
+    (KlKnobs, {"kl_control": "adaptive"}, "kl_control", "kl_coefficient is 0"),
+    (KlKnobs, {"kl_coefficient": 0.1, "kl_control": "adaptive"}, "kl_control", "only a penalty in the reward adapts"),
+    (KlKnobs, {"kl_coefficient": 0.1, "kl_in": "reward", "kl_target": 3.0}, "kl_target", "kl_control is fixed"),
+    (KlKnobs, {"kl_coefficient": 0.1, "kl_in": "reward", "kl_horizon": 9}, "kl_horizon", "kl_control is fixed"),
     (CorrectionKnobs, {"count_left_out": True}, "count_left_out", "neither token_window nor sequence_window is set"),
     (CorrectionKnobs, {"correction": "none", "correction_cap": 2.0}, "correction_cap", "correction is none"),
     (CorrectionKnobs, {"proximal": "behavior", "correction": "truncate"}, "correction", "leaves no gap to correct"),
@@ -44,6 +49,9 @@ UNUSED: list[tuple[type[Knobs], dict[str, object], str, str]] = [
     (RewardKnobs, {"truncated_penalty": 0.5}, "truncated_penalty", "truncated is keep"),
     (RewardKnobs, {"truncated": "mask", "truncated_penalty": 0.5}, "truncated_penalty", "truncated is mask"),
     (RewardKnobs, {"overlong_buffer": 64}, "overlong_buffer", "overlong_length is not set"),
+    (RewardKnobs, {"length_limit": 64}, "length_limit", "length_penalty is 0"),
+    (RewardKnobs, {"relative_length_reward": 0.5}, "relative_length_reward", "relative_length is 0"),
+    (RewardKnobs, {"repetition_ngram": 3}, "repetition_ngram", "repetition_penalty is 0"),
 ]
 
 
@@ -66,6 +74,16 @@ def test_a_knob_without_effect_is_refused_with_the_reason_even_at_its_default(
         ({"type": "distill", "jsd_beta": 0.5}, "jsd_beta"),
         ({"type": "cispo", "correction": "none"}, "correction"),
         ({"type": "opd", "advantage_scale": "none"}, "advantage_scale"),
+        ({"type": "gdpo"}, "components"),
+        ({"type": "gdpo", "components": {}}, "components"),
+        ({"type": "gdpo", "components": {"a": 1.0}, "reward_clip": 1.0}, "reward_clip"),
+        ({"type": "grpo", "components": {"a": 1.0}}, "components"),
+        ({"type": "grpo", "positive_reward": 0.5}, "positive_reward"),
+        ({"type": "cispo", "positive_nll": 0.1}, "positive_nll"),
+        ({"type": "ppo", "length_adaptive_alpha": 0.05, "policy_lambda": 0.9}, "policy_lambda"),
+        ({"type": "opd", "reward_scale": 2.0}, "reward_scale"),
+        ({"type": "opd", "kl_coefficient": 0.1, "kl_in": "reward"}, "kl_in"),
+        ({"type": "opd", "truncated": "penalise"}, "truncated"),
         ({"type": "online_dpo", "kl_coefficient": 0.1}, "kl_coefficient"),
     ],
 )
@@ -83,7 +101,8 @@ def test_what_has_no_effect_is_left_out_of_a_dumped_config() -> None:
 
 @pytest.mark.parametrize("algo", list(ADAPTER.json_schema()["discriminator"]["mapping"]))
 def test_every_algorithms_dumped_defaults_can_be_read_again(algo: str) -> None:
-    given = {"type": algo, "path": "a.b:c"} if algo == "custom" else {"type": algo}
+    required: dict[str, dict[str, object]] = {"custom": {"path": "a.b:c"}, "gdpo": {"components": {"correct": 1.0}}}
+    given = {"type": algo, **required.get(algo, {})}
     config = ADAPTER.validate_python(given)
     assert ADAPTER.validate_json(ADAPTER.dump_json(config)) == config
 

@@ -1,7 +1,7 @@
 """Presets as the trainer sees them: on a policy that is one row of logits, every one of them learns."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -52,6 +52,13 @@ def selected(preset: Preset, draw: Draw) -> Tensor:
     )
 
 
+def good_weights(preset: Preset, rewards: Tensor, kept: Tensor) -> Tensor:
+    """One token a trajectory: its weight among those of good ones."""
+    assert preset.good_reward is not None
+    good = kept & (rewards >= preset.good_reward)
+    return torch.from_numpy(preset.weights(good.numpy().astype(np.int64)))
+
+
 def loss_of(preset: Preset, draw: Draw, logits: Tensor, *, reference: Tensor, teacher: Tensor) -> Tensor:
     """What the trainer computes for a step of one update, in one microbatch."""
     chosen = selected(preset, draw)
@@ -61,8 +68,9 @@ def loss_of(preset: Preset, draw: Draw, logits: Tensor, *, reference: Tensor, te
         rewards=draw.rewards[chosen],
         groups=draw.groups[chosen],
         truncated=torch.zeros(count, dtype=torch.bool),
-        components=torch.zeros(count, 0),
+        components=draw.rewards[chosen].reshape(-1, 1),
         sequences=torch.arange(count),
+        token_ids=actions,
         turns=torch.arange(count),
         turn_states=draw.groups[chosen],
         lags=torch.zeros(count, dtype=torch.int64),
@@ -83,6 +91,7 @@ def loss_of(preset: Preset, draw: Draw, logits: Tensor, *, reference: Tensor, te
             advantages=torch.zeros(count, dtype=torch.float64) if made is None else made.advantages,
             lags=torch.zeros(count, dtype=torch.int64),
             weights=weights * kept,
+            good_weights=None if preset.good_reward is None else good_weights(preset, draw.rewards[chosen], kept),
             sequences=torch.arange(count),
             sequence_weights=weights,
             labels=torch.ones(count, dtype=torch.bool),
@@ -101,6 +110,8 @@ STREAMED = [
     ("grpo", {"sequence_window": (0.5, 5.0), "proximal": "interpolate"}),
     ("grpo", {"correction": "sequence", "truncated": "mask", "reward_scale": 2.0, "reward_clip": 1.0}),
     ("grpo", {"proximal": "behavior"}),
+    ("grpo", {"reward_normalisation": "standardise", "length_penalty": 0.1, "positive_nll": 0.1}),
+    ("gdpo", {"components": {"good": 1.0}}),
     ("dr_grpo", {"constant_length": 1}),
     ("dapo", {"overlong_length": 64}),
     ("max_rl", {}),
@@ -115,7 +126,7 @@ STREAMED = [
     ("rloo", {"policy_loss": "sequence_clip", "kl_coefficient": 0.01}),
     ("reinforce_pp", {"kl_coefficient": 0.01}),
     ("reinforce_pp", {"group_baseline": True}),
-    ("ppo", {"kl_coefficient": 0.01}),
+    ("ppo", {"kl_coefficient": 0.01, "kl_control": "adaptive", "length_adaptive_alpha": 0.05}),
     ("gigpo", {}),
     ("online_dpo", {}),
     ("best_of_k", {}),
@@ -174,6 +185,76 @@ def test_a_window_takes_tokens_out_of_numerator_and_denominator() -> None:
     counted = preset_of("grpo", token_window=(0.5, 5.0), correction="none", count_left_out=True)
     # Every other token has w = e^3 > 5: left out of a mean over half as many tokens, or over all of them.
     torch.testing.assert_close(gradient(preset, stale, at), 2 * gradient(counted, stale, at))
+
+
+def test_gdpo_normalises_each_component_in_its_group_before_it_weighs_them() -> None:
+    """Two groups of two. `fast`: 1, 3 and 0, 0: in its group (R - mean) / d = -+1/sqrt(2), 0, 0. `right`: 0, 0 and 1,
+    0: 0, 0, +-1/sqrt(2). Weighted by 1 and 2: (-1, 1, 2, -2) / sqrt(2); mean 0, deviation sqrt((1 + 1 + 4 + 4) / 8).
+    """
+    preset = preset_of("gdpo", components={"fast": 1.0, "right": 2.0}, truncated="mask")
+    assert preset.components == ("fast", "right")
+    assert preset.advantages is not None
+    sequences = torch.tensor([0, 1, 1, 2, 3])
+    scored = ScoredBatch(
+        rewards=torch.tensor([9.0, 8.0, 7.0, 6.0], dtype=torch.float64),
+        groups=torch.tensor([0, 0, 1, 1]),
+        truncated=torch.tensor([False, False, False, False]),
+        components=torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 1.0], [0.0, 0.0]], dtype=torch.float64),
+        sequences=sequences,
+        token_ids=sequences,
+        turns=sequences,
+        turn_states=torch.zeros(4, dtype=torch.int64),
+        lags=torch.zeros_like(sequences),
+        behavior_logprobs=torch.zeros(5, dtype=torch.float64),
+    )
+    root = (10 / 8) ** 0.5
+    expected = [value / 2**0.5 / root for value in (-1.0, 1.0, 1.0, 2.0, -2.0)]
+    assert preset.advantages(scored).advantages.tolist() == pytest.approx(expected, abs=1e-5)
+    # Without the last, cut off: -1, 1, 2 over sqrt(2). Of -1, 1, 2 the mean is 2/3, the variance (25 + 1 + 16) / 27.
+    cut = preset.advantages(replace(scored, truncated=torch.tensor([False, False, False, True])))
+    spread = (14 / 9) ** 0.5
+    left = [(value - 2 / 3) / spread for value in (-1.0, 1.0, 1.0, 2.0)]
+    assert cut.advantages.tolist() == pytest.approx([*left, 0.0], abs=1e-5)
+
+
+def test_the_likelihood_of_good_trajectories_is_a_mean_over_their_tokens_alone() -> None:
+    """With k of n good, the gradient differs from grpo's by that of 0.5 x -(1/k) sum over them of log p."""
+    at = torch.linspace(-1.0, 1.0, ACTIONS, dtype=torch.float64)
+    draw = drawn(at, torch.Generator().manual_seed(5))
+    good = draw.rewards == 1
+    logits = at.clone().requires_grad_()
+    likelihood = torch.log_softmax(logits, dim=0)[draw.actions[good]].mean()
+    (expected,) = torch.autograd.grad(-0.5 * likelihood, logits)
+    assert 0 < int(good.sum()) < len(good)
+    added = gradient(preset_of("grpo", positive_nll=0.5), draw, at) - gradient(preset_of("grpo"), draw, at)
+    torch.testing.assert_close(added, expected)
+    none_good = gradient(preset_of("grpo", positive_nll=0.5, positive_reward=2.0), draw, at)
+    torch.testing.assert_close(none_good, gradient(preset_of("grpo"), draw, at))
+
+
+@pytest.mark.parametrize(("alpha", "expected"), [(None, [0.95**2, 0.95, 1.0]), (0.5, [1 / 9, 1 / 3, 1.0])])
+def test_ppos_lambda_can_grow_with_the_trajectory(alpha: float | None, expected: list[float]) -> None:
+    """Three tokens, a reward of 1 at the end, values of 0: A_t = lambda^(2 - t). lambda = 1 - 1 / (0.5 x 3) = 1/3."""
+    preset = preset_of("ppo", whiten=False, **({} if alpha is None else {"length_adaptive_alpha": alpha}))
+    sequences = torch.zeros(3, dtype=torch.int64)
+    scored = ScoredBatch(
+        rewards=torch.ones(1, dtype=torch.float64),
+        groups=torch.zeros(1, dtype=torch.int64),
+        truncated=torch.zeros(1, dtype=torch.bool),
+        components=torch.zeros(1, 0),
+        sequences=sequences,
+        token_ids=sequences,
+        turns=sequences,
+        turn_states=torch.zeros(1, dtype=torch.int64),
+        lags=sequences,
+        behavior_logprobs=torch.zeros(3, dtype=torch.float64),
+        values=torch.zeros(3, dtype=torch.float64),
+    )
+    assert preset.advantages is not None
+    made = preset.advantages(scored)
+    assert made.advantages.tolist() == pytest.approx(expected)
+    assert made.returns is not None
+    assert made.returns.tolist() == pytest.approx([1.0, 1.0, 1.0])
 
 
 def own_algorithm(*, scale: float) -> Preset:

@@ -85,10 +85,6 @@ def test_relative_length_rewards_the_shortest_correct_answer_and_no_wrong_one() 
     assert reward.tolist() == [0.5, 0.0, -0.5, 0.0, -0.5, 0.0, 0.0]
 
 
-def test_a_trajectory_out_of_form_is_penalised() -> None:
-    assert shaping.format_penalty(well_formed=torch.tensor([True, False])).tolist() == [0.0, -1.0]
-
-
 def repetition(*tokens: int, ngram: int, turns: tuple[int, ...] = ()) -> float:
     penalty = shaping.repetition_penalty(
         token_ids=integers(tokens),

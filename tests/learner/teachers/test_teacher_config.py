@@ -67,6 +67,8 @@ def test_the_teacher_of_an_environment_has_its_place_in_the_list() -> None:
     rest = TeacherConfig(name="rest", path=Path("b"))
     assert (index_of((sums, rest), "addition"), index_of((rest, sums), "addition")) == (0, 1)
     assert (index_of((sums, rest), "chess"), index_of((rest, sums), "chess")) == (1, 0)
+    remote = TeacherConfig(name="remote", urls=URLS, environments=("far",))
+    assert [index_of((remote, sums, rest), name) for name in ("far", "addition", "chess")] == [-1, 0, 1]
     with pytest.raises(AssertionError, match="environment chess has no teacher"):
         index_of((sums,), "chess")
 
@@ -79,8 +81,8 @@ OTHER = TeacherConfig(name="other", path=Path("m"), environments=("b",))
 @pytest.mark.parametrize(
     ("algo", "teachers"),
     [
-        ("grpo", ()), ("opd", (REMOTE,)), ("opd", (LOCAL, OTHER)), ("distill", ()), ("distill", (LOCAL,)),
-        ("custom", ()), ("custom", (REMOTE, LOCAL)),
+        ("grpo", ()), ("opd", (REMOTE,)), ("opd", (LOCAL, OTHER)), ("opd", (REMOTE, LOCAL)), ("distill", ()),
+        ("distill", (LOCAL,)), ("custom", ()), ("custom", (REMOTE, LOCAL)),
     ],
 )  # fmt: skip
 def test_teachers_that_the_algorithm_can_use_are_let_through(algo: str, teachers: tuple[TeacherConfig, ...]) -> None:
@@ -92,8 +94,7 @@ def test_teachers_that_the_algorithm_can_use_are_let_through(algo: str, teachers
     [
         ("grpo", (LOCAL,), "algo grpo asks none: remove them, or use opd or distill"),
         ("sft", (REMOTE,), "algo sft asks none"),
-        ("opd", (), "algo opd needs teachers, all with urls or all with a path, and none is set"),
-        ("opd", (REMOTE, LOCAL), "some have urls and some a path"),
+        ("opd", (), "algo opd needs a teacher, with urls or a path, and none is set"),
         ("distill", (REMOTE,), "set that one alone"),
         ("distill", (LOCAL, OTHER), "set that one alone"),
     ],

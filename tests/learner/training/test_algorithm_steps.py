@@ -60,6 +60,20 @@ def grouped(count: int, *, size: int = 4) -> list[TrainSequence]:
     return [replace(sequence, group=index // size) for index, sequence in enumerate(random_sequences(count))]
 
 
+def componented(count: int) -> list[TrainSequence]:
+    return [
+        replace(sequence, components=(index % 3 / 2, sequence.reward)) for index, sequence in enumerate(grouped(count))
+    ]
+
+
+def half_taught(count: int) -> list[TrainSequence]:
+    """Every other sequence has a teacher's logprobs already."""
+    return [
+        sequence if index % 2 else replace(sequence, teacher_logprobs=np.where(sequence.loss_mask, -3.0, 0.0))
+        for index, sequence in enumerate(grouped(count))
+    ]
+
+
 def paired(count: int) -> list[TrainSequence]:
     return [
         replace(sequence, pair=index // 2, margin=0.1 * (index // 2))
@@ -80,15 +94,20 @@ def scored(count: int) -> list[TrainSequence]:
     ]
 
 
+HEAD = {"kind": "head", "trunk_gradient": 0.5, "optimizer": OPTIMIZER}
 CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[str, object]]] = [
     ({"type": "gspo"}, grouped, {}),
     ({"type": "grpo", "token_window": [0.2, 5.0], "kl_coefficient": 0.1}, grouped, {"updates_per_step": 2}),
     ({"type": "grpo", "entropy_coefficient": 0.05}, grouped, {}),
+    ({"type": "grpo", "positive_nll": 0.1, "positive_reward": 0.0}, grouped, {"updates_per_step": 2}),
+    ({"type": "gdpo", "components": {"a": 1.0, "b": 0.5}}, componented, {}),
     ({"type": "rloo", "kl_coefficient": 0.1}, grouped, {}),
     ({"type": "reinforce_pp", "kl_coefficient": 0.1}, grouped, {}),
     ({"type": "gigpo"}, grouped, {}),
     ({"type": "ppo", "kl_coefficient": 0.1}, grouped, {"updates_per_step": 2}),
+    ({"type": "ppo"}, grouped, {"updates_per_step": 2, "critic": HEAD}),
     ({"type": "opd"}, grouped, {}),
+    ({"type": "opd"}, half_taught, {}),
     ({"type": "online_dpo"}, paired, {"updates_per_step": 2}),
     ({"type": "dpo", "sft_weight": 0.1}, paired, {}),
     ({"type": "dpo", "loss": "ipo"}, paired, {}),
@@ -149,6 +168,27 @@ def test_the_critic_learns_alone_while_it_warms_up_and_comes_back_from_a_checkpo
         repeated = again.train_step(batch, version=2)
     assert repeated.loss == pytest.approx(third.loss, abs=1e-6)
     assert repeated.means == pytest.approx(third.means, abs=1e-6)
+
+
+CARRIED = {"kl_coefficient": 0.1, "kl_control": "adaptive", "kl_horizon": 40, "reward_normalisation": "standardise"}
+
+
+def test_what_an_algorithm_carries_comes_back_from_a_checkpoint_to_the_last_digit(
+    tied_llama: Path, commands: CommandChannel, tmp_path: Path
+) -> None:
+    batch, algo = grouped(16), {"type": "rloo", **CARRIED}
+    with trainer(tied_llama, commands, algo) as made:
+        started = [made.train_step(batch, version=version) for version in range(2)]
+        made.save(tmp_path)
+        third = made.train_step(batch, version=2)
+    coefficients = [step.means["kl_coefficient"] for step in (*started, third)]
+    assert coefficients[0] == 0.1
+    assert len(set(coefficients)) == 3
+    with trainer(tied_llama, commands, algo) as again:
+        again.load(tmp_path)
+        repeated = again.train_step(batch, version=2)
+    assert repeated.means["kl_coefficient"] == third.means["kl_coefficient"]
+    assert repeated.loss == pytest.approx(third.loss, abs=1e-7)
 
 
 def test_a_reward_model_learns_its_pairs_and_is_written_as_transformers_reads_it(

@@ -138,7 +138,7 @@ def test_packed_logprobs_and_gradients_are_those_of_the_plain_model_on_each_sequ
     batch = flatten(sequences)
     order = plan(batch.lengths, prefixes=shared_prefixes(batch), ranks=1, microbatch_tokens=10_000)[0][0]
     policy = PolicyModel(load_causal_lm(tiny_llama, dtype=torch.float32), settings=SETTINGS)
-    logprobs, entropy, _ = policy(pack(batch, order, prefixes=shared_prefixes(batch)))
+    logprobs, entropy, *_ = policy(pack(batch, order, prefixes=shared_prefixes(batch)))
     logprobs.sum().backward()
 
     plain = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)

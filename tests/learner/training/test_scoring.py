@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.preset import Advantages, Loss, LossTokens, Passes, Preset, ScoredBatch
+from learner.algorithms.preset import Advantages, Carried, Loss, LossTokens, Passes, Preset, ScoredBatch
 from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.packing import Microbatch, pack
 from learner.training.prefixes import shared_prefixes
@@ -105,9 +105,23 @@ def preset(
     )
 
 
+def test_a_teacher_of_the_ranks_fills_in_where_none_has_told_yet() -> None:
+    told = np.array([0.0, -0.25, -0.5], dtype=np.float32)
+    batch = flatten([sequence(1, 2, 3, trained=2, teacher_logprobs=told), sequence(4, 5, trained=1)])
+    assert batch.teachers.tolist() == [-1, 0]
+    teacher = Scorer(100)
+    found = score(batch, rows(batch), scorers=Scorers(proximal=Scorer(1), teacher=teacher), passes=Passes(teacher=True))
+    alone = flatten([sequence(1, 2, 3, trained=2), sequence(4, 5, trained=1)])
+    asked = score(alone, rows(alone), scorers=Scorers(proximal=Scorer(1), teacher=teacher), passes=Passes(teacher=True))
+    assert found.teacher_logprobs is not None
+    assert asked.teacher_logprobs is not None
+    assert asked.teacher_logprobs[4] != 0
+    assert found.teacher_logprobs.tolist() == [0.0, -0.25, -0.5, 0.0, asked.teacher_logprobs[4]]
+
+
 def test_without_advantages_and_filters_every_trained_token_is_kept() -> None:
     batch = step()
-    given = credit(batch, TokenScores(), preset=preset())
+    given = credit(batch, TokenScores(), preset=preset(), carried=Carried())
     assert given.kept.tolist() == [False, True, True, False, True]
     assert given.advantages.tolist() == [0] * 5
     assert (given.returns, given.means) == (None, {})
@@ -126,7 +140,7 @@ def test_an_advantage_sees_trained_tokens_alone_and_comes_back_to_their_places()
         )
 
     values = torch.tensor([50.0, 51.0, 52.0, 53.0, 54.0])
-    given = credit(step(), TokenScores(values=values), preset=preset(advantages=estimate))
+    given = credit(step(), TokenScores(values=values), preset=preset(advantages=estimate), carried=Carried())
     assert given.advantages.tolist() == [0, 1, 2, 0, -3]
     assert given.returns is not None
     assert given.returns.tolist() == [0, 7, 8, 0, 9]
@@ -141,7 +155,9 @@ def test_an_advantage_sees_trained_tokens_alone_and_comes_back_to_their_places()
 
 def test_a_token_that_is_filtered_out_no_longer_counts_in_its_sequence() -> None:
     batch = step()
-    given = credit(batch, TokenScores(), preset=preset(kept=lambda _: torch.tensor([True, False, False])))
+    given = credit(
+        batch, TokenScores(), preset=preset(kept=lambda _: torch.tensor([True, False, False])), carried=Carried()
+    )
     assert given.kept.tolist() == [False, True, False, False, False]
     assert given.kept_lengths(batch).tolist() == [1, 0]
     assert given.advantages.tolist() == [0] * 5

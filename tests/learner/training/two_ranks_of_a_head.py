@@ -1,0 +1,61 @@
+"""PPO with a critic on the policy's own layers, on two ranks: `two_ranks_of_a_head.py MODEL OUT CONFIG...`.
+
+Each config is a training config as JSON. Without RANK in the environment it is rank 0, which starts rank 1. Rank 0
+writes the weights after three steps below OUT, by the config's number; `lead` with one rank gives what is expected.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from learner.algorithms.config import PpoConfig
+from learner.training.config import TrainingConfig
+from learner.training.ranks import (
+    close_process_group,
+    die_with_parent,
+    open_process_group,
+    ranks_from_environment,
+    start_followers,
+)
+from learner.training.trainer import Trainer
+from tests.learner.training.tiny_model import random_sequences
+
+
+def lead(trainer: Trainer, path: Path) -> None:
+    """Two steps of many sequences, and one of a single one, in which the other rank has nothing to do."""
+    values = []
+    for version, count in enumerate((16, 16, 1)):
+        means = trainer.train_step(random_sequences(count, seed=version), version=version).means
+        values += [means["value_loss"], means["value_mean"]]
+    weights = {tensor.name: tensor.value for tensor in trainer.host_copy().tensors}
+    save_file({**weights, "values": torch.tensor(values)}, path)
+    trainer.close()
+
+
+def main() -> None:
+    die_with_parent()
+    torch.set_num_threads(1)
+    model, out = Path(sys.argv[1]), Path(sys.argv[2])
+    ranks, followers = ranks_from_environment(os.environ), None
+    if ranks is None:
+        followers = start_followers([sys.executable, *sys.argv], count=2)
+        ranks = followers.ranks
+    commands = open_process_group(ranks, timeout_s=100, listener=followers.listener if followers else None)
+    for number, text in enumerate(sys.argv[3:]):
+        config = TrainingConfig.model_validate_json(text)
+        trainer = Trainer(model, algorithm=PpoConfig(), config=config, ranks=ranks, commands=commands)
+        if ranks.leads:
+            lead(trainer, out / f"{number}.safetensors")
+        else:
+            trainer.follow()
+    close_process_group()
+    if followers is not None:
+        followers.close(timeout_s=60)
+        assert followers.failed() is None, "rank 1 failed"
+
+
+if __name__ == "__main__":
+    main()
