@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from reward_service.code.arguments import CodeArguments
+from reward_service.code.judge import open_code
 from reward_service.config import CustomVerifier, RewardServiceConfig
 from reward_service.lanes.contract import Verifier
 from reward_service.lanes.event_loop import on_event_loop
@@ -13,6 +15,13 @@ from reward_service.verifiers.arguments import MathArguments, ReasoningGymArgume
 from reward_service.verifiers.exact_match import ExactMatchArguments, exact_match
 
 INCLUDED = (
+    Verifier(
+        name="code",
+        version="1",
+        description="The share of tests that the completion's program passes, run in a sandbox.",
+        arguments=CodeArguments,
+        open=open_code,
+    ),
     Verifier(
         name="exact_match",
         version="1",
