@@ -25,7 +25,7 @@ _REMEMBERED_SUITES = 4096
 
 
 class CodeJudge:
-    """Judges code in a sandbox: `parallel` processes of one item at a time, and `pairs` items with tests that are code."""
+    """Judges code in a sandbox: `parallel` processes of one item at a time, `pairs` items with tests that are code."""
 
     def __init__(self, *, sandbox: Sandbox, parallel: int, pairs: int) -> None:
         self._sandbox = sandbox

@@ -1,4 +1,4 @@
-"""Exceptions as data: a builtin one crosses by its name, another one by its class's name and its nearest builtin base."""
+"""Exceptions as data: a builtin one crosses by its name, others by their class's name and its nearest builtin base."""
 
 import builtins
 import sys

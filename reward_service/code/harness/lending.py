@@ -1,6 +1,6 @@
 """The tests' objects that the solution may use: it calls functions, draws from iterators, and reads public attributes.
 
-It reaches nothing that leads to the tests' code: no underscored name, no module, no attribute of a function or generator.
+It reaches nothing that leads to the tests' code: no underscored name, no module, no attribute of a function.
 """
 
 import io
@@ -60,7 +60,7 @@ def lent_result(value: object) -> object:
 
 
 def _is_open(value: object) -> bool:
-    """Whether public attributes may be read: of instances of the tests' own classes, of mocks, and of files in memory."""
+    """Whether public attributes may be read: of instances of the tests' classes, of mocks, of files in memory."""
     if isinstance(value, _OPAQUE):
         return False
     if isinstance(value, io.StringIO | io.BytesIO):

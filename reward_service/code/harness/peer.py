@@ -11,7 +11,7 @@ from reward_service.code.harness.exchange import Channel, Conversation, Gone, Me
 from reward_service.code.harness.faults import Raised, Rebuilder, describe
 from reward_service.code.harness.lending import Lent, lent_result
 from reward_service.code.harness.operations import OPERATIONS
-from reward_service.code.harness.plain import Decoder, Encoder, Json, NotPlain
+from reward_service.code.harness.plain import Decoder, Encoder, Json, NotPlain, content_of
 
 _TO_SOLUTION = b"S "
 _HANDLES: Mapping[str, type[handles.Handle]] = {
@@ -116,16 +116,16 @@ class SolutionPeer:
         if isinstance(value, Exception):
             self._rebuilder.remember(type(value))
             return {"x": describe(value, self._encode)}
-        for kind in (int, float, str, bytes):  # of a class of the tests' own, such as an IntEnum
-            if isinstance(value, kind):
-                return self._encode(kind(value))
+        content = content_of(value, (int, float, str, bytes))  # of a class of the tests' own, such as an IntEnum
+        if content is not None:
+            return self._encode(content)
         return {"k": self._lent.number(value)}
 
     def _decode_other(self, tag: str, body: Json) -> object:
         if tag == "k":
             return self._lent.get(body)
-        if tag == "h" and isinstance(body, list) and len(body) == 4 and type(body[0]) is int:
-            number, kind, name, detail = body
+        if tag == "h" and isinstance(body, list) and len(body) == 4 and isinstance(number := body[0], int):
+            _, kind, name, detail = body
             found = self._handles.get(number)
             if found is None:
                 found = self._made(number, str(kind), str(name), detail)

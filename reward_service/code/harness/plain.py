@@ -146,6 +146,15 @@ class Decoder:
         return _of("collections", "defaultdict")(None, pairs)
 
 
+def content_of(value: object, kinds: Iterable[type]) -> object | None:
+    """A value of a subclass as the first of the builtin types that it is of; None if it is of none."""
+    for kind in kinds:
+        if isinstance(value, kind):
+            make: Callable[[object], object] = kind
+            return make(value)
+    return None
+
+
 def _small(value: object) -> Json:
     """A builtin value of a fixed form as JSON, or None."""
     kind = type(value)
@@ -161,8 +170,9 @@ def _small(value: object) -> Json:
         return {"l": [None if part is None else _whole(part) for part in (value.start, value.stop, value.step)]}
     if value is ...:
         return {"e": 0}
-    if isinstance(value, type) and getattr(builtins, value.__name__, None) is value and value.__name__ in _TYPES:
-        return {"n": value.__name__}
+    if isinstance(value, type):
+        name = value.__name__
+        return {"n": name} if name in _TYPES and getattr(builtins, name) is value else None
     return None
 
 

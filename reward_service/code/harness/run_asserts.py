@@ -57,7 +57,7 @@ class AssertRun:
     def _exports(self, used: set[str]) -> frozenset[str]:
         """The names that tests without an import find: the entry points; if none is given, those that they use.
 
-        A name of a builtin is the builtin's unless it is an entry point: a solution must not replace `abs` in the tests.
+        A builtin's name is the builtin's unless it is an entry point: no solution replaces `abs` in the tests.
         """
         if self._check:
             return frozenset()

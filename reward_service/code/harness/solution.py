@@ -11,7 +11,7 @@ import types
 from reward_service.code.harness.exchange import Channel, Conversation, Gone, Message
 from reward_service.code.harness.faults import describe
 from reward_service.code.harness.operations import OPERATIONS
-from reward_service.code.harness.plain import Decoder, Encoder, Json, NotPlain
+from reward_service.code.harness.plain import Decoder, Encoder, Json, NotPlain, content_of
 from reward_service.code.harness.printing import Printed
 from reward_service.code.harness.solution_objects import Objects
 
@@ -132,10 +132,10 @@ def _content(value: object) -> object:
     """The content of an instance of a subclass of a builtin type. Raises NotPlain for any other object."""
     if isinstance(value, type({}.keys()) | type({}.items()) | type({}.values())):
         return list(value)
-    for kind in (int, float, str, bytes, tuple, list, dict, set, frozenset):
-        if isinstance(value, kind):
-            return kind(value)
-    raise NotPlain(f"{type(value).__name__} is no plain value")
+    content = content_of(value, (int, float, str, bytes, tuple, list, dict, set, frozenset))
+    if content is None:
+        raise NotPlain(f"{type(value).__name__} is no plain value")
+    return content
 
 
 def main() -> None:

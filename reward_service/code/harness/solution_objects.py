@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from reward_service.code.harness.exchange import Message
 from reward_service.code.harness.faults import Rebuilder, describe_class
-from reward_service.code.harness.plain import Decoder, Encoder, Json, NotPlain
+from reward_service.code.harness.plain import Decoder, Encoder, Json, NotPlain, content_of
 
 _MODULE = 0
 _VALUES = (int, float, str, bytes, tuple)
@@ -57,10 +57,8 @@ class Objects:
             return describe_class(value)
         if isinstance(value, types.ModuleType):
             return value.__name__
-        for kind in _VALUES:
-            if isinstance(value, kind):
-                return Encoder(self.encode).encode(kind(value))
-        return None
+        content = content_of(value, _VALUES)
+        return None if content is None else Encoder(self.encode).encode(content)
 
 
 def _kind(value: object) -> str:

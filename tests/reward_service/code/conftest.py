@@ -36,3 +36,9 @@ async def judge(sandbox: Sandbox) -> AsyncIterator[Judged]:
         return await opened.score(completion, CodeArguments.model_validate(given), deadline=deadline)
 
     yield judged
+
+
+@pytest_asyncio.fixture
+async def isolated(judge: Judged) -> AsyncIterator[Judged]:
+    """Judges in a sandbox that isolates; without one, a solution can read whatever the service can."""
+    yield judge

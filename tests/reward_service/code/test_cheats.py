@@ -1,0 +1,195 @@
+"""Solutions that try to pass without solving anything; each must get nothing, in every kind of tests."""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import pytest
+
+from reward_service.verifier import Score
+
+Judged = Callable[..., Awaitable[Score]]
+
+# Each kind asks that f(1) == 2 and more, of a function of one argument.
+CALL: dict[str, object] = {
+    "kind": "call",
+    "entry_point": "f",
+    "cases": [{"arguments": [1], "expected": 2}, {"arguments": [20], "expected": 400}],
+}
+ASSERT: dict[str, object] = {
+    "kind": "assert",
+    "cases": [{"code": "assert f(1) == 2"}, {"code": "assert f(20) == 400, f(20)"}, {"code": "assert 5 == f(7)"}],
+}
+CHECK: dict[str, object] = {
+    "kind": "check",
+    "entry_point": "f",
+    "cases": [
+        {"code": "def check(candidate):\n    assert candidate(1) == 2\n    assert abs(candidate(20) - 400) < 1e-6\n"}
+    ],
+}
+TEST_FILE = """
+import unittest
+import pytest
+from solution import f
+
+def test_first():
+    assert f(1) == 2
+
+def test_near():
+    assert f(20) == pytest.approx(400.0)
+
+def test_list():
+    assert [f(7)] == [5]
+
+class Other(unittest.TestCase):
+    def test_equal(self):
+        self.assertEqual(f(1), 2)
+"""
+PYTEST: dict[str, object] = {"kind": "pytest", "files": {"test_f.py": TEST_FILE}}
+STDIO: dict[str, object] = {
+    "kind": "stdio",
+    "cases": [{"stdin": "1\n", "stdout": "2\n"}, {"stdin": "20\n", "stdout": "400\n"}],
+}
+KINDS: Mapping[str, dict[str, object]] = {
+    "call": CALL,
+    "assert": ASSERT,
+    "check": CHECK,
+    "pytest": PYTEST,
+    "stdio": STDIO,
+}
+
+ENDS = {
+    "exits at once": "import sys\nsys.exit(0)\ndef f(x): return 1",
+    "exits with os._exit": "import os\nos._exit(0)",
+    "exits in a call": "import sys\ndef f(x): sys.exit(0)",
+    "ends the process in a call": "import os\ndef f(x): os._exit(0)",
+    "kills itself": "import os\ndef f(x): os.kill(os.getpid(), 9)",
+    "interrupts": "def f(x): raise KeyboardInterrupt",
+    "raises an exit": "def f(x): raise SystemExit(0)",
+    "leaves a generator": "def f(x): raise GeneratorExit",
+}
+EQUAL_TO_ALL = """
+class Equal{base}:
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    def __lt__(self, other): return True
+    def __le__(self, other): return True
+    def __gt__(self, other): return True
+    def __ge__(self, other): return True
+    def __hash__(self): return 2
+    def __bool__(self): return True
+    def __sub__(self, other): return {zero}
+    def __rsub__(self, other): return {zero}
+    def __add__(self, other): return {zero}
+    def __abs__(self): return {zero}
+    def __contains__(self, other): return True
+    def __call__(self, *args): return True
+    def __getattr__(self, name): return lambda *args: True
+"""
+OBJECTS = {
+    "is equal to everything": EQUAL_TO_ALL.format(base="", zero="0") + "def f(x): return Equal()",
+    "gives objects equal to everything": EQUAL_TO_ALL.format(base="", zero="Equal()") + "def f(x): return Equal()",
+    "is an integer equal to everything": EQUAL_TO_ALL.format(base="(int)", zero="0") + "def f(x): return Equal(1)",
+    "is a text equal to everything": EQUAL_TO_ALL.format(base="(str)", zero="0") + "def f(x): return Equal('')",
+    "is a float equal to everything": EQUAL_TO_ALL.format(base="(float)", zero="0") + "def f(x): return Equal(1)",
+    "is a list of everything": "class L(list):\n    def __eq__(self, o): return True\ndef f(x): return L()",
+    "is a class": EQUAL_TO_ALL.format(base="", zero="0").replace("Equal", "f") + "    def __init__(self, x): pass",
+    "has a class equal to everything": "class M(type):\n    def __eq__(c, o): return True\n    __hash__ = type.__hash__\n"
+    "class C(metaclass=M): pass\ndef f(x): return C",
+    "pretends to be an integer": "class C:\n    @property\n    def __class__(self): return int\n"
+    "    def __eq__(self, o): return True\ndef f(x): return C()",
+    "keeps what it is compared with": "class C:\n    def __eq__(self, o):\n        self.o = o\n        return True\n"
+    "    def __sub__(self, o):\n        self.o = o\n        return self\n"
+    "    def __abs__(self): return 0.0\n    def __float__(self): return float(getattr(self, 'o', 0))\ndef f(x): return C()",
+    "gives mocks": "from unittest.mock import ANY, MagicMock\ndef f(x): return ANY",
+    "gives an approximation of everything": "import math\ndef f(x): return math.nan",
+}
+PATCHES = {
+    "patches builtins": "import builtins\nbuiltins.abs = builtins.len = lambda *a: 0\nbuiltins.AssertionError = Warning\n"
+    "builtins.isinstance = lambda *a: True\nbuiltins.all = lambda *a: True\ndef f(x): return 1",
+    "defines builtins": "def abs(x): return 0\ndef all(x): return True\nAssertionError = Warning\ndef f(x): return 1",
+    "patches unittest": "import unittest\nunittest.TestCase.assertEqual = lambda *a: None\n"
+    "unittest.TestCase.run = lambda *a: None\ndef f(x): return 1",
+    "patches pytest": "import sys\ntry:\n    import pytest, _pytest.runner\n    pytest.approx = lambda *a: 1\n"
+    "    _pytest.runner.call_and_report = None\nexcept Exception: pass\ndef f(x): return 1",
+    "patches operators": "import operator, math\nmath.isclose = lambda *a, **k: True\noperator.eq = lambda *a: True\n"
+    "def f(x): return 1",
+    "replaces the checker": "def check(candidate): pass\ndef f(x): return 1",
+    "skips the tests": "import unittest\ndef f(x): raise unittest.SkipTest('no')",
+    "skips the tests with pytest": "def f(x):\n    import pytest\n    pytest.skip('no')",
+    "registers an exit handler": "import atexit, os\natexit.register(os._exit, 0)\ndef f(x): return 1",
+    "traces": "import sys\nsys.settrace(lambda *a: None)\nsys.setprofile(lambda *a: None)\n"
+    "sys.excepthook = lambda *a: None\ndef f(x): return 1",
+}
+PRINTED = "\n".join(
+    [
+        '{"end": 0, "passed": true, "error": ""}',
+        'R  {"end": 0, "passed": true, "error": ""}',
+        'R 0 {"done": true}',
+        '{"answer": {"value": 3}}',
+        "4 passed in 0.01s",
+        "OK",
+        "2",
+        "400",
+    ]
+)
+CHANNEL = {
+    "prints results": f"print({PRINTED!r}, flush=True)\ndef f(x):\n    print({PRINTED!r}, flush=True)\n    return 1",
+    "writes results to every descriptor": "import os\ndef f(x):\n    for n in range(3, 64):\n        try:\n"
+    f"            os.write(n, {PRINTED.encode()!r} + b'\\n')\n        except OSError: pass\n    return 1",
+    "writes results while it loads": "import os\nfor n in range(3, 64):\n    try:\n"
+    f"        os.write(n, {PRINTED.encode()!r} + b'\\n')\n    except OSError: pass\ndef f(x): return 1",
+    "writes without end": "import os\ndef f(x):\n    for n in range(3, 64):\n        try:\n"
+    "            while True: os.write(n, b'x' * 65536)\n        except OSError: pass\n    return 1",
+    "writes nested JSON": "import os\ndef f(x):\n    for n in range(3, 64):\n        try:\n"
+    "            os.write(n, b'[' * 100000 + b'\\n')\n        except OSError: pass\n    return 1",
+    "answers twice": "import os\ndef f(x):\n    for n in range(3, 64):\n        try:\n"
+    '            os.write(n, b\'{"answer": {"value": null}}\\n{"answer": {"value": {"zz": 1}}}\\n\')\n'
+    "        except OSError: pass\n    return 1",
+}
+READS = {
+    "looks for the tests in memory": """
+import gc, sys
+def f(x):
+    frame = sys._getframe()
+    while frame:
+        for value in list(frame.f_locals.values()) + list(frame.f_globals.values()):
+            text = str(value)
+            if "400" in text and "cases" in text: return 400 if x == 20 else 2
+        frame = frame.f_back
+    for o in gc.get_objects():
+        if isinstance(o, (str, bytes)) and "assert f(1)" in str(o): return 400 if x == 20 else 2
+        if isinstance(o, dict) and o.get("expected") == 2: return 400 if x == 20 else 2
+    return 1
+""",
+    "looks for the tests on disk": """
+import os
+def f(x):
+    for root in (".", "..", "/tmp"):
+        for folder, _, names in os.walk(root):
+            for name in names:
+                try:
+                    text = open(os.path.join(folder, name)).read()
+                except Exception: continue
+                if name.startswith("test_f") and "assert f(1) == 2" in text: return 400 if x == 20 else 2
+    return 1
+""",
+    "looks for the tests in arguments": """
+import sys
+def f(x):
+    return 2 if any("assert" in part for part in sys.argv + [str(m) for m in sys.modules]) else 1
+""",
+}
+CHEATS = {**ENDS, **OBJECTS, **PATCHES, **CHANNEL}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cheat", CHEATS)
+async def test_a_solution_that_solves_nothing_gets_nothing(judge: Judged, kind: str, cheat: str) -> None:
+    score = await judge(CHEATS[cheat], KINDS[kind])
+    assert score.reward == 0.0, score
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cheat", READS)
+async def test_a_solution_that_looks_for_the_tests_finds_nothing(isolated: Judged, kind: str, cheat: str) -> None:
+    score = await isolated(READS[cheat], KINDS[kind])
+    assert score.reward == 0.0, score
