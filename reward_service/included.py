@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from reward_service.code.arguments import CodeArguments
 from reward_service.code.judge import open_code
+from reward_service.composite import CompositeArguments, open_composite
 from reward_service.config import CustomVerifier, RewardServiceConfig
 from reward_service.lanes.contract import Verifier
 from reward_service.lanes.event_loop import on_event_loop
@@ -21,6 +22,13 @@ INCLUDED = (
         description="The share of tests that the completion's program passes, run in a sandbox.",
         arguments=CodeArguments,
         open=open_code,
+    ),
+    Verifier(
+        name="composite",
+        version="1",
+        description="A reward made of other verifiers' rewards: weights, gates, and one combination of them.",
+        arguments=CompositeArguments,
+        open=open_composite,
     ),
     Verifier(
         name="exact_match",

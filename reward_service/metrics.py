@@ -21,6 +21,9 @@ class ScoringMetrics:
     errors: Counter
     killed_workers: Counter
     pending_items: Gauge
+    waiting_items: Gauge
+    cached: Counter
+    repeated_requests: Counter
     batch_items: Histogram
 
 
@@ -38,6 +41,15 @@ def make_metrics(metrics: Metrics) -> ScoringMetrics:
             "killed_workers", "Worker processes killed or lost in a job.", labels=["verifier"]
         ),
         pending_items=metrics.gauge("pending_items", "Items that have arrived and have no result yet."),
+        waiting_items=metrics.gauge(
+            "waiting_items",
+            "Items of each verifier that have arrived and whose request is not answered yet.",
+            labels=["verifier"],
+        ),
+        cached=metrics.counter("cached_items", "Items judged from what was judged before.", labels=["verifier"]),
+        repeated_requests=metrics.counter(
+            "repeated_requests", "Requests answered by the answer to the same request before, by its idempotency key."
+        ),
         batch_items=metrics.histogram(
             "batch_items",
             "Items that a reward model scored together.",

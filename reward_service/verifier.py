@@ -75,10 +75,15 @@ class InfrastructureError(VerifierError):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The end of one item: a score or an error, and how many attempts it took."""
+    """The end of one item: a score or an error, and how many attempts it took.
+
+    `cached`: it is that of an earlier item. `version`: the verifier's, where that differs from item to item.
+    """
 
     result: Score | ScoreError
     attempts: int = 1
+    cached: bool = False
+    version: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
