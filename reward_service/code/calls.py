@@ -2,7 +2,7 @@
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import JsonValue
@@ -12,8 +12,9 @@ from reward_service.code.budget import Budget
 from reward_service.code.comparison import values_equal
 from reward_service.code.harness.exchange import Message
 from reward_service.code.harness.plain import Encoder, Json, NotPlain
+from reward_service.code.processes import Harness
 from reward_service.code.served import Served, SolutionEnded, open_solution, parsed
-from reward_service.code.solution import START_S, Solution
+from reward_service.code.solution import Solution
 from reward_service.code.verdict import Case, Verdict
 from reward_service.sandbox.program import Sandbox
 from reward_service.verifier import DataError
@@ -28,7 +29,7 @@ class _Call:
 
 
 async def run_calls(
-    *, sandbox: Sandbox, solution: Solution, tests: CallTests, budget: Budget, harness: Mapping[str, bytes]
+    *, sandbox: Sandbox, solution: Solution, tests: CallTests, budget: Budget, harness: Harness
 ) -> Sequence[Case]:
     """A verdict for each case. A process that dies or hangs costs its case; the rest are run in a new one.
 
@@ -41,8 +42,8 @@ async def run_calls(
         if seconds == 0:
             verdicts += [Verdict.TIMEOUT] * (len(calls) - len(verdicts))
             break
-        wall_s = START_S + budget.left_s
-        async with open_solution(sandbox=sandbox, solution=solution, harness=harness, wall_s=wall_s) as served:
+        opened = open_solution(sandbox=sandbox, solution=solution, harness=harness, seconds=budget.left_s)
+        async with opened as served:
             verdicts += await _round(served, calls=calls[len(verdicts) :], tests=tests, budget=budget)
     return [Case(verdict=verdict, weight=case.weight) for verdict, case in zip(verdicts, tests.cases, strict=True)]
 

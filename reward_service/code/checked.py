@@ -11,10 +11,10 @@ from reward_service.code.arguments import AssertTests, CheckTests, PytestTests
 from reward_service.code.budget import Budget
 from reward_service.code.harness.exchange import Message
 from reward_service.code.harness.plain import Json
-from reward_service.code.harness_files import entry_file
+from reward_service.code.processes import Harness
 from reward_service.code.relay import Relay, Round
 from reward_service.code.served import Served, SolutionEnded, open_solution
-from reward_service.code.solution import START_S, Solution, talking
+from reward_service.code.solution import Solution
 from reward_service.code.verdict import Case, Verdict
 from reward_service.sandbox.program import Running, Sandbox
 from reward_service.verifier import DataError
@@ -57,7 +57,7 @@ class Checker:
     """Runs suites. `pairs` bounds those at once: each waits for a second place in the sandbox while it has one."""
 
     sandbox: Sandbox
-    harness: Mapping[str, bytes]
+    harness: Harness
     pairs: asyncio.Semaphore
 
     async def run(self, *, solution: Solution, suite: Suite, budget: Budget) -> Sequence[Case]:
@@ -81,12 +81,13 @@ class Checker:
     @contextlib.asynccontextmanager
     async def _pair(self, *, solution: Solution, suite: Suite, budget: Budget) -> AsyncIterator[tuple[Served, Running]]:
         """Both processes, which start beside each other: neither is waited for here."""
-        wall_s = START_S + budget.left_s
-        main = {"main.py": entry_file(suite.module)}
-        program = talking(files={**self.harness, **suite.files, **main}, wall_s=wall_s, memory_mib=_TESTS_MEMORY_MIB)
+        seconds = budget.left_s
+        program = self.harness.program(
+            module=suite.module, files=suite.files, seconds=seconds, memory_mib=_TESTS_MEMORY_MIB
+        )
         async with (
             self.pairs,
-            open_solution(sandbox=self.sandbox, solution=solution, harness=self.harness, wall_s=wall_s) as served,
+            open_solution(sandbox=self.sandbox, solution=solution, harness=self.harness, seconds=seconds) as served,
             self.sandbox.open(program) as tests,
         ):
             yield served, tests

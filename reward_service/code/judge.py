@@ -12,26 +12,31 @@ from reward_service.code.budget import Budget, late
 from reward_service.code.calls import run_calls
 from reward_service.code.checked import Checker, suite_of
 from reward_service.code.extraction import extract_code
-from reward_service.code.harness_files import harness_files
+from reward_service.code.processes import load_harness
 from reward_service.code.solution import Solution, solution_of
-from reward_service.code.stdio import run_stdio
+from reward_service.code.stdio import Room, run_stdio
 from reward_service.code.verdict import NOTHING_EXTRACTED, Case, score_of
 from reward_service.lanes.contract import Lane, Surroundings
+from reward_service.sandbox.config import ExecutionConfig
 from reward_service.sandbox.program import Sandbox
 from reward_service.verifier import DataError, Outcome, Score, UserError, error_of, validate_arguments
 
 # Suites whose reference solution is known to pass.
 _REMEMBERED_SUITES = 4096
+# More would let one item of many cases take the sandbox from all others.
+_PARALLEL_CASES = 4
 
 
 class CodeJudge:
-    """Judges code in a sandbox: `parallel` processes of one item at a time, `pairs` items with tests that are code."""
+    """Judges code in a sandbox that runs `concurrency` programs at once, and keeps `output_bytes` of each."""
 
-    def __init__(self, *, sandbox: Sandbox, parallel: int, pairs: int) -> None:
+    def __init__(self, *, sandbox: Sandbox, concurrency: int, output_bytes: int) -> None:
         self._sandbox = sandbox
-        self._parallel = parallel
-        self._harness = harness_files()
-        self._checker = Checker(sandbox=sandbox, harness=self._harness, pairs=asyncio.Semaphore(pairs))
+        self._room = Room(parallel=min(_PARALLEL_CASES, concurrency), output_bytes=output_bytes)
+        self._harness = load_harness(line_bytes=output_bytes)
+        # One place less: of those that hold a place and wait for a second one, one at least can go on.
+        self._pairs = concurrency - 1
+        self._checker = Checker(sandbox=sandbox, harness=self._harness, pairs=asyncio.Semaphore(self._pairs))
         self._sound: OrderedDict[bytes, None] = OrderedDict()
 
     async def score(self, completion: str, arguments: CodeArguments, *, deadline: float) -> Score:
@@ -54,12 +59,14 @@ class CodeJudge:
         tests = arguments.tests
         if isinstance(tests, StdioTests):
             return await run_stdio(
-                sandbox=self._sandbox, solution=solution, tests=tests, budget=budget, parallel=self._parallel
+                sandbox=self._sandbox, solution=solution, tests=tests, budget=budget, room=self._room
             )
         if isinstance(tests, CallTests):
             return await run_calls(
                 sandbox=self._sandbox, solution=solution, tests=tests, budget=budget, harness=self._harness
             )
+        if not self._pairs:
+            raise UserError(f"tests of kind {tests.kind!r} need two programs at once: set execution.concurrency to 2")
         return await self._checker.run(solution=solution, suite=suite_of(tests), budget=budget)
 
     async def _check_reference(self, arguments: CodeArguments, *, deadline: float) -> None:
@@ -112,7 +119,13 @@ async def _outcome(judge: CodeJudge, item: ScoreItem, arguments: CodeArguments, 
 async def open_code(surroundings: Surroundings) -> AsyncIterator[Lane]:
     """The lane of `code`. Without a sandbox, its items get a UserError."""
     sandbox = surroundings.sandbox
-    yield CodeLane(None if sandbox is None else CodeJudge(sandbox=sandbox, parallel=4, pairs=1))
+    execution = ExecutionConfig()
+    if sandbox is None:
+        yield CodeLane(None)
+        return
+    yield CodeLane(
+        CodeJudge(sandbox=sandbox, concurrency=execution.concurrency, output_bytes=execution.max_output_bytes)
+    )
 
 
 def _check(arguments: CodeArguments) -> None:

@@ -13,8 +13,8 @@ from typing import Literal
 
 from reward_service.code.budget import Budget, late
 from reward_service.code.harness.exchange import Message
+from reward_service.code.processes import START_S
 from reward_service.code.served import Served, SolutionEnded, parsed
-from reward_service.code.solution import START_S
 from reward_service.code.verdict import Verdict
 from reward_service.sandbox.program import Running
 from reward_service.verifier import DataError, InfrastructureError

@@ -1,11 +1,12 @@
 """A solution's process that answers: its greeting, and one request at a time."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from reward_service.code.harness.exchange import Message
+from reward_service.code.processes import Harness
 from reward_service.code.solution import Solution
 from reward_service.sandbox.program import Running, Sandbox
 
@@ -42,10 +43,10 @@ class Served:
 
 @asynccontextmanager
 async def open_solution(
-    *, sandbox: Sandbox, solution: Solution, harness: Mapping[str, bytes], wall_s: float
+    *, sandbox: Sandbox, solution: Solution, harness: Harness, seconds: float
 ) -> AsyncIterator[Served]:
-    """Start the solution's process; leaving kills it."""
-    async with sandbox.open(solution.served(harness=harness, wall_s=wall_s)) as running:
+    """Start the solution's process, whose cases have `seconds`; leaving kills it."""
+    async with sandbox.open(solution.served(harness, seconds=seconds)) as running:
         yield Served(running=running)
 
 

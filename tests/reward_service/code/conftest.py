@@ -1,16 +1,17 @@
-"""Fixtures: judging with each kind of sandbox that this machine has."""
+"""Fixtures: judging in each kind of sandbox."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 import pytest_asyncio
 
-from protocol.rewards import ScoreError
 from reward_service.code.arguments import CodeArguments
 from reward_service.code.judge import CodeJudge
-from reward_service.sandbox.program import Sandbox
-from reward_service.sandbox.unsafe import UnsafeSandbox
+from reward_service.sandbox.config import ExecutionConfig, SandboxKind
+from reward_service.sandbox.opening import open_sandboxes
 from reward_service.verifier import Score
 
 # Generous: the machine may be busy. What a test does not expect to time out must never come near it.
@@ -18,16 +19,11 @@ DEADLINE_S = 280.0
 
 Judged = Callable[..., Awaitable[Score]]
 
-
-@pytest.fixture
-def sandbox() -> Sandbox:
-    return UnsafeSandbox(concurrency=4)
+_EXECUTION = ExecutionConfig(concurrency=3, max_wall_s=600.0, max_cpu_s=600.0, cgroup="off")
 
 
-@pytest_asyncio.fixture
-async def judge(sandbox: Sandbox) -> AsyncIterator[Judged]:
+def judging(opened: CodeJudge) -> Judged:
     """Judges code, given as a fenced block of Python, by tests; further arguments are the verifier's."""
-    opened = CodeJudge(sandbox=sandbox, parallel=2, pairs=2)
 
     async def judged(code: str, tests: dict[str, object], **arguments: object) -> Score:
         given = {"tests": tests, "timeout_s": 60.0, "total_timeout_s": 200.0, **arguments}
@@ -35,10 +31,26 @@ async def judge(sandbox: Sandbox) -> AsyncIterator[Judged]:
         completion = f"Here is my solution.\n\n```python\n{code}\n```\n"
         return await opened.score(completion, CodeArguments.model_validate(given), deadline=deadline)
 
-    yield judged
+    return judged
 
 
-@pytest_asyncio.fixture
-async def isolated(judge: Judged) -> AsyncIterator[Judged]:
-    """Judges in a sandbox that isolates; without one, a solution can read whatever the service can."""
-    yield judge
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["unsafe", "required"])
+async def judge(request: pytest.FixtureRequest) -> AsyncIterator[Judged]:
+    """Judges in a sandbox of each kind."""
+    async with _opened(cast(SandboxKind, request.param)) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def isolated() -> AsyncIterator[Judged]:
+    """Judges in a sandbox that isolates; without isolation a solution can read what the service can."""
+    async with _opened("required") as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def _opened(kind: SandboxKind) -> AsyncIterator[Judged]:
+    async with open_sandboxes(kind=kind, config=_EXECUTION) as sandboxes:
+        assert sandboxes is not None
+        judge = CodeJudge(sandbox=sandboxes.programs, concurrency=_EXECUTION.concurrency, output_bytes=1 << 20)
+        yield judging(judge)

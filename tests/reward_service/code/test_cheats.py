@@ -8,6 +8,8 @@ from reward_service.verifier import Score
 
 Judged = Callable[..., Awaitable[Score]]
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 # Each kind asks that f(1) == 2 and more, of a function of one argument.
 CALL: dict[str, object] = {
     "kind": "call",
@@ -92,19 +94,20 @@ OBJECTS = {
     "is a float equal to everything": EQUAL_TO_ALL.format(base="(float)", zero="0") + "def f(x): return Equal(1)",
     "is a list of everything": "class L(list):\n    def __eq__(self, o): return True\ndef f(x): return L()",
     "is a class": EQUAL_TO_ALL.format(base="", zero="0").replace("Equal", "f") + "    def __init__(self, x): pass",
-    "has a class equal to everything": "class M(type):\n    def __eq__(c, o): return True\n    __hash__ = type.__hash__\n"
-    "class C(metaclass=M): pass\ndef f(x): return C",
+    "has a class equal to everything": "class M(type):\n    def __eq__(c, o): return True\n"
+    "    __hash__ = type.__hash__\nclass C(metaclass=M): pass\ndef f(x): return C",
     "pretends to be an integer": "class C:\n    @property\n    def __class__(self): return int\n"
     "    def __eq__(self, o): return True\ndef f(x): return C()",
     "keeps what it is compared with": "class C:\n    def __eq__(self, o):\n        self.o = o\n        return True\n"
     "    def __sub__(self, o):\n        self.o = o\n        return self\n"
-    "    def __abs__(self): return 0.0\n    def __float__(self): return float(getattr(self, 'o', 0))\ndef f(x): return C()",
+    "    def __abs__(self): return 0.0\n    def __float__(self): return float(getattr(self, 'o', 0))\n"
+    "def f(x): return C()",
     "gives mocks": "from unittest.mock import ANY, MagicMock\ndef f(x): return ANY",
     "gives an approximation of everything": "import math\ndef f(x): return math.nan",
 }
 PATCHES = {
-    "patches builtins": "import builtins\nbuiltins.abs = builtins.len = lambda *a: 0\nbuiltins.AssertionError = Warning\n"
-    "builtins.isinstance = lambda *a: True\nbuiltins.all = lambda *a: True\ndef f(x): return 1",
+    "patches builtins": "import builtins\nbuiltins.abs = builtins.len = lambda *a: 0\n"
+    "builtins.AssertionError = Warning\nbuiltins.isinstance = lambda *a: True\nbuiltins.all = lambda *a: True\ndef f(x): return 1",
     "defines builtins": "def abs(x): return 0\ndef all(x): return True\nAssertionError = Warning\ndef f(x): return 1",
     "patches unittest": "import unittest\nunittest.TestCase.assertEqual = lambda *a: None\n"
     "unittest.TestCase.run = lambda *a: None\ndef f(x): return 1",

@@ -8,6 +8,8 @@ from reward_service.verifier import Score
 
 Judged = Callable[..., Awaitable[Score]]
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 # "Given n and n prices, print the largest profit of one purchase and one later sale."
 PRICES: dict[str, object] = {
     "kind": "stdio",
@@ -119,8 +121,6 @@ async def test_a_case_that_goes_wrong_costs_that_case_alone(judge: Judged, name:
 
 async def test_time_that_all_cases_share_runs_out(judge: Judged) -> None:
     cases = [{"stdin": str(n), "stdout": "1"} for n in range(20)]
-    score = await judge(
-        "while True: pass", {"kind": "stdio", "cases": cases}, timeout_s=1.0, total_timeout_s=2.0
-    )
+    score = await judge("while True: pass", {"kind": "stdio", "cases": cases}, timeout_s=1.0, total_timeout_s=2.0)
     assert score.reward == 0.0
     assert score.components["timeouts"] == 20.0
