@@ -81,7 +81,10 @@ class Rebuilder:
     def _own(self, name: str, base: type[Exception]) -> type[Exception]:
         found = self._classes.get(name) or _of_library(name)
         if found is None:
-            found = self._classes[name] = type(name.rpartition(":")[2].rpartition(".")[2], (base,), {})
+            module, _, qualified = name.partition(":")
+            # With its own names, so that it is known again where it came from.
+            known = {"__module__": module, "__qualname__": qualified}
+            found = self._classes[name] = type(qualified.rpartition(".")[2], (base,), known)
         return found
 
 

@@ -1,5 +1,6 @@
 """Solutions that try to pass without solving anything; each must get nothing, in every kind of tests."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
@@ -107,7 +108,8 @@ OBJECTS = {
 }
 PATCHES = {
     "patches builtins": "import builtins\nbuiltins.abs = builtins.len = lambda *a: 0\n"
-    "builtins.AssertionError = Warning\nbuiltins.isinstance = lambda *a: True\nbuiltins.all = lambda *a: True\ndef f(x): return 1",
+    "builtins.AssertionError = Warning\nbuiltins.isinstance = lambda *a: True\n"
+    "builtins.all = lambda *a: True\ndef f(x): return 1",
     "defines builtins": "def abs(x): return 0\ndef all(x): return True\nAssertionError = Warning\ndef f(x): return 1",
     "patches unittest": "import unittest\nunittest.TestCase.assertEqual = lambda *a: None\n"
     "unittest.TestCase.run = lambda *a: None\ndef f(x): return 1",
@@ -184,15 +186,27 @@ def f(x):
 CHEATS = {**ENDS, **OBJECTS, **PATCHES, **CHANNEL}
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cheat", CHEATS)
-async def test_a_solution_that_solves_nothing_gets_nothing(judge: Judged, kind: str, cheat: str) -> None:
-    score = await judge(CHEATS[cheat], KINDS[kind])
-    assert score.reward == 0.0, score
+async def test_a_solution_that_solves_nothing_gets_nothing(judge: Judged, cheat: str) -> None:
+    assert await _rewards(judge, CHEATS[cheat]) == dict.fromkeys(KINDS, 0.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cheat", READS)
-async def test_a_solution_that_looks_for_the_tests_finds_nothing(isolated: Judged, kind: str, cheat: str) -> None:
-    score = await isolated(READS[cheat], KINDS[kind])
-    assert score.reward == 0.0, score
+async def test_a_solution_that_looks_for_the_tests_finds_nothing(isolated: Judged, cheat: str) -> None:
+    assert await _rewards(isolated, READS[cheat]) == dict.fromkeys(KINDS, 0.0)
+
+
+async def test_a_solution_that_solves_the_problem_gets_all(judge: Judged) -> None:
+    right = "def f(x):\n    return {1: 2, 20: 400, 7: 5}[x]\nif __name__ == '__main__':\n    print(f(int(input())))"
+    assert await _rewards(judge, right) == dict.fromkeys(KINDS, 1.0)
+
+
+async def _rewards(judge: Judged, code: str) -> dict[str, float]:
+    """The reward in each kind of tests."""
+    async with asyncio.TaskGroup() as group:
+        running = {kind: group.create_task(_reward(judge, code, tests)) for kind, tests in KINDS.items()}
+    return {kind: task.result() for kind, task in running.items()}
+
+
+async def _reward(judge: Judged, code: str, tests: dict[str, object]) -> float:
+    return (await judge(code, tests)).reward
