@@ -12,6 +12,7 @@ from reward_service.answering import Answering, Asked
 from reward_service.config import RewardServiceConfig
 from reward_service.idempotency import Repetitions
 from reward_service.registry import Registry
+from reward_service.sandbox.execution import Execution, execution_routes
 from reward_service.scoring import Scorer
 from reward_service.streaming import LINES
 from services.http_app import JsonBody, create_app, json_answer
@@ -29,8 +30,12 @@ def build_app(
     metrics: Metrics,
     readiness: Callable[[], Readiness],
     version: str,
+    execution: Execution | None = None,
 ) -> FastAPI:
-    """The application: `POST /v1/score` and `GET /v1/verifiers`. The scorer is open for as long as it serves."""
+    """The application: `POST /v1/score`, `GET /v1/verifiers` and `POST /v1/execute`.
+
+    The scorer is open for as long as it serves, and `execution` too; without one, programs are refused.
+    """
     app = create_app(
         service="reward-service",
         version=version,
@@ -49,6 +54,7 @@ def build_app(
         """The verifiers that this service offers, with the JSON schema of their arguments."""
         return json_answer(offered)
 
+    app.include_router(execution_routes(execution))
     return app
 
 

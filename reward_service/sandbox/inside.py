@@ -25,7 +25,7 @@ def main() -> None:
     folder = sys.argv[1]
     os.write(READY, b"r")
     command = _command()
-    os.closerange(COMMAND, 64)
+    _close_others()
     if not command:  # nobody needs this sandbox
         os._exit(0)
     argv, interpreters, files, environment, limits = marshal.loads(command)
@@ -44,6 +44,16 @@ def main() -> None:
         _run_python(argv[1:])
     else:
         _exec(sys.executable if is_python else interpreters.get(argv[0], argv[0]), argv)
+
+
+def _close_others() -> None:
+    """Nothing but stdin, stdout and stderr is the program's."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            try:
+                os.close(int(name))
+            except OSError:  # that of the listing itself
+                continue
 
 
 def _command() -> bytes:

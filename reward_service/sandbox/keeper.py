@@ -39,10 +39,15 @@ FAILED = b"failed "  # and why nothing could be launched; then the keeper exits
 KILL = b"kill"
 NEXT = b"next"  # launch the next sandbox
 DISK = b"disk "  # and MiB: replace the sandbox that waits by one with a disk of that size
+WATCH = b"watch "  # and bytes: kill what runs when its processes together have more memory; 0: cgroups see to that
 
 # Placeholders in the command and options of a sandbox.
 DISK_BYTES = "{disk_bytes}"
 FOLDER = "{folder}"
+
+# A watched sandbox is looked at this often. Files are watched too: of a tmpfs, only their bytes have a limit.
+_WATCH_MS = 100
+_MOST_FILES = 50_000
 
 _START_S = 60.0
 _LAST_WORDS_S = 5.0
@@ -74,8 +79,15 @@ class Launched:
         self.pid = pid
         self.handle = os.pidfd_open(pid)
         self.first: int | None = None
+        self.first_pid = pid
         self.pipes = pipes
         self.folder = folder
+
+    def meet(self, told: bytes) -> None:
+        """Take up the first process, which bubblewrap tells of, and which waits for bubblewrap at that time."""
+        with contextlib.suppress(ValueError, KeyError, ProcessLookupError):
+            self.first_pid = int(json.loads(told)["child-pid"])
+            self.first = os.pidfd_open(self.first_pid)
 
     def hand_over(self, control: socket.socket) -> None:
         """Give the service its ends of the pipes."""
@@ -106,6 +118,7 @@ class Launched:
 def main() -> None:
     """Keep the place until the service goes."""
     settings = Settings(**json.loads(sys.argv[1]))
+    _close_all_but(settings.control)
     for file in settings.cgroups:
         with open(file, "w") as processes:
             processes.write("0")
@@ -119,6 +132,14 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with socket.socket(fileno=_raised(settings.control)) as control, contextlib.suppress(ConnectionError):
         _serve(control, settings)
+
+
+def _close_all_but(control: int) -> None:
+    """Whatever the service has left open for its children is none of a sandbox's business."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != control:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.close(int(name))
 
 
 def _mount(libc: ctypes.CDLL, mounts: list[tuple[str, str]]) -> None:
@@ -165,19 +186,67 @@ def _serve(control: socket.socket, settings: Settings) -> None:
         if word:
             control.send(ENDED + str(status).encode())
             word = control.recv(64)
-        while word not in (NEXT, b""):  # a kill that came too late
+        while word not in (NEXT, b""):  # what came too late
             word = control.recv(64)
         if not word:
             return
 
 
 def _wait(control: socket.socket, launched: Launched) -> bytes:
-    """What the service said, or NEXT when the program has ended by itself; b"" when the service is gone."""
+    """What the service said, or NEXT when the program has ended or takes too much; b"" when the service is gone."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(launched.handle, select.POLLIN)
-    ready = {handle for handle, _ in poll.poll()}
-    return NEXT if launched.handle in ready else control.recv(64)
+    most_memory: int | None = None
+    while True:
+        ready = {handle for handle, _ in poll.poll(None if most_memory is None else _WATCH_MS)}
+        if launched.handle in ready:
+            return NEXT
+        if control.fileno() in ready:
+            word = control.recv(64)
+            if not word.startswith(WATCH):
+                return word
+            most_memory = int(word[len(WATCH) :])
+        elif most_memory is not None and _takes_too_much(launched, most_memory=most_memory):
+            return NEXT
+
+
+def _takes_too_much(launched: Launched, *, most_memory: int) -> bool:
+    with contextlib.suppress(OSError):
+        disk = os.statvfs(f"/proc/{launched.first_pid}/root/tmp")
+        if launched.first is not None and disk.f_files - disk.f_ffree > _MOST_FILES:
+            return True
+    if most_memory == 0:
+        return False
+    family = _family(launched.first_pid)
+    # What they share is counted for each of them, so only then is it worth a closer look.
+    return sum(map(_resident, family)) > most_memory and sum(map(_proportional, family)) > most_memory
+
+
+def _family(pid: int) -> list[int]:
+    """A process and its descendants; orphans are children of the first process of their namespace."""
+    family = [pid]
+    for member in family:
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{member}/task"):
+                with open(f"/proc/{member}/task/{task}/children") as children:
+                    family += map(int, children.read().split())
+    return family
+
+
+def _resident(pid: int) -> int:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as sizes:
+        return int(sizes.read().split()[1]) * resource.getpagesize()
+    return 0
+
+
+def _proportional(pid: int) -> int:
+    """Its memory, of which it has a part where it shares."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as sizes:
+        for line in sizes:
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    return 0
 
 
 def _launch(settings: Settings, *, disk_mib: int) -> Launched | str:
@@ -206,7 +275,7 @@ def _launch(settings: Settings, *, disk_mib: int) -> Launched | str:
 def _await_ready(launched: Launched, *, ready: int, info: int, isolated: bool) -> str | None:
     deadline = time.monotonic() + _START_S
     if isolated:
-        launched.first = _first_process(_read(info, deadline=deadline, until=b"}"))
+        launched.meet(_read(info, deadline=deadline, until=b"}"))
     if _read(ready, deadline=deadline, until=b"r") == b"r":
         return None
     with contextlib.suppress(ProcessLookupError):
@@ -214,14 +283,6 @@ def _await_ready(launched: Launched, *, ready: int, info: int, isolated: bool) -
     said = _read(launched.pipes[3], deadline=time.monotonic() + _LAST_WORDS_S, until=None)
     launched.end()
     return said.decode(errors="replace").strip() or "it ended, or took too long, without a word"
-
-
-def _first_process(told: bytes) -> int | None:
-    """A handle of the process that bubblewrap tells of, which waits for bubblewrap at that time."""
-    try:
-        return os.pidfd_open(int(json.loads(told)["child-pid"]))
-    except (ValueError, KeyError, ProcessLookupError):
-        return None
 
 
 def _read(handle: int, *, deadline: float, until: bytes | None) -> bytes:

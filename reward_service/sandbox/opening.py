@@ -14,6 +14,7 @@ from reward_service.sandbox.config import ExecutionConfig, SandboxKind
 from reward_service.sandbox.launches import bubblewrap_launch, unsafe_launch
 from reward_service.sandbox.pool import SandboxPool, Users
 from reward_service.sandbox.program import Ended, Limits, Program
+from reward_service.sandbox.sessions import for_sessions
 from reward_service.verifier import InfrastructureError, UserError
 
 logger = logging.getLogger(__name__)
@@ -68,15 +69,17 @@ async def open_sandboxes(*, kind: SandboxKind, config: ExecutionConfig) -> Async
         launch, environment = await asyncio.to_thread(stack.enter_context, opened)
         parents = stack.enter_context(open_parents(config.cgroup))
 
-        def pool(*, size: int, first_place: int, eager: bool) -> SandboxPool:
+        def pool(*, config: ExecutionConfig, size: int, first_place: int, eager: bool) -> SandboxPool:
             return SandboxPool(
                 launch=launch, config=config, size=size, users=Users(first=first), parents=parents,
                 environment=environment, eager=eager, first_place=first_place,
             )  # fmt: skip
 
-        programs = await stack.enter_async_context(pool(size=config.concurrency, first_place=0, eager=True))
+        programs = await stack.enter_async_context(
+            pool(config=config, size=config.concurrency, first_place=0, eager=True)
+        )
         sessions = await stack.enter_async_context(
-            pool(size=config.max_sessions, first_place=config.concurrency, eager=False)
+            pool(config=for_sessions(config), size=config.max_sessions, first_place=config.concurrency, eager=False)
         )
         if kind == "unsafe":
             logger.warning("sandbox = 'unsafe': programs can read and write whatever this service can")

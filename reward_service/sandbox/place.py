@@ -111,10 +111,13 @@ class Place:
         return handles
 
     def limit(self, *, memory_mib: int, processes: int) -> None:
-        """Set what the next program's processes may take together, where there are cgroups."""
-        if self._group is not None:
-            self._group.limit(memory_bytes=(memory_mib << 20) + _OWN_MEMORY, processes=processes + _OWN_PROCESSES)
-            self._memory_kills = self._group.memory_kills()
+        """Set what the next program's processes may take together. Raises OSError if its group does not take that."""
+        if self._group is None:
+            self._say(keeper.WATCH + str(memory_mib << 20).encode())
+            return
+        self._group.limit(memory_bytes=(memory_mib << 20) + _OWN_MEMORY, processes=processes + _OWN_PROCESSES)
+        self._memory_kills = self._group.memory_kills()
+        self._say(keeper.WATCH + b"0")
 
     def kill(self) -> None:
         """Kill what runs; it has ended a little later."""
@@ -198,7 +201,7 @@ class Place:
         assert self._offer is not None
         assert self._end is not None
         try:
-            message, handles, _, _ = socket.recv_fds(self._control, 8192, 4)
+            message, handles, _, _ = socket.recv_fds(self._control, 8192, 4, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:

@@ -12,7 +12,7 @@ from typing import Self
 from reward_service.sandbox.cgroups import Parents
 from reward_service.sandbox.config import ExecutionConfig
 from reward_service.sandbox.place import Launch, Place
-from reward_service.sandbox.program import Ended, Program, Running
+from reward_service.sandbox.program import Ended, Limits, Program, Running
 from reward_service.sandbox.running import RunningProgram
 from reward_service.sandbox.streams import close_all
 from reward_service.verifier import InfrastructureError, UserError
@@ -162,9 +162,15 @@ async def _finished(work: Coroutine[object, object, None]) -> None:
         raise
 
 
-def _check(program: Program, config: ExecutionConfig) -> None:
-    """Raises UserError for a program that is not taken."""
-    limits = program.limits
+def check_language(name: str, config: ExecutionConfig) -> None:
+    """Raises UserError for a language that the operator does not list."""
+    known = ["python", *(given.name for given in config.interpreters)]
+    if name not in known:
+        raise UserError(f"no interpreter is named {name!r} (execution.interpreters); there are: {', '.join(known)}")
+
+
+def check_limits(limits: Limits, config: ExecutionConfig) -> None:
+    """Raises UserError for limits above the operator's maxima."""
     for name, got, most in (
         ("wall_s", limits.wall_s, config.max_wall_s),
         ("cpu_s", limits.cpu_s, config.max_cpu_s),
@@ -177,16 +183,26 @@ def _check(program: Program, config: ExecutionConfig) -> None:
             raise UserError(
                 f"limit {name}: got {got:g}, expected more than 0 and at most {most:g} (execution.max_{name})"
             )
-    if not program.argv or any("\0" in part for part in program.argv):
-        raise UserError("a program needs a command line, without null characters")
-    if len(program.files) > _MOST_FILES:
-        raise UserError(f"{len(program.files)} files: a program may bring {_MOST_FILES}")
-    if sum(map(len, program.files.values())) > limits.disk_mib << 20:
+
+
+def check_files(files: Mapping[str, bytes], limits: Limits) -> None:
+    """Raises UserError for files that cannot be put into a sandbox."""
+    if len(files) > _MOST_FILES:
+        raise UserError(f"{len(files)} files: a program may bring {_MOST_FILES}")
+    if sum(map(len, files.values())) > limits.disk_mib << 20:
         raise UserError(f"the program's files are larger than its disk of {limits.disk_mib} MiB (limit disk_mib)")
-    for name in program.files:
+    for name in files:
         path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or name.endswith("/"):
             raise UserError(f"the name of a file must be a relative path without '..', got {name!r}")
+
+
+def _check(program: Program, config: ExecutionConfig) -> None:
+    """Raises UserError for a program that is not taken."""
+    check_limits(program.limits, config)
+    check_files(program.files, program.limits)
+    if not program.argv or not program.argv[0] or any("\0" in part for part in program.argv):
+        raise UserError("a program needs a command line, without null characters")
     for name, value in program.environment.items():
         if not name or "=" in name or "\0" in name + value:
             raise UserError(f"an environment variable cannot be named {name!r}, or has a null character in its value")

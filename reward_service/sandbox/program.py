@@ -11,9 +11,9 @@ class Limits:
     """What one run may take.
 
     `wall_s` counts from the program's start; then all of its processes are killed. `cpu_s` is for each process.
-    `memory_mib` is each process's address space, and, where there are cgroups, what all of them use together.
-    `processes` counts threads too. `output_bytes` is for stdout and stderr each: more is cut, and does not end the run.
-    `disk_mib` bounds all files that the program writes.
+    `memory_mib` is each process's address space, and what all of them use together; where there are no cgroups, the
+    latter is looked at ten times a second. `processes` counts threads too. `output_bytes` is for stdout and stderr
+    each: more is cut, and does not end the run. `disk_mib` bounds all files that the program writes.
     """
 
     wall_s: float = 10.0

@@ -1,0 +1,93 @@
+"""Every attack fails: as root's child, as an unprivileged user, and with eight at once."""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from attacks import ATTACKS
+
+HERE = Path(__file__).parent
+NOBODY = "65534"
+ROOT, UNPRIVILEGED, EIGHT = "as root's child", "as an unprivileged user", "with eight at once"
+
+# Each mode runs all attacks once, at its first test.
+pytestmark = pytest.mark.timeout(3000)
+
+
+@pytest.fixture(scope="session")
+def cgroup() -> Iterator[str]:
+    """A folder for groups of these tests, where they may make one; elsewhere what the service finds."""
+    folders = [
+        Path("/sys/fs/cgroup") / controller / f"headway-tests-{os.getpid()}" for controller in ("memory", "pids")
+    ]
+    try:
+        for folder in folders:
+            folder.mkdir()
+    except OSError:
+        yield "auto"
+        return
+    try:
+        yield str(Path("/sys/fs/cgroup/*") / folders[0].name)
+    finally:
+        left = [path for folder in folders for path in folder.glob("headway*")]
+        for folder in folders:
+            folder.rmdir()
+        assert not left
+
+
+@pytest.fixture(scope="session")
+def attacked(cgroup: str) -> Iterator[functools._lru_cache_wrapper[dict[str, list[str]]]]:
+    """What the attacks got, in each mode."""
+    folder = tempfile.mkdtemp(prefix="headway-attacks-", dir="/tmp")
+    os.chmod(folder, 0o777)
+
+    @functools.cache
+    def of(mode: str) -> dict[str, list[str]]:
+        return _attack(mode, cgroup=cgroup, folder=folder)
+
+    yield of
+    shutil.rmtree(folder)
+
+
+def _attack(mode: str, *, cgroup: str, folder: str) -> dict[str, list[str]]:
+    if mode == ROOT and os.geteuid() != 0:
+        pytest.skip("only root has children under other users")
+    command, path = [sys.executable], list(sys.path)
+    if mode == UNPRIVILEGED and os.geteuid() == 0:
+        command, cgroup = _as_nobody(), "auto"
+        path = [entry for entry in path if not entry.startswith(sys.base_prefix)]
+    ended = subprocess.run(
+        [*command, "-B", str(HERE / "attacker.py"), "8" if mode == EIGHT else "1", cgroup],
+        env={"PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, path)]), "PATH": os.defpath, "TMPDIR": folder},
+        capture_output=True,
+        text=True,
+        timeout=2900,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, list[str]] = json.loads(ended.stdout)
+    return found
+
+
+def _as_nobody() -> list[str]:
+    """A command that runs this version of Python as nobody, who often cannot read root's own."""
+    setpriv = shutil.which("setpriv")
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for python in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
+        command = [setpriv or "", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", python]
+        if setpriv and subprocess.run([*command, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return command
+    pytest.skip(f"there is no setpriv, or no {version} that nobody can run")
+
+
+@pytest.mark.parametrize("mode", [ROOT, UNPRIVILEGED, EIGHT])
+@pytest.mark.parametrize("attack", [*ATTACKS, "what is left"])
+def test_it_fails(attacked: functools._lru_cache_wrapper[dict[str, list[str]]], attack: str, mode: str) -> None:
+    assert attacked(mode)[attack] == []
