@@ -71,10 +71,10 @@ class Checker:
             known = [] if names is None else [name for number, name in enumerate(names) if number in verdicts]
             async with self._pair(solution=solution, suite=suite, budget=budget) as (served, tests):
                 done = await _round(served, tests, suite=suite, budget=budget, verdicts=verdicts, known=known)
-            names = done.collected if names is None else names
-            verdicts |= done.verdicts
             if done.case is not None:
-                verdicts[done.case] = done.left or Verdict.ERROR
+                done.verdicts[done.case] = done.left or Verdict.ERROR
+            names = done.collected if names is None else names
+            verdicts |= _renumbered(done, names)
             if done.left is None or done.case is None:
                 return _cases(suite, names=names, verdicts=verdicts, rest=done.left)
 
@@ -83,7 +83,10 @@ class Checker:
         """Both processes, which start beside each other: neither is waited for here."""
         seconds = budget.left_s
         program = self.harness.program(
-            module=suite.module, files=suite.files, seconds=seconds, memory_mib=_TESTS_MEMORY_MIB
+            module=suite.module,
+            files=suite.files,
+            seconds=seconds,
+            memory_mib=min(_TESTS_MEMORY_MIB, self.harness.execution.max_memory_mib),
         )
         async with (
             self.pairs,
@@ -109,6 +112,17 @@ async def _round(
     start: Message = {**suite.start, "nonce": nonce, "names": names, "first": first, "known": [*known]}
     await tests.write(json.dumps(start).encode() + b"\n", deadline=budget.deadline)
     return await Relay(solution=served, tests=tests, nonce=nonce, budget=budget).run()
+
+
+def _renumbered(done: Round, names: list[str] | None) -> Mapping[int, Verdict]:
+    """The verdicts of a round by the numbers of the first one: a later round may collect in another order."""
+    if names is None or done.collected is None:
+        return done.verdicts
+    first = {name: number for number, name in enumerate(names)}
+    found = {
+        done.collected[number]: verdict for number, verdict in done.verdicts.items() if number < len(done.collected)
+    }
+    return {first[name]: verdict for name, verdict in found.items() if name in first}
 
 
 def _cases(

@@ -28,20 +28,22 @@ _PARALLEL_CASES = 4
 
 
 class CodeJudge:
-    """Judges code in a sandbox that runs `concurrency` programs at once, and keeps `output_bytes` of each."""
+    """Judges code in a sandbox that has been opened with the given configuration."""
 
-    def __init__(self, *, sandbox: Sandbox, concurrency: int, output_bytes: int) -> None:
+    def __init__(self, *, sandbox: Sandbox, execution: ExecutionConfig) -> None:
         self._sandbox = sandbox
-        self._room = Room(parallel=min(_PARALLEL_CASES, concurrency), output_bytes=output_bytes)
-        self._harness = load_harness(line_bytes=output_bytes)
+        self._execution = execution
+        places = execution.concurrency
+        self._room = Room(parallel=min(_PARALLEL_CASES, places), output_bytes=execution.max_output_bytes)
+        self._harness = load_harness(execution)
         # One place less: of those that hold a place and wait for a second one, one at least can go on.
-        self._pairs = concurrency - 1
+        self._pairs = places - 1
         self._checker = Checker(sandbox=sandbox, harness=self._harness, pairs=asyncio.Semaphore(self._pairs))
         self._sound: OrderedDict[bytes, None] = OrderedDict()
 
     async def score(self, completion: str, arguments: CodeArguments, *, deadline: float) -> Score:
         """The score of a completion. Raises UserError, DataError for broken tests, InfrastructureError."""
-        _check(arguments)
+        _check(arguments, self._execution)
         code = extract_code(completion, language=arguments.language, which=arguments.extract)
         if code is None:
             return NOTHING_EXTRACTED
@@ -119,19 +121,17 @@ async def _outcome(judge: CodeJudge, item: ScoreItem, arguments: CodeArguments, 
 async def open_code(surroundings: Surroundings) -> AsyncIterator[Lane]:
     """The lane of `code`. Without a sandbox, its items get a UserError."""
     sandbox = surroundings.sandbox
-    execution = ExecutionConfig()
-    if sandbox is None:
-        yield CodeLane(None)
-        return
-    yield CodeLane(
-        CodeJudge(sandbox=sandbox, concurrency=execution.concurrency, output_bytes=execution.max_output_bytes)
-    )
+    yield CodeLane(None if sandbox is None else CodeJudge(sandbox=sandbox, execution=surroundings.config.execution))
 
 
-def _check(arguments: CodeArguments) -> None:
+def _check(arguments: CodeArguments, execution: ExecutionConfig) -> None:
     """Raises UserError for what does not go together, DataError for tests without a case."""
     tests = arguments.tests
     if arguments.language != "python" and not isinstance(tests, StdioTests):
         raise UserError(f"tests of kind {tests.kind!r} are for python; {arguments.language} can be tested with stdio")
     if not isinstance(tests, PytestTests) and not tests.cases:
         raise DataError(f"the tests of kind {tests.kind!r} hold no case; give at least one")
+    seconds = arguments.timeout_s if isinstance(tests, StdioTests) else arguments.total_timeout_s
+    if seconds > execution.max_wall_s:
+        name = "timeout_s" if isinstance(tests, StdioTests) else "total_timeout_s"
+        raise UserError(f"{name}: got {seconds:g}, expected at most {execution.max_wall_s:g} (execution.max_wall_s)")

@@ -169,6 +169,7 @@ class SolutionModule(types.ModuleType):
         except AttributeError:
             if self._hw_strict:
                 raise
+            self._hw_peer.touched = True  # what the tests cannot do now is the solution's fault
             return Missing(name)
 
     def __setattr__(self, name: str, value: object) -> None:

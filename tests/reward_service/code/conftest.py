@@ -52,5 +52,5 @@ async def isolated() -> AsyncIterator[Judged]:
 async def _opened(kind: SandboxKind) -> AsyncIterator[Judged]:
     async with open_sandboxes(kind=kind, config=_EXECUTION) as sandboxes:
         assert sandboxes is not None
-        judge = CodeJudge(sandbox=sandboxes.programs, concurrency=_EXECUTION.concurrency, output_bytes=1 << 20)
+        judge = CodeJudge(sandbox=sandboxes.programs, execution=_EXECUTION)
         yield judging(judge)

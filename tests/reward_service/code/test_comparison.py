@@ -130,7 +130,8 @@ def test_a_hostile_encoding_is_unequal_and_no_error() -> None:
     for _ in range(100_000):
         deep = [deep]
     assert not values_equal(deep, [[]], tuples_are_lists=True, tolerance=None)
-    for message in ({"d": 1}, {"d": [1]}, {"s": 2}, {"t": None}, {"i": []}, {"C": [1]}, {"zz": 1}, {}):
+    messages: list[Json] = [{"d": 1}, {"d": [1]}, {"s": 2}, {"t": None}, {"i": []}, {"C": [1]}, {"zz": 1}, {}]
+    for message in messages:
         assert not equal_to_one(message)
 
 

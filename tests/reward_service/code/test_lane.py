@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from protocol.rewards import ScoreError, ScoreItem
 from reward_service.code.judge import CodeJudge, CodeLane
+from reward_service.sandbox.config import ExecutionConfig
 from reward_service.sandbox.program import Ended, Program, Running, Sandbox
 from reward_service.verifier import InfrastructureError, Outcome, Score
 
@@ -61,7 +62,7 @@ async def outcome(
     completion: str = CODE,
     **arguments: JsonValue,
 ) -> Outcome:
-    judge = None if sandbox is None else CodeJudge(sandbox=sandbox, concurrency=concurrency, output_bytes=1 << 20)
+    judge = None if sandbox is None else CodeJudge(sandbox=sandbox, execution=ExecutionConfig(concurrency=concurrency))
     item = ScoreItem(id="1", verifier="code", completion=completion, arguments=arguments)
     judged = CodeLane(judge).judge(item, deadline=asyncio.get_running_loop().time() + deadline_s)
     return await judged if isinstance(judged, Awaitable) else judged
@@ -114,3 +115,9 @@ async def test_other_languages_have_stdio_alone() -> None:
 async def test_tests_that_are_code_need_two_places() -> None:
     told = error(await outcome(BrokenSandbox(), tests=suite_for("assert"), concurrency=1))
     assert (told.kind, "concurrency" in told.message) == ("user", True)
+
+
+async def test_times_are_within_the_maxima_of_the_operator() -> None:
+    for kind, name in (("stdio", "timeout_s"), ("call", "total_timeout_s")):
+        told = error(await outcome(BrokenSandbox(), tests=suite_for(kind), timeout_s=500.0, total_timeout_s=500.0))
+        assert (told.kind, told.message.startswith(name)) == ("user", True)
