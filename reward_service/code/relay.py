@@ -1,7 +1,7 @@
 """The exchange between a solution's process and the tests' process, which meet only here.
 
     tests' process --"R nonce .."--> reports: which case begins, and how it ends
-                   --"S .."--------> solution's process, whose answer goes back
+                   --"S .."--------> solution's process, whose answer goes back ("G ..": it runs none of its code)
 
 Only one of the two is at work at any time, so one loop reads from whichever it is. What the solution writes goes to the
 tests' process alone, as data, and can be no report.
@@ -20,6 +20,7 @@ from reward_service.sandbox.program import Running
 from reward_service.verifier import DataError, InfrastructureError
 
 _TO_SOLUTION = b"S "
+_READ_NAME = b"G "
 _MAX_CASES = 10_000
 
 
@@ -72,15 +73,16 @@ class Relay:
             line = await self._tests.readline(deadline=self._deadline())
             if not line.endswith(b"\n"):
                 raise TestsEnded("the process of the tests ended")
-            if line.startswith(_TO_SOLUTION):
-                await self._forward(line[len(_TO_SOLUTION) :])
+            kind, request = line[:2], line[2:]
+            if kind in (_TO_SOLUTION, _READ_NAME):
+                self._touched = self._touched or kind == _TO_SOLUTION
+                await self._forward(request)
             elif not line.startswith(self._report_prefix):
                 raise TestsEnded("the process of the tests wrote what is no report")
             elif self._take(_report(line[len(self._report_prefix) :])):
                 return
 
     async def _forward(self, request: bytes) -> None:
-        self._touched = True
         self._start_charging()
         deadline = self._deadline()
         await self._solution.send(request, deadline=deadline)

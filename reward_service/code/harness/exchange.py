@@ -61,9 +61,9 @@ class Conversation:
         self._prefix = prefix
         self._serve = serve
 
-    def request(self, message: Message) -> Message:
+    def request(self, message: Message, *, prefix: bytes | None = None) -> Message:
         """The answer to a request. Raises Gone."""
-        self._channel.send(self._prefix, {"ask": message})
+        self._channel.send(prefix or self._prefix, {"ask": message})
         while True:
             answer = self.step()
             if answer is not None:

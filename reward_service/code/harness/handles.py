@@ -6,6 +6,7 @@ object again, and such an object gives no number or truth value away; `2 in f(1)
 elements. Only an object made by calling a class by name, such as `Basket()`, is asked `2 in basket` itself.
 """
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator
 from typing import Protocol
 
@@ -19,6 +20,15 @@ _CONTAINERS = frozenset({"count", "index", "copy", "find"})
 _JUDGING = frozenset(
     name for kind in (str, bytes, frozenset, int, float) for name in dir(kind) if not name.startswith("_")
 ).difference(_CONTAINERS)
+
+
+# What mocks and test runners look for in any object.
+_LOOKED_FOR = ("__", "_mock_", "_pytest", "pytest", "_is_coroutine")
+
+
+def is_reserved(name: str) -> bool:
+    """Whether an attribute is never asked of the solution."""
+    return name.startswith(_LOOKED_FOR) and name not in _READABLE
 
 
 class Peer(Protocol):
@@ -44,7 +54,7 @@ class Handle:
     _hw_derived: bool
 
     def __getattr__(self, name: str) -> object:
-        if name.startswith("__") and name not in _READABLE:
+        if is_reserved(name):
             raise AttributeError(f"{name} of an object of the solution cannot be read")
         if name in _JUDGING and not (self._hw_declared or self._hw_number == 0 or isinstance(self, ClassHandle)):
             raise AttributeError(f"{name} is a method of plain values, and the solution gave an object")
@@ -123,10 +133,6 @@ class Handle:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> object:
         return self._hw_peer.do("exit", self, error if isinstance(error, Exception) else None)
 
-    def __await__(self) -> Generator[None, None, object]:
-        yield from ()
-        return self._hw_peer.do("await", self)
-
     def _truth(self, operation: str, *args: object) -> bool:
         self._refuse_derived()
         return self._hw_peer.do(operation, self, *args) is True
@@ -159,6 +165,31 @@ class CallableHandle(Handle):
         return self._hw_peer.do("call", self, *args, **keywords)
 
 
+class Patches:
+    """What the tests have set in a module or class. To delete it brings back what was there before.
+
+    Whoever patches an attribute finds it in no `__dict__` here, takes it for inherited, and deletes it in the end.
+    """
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._originals: dict[str, object] = {}
+
+    def set(self, owner: Handle, name: str, value: object) -> None:
+        """Set an attribute."""
+        if name not in self._originals:
+            with contextlib.suppress(AttributeError):
+                self._originals[name] = self._peer.do("get", owner, name)
+        self._peer.do("set", owner, name, value)
+
+    def delete(self, owner: Handle, name: str) -> None:
+        """Delete what the solution has set; bring back what it had before the tests set it."""
+        if name in self._originals:
+            self._peer.do("set", owner, name, self._originals.pop(name))
+        else:
+            self._peer.do("delete", owner, name)
+
+
 class ClassHandle(CallableHandle):
     """A class of the solution."""
 
@@ -167,6 +198,18 @@ class ClassHandle(CallableHandle):
         if isinstance(made, Handle) and vars(self).get("_hw_named", False):
             vars(made)["_hw_declared"] = True
         return made
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self.hw_patches().set(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self.hw_patches().delete(self, name)
+
+    def hw_patches(self) -> "Patches":
+        """What the tests have set in it."""
+        found = vars(self).setdefault("_hw_patches", Patches(self._hw_peer))
+        assert isinstance(found, Patches)
+        return found
 
     def hw_read_as(self, name: str) -> None:
         """The tests have read it by this name: that of a class, if each time it began with a capital."""
@@ -216,7 +259,7 @@ class ValueHandle:
     _hw_number: int
 
     def __getattr__(self, name: str) -> object:
-        if name.startswith("__") and name not in _READABLE:
+        if is_reserved(name):
             raise AttributeError(name)
         return self._hw_peer.do("get", self, name)
 

@@ -14,6 +14,8 @@ from reward_service.code.harness.operations import OPERATIONS
 from reward_service.code.harness.plain import Decoder, Encoder, Json, NotPlain, content_of
 
 _TO_SOLUTION = b"S "
+# A request that reads a name of the solution's module runs none of its code.
+_READ_NAME = b"G "
 _HANDLES: Mapping[str, type[handles.Handle]] = {
     "instance": handles.Handle,
     "callable": handles.CallableHandle,
@@ -53,12 +55,13 @@ class SolutionPeer:
 
     def do(self, name: str, *args: object, **keywords: object) -> object:
         """The result of an operation. Raises what the solution raises, and SolutionFault."""
-        self.touched = self.touched or name != "get" or args[0] is not self.module
+        reads_name = name == "get" and args[0] is self.module
+        self.touched = self.touched or not reads_name
         message: Message = {"do": name, "args": self._encode(list(args))}
         if keywords:
             message["keywords"] = self._encode(keywords)
         try:
-            answer = self._conversation.request(message)
+            answer = self._conversation.request(message, prefix=_READ_NAME if reads_name else None)
             if isinstance(printed := answer.get("printed"), str):
                 sys.stdout.write(printed)
             self._raise_pending()
@@ -156,13 +159,14 @@ class SolutionModule(types.ModuleType):
     def __init__(self, *, name: str, peer: SolutionPeer, names: Iterable[str]) -> None:
         super().__init__(name)
         public = [found for found in names if not found.startswith("_") and not hasattr(builtins, found)]
-        vars(self).update(_hw_peer=peer, _hw_strict=False, __all__=public)
+        vars(self).update(_hw_peer=peer, _hw_strict=False, _hw_patches=handles.Patches(peer), __all__=public)
 
     _hw_peer: SolutionPeer
     _hw_strict: bool
+    _hw_patches: handles.Patches
 
     def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
+        if handles.is_reserved(name):
             raise AttributeError(name)
         try:
             return self._hw_peer.do("get", self._hw_peer.module, name)
@@ -170,29 +174,33 @@ class SolutionModule(types.ModuleType):
             if self._hw_strict:
                 raise
             self._hw_peer.touched = True  # what the tests cannot do now is the solution's fault
-            return Missing(name)
+            return Missing(name, module=self)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name.startswith("__"):
             super().__setattr__(name, value)
         else:
-            self._hw_peer.do("set", self._hw_peer.module, name, value)
+            self._hw_patches.set(self._hw_peer.module, name, value)
 
     def __delattr__(self, name: str) -> None:
-        self._hw_peer.do("delete", self._hw_peer.module, name)
+        self._hw_patches.delete(self._hw_peer.module, name)
 
 
 class Missing:
     """A name that the solution does not define."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, *, module: SolutionModule) -> None:
+        self._hw_name = name
+        self._hw_module = module
 
     def __call__(self, *args: object, **keywords: object) -> object:
-        raise Raised(f"the solution defines no {self._name}")
+        raise Raised(f"the solution defines no {self._hw_name}")
 
     def __getattr__(self, name: str) -> object:
-        raise Raised(f"the solution defines no {self._name}")
+        # Whoever collects tests looks at all names, to see if they are tests.
+        if name.startswith("_") or not self._hw_module._hw_strict:
+            raise AttributeError(name)
+        raise Raised(f"the solution defines no {self._hw_name}")
 
 
 def restore(old: object, new: object) -> None:

@@ -83,7 +83,7 @@ class AssertRun:
         found: object = self._module
         for name in entry_point.split("."):
             owner = found() if isinstance(found, ClassHandle) else found
-            found = getattr(owner, name, Missing(name))
+            found = getattr(owner, name, Missing(name, module=self._module))
         return found
 
 

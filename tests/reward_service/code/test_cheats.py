@@ -19,13 +19,19 @@ CALL: dict[str, object] = {
 }
 ASSERT: dict[str, object] = {
     "kind": "assert",
-    "cases": [{"code": "assert f(1) == 2"}, {"code": "assert f(20) == 400, f(20)"}, {"code": "assert 5 == f(7)"}],
+    "cases": [
+        {"code": "assert f(1) == 2  # marker-7c1"},
+        {"code": "assert f(20) == 400, f(20)"},
+        {"code": "assert 5 == f(7)"},
+    ],
 }
 CHECK: dict[str, object] = {
     "kind": "check",
     "entry_point": "f",
     "cases": [
-        {"code": "def check(candidate):\n    assert candidate(1) == 2\n    assert abs(candidate(20) - 400) < 1e-6\n"}
+        {
+            "code": "def check(candidate):\n    assert candidate(1) == 2  # marker-7c1\n    assert abs(candidate(20) - 400) < 1e-6\n"
+        }
     ],
 }
 TEST_FILE = """
@@ -34,7 +40,7 @@ import pytest
 from solution import f
 
 def test_first():
-    assert f(1) == 2
+    assert f(1) == 2  # marker-7c1
 
 def test_near():
     assert f(20) == pytest.approx(400.0)
@@ -150,37 +156,57 @@ CHANNEL = {
     '            os.write(n, b\'{"answer": {"value": null}}\\n{"answer": {"value": {"zz": 1}}}\\n\')\n'
     "        except OSError: pass\n    return 1",
 }
+# Only the tests hold the marker in one piece. Who finds it knows the answers.
 READS = {
     "looks for the tests in memory": """
 import gc, sys
 def f(x):
+    needle = "mark" + "er-7c1"
     frame = sys._getframe()
     while frame:
-        for value in list(frame.f_locals.values()) + list(frame.f_globals.values()):
-            text = str(value)
-            if "400" in text and "cases" in text: return 400 if x == 20 else 2
+        if needle in str(frame.f_locals) + str(frame.f_globals): return {1: 2, 20: 400, 7: 5}[x]
         frame = frame.f_back
-    for o in gc.get_objects():
-        if isinstance(o, (str, bytes)) and "assert f(1)" in str(o): return 400 if x == 20 else 2
-        if isinstance(o, dict) and o.get("expected") == 2: return 400 if x == 20 else 2
+    for found in gc.get_objects():
+        if isinstance(found, (str, bytes, dict, list, tuple)) and needle in str(found): return {1: 2, 20: 400, 7: 5}[x]
+    for module in list(sys.modules.values()):
+        if needle in str(vars(module)): return {1: 2, 20: 400, 7: 5}[x]
+    return 1
+""",
+    "looks for the tests in raw memory": """
+def f(x):
+    needle = b"mark" + b"er-7c1"
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+        for line in maps:
+            span, rights, *_ = line.split()
+            if rights.startswith("rw"):
+                start, end = (int(part, 16) for part in span.split("-"))
+                memory.seek(start)
+                try:
+                    # The needle itself is there, alone.
+                    if memory.read(end - start).count(b"# " + needle): return {1: 2, 20: 400, 7: 5}[x]
+                except (OSError, ValueError): pass
     return 1
 """,
     "looks for the tests on disk": """
 import os
 def f(x):
-    for root in (".", "..", "/tmp"):
+    needle = b"mark" + b"er-7c1"
+    for root in (".", "..", "/tmp", "/proc", "/dev/shm", "/run", "/home", "/root"):
         for folder, _, names in os.walk(root):
+            if folder.count("/") > 6: continue
             for name in names:
+                if root == "/proc" and name not in ("cmdline", "environ"): continue
                 try:
-                    text = open(os.path.join(folder, name)).read()
-                except Exception: continue
-                if name.startswith("test_f") and "assert f(1) == 2" in text: return 400 if x == 20 else 2
+                    with open(os.path.join(folder, name), "rb") as file:
+                        if needle in file.read(1 << 16): return {1: 2, 20: 400, 7: 5}[x]
+                except Exception: pass
     return 1
 """,
-    "looks for the tests in arguments": """
-import sys
+    "looks for the process of the tests": """
+import os
 def f(x):
-    return 2 if any("assert" in part for part in sys.argv + [str(m) for m in sys.modules]) else 1
+    others = [n for n in os.listdir("/proc") if n.isdigit() and b"main.py" in open(f"/proc/{n}/cmdline", "rb").read()]
+    return {1: 2, 20: 400, 7: 5}[x] if len(others) > 1 else 1
 """,
 }
 CHEATS = {**ENDS, **OBJECTS, **PATCHES, **CHANNEL}
