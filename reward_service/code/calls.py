@@ -1,6 +1,7 @@
 """Function calls: one process of the solution answers all of them, and what it returns is compared here."""
 
 import ast
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pydantic import JsonValue
 
 from reward_service.code.arguments import CallCase, CallTests
 from reward_service.code.budget import Budget
-from reward_service.code.comparison import values_equal
+from reward_service.code.comparison import LARGE_BYTES, values_equal
 from reward_service.code.harness.exchange import Message
 from reward_service.code.harness.plain import Encoder, Json, NotPlain
 from reward_service.code.processes import Harness
@@ -64,17 +65,24 @@ async def _round(served: Served, *, calls: Sequence[_Call], tests: CallTests, bu
         try:
             with budget.case() as deadline:
                 await served.send(call.request, deadline=deadline)
-                answer = parsed(await served.line(deadline=deadline))
+                line = await served.line(deadline=deadline)
+            verdicts.append(await _verdict(line, call=call, tests=tests))
         except TimeoutError:
             return [*verdicts, Verdict.TIMEOUT]
         except SolutionEnded:
             return [*verdicts, Verdict.ERROR]
-        verdicts.append(_verdict(answer, call=call, tests=tests))
     return verdicts
 
 
-def _verdict(message: Message, *, call: _Call, tests: CallTests) -> Verdict:
-    answer = message.get("answer")
+async def _verdict(line: bytes, *, call: _Call, tests: CallTests) -> Verdict:
+    """Raises SolutionEnded for a line that is no answer."""
+    if len(line) < LARGE_BYTES:
+        return _judged(line, call=call, tests=tests)
+    return await asyncio.to_thread(_judged, line, call=call, tests=tests)
+
+
+def _judged(line: bytes, *, call: _Call, tests: CallTests) -> Verdict:
+    answer = parsed(line).get("answer")
     if not isinstance(answer, dict) or "value" not in answer:
         return Verdict.ERROR
     equal = values_equal(

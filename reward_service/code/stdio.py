@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from reward_service.code.arguments import StdioCase, StdioTests
 from reward_service.code.budget import Budget
-from reward_service.code.comparison import outputs_equal
+from reward_service.code.comparison import LARGE_BYTES, outputs_equal
 from reward_service.code.solution import Solution
 from reward_service.code.verdict import Case, Verdict
 from reward_service.sandbox.program import Ended, Sandbox
@@ -64,7 +64,9 @@ async def _run_case(
     )
     ended = await sandbox.run(program)
     limits.budget.charge(ended.wall_s)
-    return _verdict(ended, tests=tests, case=case)
+    if len(ended.stdout) < LARGE_BYTES:
+        return _verdict(ended, tests=tests, case=case)
+    return await asyncio.to_thread(_verdict, ended, tests=tests, case=case)
 
 
 def _verdict(ended: Ended, *, tests: StdioTests, case: StdioCase) -> Verdict:

@@ -127,6 +127,12 @@ class Handle:
         names = self._hw_peer.do("dir", self)
         return [str(name) for name in names] if isinstance(names, list) else []
 
+    def __copy__(self) -> object:
+        return self._hw_peer.do("copy", self)
+
+    def __deepcopy__(self, memo: object) -> object:
+        return self._hw_peer.do("deepcopy", self)
+
     def __enter__(self) -> object:
         return self._hw_peer.do("enter", self)
 

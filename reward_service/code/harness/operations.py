@@ -27,6 +27,14 @@ def _await(awaitable: object) -> object:
     return run(awaited())
 
 
+def _copied(name: str) -> Callable[[object], object]:
+    def copied(value: object) -> object:
+        copy: Callable[[object], object] = getattr(importlib.import_module("copy"), name)
+        return copy(value)
+
+    return copied
+
+
 def _enter(manager: object) -> object:
     return type(manager).__enter__(manager)  # type: ignore[attr-defined]
 
@@ -65,6 +73,8 @@ OPERATIONS: Mapping[str, Callable[..., object]] = {
     "round": round,
     "divmod": divmod,
     "dir": dir,
+    "copy": _copied("copy"),
+    "deepcopy": _copied("deepcopy"),
     "instance": lambda kind, value: isinstance(value, kind),
     "subclass": lambda kind, value: issubclass(value, kind),
     "await": _await,

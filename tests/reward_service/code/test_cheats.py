@@ -30,7 +30,8 @@ CHECK: dict[str, object] = {
     "entry_point": "f",
     "cases": [
         {
-            "code": "def check(candidate):\n    assert candidate(1) == 2  # marker-7c1\n    assert abs(candidate(20) - 400) < 1e-6\n"
+            "code": "def check(candidate):\n    assert candidate(1) == 2  # marker-7c1\n"
+            "    assert abs(candidate(20) - 400) < 1e-6\n"
         }
     ],
 }
@@ -159,38 +160,36 @@ CHANNEL = {
 # Only the tests hold the marker in one piece. Who finds it knows the answers.
 READS = {
     "looks for the tests in memory": """
-import gc, sys
+import gc, re, sys
 def f(x):
-    needle = "mark" + "er-7c1"
+    def holds(value): return re.search("# mark[e]r-7c1", str(value))
     frame = sys._getframe()
     while frame:
-        if needle in str(frame.f_locals) + str(frame.f_globals): return {1: 2, 20: 400, 7: 5}[x]
+        if holds(frame.f_locals) or holds(frame.f_globals): return {1: 2, 20: 400, 7: 5}[x]
         frame = frame.f_back
     for found in gc.get_objects():
-        if isinstance(found, (str, bytes, dict, list, tuple)) and needle in str(found): return {1: 2, 20: 400, 7: 5}[x]
+        if isinstance(found, (str, bytes, dict, list, tuple)) and holds(found): return {1: 2, 20: 400, 7: 5}[x]
     for module in list(sys.modules.values()):
-        if needle in str(vars(module)): return {1: 2, 20: 400, 7: 5}[x]
+        if holds(vars(module)): return {1: 2, 20: 400, 7: 5}[x]
     return 1
 """,
     "looks for the tests in raw memory": """
+import re
 def f(x):
-    needle = b"mark" + b"er-7c1"
     with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
         for line in maps:
             span, rights, *_ = line.split()
             if rights.startswith("rw"):
                 start, end = (int(part, 16) for part in span.split("-"))
-                memory.seek(start)
                 try:
-                    # The needle itself is there, alone.
-                    if memory.read(end - start).count(b"# " + needle): return {1: 2, 20: 400, 7: 5}[x]
+                    memory.seek(start)
+                    if re.search(b"# mark[e]r-7c1", memory.read(end - start)): return {1: 2, 20: 400, 7: 5}[x]
                 except (OSError, ValueError): pass
     return 1
 """,
     "looks for the tests on disk": """
-import os
+import os, re
 def f(x):
-    needle = b"mark" + b"er-7c1"
     for root in (".", "..", "/tmp", "/proc", "/dev/shm", "/run", "/home", "/root"):
         for folder, _, names in os.walk(root):
             if folder.count("/") > 6: continue
@@ -198,7 +197,7 @@ def f(x):
                 if root == "/proc" and name not in ("cmdline", "environ"): continue
                 try:
                     with open(os.path.join(folder, name), "rb") as file:
-                        if needle in file.read(1 << 16): return {1: 2, 20: 400, 7: 5}[x]
+                        if re.search(b"# mark[e]r-7c1", file.read(1 << 16)): return {1: 2, 20: 400, 7: 5}[x]
                 except Exception: pass
     return 1
 """,

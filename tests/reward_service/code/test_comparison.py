@@ -8,7 +8,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_service.code.arguments import Tolerance
@@ -42,6 +42,7 @@ def equal(actual: object, expected: object, *, tuples_are_lists: bool = False, n
     return values_equal(encoded(actual), encoded(expected), tuples_are_lists=tuples_are_lists, tolerance=tolerance)
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_a_value_comes_back_as_it_was(value: object) -> None:
     back = Decoder(refuse).decode(encoded(value))
@@ -49,11 +50,13 @@ def test_a_value_comes_back_as_it_was(value: object) -> None:
     assert type(back) is type(value)
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_a_value_equals_itself(value: object) -> None:
     assert equal(value, value)
 
 
+@settings(deadline=None)
 @given(VALUES, VALUES)
 def test_values_are_equal_when_python_says_so(left: object, right: object) -> None:
     assert equal(left, right) == (left == right)
@@ -142,6 +145,14 @@ def equal_to_one(message: Json) -> bool:
 def test_colliding_hashes_cost_nothing() -> None:
     values: list[Json] = [{"i": hex(n * (2**61 - 1))} for n in range(1, 50_000)]
     assert values_equal({"s": values}, {"s": values[::-1]}, tuples_are_lists=True, tolerance=None)
+
+
+def test_nested_sets_cost_in_proportion_to_their_size() -> None:
+    left: Json = "left"
+    right: Json = "right"
+    for _ in range(100):
+        left, right = {"f": [left, 1]}, {"f": [1, right]}
+    assert not values_equal(left, right, tuples_are_lists=True, tolerance=None)
 
 
 def test_tolerance_holds_for_floats_inside_of_values() -> None:

@@ -195,6 +195,8 @@ HOLDS = {
     "items": "assert Vector(1, 2)[1] == 2 and Vector(1, 2)[0:2] == (1, 2)",
     "plain tuples and lists": "assert same((1, [2])) == (1, [2]) != [1, [2]]\nassert type(same((1,))) is tuple",
     "named tuples": "p = Point(1, 2)\nassert p == (1, 2) and p.x == 1 and isinstance(p, tuple) and p[1] == 2",
+    "copies": "import copy\na = Account('Ann', 1)\nb = copy.deepcopy(a)\nb.deposit(1)\n"
+    "assert (a.balance, b.balance, copy.copy(b).balance) == (1, 2, 2)",
     "enums": "assert Color.RED == Color.RED and Color.RED is not Color.GREEN and Color.RED.name == 'RED'\n"
     "assert Color(2) == Color.GREEN and Color['RED'] == Color.RED and Level.LOW == 1",
     "linked lists": "head, found = reverse(build([1, 2, 3])), []\nwhile head:\n    found.append(head.value)\n"
