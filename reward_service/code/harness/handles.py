@@ -265,7 +265,7 @@ class ValueHandle:
     _hw_number: int
 
     def __getattr__(self, name: str) -> object:
-        if is_reserved(name):
+        if is_reserved(name) or name in _JUDGING:
             raise AttributeError(name)
         return self._hw_peer.do("get", self, name)
 
@@ -325,7 +325,7 @@ def _combined(handle: Handle, operation: str, operands: tuple[object, object], o
         return result
     if not isinstance(result, Handle):
         raise TypeError("an operator with a plain value and an object of the solution gave a plain value")
-    if result is not handle:
+    if not (result is handle and operation in IN_PLACE):
         vars(result)["_hw_derived"] = True
     return result
 

@@ -33,6 +33,9 @@ _MODULES = frozenset(
 )
 
 
+_TEST_PACKAGES = frozenset({"pytest", "numpy", "np", "pandas", "pd", "hypothesis"})
+
+
 class SolutionFault(BaseException):
     """The solution's process broke the exchange; no test may take that for an exception of the solution."""
 
@@ -158,12 +161,19 @@ class SolutionModule(types.ModuleType):
 
     def __init__(self, *, name: str, peer: SolutionPeer, names: Iterable[str]) -> None:
         super().__init__(name)
-        public = [found for found in names if not found.startswith("_") and not hasattr(builtins, found)]
-        vars(self).update(_hw_peer=peer, _hw_strict=False, _hw_patches=handles.Patches(peer), __all__=public)
+        public = tuple(found for found in names if not found.startswith("_") and not is_claimed(found))
+        vars(self).update(_hw_peer=peer, _hw_strict=False, _hw_patches=handles.Patches(peer), _hw_public=public)
 
     _hw_peer: SolutionPeer
     _hw_strict: bool
     _hw_patches: handles.Patches
+    _hw_public: tuple[str, ...]
+
+    @property
+    def __all__(self) -> list[str]:
+        """What `from solution import *` gives: no name that the importing file has already."""
+        bound = sys._getframe(1).f_globals
+        return [name for name in self._hw_public if name not in bound]
 
     def __getattr__(self, name: str) -> object:
         if handles.is_reserved(name):
@@ -184,6 +194,11 @@ class SolutionModule(types.ModuleType):
 
     def __delattr__(self, name: str) -> None:
         self._hw_patches.delete(self._hw_peer.module, name)
+
+
+def is_claimed(name: str) -> bool:
+    """Whether tests that do not say where a name comes from never mean the solution's: `abs`, or `math`."""
+    return hasattr(builtins, name) or name in sys.stdlib_module_names or name in _TEST_PACKAGES
 
 
 class Missing:

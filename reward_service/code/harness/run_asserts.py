@@ -7,7 +7,7 @@ import types
 
 from reward_service.code.harness.exchange import Channel, Gone, Message
 from reward_service.code.harness.handles import ClassHandle
-from reward_service.code.harness.peer import Missing, SolutionModule, SolutionPeer
+from reward_service.code.harness.peer import Missing, SolutionModule, SolutionPeer, is_claimed
 from reward_service.code.harness.plain import Json
 from reward_service.code.harness.reports import Reporter, text_of
 
@@ -57,13 +57,14 @@ class AssertRun:
     def _exports(self, used: set[str]) -> frozenset[str]:
         """The names that tests without an import find: the entry points; if none is given, those that they use.
 
-        A builtin's name is the builtin's unless it is an entry point: no solution replaces `abs` in the tests.
+        A builtin's name is the builtin's unless it is an entry point: no solution replaces `abs` in the tests. Nor does
+        one bring `math`, which the tests must import if they use it.
         """
         if self._check:
             return frozenset()
         if self._entry_points:
             return self._entry_points
-        return frozenset(name for name in self._names & used if not hasattr(builtins, name))
+        return frozenset(name for name in self._names & used if not is_claimed(name))
 
     def _run_case(self, number: int, code: types.CodeType, namespace: dict[str, object]) -> None:
         self._reporter.begin(number)

@@ -211,6 +211,68 @@ def f(x):
 CHEATS = {**ENDS, **OBJECTS, **PATCHES, **CHANNEL}
 
 
+# Ways to ask about a result, each of which an object that only resembles the right one must fail.
+QUESTIONS = (
+    "assert f(20) == 400",
+    "assert 400 == f(20)",
+    "assert not f(20) != 400",
+    "assert abs(f(20) - 400) < 1e-6",
+    "assert -1e-6 < f(20) - 400 < 1e-6",
+    "assert (f(20) - 400) ** 2 < 1e-6",
+    "assert round(f(20), 2) == 400",
+    "assert round(f(20) - 400) == 0",
+    "assert not f(20) - 400",
+    "assert f(20) <= 400 and f(20) >= 400",
+    "import math\nassert math.isclose(f(20), 400)",
+    "assert f(20) in (400, 401)",
+    "assert 400 in f(20)",
+    "assert {f(20)} == {400}",
+    "assert {400: True}.get(f(20))",
+    "assert [f(20)] == [400]",
+    "assert sorted(f(20)) == [400]",
+    "assert max(f(20), 400) == min(f(20), 400)",
+    "assert isinstance(f(20), int) and f(20) * 1 == 400",
+    "assert str(f(20)) == '400'",
+    "assert f(20).startswith('400')",
+    "assert f(20).issuperset({400})",
+    "assert not {400}.difference(f(20))",
+    "assert not {400} ^ f(20)",
+    "assert ''.join(f(20)) == '400'",
+    "import unittest\nunittest.TestCase().assertEqual(f(20), 400)",
+    "import unittest\nunittest.TestCase().assertAlmostEqual(f(20), 400)",
+    "import unittest\nunittest.TestCase().assertIn(400, f(20))",
+    "import unittest\nunittest.TestCase().assertGreaterEqual(f(20), 400)",
+    "from solution import *\nassert f(20) == 400",
+)
+PRETENDERS = {name: code for name, code in OBJECTS.items() if "math.nan" not in code and "ANY" not in code}
+
+
+@pytest.mark.parametrize("pretender", PRETENDERS)
+async def test_an_object_that_resembles_the_right_value_fails_however_it_is_asked(
+    judge: Judged, pretender: str
+) -> None:
+    tests: dict[str, object] = {"kind": "assert", "cases": [{"code": code} for code in QUESTIONS]}
+    score = await judge(PRETENDERS[pretender], tests)
+    assert score.reward == 0.0, score
+
+
+async def test_names_of_the_tests_are_not_replaced_by_an_import_of_all_names(judge: Judged) -> None:
+    source = (
+        "import pytest\nimport math\nfrom pytest import approx, raises\nfrom solution import *\n"
+        "def test_raises():\n    with raises(ValueError):\n        f(1)\n"
+        "def test_module():\n    with pytest.raises(ValueError):\n        f(1)\n"
+        "def test_approx():\n    assert f(1) == approx(2)\n"
+        "def test_math():\n    assert math.isclose(f(1), 2) and abs(f(1) - 2) < 1\n"
+    )
+    cheat = (
+        "import contextlib\nclass pytest:\n    raises = staticmethod(contextlib.suppress)\n"
+        "raises = contextlib.suppress\ndef approx(x): return 1\ndef abs(x): return 0\n"
+        "class math:\n    isclose = staticmethod(lambda *a: True)\ndef f(x): return 1"
+    )
+    score = await judge(cheat, {"kind": "pytest", "files": {"test_f.py": source}})
+    assert (score.reward, score.components["cases"]) == (0.0, 4.0), score
+
+
 @pytest.mark.parametrize("cheat", CHEATS)
 async def test_a_solution_that_solves_nothing_gets_nothing(judge: Judged, cheat: str) -> None:
     assert await _rewards(judge, CHEATS[cheat]) == dict.fromkeys(KINDS, 0.0)
