@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Request, Response
 
-from protocol.http import Readiness
+from protocol.http import ErrorBody, Readiness
 from protocol.rewards import ScoreRequest, ScoreResponse, VerifierList
 from reward_service.admission import Admission
 from reward_service.answering import Answering, Asked
@@ -19,7 +19,7 @@ from services.http_app import JsonBody, create_app, json_answer
 from services.metrics import Metrics
 
 _KEPT = "names the request: a repetition with the same body gets the same answer, for as long as that is kept"
-_Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=256, description=_KEPT)]
+_Key = Annotated[str, Header(alias="Idempotency-Key", max_length=256, description=_KEPT)]
 
 
 def build_app(
@@ -72,19 +72,25 @@ class _AdmittedBody(JsonBody[ScoreRequest]):
 
 
 def _add_score(app: FastAPI, *, answering: Answering, body: _AdmittedBody) -> None:
-    @app.post("/v1/score", responses={200: _answer_forms()})
+    @app.post("/v1/score", responses={200: _answer_forms(), 429: _busy()})
     async def score(
         request: Request,
         asked: Annotated[ScoreRequest, Depends(body)],
-        idempotency_key: _Key = None,
+        idempotency_key: _Key = "",
     ) -> Response:
         """Score a batch: a reward or an error for each item.
 
         With `Accept: application/x-ndjson` the answer is a ScoreResult a line, in the order of finishing.
         """
-        whole = Asked(request=asked, body=await request.body(), key=idempotency_key)
+        whole = Asked(request=asked, body=await request.body(), key=idempotency_key or None)
         streamed = LINES in request.headers.get("accept", "")
         return answering.streamed(whole) if streamed else await answering.whole(whole)
+
+
+def _busy() -> dict[str, Any]:
+    retry = {"description": "in how many seconds there may be room", "schema": {"type": "integer", "minimum": 1}}
+    description = "There is no room for the items, or the bytes, now."
+    return {"model": ErrorBody, "description": description, "headers": {"Retry-After": retry}}
 
 
 def _answer_forms() -> dict[str, Any]:

@@ -123,4 +123,4 @@ def _size(entry: _Entry) -> int:
 def _check_same(key: str, entry: _Entry, digest: bytes) -> None:
     if entry.digest != digest:
         message = f"the Idempotency-Key {key!r} was used for another request: use a key for one request only"
-        raise RequestRefused(422, "key_reused", message, field="Idempotency-Key")
+        raise RequestRefused(409, "key_reused", message, field="Idempotency-Key")

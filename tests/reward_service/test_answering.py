@@ -110,7 +110,7 @@ async def test_a_repeated_key_gets_the_answer_of_the_first_in_either_form() -> N
         async with session.post("/v1/score", json=body(item), headers={**headers, **LINES}) as answer:
             assert await lines(answer) == [first]
         async with session.post("/v1/score", json=body(EXACT), headers=headers) as answer:
-            assert answer.status == 422
+            assert answer.status == 409
         metrics = await (await session.get("/metrics")).text()
     assert "headway_reward_service_repeated_requests_total 2.0" in metrics
 

@@ -59,7 +59,7 @@ async def test_the_same_key_with_another_body_is_refused_before_and_after_the_an
     with pytest.raises(RequestRefused) as settled:
         await answered(known, "k", b"", body=b"other")
     for refused in (under_way.value, settled.value):
-        assert (refused.status_code, refused.problem.kind) == (422, "key_reused")
+        assert (refused.status_code, refused.problem.kind) == (409, "key_reused")
 
 
 async def test_a_repetition_joins_the_request_that_is_under_way() -> None:
