@@ -140,19 +140,28 @@ class Sessions:
         reason: Exception = InfrastructureError(f"session {name!r} has ended; its state is lost")
         try:
             async with self._sandbox.open(self._program(session.language, limits)) as running:
-                await self._serve(session, running)
+                try:
+                    await self._serve(name, session, running)
+                finally:
+                    # Before the sandbox is cleared, which takes a moment.
+                    self._forget(name, session)
         except VerifierError as error:
             reason = error
         except TimeoutError:
             logger.info("session %s has ended: its time is over", name)
         finally:
-            del self._sessions[name]
+            self._forget(name, session)
             while not session.calls.empty():
                 call = session.calls.get_nowait()
                 if not call.answer.done():
                     call.answer.set_exception(reason)
 
-    async def _serve(self, session: _Session, running: Running) -> None:
+    def _forget(self, name: str, session: _Session) -> None:
+        """From here on, a call of that name starts another session."""
+        if self._sessions.get(name) is session:
+            del self._sessions[name]
+
+    async def _serve(self, name: str, session: _Session, running: Running) -> None:
         """Answer calls until the session is over. Raises TimeoutError when no call comes."""
         loop = asyncio.get_running_loop()
         last = loop.time() + self._config.session_s
@@ -163,10 +172,13 @@ class Sessions:
             try:
                 ended, over = await _exchange(call, running)
             except BaseException as error:
+                self._forget(name, session)
                 if not call.answer.done():
                     failed = error if isinstance(error, VerifierError) else InfrastructureError("the session has ended")
                     call.answer.set_exception(failed)
                 raise
+            if over:
+                self._forget(name, session)
             if not call.answer.done():
                 call.answer.set_result(CallEnded(ended=ended, started=call.starts, over=over))
 

@@ -47,7 +47,7 @@ def build_walls(*, bubblewrap: str, interior: Interior) -> Walls:
 
 def _namespaces() -> list[str]:
     options = [f"--unshare-{kind}" for kind in ("user", "pid", "net", "ipc", "uts")]
-    options += ["--disable-userns", "--die-with-parent", "--new-session", "--hostname", "sandbox"]
+    options += ["--disable-userns", "--die-with-parent", "--new-session"]
     return [*options, "--uid", _NOBODY, "--gid", _NOBODY, "--cap-drop", "ALL"]
 
 

@@ -39,8 +39,8 @@ def sandboxed_score(submission: Submission, arguments: ReasoningGymArguments) ->
     """The dataset's own score of the extracted answer; without an answer, 0."""
     if arguments.dataset in EVALUATING_DATASETS:
         raise UserError(
-            f"reasoning-gym's scorer of {arguments.dataset!r} runs the completion as Python, which is done only in a "
-            "sandbox, and this service has none; choose another dataset, or accept the risk with sandbox = 'unsafe'"
+            f"reasoning-gym's scorer of {arguments.dataset!r} runs the completion as Python, in a process that no "
+            "sandbox isolates; choose another dataset, or accept the risk with sandbox = 'unsafe'"
         )
     return unsafe_score(submission, arguments)
 

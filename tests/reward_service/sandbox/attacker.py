@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import uvloop
-from attacks import ATTACKS, SECRET, Attack
 
 import reward_service.verifier
 from reward_service.sandbox.config import ExecutionConfig
@@ -23,6 +22,7 @@ from reward_service.sandbox.opening import open_sandboxes
 from reward_service.sandbox.program import Ended, Program, Sandbox
 from reward_service.sandbox.seccomp import ARCHITECTURES
 from services.orphans import children
+from tests.reward_service.sandbox.attacks import ATTACKS, SECRET, Attack
 
 
 async def attack_all(*, at_once: int, cgroup: str) -> dict[str, list[str]]:

@@ -7,15 +7,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from attacks import ATTACKS
+
+from tests.reward_service.sandbox.attacks import ATTACKS
 
 HERE = Path(__file__).parent
 NOBODY = "65534"
 ROOT, UNPRIVILEGED, EIGHT = "as root's child", "as an unprivileged user", "with eight at once"
+
+# What the attacks of a mode got, by attack.
+Outcomes = Callable[[str], dict[str, list[str]]]
 
 # Each mode runs all attacks once, at its first test.
 pytestmark = pytest.mark.timeout(3000)
@@ -43,7 +47,7 @@ def cgroup() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def attacked(cgroup: str) -> Iterator[functools._lru_cache_wrapper[dict[str, list[str]]]]:
+def attacked(cgroup: str) -> Iterator[Outcomes]:
     """What the attacks got, in each mode."""
     folder = tempfile.mkdtemp(prefix="headway-attacks-", dir="/tmp")
     os.chmod(folder, 0o777)
@@ -89,5 +93,5 @@ def _as_nobody() -> list[str]:
 
 @pytest.mark.parametrize("mode", [ROOT, UNPRIVILEGED, EIGHT])
 @pytest.mark.parametrize("attack", [*ATTACKS, "what is left"])
-def test_it_fails(attacked: functools._lru_cache_wrapper[dict[str, list[str]]], attack: str, mode: str) -> None:
+def test_it_fails(attacked: Outcomes, attack: str, mode: str) -> None:
     assert attacked(mode)[attack] == []
