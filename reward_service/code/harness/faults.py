@@ -22,6 +22,7 @@ def describe(error: BaseException, encode: Callable[[object], Json]) -> Message:
     return {
         "class": describe_class(type(error)),
         "args": [_if_plain(part, encode) for part in error.args],
+        "text": _text(error),
         "attributes": _attributes(error, encode),
     }
 
@@ -61,6 +62,7 @@ class Rebuilder:
         except TypeError:  # a group of exceptions, say, cannot be made without its parts
             error = Exception()
         error.args = tuple(map(self._decode, args)) if isinstance(args, list) else ()
+        error.__dict__["_hw_text"] = message.get("text")
         for name, value in attributes.items() if isinstance(attributes, dict) else ():
             if not name.startswith("_"):
                 error.__dict__[name] = self._decode(value)
@@ -83,9 +85,22 @@ class Rebuilder:
         if found is None:
             module, _, qualified = name.partition(":")
             # With its own names, so that it is known again where it came from.
-            known = {"__module__": module, "__qualname__": qualified}
+            known = {"__module__": module, "__qualname__": qualified, "__str__": _told_text}
             found = self._classes[name] = type(qualified.rpartition(".")[2], (base,), known)
         return found
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)[:_MAX_TEXT]
+    except Exception:  # noqa: BLE001  its own __str__ may raise anything
+        return ""
+
+
+def _told_text(error: Exception) -> str:
+    """The text of an exception of the other side, whose class may have a `__str__` of its own."""
+    text = vars(error).get("_hw_text")
+    return text if type(text) is str else Exception.__str__(error)
 
 
 def _attributes(error: Exception, encode: Callable[[object], Json]) -> Message:

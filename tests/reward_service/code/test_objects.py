@@ -22,6 +22,13 @@ class Overdrawn(ValueError):
         super().__init__(f"missing {missing}")
         self.missing = missing
 
+class Refused(Exception):
+    def __init__(self, code):
+        self.code = code
+
+    def __str__(self):
+        return f"refused with {self.code}"
+
 class Account:
     """A bank account."""
     rate = 0.5
@@ -149,7 +156,7 @@ def ask():
     return input("name? ").upper()
 
 def fail(kind):
-    raise {"value": ValueError("bad value", 3), "key": KeyError("k"), "own": Overdrawn(5)}[kind]
+    raise {"value": ValueError("bad value", 3), "key": KeyError("k"), "own": Overdrawn(5), "text": Refused(7)}[kind]
 
 async def later(x):
     await asyncio.sleep(0)
@@ -222,6 +229,8 @@ HOLDS = {
     "    assert error.args == ('bad value', 3)",
     "own errors": "try:\n    fail('own')\n    assert False\nexcept Overdrawn as error:\n"
     "    assert error.missing == 5 and str(error) == 'missing 5' and isinstance(error, ValueError)",
+    "errors with a text of their own": "try:\n    fail('text')\n    assert False\n"
+    "except Refused as error:\n    assert str(error) == 'refused with 7' and error.code == 7",
     "errors by their base": "try:\n    Account('a').withdraw(1)\n    assert False\nexcept ValueError:\n    pass",
     "missing attributes": "try:\n    Account('a').nothing\n    assert False\nexcept AttributeError:\n    pass\n"
     "assert not hasattr(Account('a'), 'nothing')",
