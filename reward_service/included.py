@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from reward_service.code.arguments import CodeArguments
+from reward_service.code.judge import open_code
 from reward_service.composite import CompositeArguments, open_composite
 from reward_service.config import CustomVerifier, RewardServiceConfig
 from reward_service.lanes.contract import Verifier
@@ -25,6 +27,13 @@ from reward_service.verifiers.repetition import RepetitionArguments
 from reward_service.verifiers.similarity.arguments import SimilarityArguments
 
 INCLUDED = (
+    Verifier(
+        name="code",
+        version="1",
+        description="The share of tests that the completion's program passes, run in a sandbox.",
+        arguments=CodeArguments,
+        open=open_code,
+    ),
     Verifier(
         name="composite",
         version="1",

@@ -1,0 +1,1 @@
+"""The verifier `code`: runs a completion as a program in the sandbox and judges what it does."""

@@ -1,0 +1,147 @@
+"""Serves one solution: answers the requests that the service relays, in the process where the solution runs.
+
+Nothing here is trusted: the solution can change all of it. What a request or an answer says is the solution's own word.
+"""
+
+import builtins
+import collections
+import sys
+import types
+
+from reward_service.code.harness.exchange import Channel, Conversation, Gone, Message
+from reward_service.code.harness.faults import describe
+from reward_service.code.harness.operations import OPERATIONS
+from reward_service.code.harness.plain import Decoder, Encoder, Json, NotPlain, content_of
+from reward_service.code.harness.printing import Printed
+from reward_service.code.harness.solution_objects import Objects
+
+SOURCE = "solution.py"
+_MUTABLE = (list, dict, set, bytearray, collections.deque)
+
+
+class Host:
+    """The solution's module and what the other side knows of it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._conversation = Conversation(channel=channel, prefix=b"", serve=self._serve)
+        self._objects = Objects(self._ask)
+        self._printed = Printed()
+
+    def run(self) -> None:
+        """Load the solution, say how that went, and serve until the end."""
+        module = types.ModuleType("solution")
+        sys.modules["solution"] = module
+        sys.stdout = self._printed  # what a call prints is told with its answer
+        builtins.input = self._input
+        self._channel.send(b"", self._load(module))
+        self._conversation.serve_forever()
+
+    def _load(self, module: types.ModuleType) -> Message:
+        try:
+            with open(SOURCE, encoding="utf-8") as source:
+                code = compile(source.read(), SOURCE, "exec")
+            exec(code, vars(module))
+        except Gone:
+            raise
+        except BaseException as error:  # noqa: BLE001  it may raise whatever it likes
+            return {"failed": f"{type(error).__name__}: {error}"[:1000]}
+        self._objects.module = module
+        names: list[Json] = [name for name in vars(module) if not name.startswith("__")]
+        return {"ready": names}
+
+    def _serve(self, asked: Message) -> Message:
+        try:
+            answer = self._answer(asked)
+        except Gone:
+            raise
+        except BaseException as error:  # noqa: BLE001  it may raise whatever it likes
+            answer = {"raised": describe(error, self._encode)}
+        text = self._printed.taken()
+        return {**answer, "printed": text} if text else answer
+
+    def _answer(self, asked: Message) -> Message:
+        if asked.get("do") == "entry":
+            return {"value": self._entry(asked)}
+        args, keywords = self._arguments(asked)
+        mutable = [place for place, value in enumerate(args) if type(value) in _MUTABLE]
+        before = [self._encode(args[place]) for place in mutable]
+        answer: Message = {"value": self._encode(OPERATIONS[str(asked["do"])](*args, **keywords))}
+        changed: list[Json] = []
+        for place, old in zip(mutable, before, strict=True):
+            new = self._encode(args[place])
+            if new != old:
+                changed.append([place, new])
+        return {**answer, "changed": changed} if changed else answer
+
+    def _arguments(self, asked: Message) -> tuple[list[object], dict[str, object]]:
+        args, keywords = self._decode(asked.get("args", [])), self._decode(asked.get("keywords", {"d": []}))
+        assert isinstance(args, list)
+        assert isinstance(keywords, dict)
+        return args, keywords
+
+    def _entry(self, asked: Message) -> Json:
+        """The result of one call of the entry point, where an iterator counts as the list of what it yields."""
+        args, keywords = self._arguments(asked)
+        result = _found(self._objects.module, str(asked["entry_point"]))(*args, **keywords)
+        if isinstance(result, types.CoroutineType):
+            result = OPERATIONS["await"](result)
+        return Encoder(_listed_iterator).encode(_list_if_iterator(result))
+
+    def _input(self, prompt: object = "") -> str:
+        answer = self._ask({"do": "input", "prompt": str(prompt)})
+        return str(answer)
+
+    def _ask(self, message: Message) -> object:
+        """Ask the tests' side: call a function that it passed in, say."""
+        answer = self._conversation.request(message)
+        if "raised" in answer:
+            raise self._objects.rebuilder.error(answer["raised"])
+        return self._decode(answer.get("value"))
+
+    def _encode(self, value: object) -> Json:
+        return Encoder(self._objects.encode).encode(value)
+
+    def _decode(self, given: Json) -> object:
+        return Decoder(self._objects.decode).decode(given)
+
+
+def _found(module: types.ModuleType, entry_point: str) -> "types.FunctionType":
+    """A function, or the method of a new instance: `name`, `Class.method`, or a method of a class `Solution`."""
+    owner, _, name = entry_point.rpartition(".")
+    if not owner and not hasattr(module, name) and hasattr(module, "Solution"):
+        owner = "Solution"
+    found: types.FunctionType = getattr(getattr(module, owner)() if owner else module, name)
+    return found
+
+
+def _list_if_iterator(value: object) -> object:
+    if isinstance(value, types.GeneratorType | map | filter | zip | enumerate | reversed):
+        return list(value)
+    return value
+
+
+def _listed_iterator(value: object) -> Json:
+    listed = _list_if_iterator(value)
+    if listed is value:
+        listed = _content(value)
+    return Encoder(_listed_iterator).encode(listed)
+
+
+def _content(value: object) -> object:
+    """The content of an instance of a subclass of a builtin type. Raises NotPlain for any other object."""
+    if isinstance(value, type({}.keys()) | type({}.items()) | type({}.values())):
+        return list(value)
+    content = content_of(value, (int, float, str, bytes, tuple, list, dict, set, frozenset))
+    if content is None:
+        raise NotPlain(f"{type(value).__name__} is no plain value")
+    return content
+
+
+def main() -> None:
+    """The process of a solution."""
+    Host(Channel.take()).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The verifier as the service offers it: arguments, errors by whose fault they are, deadlines."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+
+import pytest
+from pydantic import JsonValue
+
+from protocol.rewards import ScoreError, ScoreItem
+from reward_service.code.judge import CodeJudge, CodeLane
+from reward_service.sandbox.config import ExecutionConfig
+from reward_service.sandbox.program import Ended, Program, Running, Sandbox
+from reward_service.verifier import InfrastructureError, Outcome, Score
+
+CODE = "```python\ndef f(x):\n    return x\n```"
+CASE: dict[str, JsonValue] = {"arguments": [1], "expected": 1}
+
+
+class BrokenSandbox:
+    """A sandbox in which nothing starts."""
+
+    async def run(self, program: Program) -> Ended:
+        raise InfrastructureError("no sandbox was ready")
+
+    @asynccontextmanager
+    async def open(self, program: Program) -> AsyncIterator[Running]:
+        raise InfrastructureError("no sandbox was ready")
+        yield
+
+
+class FullSandbox(BrokenSandbox):
+    """A sandbox in which no place ever becomes free."""
+
+    async def run(self, program: Program) -> Ended:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    @asynccontextmanager
+    async def open(self, program: Program) -> AsyncIterator[Running]:
+        await asyncio.Event().wait()
+        raise AssertionError
+        yield
+
+
+def suite_for(kind: str) -> dict[str, JsonValue]:
+    cases: dict[str, dict[str, JsonValue]] = {
+        "call": {"entry_point": "f", "cases": [CASE]},
+        "stdio": {"cases": [{"stdout": "1"}]},
+        "assert": {"cases": [{"code": "assert f(1) == 1"}]},
+        "check": {"entry_point": "f", "cases": [{"code": "def check(f): assert f(1) == 1"}]},
+        "pytest": {"files": {"test_f.py": "def test_f(): pass"}},
+    }
+    return {"kind": kind, **cases[kind]}
+
+
+async def outcome(
+    sandbox: Sandbox | None,
+    *,
+    concurrency: int = 2,
+    deadline_s: float = 60.0,
+    completion: str = CODE,
+    **arguments: JsonValue,
+) -> Outcome:
+    judge = None if sandbox is None else CodeJudge(sandbox=sandbox, execution=ExecutionConfig(concurrency=concurrency))
+    item = ScoreItem(id="1", verifier="code", completion=completion, arguments=arguments)
+    judged = CodeLane(judge).judge(item, deadline=asyncio.get_running_loop().time() + deadline_s)
+    return await judged if isinstance(judged, Awaitable) else judged
+
+
+def error(got: Outcome) -> ScoreError:
+    assert isinstance(got.result, ScoreError), got.result
+    return got.result
+
+
+async def test_without_a_sandbox_an_item_is_told_how_to_get_one() -> None:
+    told = error(await outcome(None, tests=suite_for("call")))
+    assert told.kind == "user"
+    assert "sandbox = 'required'" in told.message
+
+
+@pytest.mark.parametrize("kind", ["call", "stdio", "assert", "check", "pytest"])
+async def test_trouble_of_the_sandbox_is_an_error_of_the_infrastructure(kind: str) -> None:
+    assert error(await outcome(BrokenSandbox(), tests=suite_for(kind))).kind == "infrastructure"
+
+
+@pytest.mark.parametrize("kind", ["call", "stdio", "assert", "check", "pytest"])
+async def test_an_item_that_finds_no_place_ends_at_its_deadline(kind: str) -> None:
+    told = error(await outcome(FullSandbox(), tests=suite_for(kind), deadline_s=0.1))
+    assert told.kind == "infrastructure"
+    assert "deadline" in told.message
+
+
+async def test_a_completion_without_code_gets_nothing_and_needs_no_sandbox() -> None:
+    got = await outcome(BrokenSandbox(), tests=suite_for("call"), completion="I cannot do that.")
+    assert got.result == Score(reward=0.0, components={"extracted": 0.0})
+
+
+@pytest.mark.parametrize("kind", ["call", "stdio", "assert", "check"])
+async def test_tests_without_cases_are_an_error_of_the_data(kind: str) -> None:
+    told = error(await outcome(BrokenSandbox(), tests={**suite_for(kind), "cases": []}))
+    assert (told.kind, "no case" in told.message) == ("data", True)
+
+
+async def test_arguments_that_do_not_fit_are_an_error_of_the_user() -> None:
+    for arguments in ({}, {"tests": {"kind": "guess"}}, {"tests": suite_for("call"), "timeout": 1}):
+        assert error(await outcome(BrokenSandbox(), **arguments)).kind == "user"
+
+
+async def test_other_languages_have_stdio_alone() -> None:
+    told = error(await outcome(BrokenSandbox(), tests=suite_for("call"), language="bash", completion="```sh\nls\n```"))
+    assert (told.kind, "stdio" in told.message) == ("user", True)
+
+
+async def test_tests_that_are_code_need_two_places() -> None:
+    told = error(await outcome(BrokenSandbox(), tests=suite_for("assert"), concurrency=1))
+    assert (told.kind, "concurrency" in told.message) == ("user", True)
+
+
+async def test_times_are_within_the_maxima_of_the_operator() -> None:
+    for kind, name in (("stdio", "timeout_s"), ("call", "total_timeout_s")):
+        told = error(await outcome(BrokenSandbox(), tests=suite_for(kind), timeout_s=500.0, total_timeout_s=500.0))
+        assert (told.kind, told.message.startswith(name)) == ("user", True)
