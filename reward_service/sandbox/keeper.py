@@ -200,13 +200,14 @@ def _wait(control: socket.socket, launched: Launched) -> bytes:
     most_memory: int | None = None
     while True:
         ready = {handle for handle, _ in poll.poll(None if most_memory is None else _WATCH_MS)}
-        if launched.handle in ready:
-            return NEXT
+        # First what the service says: when it replaces a sandbox, that ends because its pipes do.
         if control.fileno() in ready:
             word = control.recv(64)
             if not word.startswith(WATCH):
                 return word
             most_memory = int(word[len(WATCH) :])
+        elif launched.handle in ready:
+            return NEXT
         elif most_memory is not None and _takes_too_much(launched, most_memory=most_memory):
             return NEXT
 
