@@ -206,13 +206,11 @@ def _wait(control: socket.socket, launched: Launched) -> bytes:
             if not word.startswith(WATCH):
                 return word
             most_memory = int(word[len(WATCH) :])
-        elif launched.handle in ready:
-            return NEXT
-        elif most_memory is not None and _takes_too_much(launched, most_memory=most_memory):
+        elif launched.handle in ready or (most_memory is not None and _takes_too_much(launched, most_memory)):
             return NEXT
 
 
-def _takes_too_much(launched: Launched, *, most_memory: int) -> bool:
+def _takes_too_much(launched: Launched, most_memory: int) -> bool:
     with contextlib.suppress(OSError):
         disk = os.statvfs(f"/proc/{launched.first_pid}/root/tmp")
         if launched.first is not None and disk.f_files - disk.f_ffree > _MOST_FILES:
