@@ -58,8 +58,9 @@ def read(text: str, *, lenient_units: bool = False) -> tuple[Answer, ...]:
         variants.insert(0, joined)
     variants.extend(variant for tokens in tuple(variants) for variant in _choice_readings(tokens))
     found = _all_readings(variants, _Reader(lenient_units=lenient_units))
-    if len(tokens) == 1 and tokens[0].kind == "word":  # `yes` is no product
-        found = (*found, _text(tokens))
+    words = trimmed(tokens)
+    if len(words) == 1 and words[0].kind == "word":  # `yes` is no product
+        found = (*found, _text(words))
     return tuple(dict.fromkeys(found))
 
 

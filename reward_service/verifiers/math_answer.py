@@ -44,6 +44,7 @@ _EXTRACTION = (
     LatexExtractionConfig(boxed_match_priority=0, normalization_config=_NORMALISATION),
     ExprExtractionConfig(),
 )
+_MAX_VERIFIED_CHARS = 500  # its regular expressions, in C too, may take time that grows faster than the text
 _MAX_CALLS = 2_000_000  # of Python functions; an integral of a polynomial takes up to 600,000
 # What would keep sympy in C code for longer than any deadline: huge powers, towers of powers, large factorials.
 _EXCESSIVE = re.compile(r"\^\s*\{?\s*\(?\s*-?\d{5}|(?:\^[^+=,&]{1,20}){3}|\d{5}\s*\}?\)?\s*!|!\s*!\s*!|\d{300}")
@@ -144,8 +145,8 @@ def _equals(gold: _Gold, given: str, rules: Rules) -> bool:
 
 def _verified(gold: _Gold, given: str) -> bool:
     """Whether math-verify holds the answers for equal. What it cannot parse equals nothing."""
-    if _EXCESSIVE.search(given):
-        raise OverLimits("a power or factorial that is too large")
+    if len(given) > _MAX_VERIFIED_CHARS or _EXCESSIVE.search(given):
+        raise OverLimits("an answer too long for math-verify, or a power or factorial that is too large")
     if _EXCESSIVE.search(gold.text):
         raise DataError(f"the right answer is too large to be computed: {gold.text[:200]!r}")
     try:

@@ -23,7 +23,7 @@ _ANOTHER = re.compile(r"[\s,/&]*(?:(?:or|and)\b\s*)?(?:(?:option|choice)\s*)?\(?
 _JOINER = re.compile(r"\s*(?:,|/|&|or\b|and\b)")
 _CORRECT = re.compile(
     r"(?<!\w)[(*$]{0,4}([A-Z])[)*$.]{0,4}\s(?:is|must be|would be|seems)\s(?:the\s)?(?:only\s|most\s)?"
-    r"(?:correct|right|best|true|appropriate)\b"
+    r"(?:correct|right|best|true|appropriate|answer)\b"
 )
 _CHOSEN = re.compile(
     r"\b(?:choose|chose|select|pick|going with|go with|choosing|selecting|picking)\s(?=\S)", re.IGNORECASE
@@ -144,7 +144,9 @@ def _line(text: str, options: _Options) -> Iterator[tuple[int, _Chosen]]:
     if line is None:
         return
     plain = _plain(line)
-    if not (_LONE_LETTER.fullmatch(plain) or options.with_text(plain) or _starts_with_option(plain, options)):
+    lead = _LEAD.match(plain)
+    rest = plain[lead.end() :] if lead is not None else plain
+    if not (_LONE_LETTER.fullmatch(rest) or options.with_text(plain) or _starts_with_option(plain, options)):
         return
     if (chosen := _named(line, options)) is not None:
         yield len(text), chosen
