@@ -4,6 +4,7 @@ Latency counts from the moment at which a request was due: a server that falls b
 """
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -88,9 +89,11 @@ class _Connections:
         self._all.append(connection)
         return connection
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for connection in self._all:
             connection.writer.close()
+            with contextlib.suppress(OSError):  # the server has closed it in its own way
+                await connection.writer.wait_closed()
 
 
 async def open_loop(target: Target, *, per_s: float, seconds: float) -> Load:
@@ -104,7 +107,7 @@ async def open_loop(target: Target, *, per_s: float, seconds: float) -> Load:
                 await asyncio.sleep(wait_s)
             tasks.create_task(connections.ask(load, due=due))
     load.seconds = time.perf_counter() - began
-    connections.close()
+    await connections.close()
     return load
 
 
@@ -121,5 +124,5 @@ async def closed_loop(target: Target, *, clients: int, seconds: float) -> Load:
         for _ in range(clients):
             tasks.create_task(ask_again())
     load.seconds = time.perf_counter() - began
-    connections.close()
+    await connections.close()
     return load

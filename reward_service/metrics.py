@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from protocol.rewards import ScoreError
+from reward_service.verifier import Outcome
 from services.metrics import Metrics
 
 _LATENCY_BUCKETS_S = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
@@ -15,7 +17,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringMetrics:
-    """`latency` has one observation for each item, those that end in an error included."""
+    """`latency` has one observation for each item, and each part of one, those that end in an error included."""
 
     latency: Histogram
     errors: Counter
@@ -25,6 +27,14 @@ class ScoringMetrics:
     cached: Counter
     repeated_requests: Counter
     batch_items: Histogram
+
+    def count(self, outcome: Outcome, *, verifier: str, latency_s: float) -> None:
+        """An item, or a part of one, that a verifier has judged."""
+        self.latency.labels(verifier).observe(latency_s)
+        if isinstance(outcome.result, ScoreError):
+            self.errors.labels(verifier, outcome.result.kind).inc()
+        if outcome.cached:
+            self.cached.labels(verifier).inc()
 
 
 def make_metrics(metrics: Metrics) -> ScoringMetrics:
