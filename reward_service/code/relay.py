@@ -144,9 +144,13 @@ class Relay:
 
     async def _tests_ended(self, error: TestsEnded) -> Verdict:
         """The tests' process has died. After it used the solution, that is the solution's doing: a huge result, say."""
+        try:
+            async with asyncio.timeout_at(min(asyncio.get_running_loop().time() + START_S, self._budget.deadline)):
+                ended = await self._tests.ended()
+        except TimeoutError:
+            raise InfrastructureError("the process of the tests closed its output and did not end") from None
         if self._touched:
             return Verdict.ERROR
-        ended = await self._tests.ended()
         text = ended.stderr.decode(errors="replace")[-500:].strip()
         if "No module named 'pytest'" in text:
             raise InfrastructureError("the sandbox's Python has no pytest; install it there")

@@ -1,5 +1,6 @@
 """A solution's process that answers: its greeting, and one request at a time."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,8 +31,11 @@ class Served:
         return [name for name in names if isinstance(name, str)]
 
     async def line(self, *, deadline: float) -> bytes:
-        """The next line. Raises SolutionEnded, TimeoutError."""
+        """The next line. Raises SolutionEnded, TimeoutError, InfrastructureError if it is the sandbox that has died."""
         line = await self.running.readline(deadline=deadline)
+        if not line:
+            async with asyncio.timeout_at(deadline):
+                await self.running.ended()
         if not line.endswith(b"\n"):
             raise SolutionEnded("it ended, or wrote a line without end")
         return line

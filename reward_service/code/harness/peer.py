@@ -6,9 +6,10 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 
-from reward_service.code.harness import handles
+from reward_service.code.harness import handle_kinds
 from reward_service.code.harness.exchange import Channel, Conversation, Gone, Message
 from reward_service.code.harness.faults import Raised, Rebuilder, describe
+from reward_service.code.harness.handles import Handle, is_reserved
 from reward_service.code.harness.lending import Lent, lent_result
 from reward_service.code.harness.operations import OPERATIONS
 from reward_service.code.harness.plain import Decoder, Encoder, Json, NotPlain, content_of
@@ -16,13 +17,13 @@ from reward_service.code.harness.plain import Decoder, Encoder, Json, NotPlain, 
 _TO_SOLUTION = b"S "
 # A request that reads a name of the solution's module runs none of its code.
 _READ_NAME = b"G "
-_HANDLES: Mapping[str, type[handles.Handle]] = {
-    "instance": handles.Handle,
-    "callable": handles.CallableHandle,
-    "module": handles.Handle,
-    "class": handles.ClassHandle,
-    "iterator": handles.IteratorHandle,
-    "generator": handles.GeneratorHandle,
+_HANDLES: Mapping[str, type[Handle]] = {
+    "instance": Handle,
+    "callable": handle_kinds.CallableHandle,
+    "module": Handle,
+    "class": handle_kinds.ClassHandle,
+    "iterator": handle_kinds.IteratorHandle,
+    "generator": handle_kinds.GeneratorHandle,
 }
 # Modules of which the solution's import is as good as the tests' own.
 _MODULES = frozenset(
@@ -54,7 +55,7 @@ class SolutionPeer:
         self._decode = Decoder(self._decode_other).decode
         self._rebuilder = Rebuilder(self._decode)
         self.touched = False
-        self.module = handles.Handle(peer=self, number=0)
+        self.module = Handle(peer=self, number=0)
 
     def do(self, name: str, *args: object, **keywords: object) -> object:
         """The result of an operation. Raises what the solution raises, and SolutionFault."""
@@ -74,7 +75,7 @@ class SolutionPeer:
             value = self._decode(answer.get("value"))
         except NotPlain as error:
             raise SolutionFault(str(error)) from error
-        if name == "get" and isinstance(value, handles.ClassHandle):
+        if name == "get" and isinstance(value, handle_kinds.ClassHandle):
             value.hw_read_as(str(args[1]))
         return value
 
@@ -117,7 +118,7 @@ class SolutionPeer:
         return Encoder(self._encode_other).encode(value)
 
     def _encode_other(self, value: object) -> Json:
-        if isinstance(value, handles.Handle | handles.ValueHandle):
+        if isinstance(value, Handle | handle_kinds.ValueHandle):
             return {"h": vars(value)["_hw_number"]}
         if isinstance(value, Exception):
             self._rebuilder.remember(type(value))
@@ -142,14 +143,14 @@ class SolutionPeer:
 
     def _made(self, number: int, kind: str, name: str, detail: Json) -> object:
         if kind == "value":
-            return handles.value_handle(content=self._decode(detail), name=name, peer=self, number=number)
+            return handle_kinds.value_handle(content=self._decode(detail), name=name, peer=self, number=number)
         if kind == "exception":
             return self._rebuilder.kind(detail)
         if kind == "module" and detail in _MODULES:
             return importlib.import_module(str(detail))
         if kind not in _HANDLES and kind != "coroutine":
             raise NotPlain(f"unknown kind {kind}")
-        made = _subclass(_HANDLES.get(kind, handles.Handle), name)(peer=self, number=number)
+        made = _subclass(_HANDLES.get(kind, Handle), name)(peer=self, number=number)
         return _awaited(made) if kind == "coroutine" else made
 
 
@@ -162,11 +163,11 @@ class SolutionModule(types.ModuleType):
     def __init__(self, *, name: str, peer: SolutionPeer, names: Iterable[str]) -> None:
         super().__init__(name)
         public = tuple(found for found in names if not found.startswith("_") and not is_claimed(found))
-        vars(self).update(_hw_peer=peer, _hw_strict=False, _hw_patches=handles.Patches(peer), _hw_public=public)
+        vars(self).update(_hw_peer=peer, _hw_strict=False, _hw_patches=handle_kinds.Patches(peer), _hw_public=public)
 
     _hw_peer: SolutionPeer
     _hw_strict: bool
-    _hw_patches: handles.Patches
+    _hw_patches: handle_kinds.Patches
     _hw_public: tuple[str, ...]
 
     @property
@@ -176,7 +177,7 @@ class SolutionModule(types.ModuleType):
         return [name for name in self._hw_public if name not in bound]
 
     def __getattr__(self, name: str) -> object:
-        if handles.is_reserved(name):
+        if is_reserved(name):
             raise AttributeError(name)
         try:
             return self._hw_peer.do("get", self._hw_peer.module, name)
@@ -251,10 +252,10 @@ def _restored(old: object, new: object) -> object:
     return new
 
 
-def _subclass(kind: type[handles.Handle], name: str) -> type[handles.Handle]:
+def _subclass(kind: type[Handle], name: str) -> type[Handle]:
     """A class named like the solution's, for `type(x).__name__`."""
     return type(name if name.isidentifier() else kind.__name__, (kind,), {})
 
 
-async def _awaited(handle: handles.Handle) -> object:
+async def _awaited(handle: Handle) -> object:
     return handle._hw_peer.do("await", handle)

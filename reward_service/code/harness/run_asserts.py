@@ -6,7 +6,7 @@ import sys
 import types
 
 from reward_service.code.harness.exchange import Channel, Gone, Message
-from reward_service.code.harness.handles import ClassHandle
+from reward_service.code.harness.handle_kinds import ClassHandle
 from reward_service.code.harness.peer import Missing, SolutionModule, SolutionPeer, is_claimed
 from reward_service.code.harness.plain import Json
 from reward_service.code.harness.reports import Reporter, text_of

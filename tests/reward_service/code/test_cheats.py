@@ -104,6 +104,9 @@ OBJECTS = {
     "is a class": EQUAL_TO_ALL.format(base="", zero="0").replace("Equal", "f") + "    def __init__(self, x): pass",
     "has a class equal to everything": "class M(type):\n    def __eq__(c, o): return True\n"
     "    __hash__ = type.__hash__\nclass C(metaclass=M): pass\ndef f(x): return C",
+    "gives a class that says yes": "class M(type):\n    def __eq__(c, o): return True\n"
+    "    __hash__ = type.__hash__\n    def __contains__(c, o): return True\n"
+    "    def __getattr__(c, name): return lambda *a: True\nclass C(metaclass=M): pass\ndef f(x): return C",
     "pretends to be an integer": "class C:\n    @property\n    def __class__(self): return int\n"
     "    def __eq__(self, o): return True\ndef f(x): return C()",
     "keeps what it is compared with": "class C:\n    def __eq__(self, o):\n        self.o = o\n        return True\n"

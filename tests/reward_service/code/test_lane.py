@@ -43,6 +43,27 @@ class FullSandbox(BrokenSandbox):
         yield
 
 
+class DyingProgram:
+    """A program whose sandbox dies."""
+
+    async def write(self, data: bytes, *, deadline: float) -> None:
+        """It goes nowhere."""
+
+    async def readline(self, *, deadline: float) -> bytes:
+        return b""
+
+    async def ended(self) -> Ended:
+        raise InfrastructureError("the keeper of a sandbox died")
+
+
+class DyingSandbox(BrokenSandbox):
+    """A sandbox that dies while a program runs."""
+
+    @asynccontextmanager
+    async def open(self, program: Program) -> AsyncIterator[Running]:
+        yield DyingProgram()
+
+
 def suite_for(kind: str) -> dict[str, JsonValue]:
     cases: dict[str, dict[str, JsonValue]] = {
         "call": {"entry_point": "f", "cases": [CASE]},
@@ -82,6 +103,11 @@ async def test_without_a_sandbox_an_item_is_told_how_to_get_one() -> None:
 @pytest.mark.parametrize("kind", ["call", "stdio", "assert", "check", "pytest"])
 async def test_trouble_of_the_sandbox_is_an_error_of_the_infrastructure(kind: str) -> None:
     assert error(await outcome(BrokenSandbox(), tests=suite_for(kind))).kind == "infrastructure"
+
+
+@pytest.mark.parametrize("kind", ["call", "stdio", "assert", "check", "pytest"])
+async def test_a_sandbox_that_dies_is_an_error_of_the_infrastructure(kind: str) -> None:
+    assert error(await outcome(DyingSandbox(), tests=suite_for(kind))).kind == "infrastructure"
 
 
 @pytest.mark.parametrize("kind", ["call", "stdio", "assert", "check", "pytest"])
