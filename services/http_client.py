@@ -9,6 +9,7 @@ ServiceError
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
@@ -24,6 +25,7 @@ R = TypeVar("R", bound=BaseModel)
 P = TypeVar("P", bound=BaseModel)
 
 _ERROR_LINE = b'{"error":'
+_SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 
 class ServiceError(Exception):
@@ -47,23 +49,25 @@ class ServiceTimeout(ServiceError):
 
 
 class ServiceRefused(ServiceError):
-    """Status 4xx. `kind` and `message` are the counterpart's."""
+    """Status 4xx. `kind` and `message` are the counterpart's, `retry_after_s` when it wants to be asked again."""
 
-    def __init__(self, url: str, *, status: int, kind: str, message: str) -> None:
+    def __init__(self, url: str, *, status: int, kind: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(url, f"refused with {status} {kind}: {message}")
         self.status = status
         self.kind = kind
         self.message = message
+        self.retry_after_s = retry_after_s
 
 
 class ServiceFailed(ServiceError):
     """Status 5xx, or an answer that is not what was agreed (`kind` is then `bad_answer`)."""
 
-    def __init__(self, url: str, *, status: int, kind: str, message: str) -> None:
+    def __init__(self, url: str, *, status: int, kind: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(url, f"failed with {status} {kind}: {message}")
         self.status = status
         self.kind = kind
         self.message = message
+        self.retry_after_s = retry_after_s
 
 
 class HttpClient:
@@ -197,7 +201,7 @@ class HttpClient:
             async with self._open_session.request(method, url, data=payload) as answer:
                 raw = await self._read(url, answer)
         if answer.status >= 400:
-            raise _error_of(url, answer.status, raw)
+            raise _error_of(url, answer.status, raw, retry_after=answer.headers.get("Retry-After", ""))
         return _parsed(url, answer.status, raw, response)
 
     async def _read(self, url: str, answer: aiohttp.ClientResponse) -> bytes:
@@ -294,12 +298,16 @@ def _parsed(url: str, status: int, raw: bytes, model: type[R]) -> R:
         raise ServiceFailed(url, status=status, kind="bad_answer", message=text) from error
 
 
-def _error_of(url: str, status: int, raw: bytes) -> ServiceRefused | ServiceFailed:
-    """The error for an answer of status 4xx or 5xx, in the counterpart's words if it has the agreed form."""
+def _error_of(url: str, status: int, raw: bytes, *, retry_after: str = "") -> ServiceRefused | ServiceFailed:
+    """The error for an answer of status 4xx or 5xx, in the counterpart's words if it has the agreed form.
+
+    A `retry_after` that is a date and not a number of seconds is not heeded.
+    """
     try:
         problem = ErrorBody.model_validate_json(raw).error
         kind, message = problem.kind, problem.message
     except ValidationError:
         kind, message = "unknown", raw[:200].decode(errors="replace")
     made = ServiceRefused if status < 500 else ServiceFailed
-    return made(url, status=status, kind=kind, message=message)
+    seconds = float(retry_after) if _SECONDS.fullmatch(retry_after) else None
+    return made(url, status=status, kind=kind, message=message, retry_after_s=seconds)

@@ -1,0 +1,63 @@
+"""Answers that are kept: the last used in memory, and the newest in a file if there is one."""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from reward_service.endpoints.cache_file import CacheFile
+
+
+def key_of(*parts: str) -> str:
+    """A name for texts: equal for equal texts in the same order only."""
+    digest = hashlib.blake2b(digest_size=20)
+    for part in parts:
+        raw = part.encode(errors="surrogatepass")
+        digest.update(len(raw).to_bytes(8, "big"))
+        digest.update(raw)
+    return digest.hexdigest()
+
+
+class Cache:
+    """Texts by key, at most `entries` in memory. What is asked for twice at once is made once."""
+
+    def __init__(self, *, entries: int, file: CacheFile | None, on_hit: Callable[[], None]) -> None:
+        self._entries = entries
+        self._file = file
+        self._on_hit = on_hit
+        self._kept: OrderedDict[str, str] = OrderedDict()
+        self._making: dict[str, asyncio.Event] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    async def get(self, key: str, make: Callable[[], Awaitable[str]]) -> str:
+        """The text of `key`, made if it is not kept. If `make` raises, the next caller tries again."""
+        while (making := self._making.get(key)) is not None:
+            await making.wait()
+        kept = self._kept.get(key)
+        if kept is not None:
+            self._kept.move_to_end(key)
+            self._on_hit()
+            return kept
+        self._making[key] = asyncio.Event()
+        try:
+            return await self._found_or_made(key, make)
+        finally:
+            self._making.pop(key).set()
+
+    async def _found_or_made(self, key: str, make: Callable[[], Awaitable[str]]) -> str:
+        text = None if self._file is None else await self._file.get(key)
+        if text is not None:
+            self._on_hit()
+        else:
+            text = await make()
+            if self._file is not None:
+                await self._file.put(key, text)
+        self._keep(key, text)
+        return text
+
+    def _keep(self, key: str, text: str) -> None:
+        self._kept[key] = text
+        while len(self._kept) > self._entries:
+            self._kept.popitem(last=False)
