@@ -28,7 +28,7 @@ async def serve(config: RewardServiceConfig, stop: Stop) -> None:
     Raises UserError for verifiers and reward models that cannot be loaded, AddressInUse for a taken port.
     """
     metrics, waiting = Metrics(PROCESS), Waiting()
-    registry = build_registry(custom=config.verifiers, sandbox=config.sandbox, reward_models=config.reward_models)
+    registry = build_registry(config)
     with Listener(host=config.http.host, port=config.http.port) as listener, recent_failures() as failures:
         service_id = config.id or f"{socket.gethostname()}:{listener.port}"
         async with Scorer(

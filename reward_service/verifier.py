@@ -18,7 +18,7 @@ import importlib
 import inspect
 import math
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -83,11 +83,11 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierFunction:
-    """A verifier's code with what its signature says about it."""
+    """A verifier's code with what its signature says about it; `coroutine` is the function if it is async."""
 
     function: Callable[..., object]
     arguments: type[BaseModel]
-    is_async: bool
+    coroutine: Callable[..., Awaitable[object]] | None
     description: str
 
 
@@ -116,8 +116,8 @@ def inspect_function(*, function: Callable[..., object], path: str) -> VerifierF
             "(submission: Submission, arguments: A), where A is a pydantic model"
         )
     description = (inspect.getdoc(function) or "").partition("\n")[0]
-    is_async = inspect.iscoroutinefunction(function)
-    return VerifierFunction(function=function, arguments=model, is_async=is_async, description=description)
+    coroutine = function if inspect.iscoroutinefunction(function) else None
+    return VerifierFunction(function=function, arguments=model, coroutine=coroutine, description=description)
 
 
 def validate_arguments(*, model: type[BaseModel], arguments: Mapping[str, JsonValue]) -> BaseModel:

@@ -9,7 +9,7 @@ from typing import cast
 import xxhash
 
 from protocol.reward_models import RewardInput, read_reward_input
-from reward_service.config import RewardModelConfig
+from reward_service.reward_models.config import RewardModelConfig
 from reward_service.verifier import UserError
 
 _KIND = "ForSequenceClassification"

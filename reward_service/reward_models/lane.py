@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from protocol.rewards import ScoreError, ScoreItem
 from reward_service.jobs import Reply
+from reward_service.lanes.contract import Lane
 from reward_service.reward_models.arguments import job_of
 from reward_service.reward_models.folder import RewardModel
 from reward_service.reward_models.messages import Batch, ModelJob, ModelToLoad, Rewards
@@ -45,7 +46,7 @@ class _Waiting:
             self.outcome.set_result(outcome)
 
 
-class RewardModelLane:
+class RewardModelLane(Lane):
     """The lane of one reward model; made by `open_lane`."""
 
     def __init__(self, *, model: RewardModel, events: LaneEvents, max_waiting: int) -> None:
@@ -62,10 +63,9 @@ class RewardModelLane:
             start_timeout_s=model.config.start_timeout_s,
         )
 
-    @property
-    def busy(self) -> bool:
-        """Whether a batch is being scored."""
-        return self._busy
+    def workers(self) -> tuple[int, int]:
+        """Whether its one process has a batch."""
+        return int(self._busy), 1
 
     @property
     def waiting(self) -> int:

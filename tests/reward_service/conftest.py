@@ -64,7 +64,7 @@ async def open_scorer() -> AsyncIterator[Callable[..., Awaitable[Scorer]]]:
             config = config_with_samples(
                 workers=workers or WorkerConfig(count=1), max_pending_items=max_pending_items, sandbox=sandbox
             )
-            registry = build_registry(custom=config.verifiers, sandbox=config.sandbox)
+            registry = build_registry(config)
             scorer = Scorer(
                 registry=registry,
                 config=config,
@@ -80,7 +80,7 @@ async def open_scorer() -> AsyncIterator[Callable[..., Awaitable[Scorer]]]:
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     """A client of the real application, which wants the token `secret`."""
     config = config_with_samples(workers=WorkerConfig(count=1), token="secret")
-    registry = build_registry(custom=config.verifiers, sandbox=config.sandbox)
+    registry = build_registry(config)
     metrics = Metrics("reward-service")
     async with Scorer(
         registry=registry, config=config, metrics=make_metrics(metrics), service_id="rewards-0"

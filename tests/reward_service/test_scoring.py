@@ -1,4 +1,5 @@
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,8 +10,9 @@ from pydantic import JsonValue
 from protocol.rewards import ScoreItem, ScoreRequest, ScoreResult
 from reward_service.config import RewardServiceConfig, WorkerConfig
 from reward_service.jobs import Job
+from reward_service.lanes.workers import pool_settings
 from reward_service.pool import WorkerPool
-from reward_service.scoring import Scorer, pool_settings
+from reward_service.scoring import Scorer
 from reward_service.verifier import Score, UserError
 from services.http_app import RequestRefused
 
@@ -155,6 +157,16 @@ async def test_only_the_workers_of_a_trusted_verifier_see_the_environment(
         job = Job(completion="", prompt="", arguments={})
         outcome = await pool.run(job=job, deadline=asyncio.get_running_loop().time() + 30)
     assert outcome.result == Score(reward=float(trusted))
+
+
+async def test_a_sync_verifier_of_the_users_own_runs_in_a_worker_that_sees_the_environment(
+    open_scorer: OpenScorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWAY_TEST_SECRET", "token")
+    scorer = await open_scorer()
+    process, variable = await score(scorer, item("process_id"), item("sees_variable"))
+    assert process.reward not in (None, float(os.getpid()))
+    assert variable.reward == 1.0
 
 
 async def test_a_request_with_more_items_than_are_ever_taken_is_refused_for_good(open_scorer: OpenScorer) -> None:

@@ -8,9 +8,10 @@ from pydantic import JsonValue
 
 from protocol.reward_models import RewardInput, read_reward_input
 from protocol.rewards import ScoreItem
-from reward_service.config import RewardModelConfig
+from reward_service.config import RewardServiceConfig
 from reward_service.registry import build_registry
 from reward_service.reward_models.arguments import job_of
+from reward_service.reward_models.config import RewardModelConfig
 from reward_service.reward_models.folder import RewardModel, open_reward_model
 from reward_service.reward_models.messages import Message
 from reward_service.verifier import UserError
@@ -31,14 +32,14 @@ def test_the_version_of_the_verifier_tells_models_apart(tmp_path: Path) -> None:
     for seed in (0, 1):
         folder = write_reward_model(tmp_path / str(seed), seed=seed)
         models = (RewardModelConfig(path=folder),)
-        versions.add(build_registry(custom=(), sandbox="required", reward_models=models).get("reward_model").version)
+        versions.add(build_registry(RewardServiceConfig(reward_models=models)).get("reward_model").version)
     assert len(versions) == 2
 
 
 def test_two_reward_models_need_two_names(tmp_path: Path) -> None:
     models = (RewardModelConfig(path=write_reward_model(tmp_path)),) * 2
     with pytest.raises(UserError, match="two verifiers are named 'reward_model'"):
-        build_registry(custom=(), sandbox="required", reward_models=models)
+        build_registry(RewardServiceConfig(reward_models=models))
 
 
 def remove(*names: str) -> Callable[[Path], None]:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from protocol.rewards import ScoreItem, ScoreRequest, ScoreResult
-from reward_service.config import RewardModelConfig, RewardServiceConfig
+from reward_service.config import RewardServiceConfig
 from reward_service.metrics import make_metrics
 from reward_service.registry import build_registry
+from reward_service.reward_models.config import RewardModelConfig
 from reward_service.reward_models.folder import open_reward_model
 from reward_service.reward_models.lane import LaneEvents, RewardModelLane, open_lane
 from reward_service.scoring import Scorer
@@ -174,7 +175,7 @@ async def test_an_item_whose_deadline_passes_in_a_batch_leaves_its_reward_to_nob
 @asynccontextmanager
 async def scorer_of(*models: RewardModelConfig) -> AsyncIterator[Scorer]:
     config = RewardServiceConfig(reward_models=models)
-    registry = build_registry(custom=(), sandbox="required", reward_models=models)
+    registry = build_registry(config)
     metrics = make_metrics(Metrics("reward-service"))
     async with Scorer(registry=registry, config=config, metrics=metrics, service_id="rewards-0") as scorer:
         await scorer.loaded()

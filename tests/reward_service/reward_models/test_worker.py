@@ -10,8 +10,8 @@ import torch
 from transformers import AutoTokenizer
 
 from protocol.reward_models import Tokenize
-from reward_service.config import RewardModelConfig
 from reward_service.jobs import Reply
+from reward_service.reward_models.config import RewardModelConfig
 from reward_service.reward_models.folder import fingerprint, open_reward_model
 from reward_service.reward_models.inputs import input_ids
 from reward_service.reward_models.messages import Message, ModelJob, ModelToLoad
