@@ -1,6 +1,6 @@
 """The process put together.
 
-reward service ready ─▶ hello ─▶ { receive, tick, watch_peers, serve_http, one task for each lease } until stopped
+reward services ready ─▶ hello ─▶ { receive, tick, watch_peers, serve_http, one task for each lease } until stopped
 """
 
 import asyncio
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 
-from env_service.backoff import Backoff
 from env_service.config import EnvServiceConfig
 from env_service.environments import catalog
 from env_service.environments.interface import OfferedEnvironment
@@ -19,8 +18,8 @@ from env_service.generation import Generation
 from env_service.link import LearnerLink
 from env_service.metrics import RolloutMetrics
 from env_service.outbox import Outbox
-from env_service.readiness import reward_service_ready, watch_peers
-from env_service.reward_endpoints import RewardEndpoints
+from env_service.readiness import reward_services_ready, watch_peers
+from env_service.reward_services import reward_client
 from env_service.rollout import Rollout
 from env_service.running import RunningLeases
 from env_service.scoring import Scoring
@@ -28,12 +27,14 @@ from env_service.status import EnvServiceStatus
 from env_service.tokenization import Tokenization
 from protocol.fingerprints import fingerprint_directory
 from protocol.messages import EnvironmentInfo, Hello
+from services.backoff import Backoff
 from services.http_app import create_app
 from services.http_client import HttpClient
 from services.http_server import Listener, serve_http
 from services.keys import ClientKeys
 from services.metrics import Metrics
 from services.process import Stop, run_loops
+from services.rewards.client import RewardClient
 from services.sockets import DealerSocket
 from services.status import add_status_route, recent_failures
 from services.waiting import Waiting
@@ -51,21 +52,19 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
         hello = hello_of(config, environments, port=listener.port)
         connections = 4 * config.capacity
         generators = HttpClient(token=config.generator_token, max_connections=connections)
-        rewards = HttpClient(token=config.reward_token, max_connections=connections)
-        for client in (generators, rewards):
-            await stack.enter_async_context(client)
+        await stack.enter_async_context(generators)
+        rewards = await stack.enter_async_context(reward_client(config, metrics=metrics))
         keys = ClientKeys.read(secret_key_file=config.secret_key_file, server_key_file=config.learner_key_file)
         connection = DealerSocket.connect(config.learner, identity=hello.env_id, keys=keys, insecure=config.insecure)
         await stack.enter_async_context(connection)
         fleet, outbox = GeneratorFleet(), Outbox(resend_s=config.resend_s)
-        endpoints = RewardEndpoints(config.reward_urls)
         link = LearnerLink(connection=connection, hello=hello, fleet=fleet, outbox=outbox, metrics=counted)
         rollout = Rollout(
             env_id=hello.env_id,
             environments=environments,
             tokenization=tokenization,
             generation=generation_of(config, http=generators, fleet=fleet, metrics=counted),
-            scoring=scoring_of(config, http=rewards, endpoints=endpoints, metrics=counted),
+            scoring=Scoring(rewards),
             timeout_s=config.retry.rollout_timeout_s,
             metrics=counted,
         )
@@ -84,7 +83,6 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             status = EnvServiceStatus(
                 name=hello.env_id, learner=config.learner, link=link, outbox=outbox, running=running,
                 capacity=config.capacity, fleet=fleet, generators=generators, rewards=rewards,
-                reward_urls=config.reward_urls,
             )  # fmt: skip
             add_status_route(
                 app, service="env-service", version=version("headway"), waits=waits, failures=failures,
@@ -92,7 +90,7 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             )  # fmt: skip
             http = tasks.create_task(serve_http(app, listener))
             waits.started()
-            loops = tasks.create_task(_converse(config, link, fleet, running, waits, rewards, endpoints))
+            loops = tasks.create_task(_converse(config, link, fleet, running, waits, rewards))
             await stop.wait()
             running.cancel_all()
             await link.leave(stop.reason or "stopping", within_s=config.drain_s)
@@ -136,21 +134,6 @@ def generation_of(
     )
 
 
-def scoring_of(
-    config: EnvServiceConfig, *, http: HttpClient, endpoints: RewardEndpoints, metrics: RolloutMetrics
-) -> Scoring:
-    """The reward services' client as configured."""
-    return Scoring(
-        http=http,
-        endpoints=endpoints,
-        attempts=config.retry.reward_attempts,
-        item_attempts=config.retry.reward_item_attempts,
-        deadline_s=config.retry.reward_timeout_s,
-        backoff=_backoff(config),
-        metrics=metrics,
-    )
-
-
 def _backoff(config: EnvServiceConfig) -> Backoff:
     return Backoff(first_s=config.retry.backoff_s, max_s=config.retry.backoff_max_s, sleep=asyncio.sleep)
 
@@ -161,14 +144,13 @@ async def _converse(
     fleet: GeneratorFleet,
     running: RunningLeases,
     waits: Waiting,
-    rewards: HttpClient,
-    endpoints: RewardEndpoints,
+    rewards: RewardClient,
 ) -> None:
     """Greets the learner only when rollouts can be scored: leases granted before would fail."""
-    await reward_service_ready(rewards, config.reward_urls, waits)
+    await reward_services_ready(rewards, waits)
     await run_loops(
         receive=link.receive(running),
         tick=link.tick(running),
         watch_peers=watch_peers(link, fleet, waits, learner=config.learner),
-        watch_rewards=endpoints.watch(waits),
+        watch_rewards=rewards.watch(waits),
     )

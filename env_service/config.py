@@ -11,6 +11,7 @@ from services.links import EqualTo, ModelFolder, Reaches
 from services.network import check_key_settings
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name that leases refer to")]
+VerifierName = Annotated[str, Field(min_length=1, max_length=256, description="name of a verifier")]
 
 
 class AdditionTasks(ConfigModel):
@@ -78,6 +79,39 @@ class RetryConfig(ConfigModel):
     reward_timeout_s: float = Field(30.0, gt=0, le=3600, description="time for a group's scoring")
 
 
+class RoutedRewardService(ConfigModel):
+    """A reward service for certain verifiers: an entry of [[env-service.rewards]]."""
+
+    url: str = Field(description="its address")
+    verifiers: tuple[VerifierName, ...] = Field(
+        min_length=1,
+        max_length=256,
+        description="what it is asked for, and nothing else; `reward_urls` are not asked for these",
+    )
+    token: SecretStr | None = Field(None, description="its bearer token; `reward_token` if not given")
+
+
+class ScoringConfig(ConfigModel):
+    """How completions are sent to the reward services."""
+
+    batch_items: int = Field(256, ge=1, le=4096, description="most completions in one request")
+    batch_wait_s: float = Field(
+        0.002, ge=0, le=1, description="how long a group waits for others to share a request with, in seconds"
+    )
+    hedge_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of completions that a second service may be asked for when the first is slow; 0: none",
+    )
+    hedge_after_s: float | None = Field(
+        None, gt=0, description="when a service counts as slow, in seconds; from the recent latencies if not given"
+    )
+    hedge_percentile: float = Field(
+        0.95, gt=0, lt=1, description="the part of a verifier's recent answers that are not slow"
+    )
+
+
 class EnvServiceConfig(ProcessConfig):
     """Everything that an env_service can be told."""
 
@@ -103,8 +137,10 @@ class EnvServiceConfig(ProcessConfig):
     insecure: bool = Field(False, description="allow a learner on another machine without keys")
     reward_urls: Annotated[tuple[str, ...], Reaches("reward-service")] = Field(
         ("http://127.0.0.1:7320",),
-        min_length=1,
         description="addresses of the reward services, asked in turn; some may be absent",
+    )
+    rewards: tuple[RoutedRewardService, ...] = Field(
+        (), max_length=256, description="reward services for certain verifiers: url, verifiers, token"
     )
     reward_token: Annotated[SecretStr | None, EqualTo("reward-service", "http.token")] = Field(
         None, description="bearer token of the reward services"
@@ -116,6 +152,7 @@ class EnvServiceConfig(ProcessConfig):
     resend_s: float = Field(5.0, gt=0, description="an unacknowledged group is sent again after so long")
     drain_s: float = Field(2.0, ge=0, le=60, description="time for acknowledgements when stopping")
     retry: RetryConfig = RetryConfig()
+    scoring: ScoringConfig = ScoringConfig()
     environments: tuple[Tasks, ...] = Field(
         (AdditionTasks(),), min_length=1, max_length=256, description="what can be rolled out, by name"
     )
@@ -124,6 +161,12 @@ class EnvServiceConfig(ProcessConfig):
     def _keys_where_needed(self) -> "EnvServiceConfig":
         files = {"secret_key_file": self.secret_key_file, "learner_key_file": self.learner_key_file}
         check_key_settings(self.learner, files, insecure=self.insecure)
+        return self
+
+    @model_validator(mode="after")
+    def _someone_scores(self) -> "EnvServiceConfig":
+        if not self.reward_urls and not self.rewards:
+            raise ValueError("reward_urls is empty and there are no rewards; name at least one reward service")
         return self
 
     @model_validator(mode="after")

@@ -10,17 +10,18 @@ import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from env_service.backoff import Backoff
 from env_service.completions import Completion, CompletionGroup
 from env_service.continuation import Piece, rest_of
 from env_service.failures import InfrastructureFailure, Unavailable
 from env_service.fleet import GeneratorFleet
 from env_service.metrics import RolloutMetrics
 from env_service.progress import Progress
-from env_service.refusal import judged, see_alive
+from env_service.refusal import judged
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import ServingGenerator
+from services.backoff import Backoff
 from services.http_client import HttpClient
+from services.verdicts import see_alive
 
 logger = logging.getLogger(__name__)
 

@@ -20,10 +20,6 @@ class RolloutMetrics:
         self.generator_failures = metrics.counter(
             "generator_failures", "Failed requests to a generator.", labels=("generator_id",)
         )
-        self.reward_failures = metrics.counter(
-            "reward_service_failures", "Failed requests to a reward service.", labels=("endpoint",)
-        )
-        self.rescored = metrics.counter("rescored_items", "Items asked for again after an error of the service.")
         self.rollout_s = metrics.histogram("rollout_seconds", "From grant to finished group.", buckets=_SECONDS)
         self.scoring_s = metrics.histogram("scoring_seconds", "Scoring of a group.", buckets=_SECONDS)
         self.running = metrics.gauge("running_leases", "Leases in progress.")

@@ -1,25 +1,21 @@
 """Whom an env_service waits for: the reward services, the learner, a generator."""
 
 import asyncio
-from collections.abc import Sequence
 
 from env_service.fleet import GeneratorFleet
 from env_service.link import LearnerLink
-from protocol.http import Readiness
-from services.http_client import HttpClient, ServiceError
+from services.rewards.client import RewardClient
 from services.waiting import Waiting
 
 _POLL_S = 1.0
 
 
-async def reward_service_ready(
-    http: HttpClient, urls: Sequence[str], waits: Waiting, *, poll_s: float = _POLL_S
-) -> None:
-    """Return when one of the reward services says that it is ready."""
-    with waits.wait(f"the reward service at {' or '.join(urls)}", quiet_s=0.5):
-        while True:
-            if any(await asyncio.gather(*(_is_ready(http, url) for url in urls))):
-                return
+async def reward_services_ready(client: RewardClient, waits: Waiting, *, poll_s: float = _POLL_S) -> None:
+    """Return when, of the reward services for each verifier, one says that it is ready."""
+    with waits.wait("the reward services", quiet_s=0.5) as wait:
+        while missing := await client.unready():
+            sets = (" or ".join(urls) for urls in missing)
+            wait.whom = f"the reward service at {', and the one at '.join(sets)}"
             await asyncio.sleep(poll_s)
 
 
@@ -38,10 +34,3 @@ async def watch_peers(link: LearnerLink, fleet: GeneratorFleet, waits: Waiting, 
                 await link.wait_for(lambda: fleet.answering or not (fleet.serving and link.welcomed))
         else:
             await link.wait_for(lambda: not (fleet.answering and link.welcomed))
-
-
-async def _is_ready(http: HttpClient, url: str) -> bool:
-    try:
-        return (await http.get(f"{url.rstrip('/')}/readyz", Readiness, deadline_s=5.0)).ready
-    except ServiceError:
-        return False

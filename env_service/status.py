@@ -1,7 +1,5 @@
 """What an env_service says about itself at `GET /v1/status`."""
 
-from collections.abc import Sequence
-
 from env_service.fleet import GeneratorFleet
 from env_service.link import LearnerLink
 from env_service.outbox import Outbox
@@ -9,6 +7,7 @@ from env_service.running import RunningLeases
 from protocol.messages import ServingGenerator
 from protocol.status import PeerStatus, QueueStatus, Report
 from services.http_client import HttpClient
+from services.rewards.client import RewardClient
 from services.status import peers_at
 
 
@@ -26,8 +25,7 @@ class EnvServiceStatus:
         capacity: int,
         fleet: GeneratorFleet,
         generators: HttpClient,
-        rewards: HttpClient,
-        reward_urls: Sequence[str],
+        rewards: RewardClient,
     ) -> None:
         self._name = name
         self._learner = learner
@@ -38,7 +36,6 @@ class EnvServiceStatus:
         self._fleet = fleet
         self._generators = generators
         self._rewards = rewards
-        self._reward_urls = reward_urls
 
     def report(self) -> Report:
         """The env_service's part of its status."""
@@ -47,7 +44,7 @@ class EnvServiceStatus:
             peers=(
                 self._learner_peer(),
                 *map(self._generator, self._fleet.serving),
-                *peers_at(self._reward_urls, self._rewards.contacts(), kind="reward-service"),
+                *peers_at(self._rewards.urls, self._rewards.contacts(), kind="reward-service"),
             ),
             queues=(
                 QueueStatus(name="running leases", depth=len(self._running.report_progress()), limit=self._capacity),

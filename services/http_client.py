@@ -9,7 +9,6 @@ ServiceError
 
 import asyncio
 import random
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
@@ -25,7 +24,7 @@ R = TypeVar("R", bound=BaseModel)
 P = TypeVar("P", bound=BaseModel)
 
 _ERROR_LINE = b'{"error":'
-_SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?")
+_LONGEST_REST_S = 86400.0
 
 
 class ServiceError(Exception):
@@ -49,7 +48,7 @@ class ServiceTimeout(ServiceError):
 
 
 class ServiceRefused(ServiceError):
-    """Status 4xx. `kind` and `message` are the counterpart's, `retry_after_s` when it wants to be asked again."""
+    """Status 4xx. `kind`, `message` and `retry_after_s`, from the Retry-After header, are the counterpart's."""
 
     def __init__(self, url: str, *, status: int, kind: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(url, f"refused with {status} {kind}: {message}")
@@ -62,12 +61,11 @@ class ServiceRefused(ServiceError):
 class ServiceFailed(ServiceError):
     """Status 5xx, or an answer that is not what was agreed (`kind` is then `bad_answer`)."""
 
-    def __init__(self, url: str, *, status: int, kind: str, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, url: str, *, status: int, kind: str, message: str) -> None:
         super().__init__(url, f"failed with {status} {kind}: {message}")
         self.status = status
         self.kind = kind
         self.message = message
-        self.retry_after_s = retry_after_s
 
 
 class HttpClient:
@@ -118,15 +116,16 @@ class HttpClient:
         deadline_s: float,
         retries: int = 0,
         idempotent: bool = False,
+        headers: Mapping[str, str] | None = None,
     ) -> R:
-        """Send `body` and return the answer.
+        """Send `body`, with `headers` beside those of the client, and return the answer.
 
         Up to `retries` more attempts within the one deadline, with backoff: always if no connection was made; after a
         broken connection or a 5xx only if the call is `idempotent`. Raises a ServiceError.
         """
         payload = body.model_dump_json().encode()
         return await self._with_retries(
-            url, lambda: self._call("POST", url, payload, response), deadline_s, retries, idempotent
+            url, lambda: self._call("POST", url, payload, response, headers), deadline_s, retries, idempotent
         )
 
     async def get(self, url: str, response: type[R], *, deadline_s: float, retries: int = 0) -> R:
@@ -139,7 +138,7 @@ class HttpClient:
             async with asyncio.timeout(deadline_s), self._open_session.get(url) as answer:
                 raw = await self._read(url, answer)
         if answer.status >= 400:
-            raise _error_of(url, answer.status, raw)
+            raise _error_of(url, answer.status, raw, answer.headers)
         return raw, answer.headers
 
     @asynccontextmanager
@@ -159,7 +158,7 @@ class HttpClient:
             if answer.status >= 400:
                 with self._noting(url), _naming(url):
                     async with asyncio.timeout_at(ends_at):
-                        raise _error_of(url, answer.status, await self._read(url, answer))
+                        raise _error_of(url, answer.status, await self._read(url, answer), answer.headers)
             yield _Parts(
                 url, answer, part, ends_at=ends_at, idle_timeout_s=idle_timeout_s, limit=self._max_answer_bytes
             )
@@ -196,12 +195,19 @@ class HttpClient:
             raise
         self._contacts.answered(url)
 
-    async def _call(self, method: str, url: str, payload: bytes | None, response: type[R]) -> R:
+    async def _call(
+        self,
+        method: str,
+        url: str,
+        payload: bytes | None,
+        response: type[R],
+        headers: Mapping[str, str] | None = None,
+    ) -> R:
         with _naming(url):
-            async with self._open_session.request(method, url, data=payload) as answer:
+            async with self._open_session.request(method, url, data=payload, headers=headers) as answer:
                 raw = await self._read(url, answer)
         if answer.status >= 400:
-            raise _error_of(url, answer.status, raw, retry_after=answer.headers.get("Retry-After", ""))
+            raise _error_of(url, answer.status, raw, answer.headers)
         return _parsed(url, answer.status, raw, response)
 
     async def _read(self, url: str, answer: aiohttp.ClientResponse) -> bytes:
@@ -298,16 +304,25 @@ def _parsed(url: str, status: int, raw: bytes, model: type[R]) -> R:
         raise ServiceFailed(url, status=status, kind="bad_answer", message=text) from error
 
 
-def _error_of(url: str, status: int, raw: bytes, *, retry_after: str = "") -> ServiceRefused | ServiceFailed:
-    """The error for an answer of status 4xx or 5xx, in the counterpart's words if it has the agreed form.
-
-    A `retry_after` that is a date and not a number of seconds is not heeded.
-    """
+def _error_of(
+    url: str, status: int, raw: bytes, headers: Mapping[str, str] | None = None
+) -> ServiceRefused | ServiceFailed:
+    """The error for an answer of status 4xx or 5xx, in the counterpart's words if it has the agreed form."""
     try:
         problem = ErrorBody.model_validate_json(raw).error
         kind, message = problem.kind, problem.message
     except ValidationError:
         kind, message = "unknown", raw[:200].decode(errors="replace")
-    made = ServiceRefused if status < 500 else ServiceFailed
-    seconds = float(retry_after) if _SECONDS.fullmatch(retry_after) else None
-    return made(url, status=status, kind=kind, message=message, retry_after_s=seconds)
+    if status >= 500:
+        return ServiceFailed(url, status=status, kind=kind, message=message)
+    retry_after_s = _seconds((headers or {}).get("Retry-After"))
+    return ServiceRefused(url, status=status, kind=kind, message=message, retry_after_s=retry_after_s)
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """The header's number of seconds; None if it is missing, or says it in another way, such as a date."""
+    try:
+        seconds = float(retry_after or "")
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < _LONGEST_REST_S else None

@@ -26,7 +26,6 @@ from services.breaker import Breakers, BreakerSettings, Call
 from services.http_client import (
     HttpClient,
     ServiceError,
-    ServiceFailed,
     ServiceRefused,
     ServiceTimeout,
     ServiceUnreachable,
@@ -150,8 +149,6 @@ class Endpoint:
                 call.failed(said, silent=True)
             case _:
                 call.failed(said, silent=False)
-        if isinstance(error, ServiceFailed) and error.retry_after_s is not None:
-            self._pace.pause(error.retry_after_s)
         return _TryAgain(said, counts=True)
 
     def _pause_s(self, *, after: int) -> float:

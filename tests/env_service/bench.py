@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from env_service.backoff import Backoff
 from env_service.config import AdditionTasks
 from env_service.environments import catalog
 from env_service.environments.interface import OfferedEnvironment
@@ -14,15 +13,17 @@ from env_service.fleet import GeneratorFleet
 from env_service.generation import Generation
 from env_service.metrics import RolloutMetrics
 from env_service.progress import Progress
-from env_service.reward_endpoints import RewardEndpoints
 from env_service.rollout import Rollout
 from env_service.scoring import Scoring
 from env_service.tokenization import Tokenization
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import Failed, Finished, Lease
+from services.backoff import Backoff
 from services.breaker import Breakers, BreakerSettings
 from services.http_client import HttpClient
 from services.metrics import Metrics
+from services.rewards.client import RewardClient
+from services.rewards.settings import ClientSettings
 from tests.env_service.peers import END, ScriptedGenerator, ScriptedRewards, lease, part, served, serving
 
 Script = Callable[[GenerateRequest], Sequence[GeneratePart | None] | int]
@@ -52,7 +53,6 @@ class Bench:
 
     rollout: Rollout
     fleet: GeneratorFleet
-    endpoints: RewardEndpoints
     generators: list[ScriptedGenerator]
     rewards: list[ScriptedRewards]
     pauses: list[float]
@@ -97,9 +97,6 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
                 judge.url = await stack.enter_async_context(served(judge.handle, "/v1/score"))
             fleet = GeneratorFleet(breakers=Breakers("generator", settings=RESTS))
             fleet.replace([serving(f"g{index}", generator.url) for index, generator in enumerate(generators)])
-            endpoints = RewardEndpoints(
-                [judge.url for judge in judges], breakers=Breakers("reward service", settings=RESTS)
-            )
             pauses: list[float] = []
 
             async def note(pause_s: float) -> None:
@@ -107,6 +104,11 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
 
             backoff = Backoff(first_s=1.0, max_s=8.0, sleep=note)
             metrics = RolloutMetrics(Metrics("env-service"))
+            settings = ClientSettings(
+                deadline_s=5, patience_s=None, attempts=3, item_attempts=2, rests=RESTS, backoff=backoff
+            )
+            client = RewardClient([judge.url for judge in judges], settings=settings)
+            await stack.enter_async_context(client)
             offered = {**catalog.build([AdditionTasks()]), **{each.name: each for each in extra}}
             rollout = Rollout(
                 env_id="env-0",
@@ -121,18 +123,10 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
                     backoff=backoff,
                     metrics=metrics,
                 ),
-                scoring=Scoring(
-                    http=http,
-                    endpoints=endpoints,
-                    attempts=3,
-                    item_attempts=2,
-                    deadline_s=5,
-                    backoff=backoff,
-                    metrics=metrics,
-                ),
+                scoring=Scoring(client),
                 timeout_s=timeout_s,
                 metrics=metrics,
             )
-            return Bench(rollout, fleet, endpoints, generators, judges, pauses)
+            return Bench(rollout, fleet, generators, judges, pauses)
 
         yield make

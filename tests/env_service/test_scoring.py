@@ -7,15 +7,13 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
-from env_service.backoff import Backoff
 from env_service.failures import DataFailure, InfrastructureFailure
-from env_service.metrics import RolloutMetrics
-from env_service.reward_endpoints import RewardEndpoints
 from env_service.scoring import Scoring
 from protocol.rewards import ScoreItem
-from services.breaker import Breakers, BreakerSettings
-from services.http_client import HttpClient
-from services.metrics import Metrics
+from services.backoff import Backoff
+from services.breaker import BreakerSettings
+from services.rewards.client import RewardClient
+from services.rewards.settings import ClientSettings
 from services.waiting import Waiting
 from tests.env_service.peers import ScriptedRewards, eventually, hanging, served
 
@@ -32,95 +30,90 @@ def items(*texts: str) -> list[ScoreItem]:
 
 
 @pytest_asyncio.fixture
-async def http() -> AsyncIterator[HttpClient]:
-    async with HttpClient() as client:
-        yield client
-
-
-@pytest_asyncio.fixture
 async def stack() -> AsyncIterator[AsyncExitStack]:
     async with AsyncExitStack() as opened:
         yield opened
 
 
-def scoring_of(http: HttpClient, endpoints: RewardEndpoints, *, deadline_s: float = 20.0) -> Scoring:
-    return Scoring(
-        http=http,
-        endpoints=endpoints,
-        attempts=3,
-        item_attempts=2,
-        deadline_s=deadline_s,
-        margin_s=0.0,
-        backoff=Backoff(first_s=0.01, max_s=0.02, sleep=asyncio.sleep),
-        metrics=RolloutMetrics(Metrics("env-service")),
+async def client_of(
+    stack: AsyncExitStack, urls: Sequence[str], settings: BreakerSettings = SHORT_REST, *, deadline_s: float = 20.0
+) -> RewardClient:
+    client = RewardClient(
+        urls,
+        settings=ClientSettings(
+            deadline_s=deadline_s,
+            margin_s=0.0,
+            patience_s=None,
+            attempts=3,
+            item_attempts=2,
+            rests=settings,
+            backoff=Backoff(first_s=0.01, max_s=0.02, sleep=asyncio.sleep),
+        ),
     )
+    return await stack.enter_async_context(client)
 
 
-def endpoints_at(urls: Sequence[str], settings: BreakerSettings = SHORT_REST) -> RewardEndpoints:
-    return RewardEndpoints(urls, breakers=Breakers("reward service", settings=settings))
+async def scoring_of(
+    stack: AsyncExitStack, urls: Sequence[str], settings: BreakerSettings = SHORT_REST, *, deadline_s: float = 20.0
+) -> Scoring:
+    return Scoring(await client_of(stack, urls, settings, deadline_s=deadline_s))
 
 
-async def test_a_score_says_who_made_it_where_and_at_which_attempt(http: HttpClient, stack: AsyncExitStack) -> None:
+async def test_a_score_says_who_made_it_where_and_at_which_attempt(stack: AsyncExitStack) -> None:
     broken = ScriptedRewards(length, statuses=[500])
     judge = ScriptedRewards(length, service_id="rewards-1")
     urls = [await stack.enter_async_context(served(each.handle, "/v1/score")) for each in (broken, judge)]
 
-    (record,) = await scoring_of(http, endpoints_at(urls)).score(items("abc"))
+    (record,) = await (await scoring_of(stack, urls)).score(items("abc"))
 
     assert (record.reward, record.service_id, record.endpoint, record.attempts) == (3.0, "rewards-1", urls[1], 2)
 
 
-async def test_results_are_put_in_order_by_their_id(http: HttpClient, stack: AsyncExitStack) -> None:
+async def test_results_are_put_in_order_by_their_id(stack: AsyncExitStack) -> None:
     url = await stack.enter_async_context(served(ScriptedRewards(length).handle, "/v1/score"))
 
-    records = await scoring_of(http, endpoints_at([url])).score(items("a", "ab", "abc"))
+    records = await (await scoring_of(stack, [url])).score(items("a", "ab", "abc"))
 
     assert [record.reward for record in records] == [1.0, 2.0, 3.0]
 
 
-async def test_only_the_items_that_a_service_failed_to_judge_are_asked_for_again(
-    http: HttpClient, stack: AsyncExitStack
-) -> None:
+async def test_only_the_items_that_a_service_failed_to_judge_are_asked_for_again(stack: AsyncExitStack) -> None:
     first = ScriptedRewards(lambda text, _: "a worker died" if text == "ab" else 1.0, error_kind="infrastructure")
     second = ScriptedRewards(length)
     urls = [await stack.enter_async_context(served(each.handle, "/v1/score")) for each in (first, second)]
 
-    records = await scoring_of(http, endpoints_at(urls)).score(items("a", "ab", "abc"))
+    records = await (await scoring_of(stack, urls)).score(items("a", "ab", "abc"))
 
     assert [(record.reward, record.attempts) for record in records] == [(1.0, 1), (2.0, 2), (1.0, 1)]
     assert [[item.id for item in asked.items] for asked in second.requests] == [["1"]]
 
 
-async def test_an_item_that_no_service_can_judge_has_an_error_and_no_reward(
-    http: HttpClient, stack: AsyncExitStack
-) -> None:
+async def test_an_item_that_no_service_can_judge_has_an_error_and_no_reward(stack: AsyncExitStack) -> None:
     judge = ScriptedRewards(lambda text, _: "too slow" if text == "ab" else 1.0, error_kind="infrastructure")
     url = await stack.enter_async_context(served(judge.handle, "/v1/score"))
 
-    good, bad = await scoring_of(http, endpoints_at([url])).score(items("a", "ab"))
+    good, bad = await (await scoring_of(stack, [url])).score(items("a", "ab"))
 
     assert (bad.reward, bad.error, bad.error_kind, bad.attempts) == (None, "too slow", "infrastructure", 2)
     assert good.reward == 1.0
     assert len(judge.requests) == 2
 
 
-async def test_an_error_of_the_data_is_not_asked_for_again(http: HttpClient, stack: AsyncExitStack) -> None:
+async def test_an_error_of_the_data_is_not_asked_for_again(stack: AsyncExitStack) -> None:
     judge = ScriptedRewards(lambda text, _: "no number")
     url = await stack.enter_async_context(served(judge.handle, "/v1/score"))
 
-    (record,) = await scoring_of(http, endpoints_at([url])).score(items("a"))
+    (record,) = await (await scoring_of(stack, [url])).score(items("a"))
 
     assert (record.error_kind, len(judge.requests)) == ("data", 1)
 
 
-async def test_one_that_hangs_costs_one_deadline_and_not_one_for_each_request(
-    http: HttpClient, stack: AsyncExitStack
-) -> None:
+async def test_one_that_hangs_costs_one_deadline_and_not_one_for_each_request(stack: AsyncExitStack) -> None:
     connections: list[asyncio.StreamWriter] = []
     silent = await stack.enter_async_context(hanging(connections))
     judge = ScriptedRewards(length)
     url = await stack.enter_async_context(served(judge.handle, "/v1/score"))
-    scoring = scoring_of(http, endpoints_at([silent, url], LONG_REST), deadline_s=0.5)
+    scoring = await scoring_of(stack, [silent, url], LONG_REST, deadline_s=0.5)
 
     records = [(await scoring.score(items("a")))[0] for _ in range(10)]
 
@@ -128,27 +121,24 @@ async def test_one_that_hangs_costs_one_deadline_and_not_one_for_each_request(
     assert len(connections) == 1
 
 
-async def test_a_probe_of_one_that_hangs_sends_no_items(http: HttpClient, stack: AsyncExitStack) -> None:
+async def test_a_probe_of_one_that_hangs_sends_no_items(stack: AsyncExitStack) -> None:
     connections: list[asyncio.StreamWriter] = []
     silent = await stack.enter_async_context(hanging(connections))
-    endpoints = endpoints_at([silent])
-    with endpoints.call(silent) as call:
-        call.failed("it hung", silent=True)
-    scoring = asyncio.create_task(scoring_of(http, endpoints).score(items("a")))
-    await eventually(lambda: len(connections) >= 2)
+    scoring = asyncio.create_task((await scoring_of(stack, [silent], deadline_s=0.2)).score(items("a")))
+    await eventually(lambda: len(connections) >= 3)
     scoring.cancel()
     await asyncio.wait([scoring])
 
     assert scoring.cancelled()
 
 
-async def test_services_that_are_all_away_are_waited_for_and_named(http: HttpClient, stack: AsyncExitStack) -> None:
+async def test_services_that_are_all_away_are_waited_for_and_named(stack: AsyncExitStack) -> None:
     judge = ScriptedRewards(length, statuses=[503] * 20)
     url = await stack.enter_async_context(served(judge.handle, "/v1/score"))
-    endpoints, waits = endpoints_at([url]), Waiting()
+    client, waits = await client_of(stack, [url]), Waiting()
     waits.started()
-    watching = asyncio.create_task(endpoints.watch(waits))
-    scoring = asyncio.create_task(scoring_of(http, endpoints).score(items("a")))
+    watching = asyncio.create_task(client.watch(waits))
+    scoring = asyncio.create_task(Scoring(client).score(items("a")))
     await eventually(lambda: not waits.readiness().ready)
     assert url in waits.readiness().waiting_for[0]
     async with asyncio.timeout(30):
@@ -159,14 +149,12 @@ async def test_services_that_are_all_away_are_waited_for_and_named(http: HttpCli
     assert (record.reward, record.attempts) == (1.0, 21)
 
 
-async def test_one_that_is_absent_at_the_start_is_asked_once_it_has_come(
-    http: HttpClient, stack: AsyncExitStack
-) -> None:
+async def test_one_that_is_absent_at_the_start_is_asked_once_it_has_come(stack: AsyncExitStack) -> None:
     async with served(ScriptedRewards(length).handle, "/v1/score") as gone:
         port = int(gone.rpartition(":")[2])
     present, late = ScriptedRewards(length), ScriptedRewards(length)
     url = await stack.enter_async_context(served(present.handle, "/v1/score"))
-    scoring = scoring_of(http, endpoints_at([gone, url]))
+    scoring = await scoring_of(stack, [gone, url])
     assert [(await scoring.score(items("a")))[0].endpoint for _ in range(3)] == [url] * 3
     async with served(late.handle, "/v1/score", port=port), asyncio.timeout(20):
         while (await scoring.score(items("a")))[0].endpoint == url:
@@ -175,16 +163,16 @@ async def test_one_that_is_absent_at_the_start_is_asked_once_it_has_come(
     assert (await scoring.score(items("a")))[0].endpoint == url
 
 
-async def test_a_batch_that_breaks_every_service_is_given_up(http: HttpClient, stack: AsyncExitStack) -> None:
+async def test_a_batch_that_breaks_every_service_is_given_up(stack: AsyncExitStack) -> None:
     judges = [ScriptedRewards(length, statuses=[500] * 9) for _ in range(2)]
     urls = [await stack.enter_async_context(served(each.handle, "/v1/score")) for each in judges]
 
     with pytest.raises(InfrastructureFailure, match="3 attempts at reward services failed"):
-        await scoring_of(http, endpoints_at(urls)).score(items("a"))
+        await (await scoring_of(stack, urls)).score(items("a"))
 
 
-async def test_a_batch_that_is_refused_is_a_fault_of_the_data(http: HttpClient, stack: AsyncExitStack) -> None:
+async def test_a_batch_that_is_refused_is_a_fault_of_the_data(stack: AsyncExitStack) -> None:
     url = await stack.enter_async_context(served(ScriptedRewards(length, statuses=[422]).handle, "/v1/score"))
 
     with pytest.raises(DataFailure):
-        await scoring_of(http, endpoints_at([url])).score(items("a"))
+        await (await scoring_of(stack, [url])).score(items("a"))

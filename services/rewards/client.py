@@ -1,0 +1,103 @@
+"""Scores items by reward services: everything that can go wrong on the way there, and what is done about it.
+
+score(items) ─▶ by verifier ─▶ route ─▶ pieces ─▶ round of requests ─▶ settled ─▶ results in order
+                                          ▲         └─ not settled: those again, elsewhere first
+                                          └─────────────┘
+
+async with RewardClient(urls=["http://rewards-0:7320", "http://rewards-1:7320"], token=token) as client:
+    results = await client.score(items)
+"""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import count
+from types import TracebackType
+from typing import Self
+
+from pydantic import SecretStr
+
+from protocol.rewards import ScoreItem
+from services.contacts import Contact
+from services.metrics import Metrics
+from services.rewards.entries import Entry
+from services.rewards.metrics import RewardMetrics
+from services.rewards.routes import Routes
+from services.rewards.scored import Scored
+from services.rewards.settings import ClientSettings, RewardService
+from services.rewards.settling import Settling
+from services.waiting import Waiting
+
+
+class RewardClient:
+    """A client of the services at `urls`, and of `services`, which may be for certain verifiers only.
+
+    An async context manager: leaving it ends what still runs. `token` is shown to those that have none of their own.
+    `metrics` are those of the process that it works in.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str] = (),
+        *,
+        services: Sequence[RewardService] = (),
+        token: SecretStr | None = None,
+        settings: ClientSettings | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._settings = settings or ClientSettings()
+        every = [*(RewardService(url=url) for url in urls), *services]
+        self._urls = tuple(dict.fromkeys(service.url for service in every))
+        counted = RewardMetrics(metrics or Metrics("reward-client"))
+        self._routes = Routes(every, token=token, settings=self._settings, metrics=counted)
+        self._settling = Settling(
+            routes=self._routes, settings=self._settings, metrics=counted, closed=lambda: self._closed
+        )
+        self._numbers = count()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self._routes.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._closed = True
+        await self._routes.close()
+
+    async def score(self, items: Sequence[ScoreItem]) -> list[Scored]:
+        """A reward or an error for each item, in order; their ids are the caller's own. Raises nothing."""
+        entries = [self._entry(item) for item in items]
+        limit = asyncio.timeout(self._settings.patience_s)
+        try:
+            async with limit:
+                await self._settling.settle(entries)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            for entry in entries:
+                why = f"not scored within {self._settings.patience_s:g} s{entry.setback and ', last: '}{entry.setback}"
+                entry.give_up(kind="infrastructure", why=why)
+        return [entry.outcome() for entry in entries]
+
+    async def unready(self) -> tuple[Sequence[str], ...]:
+        """The addresses of each set of services of which none says that it is ready."""
+        return await self._routes.unready()
+
+    async def watch(self, waits: Waiting) -> None:
+        """Keep `waits` true to which services do not answer, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for route in self._routes.all():
+                tasks.create_task(route.endpoints.watch(waits))
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses of all services, as they were given."""
+        return self._urls
+
+    def contacts(self) -> tuple[Contact, ...]:
+        """How calls to each service went."""
+        return self._routes.contacts()
+
+    def _entry(self, item: ScoreItem) -> Entry:
+        return Entry(item, wire_id=str(next(self._numbers)), item_attempts=self._settings.item_attempts)

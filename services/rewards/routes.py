@@ -1,0 +1,137 @@
+"""Which services are asked for which verifier, and the connections to them."""
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AsyncExitStack
+
+from pydantic import SecretStr
+
+from protocol.http import Readiness
+from services.breaker import Breakers
+from services.contacts import Contact
+from services.http_client import HttpClient, ServiceError
+from services.rewards.batches import Batches
+from services.rewards.endpoints import RewardEndpoints
+from services.rewards.entries import Part
+from services.rewards.exchange import Exchange
+from services.rewards.hedging import Hedges
+from services.rewards.metrics import RewardMetrics
+from services.rewards.rounds import Rounds
+from services.rewards.settings import ClientSettings, RewardService
+
+_READY_S = 5.0
+
+
+class Route:
+    """Some services that are asked for the same verifiers."""
+
+    def __init__(self, *, endpoints: RewardEndpoints, rounds: Rounds, batches: Batches) -> None:
+        self.endpoints = endpoints
+        self._rounds = rounds
+        self._batches = batches
+
+    async def ask(self, part: Part, *, verifier: str, merge: bool, avoid: Collection[str]) -> None:
+        """One round for a part, whose items are all for `verifier`; with `merge` together with those of other calls."""
+        if merge:
+            await self._batches.ask((verifier, frozenset(avoid)), part)
+        else:
+            await self._rounds.run([part], avoid=avoid)
+
+    def close(self) -> None:
+        """End the requests that are shared; who waits for them is woken."""
+        self._batches.close()
+
+
+class Routes:
+    """The routes to `services`; open between `open` and `close`, which the same task calls.
+
+    `token` is shown to those that have none of their own.
+    """
+
+    def __init__(
+        self,
+        services: Iterable[RewardService],
+        *,
+        token: SecretStr | None,
+        settings: ClientSettings,
+        metrics: RewardMetrics,
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._breakers = Breakers("reward service", settings=settings.rests)
+        self._hedges = Hedges(settings.hedging) if settings.hedging is not None else None
+        self._clients: dict[str, HttpClient] = {}
+        self._http: dict[str, HttpClient] = {}
+        self._general: list[str] = []
+        self._claimed: dict[str, list[str]] = {}
+        self._routes: dict[tuple[str, ...], Route] = {}
+        self._tasks = asyncio.TaskGroup()
+        self._stack = AsyncExitStack()
+        for service in services:
+            self._add(service, token=service.token or token)
+
+    async def open(self) -> None:
+        """Make the connections possible."""
+        for client in self._clients.values():
+            await self._stack.enter_async_context(client)
+        await self._tasks.__aenter__()
+        for urls in [self._general, *self._claimed.values()]:
+            if urls and tuple(urls) not in self._routes:
+                self._routes[tuple(urls)] = self._route(urls)
+
+    async def close(self) -> None:
+        """End all requests and connections."""
+        for route in self._routes.values():
+            route.close()
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            await self._stack.aclose()
+
+    def of(self, verifier: str) -> Route | None:
+        """The route of a verifier; None if no service is set for it."""
+        return self._routes.get(tuple(self._claimed.get(verifier, self._general)))
+
+    def all(self) -> Collection[Route]:
+        """All routes, that of the unclaimed verifiers first."""
+        return self._routes.values()
+
+    def contacts(self) -> tuple[Contact, ...]:
+        """How calls to each service went."""
+        return tuple(contact for client in self._clients.values() for contact in client.contacts())
+
+    async def unready(self) -> tuple[Sequence[str], ...]:
+        """The addresses of each route of which no service says that it is ready."""
+        urls = list(self._http)
+        said = await asyncio.gather(*map(self._is_ready, urls))
+        ready = {url for url, is_ready in zip(urls, said, strict=True) if is_ready}
+        return tuple(urls for urls in self._routes if ready.isdisjoint(urls))
+
+    async def _is_ready(self, url: str) -> bool:
+        try:
+            return (await self._http[url].get(f"{url}/readyz", Readiness, deadline_s=_READY_S)).ready
+        except ServiceError:
+            return False
+
+    def _add(self, service: RewardService, *, token: SecretStr | None) -> None:
+        url = service.url.rstrip("/")
+        secret = "" if token is None else token.get_secret_value()
+        if secret not in self._clients:
+            self._clients[secret] = HttpClient(token=token, max_connections=2 * self._settings.requests)
+        self._http[url] = self._clients[secret]
+        for urls in [self._claimed.setdefault(name, []) for name in service.verifiers] or [self._general]:
+            if url not in urls:
+                urls.append(url)
+
+    def _route(self, urls: Sequence[str]) -> Route:
+        settings = self._settings
+        endpoints = RewardEndpoints(urls, breakers=self._breakers)
+        rounds = Rounds(
+            endpoints=endpoints,
+            exchange=Exchange(http=self._http, deadline_s=settings.deadline_s, margin_s=settings.margin_s),
+            requests=settings.requests,
+            hedges=self._hedges,
+            metrics=self._metrics,
+        )
+        batches = Batches(run=rounds.run, tasks=self._tasks, items=settings.batch_items, wait_s=settings.batch_wait_s)
+        return Route(endpoints=endpoints, rounds=rounds, batches=batches)

@@ -1,0 +1,73 @@
+"""Whose fault a failed call is, and what a breaker is told of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from protocol.http import Readiness
+from services.breaker import Call
+from services.http_client import (
+    HttpClient,
+    ServiceError,
+    ServiceFailed,
+    ServiceRefused,
+    ServiceTimeout,
+    ServiceUnreachable,
+)
+
+Fault = Literal["request", "unavailable", "counterpart"]
+"""`request`: it would be refused again. `unavailable`: nobody took it up, or nobody answers, which says nothing about
+it. `counterpart`: it was taken up, and the counterpart broke over it or answered nonsense.
+"""
+
+_REQUEST_IS_WRONG = frozenset({400, 413, 422})
+"""The statuses that another attempt at the same request would get again. A wrong token (401) is not its fault."""
+
+_NOT_NOW = frozenset({429, 503})
+"""Busy; draining, starting or without weights: the request itself was not looked at."""
+
+_SIGN_OF_LIFE_S = 2.0
+
+
+def fault_of(error: ServiceError) -> Fault:
+    """Whose fault it is that a call failed."""
+    match error:
+        case ServiceRefused(status=status) if status in _REQUEST_IS_WRONG:
+            return "request"
+        case ServiceRefused(status=status) | ServiceFailed(status=status) if status in _NOT_NOW:
+            return "unavailable"
+        case ServiceTimeout() | ServiceUnreachable(sent=False):
+            return "unavailable"
+        case _:
+            return "counterpart"
+
+
+@contextmanager
+def told(call: Call) -> Iterator[None]:
+    """Tells the breaker how the call in the body went. One that refuses the request, or is busy, is well."""
+    try:
+        yield
+    except ServiceError as error:
+        fault = fault_of(error)
+        if fault == "request" or is_busy(error):
+            call.succeeded()
+        else:
+            call.failed(str(error), silent=fault == "unavailable")
+        raise
+    call.succeeded()
+
+
+def is_busy(error: ServiceError) -> bool:
+    """Whether the counterpart has more to do than it can take, and says so (status 429)."""
+    return isinstance(error, ServiceRefused) and error.status == 429
+
+
+async def see_alive(http: HttpClient, url: str) -> None:
+    """Before a probe: a process that hangs costs two seconds, and not the deadline of a whole request.
+
+    Raises ServiceTimeout, ServiceUnreachable. Any answer will do: the request itself shows the rest.
+    """
+    try:
+        await http.get(f"{url.rstrip('/')}/readyz", Readiness, deadline_s=_SIGN_OF_LIFE_S)
+    except (ServiceFailed, ServiceRefused):
+        return
