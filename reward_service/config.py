@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from reward_service.judges.config import JudgeConfig
+from reward_service.remote.config import RemoteConfig
 from reward_service.reward_models.config import RewardModelConfig
 from services.config import ConfigModel, HttpConfig, ProcessConfig
 
@@ -42,6 +44,12 @@ class RewardServiceConfig(ProcessConfig):
     verifiers: tuple[CustomVerifier, ...] = Field((), description="verifiers of one's own: name, function, version")
     reward_models: tuple[RewardModelConfig, ...] = Field(
         (), description="reward models to be served: name, path, device, batch size"
+    )
+    judges: tuple[JudgeConfig, ...] = Field(
+        (), description="language models that judge: name, url, model, kind, template, limits"
+    )
+    remotes: tuple[RemoteConfig, ...] = Field(
+        (), description="verifiers of other reward services: name, url, kind, verifier, limits"
     )
     sandbox: Sandbox = Field(
         "required",

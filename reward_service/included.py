@@ -3,10 +3,12 @@
 from collections.abc import Iterable
 
 from reward_service.config import CustomVerifier, RewardServiceConfig
+from reward_service.judges.verifier import judge_verifier
 from reward_service.lanes.contract import Verifier
 from reward_service.lanes.event_loop import on_event_loop
 from reward_service.lanes.inline import inline
 from reward_service.lanes.workers import in_workers
+from reward_service.remote.verifier import remote_verifier
 from reward_service.reward_models.verifier import reward_model_verifier
 from reward_service.verifier import load_function
 from reward_service.verifiers.arguments import MathArguments, ReasoningGymArguments
@@ -46,6 +48,8 @@ def configured(config: RewardServiceConfig) -> Iterable[Verifier]:
     """The verifiers that the configuration makes. Raises UserError for one that cannot be loaded."""
     yield from map(_custom, config.verifiers)
     yield from map(reward_model_verifier, config.reward_models)
+    yield from map(judge_verifier, config.judges)
+    yield from map(remote_verifier, config.remotes)
 
 
 def _custom(given: CustomVerifier) -> Verifier:

@@ -22,6 +22,9 @@ class ScoringMetrics:
     killed_workers: Counter
     pending_items: Gauge
     batch_items: Histogram
+    asked_requests: Counter
+    asked_tokens: Counter
+    cache_hits: Counter
 
 
 def make_metrics(metrics: Metrics) -> ScoringMetrics:
@@ -40,8 +43,19 @@ def make_metrics(metrics: Metrics) -> ScoringMetrics:
         pending_items=metrics.gauge("pending_items", "Items that have arrived and have no result yet."),
         batch_items=metrics.histogram(
             "batch_items",
-            "Items that a reward model scored together.",
+            "Items that were scored together, by a reward model or another service.",
             buckets=_BATCH_BUCKETS,
             labels=["verifier"],
+        ),
+        asked_requests=metrics.counter(
+            "asked_requests",
+            "Requests to services that verifiers ask: answered, failed, or not sent since they were over budget.",
+            labels=["verifier", "outcome"],
+        ),
+        asked_tokens=metrics.counter(
+            "asked_tokens", "Tokens, in and out, that services say were used.", labels=["verifier"]
+        ),
+        cache_hits=metrics.counter(
+            "cache_hits", "Answers of services that were kept from an earlier request.", labels=["verifier"]
         ),
     )

@@ -168,7 +168,7 @@ class Scorer:
         return ScoreResult(
             id=item.id,
             verifier=item.verifier,
-            verifier_version=self._registry.get(item.verifier).version if known else "",
+            verifier_version=outcome.version or (self._registry.get(item.verifier).version if known else ""),
             reward=None if score is None else score.reward,
             components={} if score is None else dict(score.components),
             latency_s=latency_s,

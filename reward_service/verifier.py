@@ -75,10 +75,14 @@ class InfrastructureError(VerifierError):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The end of one item: a score or an error, and how many attempts it took."""
+    """The end of one item: a score or an error, and how many attempts it took.
+
+    `version` is that of what judged, where it is not the verifier's own.
+    """
 
     result: Score | ScoreError
     attempts: int = 1
+    version: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

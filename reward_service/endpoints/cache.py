@@ -3,9 +3,11 @@
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
-from reward_service.endpoints.cache_file import CacheFile
+from reward_service.endpoints.cache_file import CacheFile, open_cache_file
+from reward_service.endpoints.config import CacheConfig
 
 
 def key_of(*parts: str) -> str:
@@ -61,3 +63,13 @@ class Cache:
         self._kept[key] = text
         while len(self._kept) > self._entries:
             self._kept.popitem(last=False)
+
+
+@asynccontextmanager
+async def open_cache(config: CacheConfig, *, on_hit: Callable[[], None]) -> AsyncIterator[Cache]:
+    """The cache, with its file if it has one. Raises UserError for a file that cannot be used."""
+    if config.file is None:
+        yield Cache(entries=config.entries, file=None, on_hit=on_hit)
+        return
+    async with open_cache_file(config.file, entries=config.file_entries) as file:
+        yield Cache(entries=config.entries, file=file, on_hit=on_hit)

@@ -1,18 +1,18 @@
 """A service that is asked over HTTP on behalf of a verifier.
 
     ask ─▶ place ─▶ breaker ─▶ turn ─▶ budget ─▶ request ─▶ answer
-             ▲                                      ├─ 429: everybody pauses, then again
-             │                                      ├─ gone, slow, 5xx, nonsense: again, a few times
-             └── all of it by the item's deadline   └─ other 4xx: at once an error
+                                                    ├─ 429: everybody pauses, then again
+                                                    ├─ gone, slow, 5xx, nonsense: again, a few times
+                                                    └─ other 4xx: at once an error
 
-Each wait ends at the item's deadline: a place is freed when another request ends, the breaker's rest and the pause are
-over by themselves.
+A place is freed when another request ends; the breaker's rest and a pause are over by themselves. Whoever asks bounds
+it all by the item's deadline.
 """
 
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from pydantic import BaseModel, SecretStr
 from reward_service.endpoints.budget import Budget
 from reward_service.endpoints.config import EndpointConfig
 from reward_service.endpoints.pace import Pace
+from reward_service.metrics import ScoringMetrics
 from reward_service.verifier import DataError, InfrastructureError, UserError, VerifierError
 from services.breaker import Breakers, BreakerSettings, Call
 from services.http_client import (
@@ -68,7 +69,7 @@ class Endpoint:
         *,
         http: HttpClient,
         key: SecretStr | None,
-        on_request: Callable[[str], None],
+        metrics: ScoringMetrics,
         breakers: Breakers | None = None,
         backoff_s: float = 0.5,
     ) -> None:
@@ -76,41 +77,55 @@ class Endpoint:
         self._limits = config.limits
         self._http = http
         self._key = key
-        self._on_request = on_request
+        self._name = config.name
+        self._metrics = metrics
         self._breakers = breakers or Breakers(f"{config.name} at", settings=_BREAKER)
         self._breaker = self._breakers[config.url]
         self._backoff_s = backoff_s
         self._places = asyncio.Semaphore(config.limits.concurrency)
         self._pace = Pace(per_s=config.limits.requests_per_s)
-        self._last_problem = "no request has failed"
-        self.budget = Budget(config.limits)
+        self._budget = Budget(config.limits)
+        self.last_problem = "no request has failed"
+
+    def __str__(self) -> str:
+        return self._url
 
     async def ask(self, path: str, body: BaseModel, answer: type[R], *, deadline: float) -> R:
-        """The service's answer to `body`, posted at `path`. `deadline` is on the event loop's clock.
+        """The service's answer to `body`, posted at `path`; to be cancelled at `deadline`, on the event loop's clock.
 
-        Raises InputRefused, InfrastructureError.
+        Raises InputRefused, and InfrastructureError, at once for what will not pass before the deadline.
         """
-        try:
-            async with asyncio.timeout_at(deadline), self._places:
-                return await self._attempts(path, body, answer, deadline=deadline)
-        except TimeoutError:
-            raise InfrastructureError(
-                f"deadline: no answer of {self._url} in time; the last trouble with it: {self._last_problem}"
-            ) from None
+        async with self._places:
+            return await self._attempts(path, body, answer, deadline=deadline)
+
+    def spend(self, *, tokens: int) -> None:
+        """Count what an answer has cost."""
+        self._budget.spend(tokens=tokens)
+        self._metrics.asked_tokens.labels(self._name).inc(tokens)
+
+    def _count(self, outcome: str) -> None:
+        self._metrics.asked_requests.labels(self._name, outcome).inc()
 
     async def _attempts(self, path: str, body: BaseModel, answer: type[R], *, deadline: float) -> R:
         failures, tries = 0, 0
         while True:
             await self._turn(deadline=deadline)
-            self.budget.take_request()
+            self._take_request()
             try:
                 return await self._attempt(path, body, answer, tries=tries)
             except _TryAgain as error:
                 failures, tries = failures + error.counts, tries + 1
-                self._last_problem = str(error)
+                self.last_problem = str(error)
                 if failures >= self._limits.attempts:
                     raise InfrastructureError(f"{failures} attempts failed, last: {error}") from error
             await asyncio.sleep(self._pause_s(after=failures) if failures else 0)
+
+    def _take_request(self) -> None:
+        try:
+            self._budget.take_request()
+        except InfrastructureError:
+            self._count("over_budget")
+            raise
 
     async def _turn(self, *, deadline: float) -> None:
         """Wait until a request may begin. To be followed by `_attempt` without an await between them."""
@@ -128,10 +143,10 @@ class Endpoint:
                     f"{self._url}{path}", body, answer, deadline_s=self._limits.request_timeout_s
                 )
             except ServiceError as error:
-                self._on_request("failed")
+                self._count("failed")
                 raise self._failure(error, call, tries=tries) from error
             call.succeeded()
-        self._on_request("answered")
+        self._count("answered")
         return found
 
     def _failure(self, error: ServiceError, call: Call, *, tries: int) -> VerifierError | _TryAgain:
@@ -167,28 +182,26 @@ def _refusal(said: str, *, status: int) -> InfrastructureError:
 
 
 @asynccontextmanager
-async def open_endpoint(config: EndpointConfig, *, on_request: Callable[[str], None]) -> AsyncIterator[Endpoint]:
-    """The endpoint with its connections. `on_request` hears of the end of each request: answered or failed.
-
-    Raises UserError if there is no key where the configuration says.
-    """
-    key = _key_of(config)
+async def open_endpoint(config: EndpointConfig, *, metrics: ScoringMetrics) -> AsyncIterator[Endpoint]:
+    """The endpoint with its connections. Raises UserError if there is no key where the configuration says."""
+    key = api_key(config)
     async with HttpClient(token=key, max_connections=config.limits.concurrency) as http:
-        yield Endpoint(config, http=http, key=key, on_request=on_request)
+        yield Endpoint(config, http=http, key=key, metrics=metrics)
 
 
-def _key_of(config: EndpointConfig) -> SecretStr | None:
+def api_key(config: EndpointConfig) -> SecretStr | None:
+    """The key to show, if there is one. Raises UserError if it is not where the configuration says."""
     if config.api_key_file is not None:
         try:
             return SecretStr(read_secret(config.api_key_file))
         except SecretFileError as error:
-            raise UserError(f"verifier {config.name!r}: api_key_file: {error}") from error
+            raise UserError(f"api_key_file: {error}") from error
     if config.api_key_env is None:
         return None
     key = os.environ.get(config.api_key_env, "").strip()
     if not key:
         raise UserError(
-            f"verifier {config.name!r}: api_key_env names {config.api_key_env}, which is not set or empty: set it in "
-            "the environment of the reward service"
+            f"api_key_env names {config.api_key_env}, which is not set or empty: set it in the environment of the "
+            "reward service"
         )
     return SecretStr(key)

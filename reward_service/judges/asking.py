@@ -85,7 +85,7 @@ class Asking:
 
     async def _posted(self, request: ChatRequest, *, deadline: float) -> str:
         answer = await self._endpoint.ask(PATH, request, ChatAnswer, deadline=deadline)
-        self._endpoint.budget.spend(tokens=answer.total_tokens)
+        self._endpoint.spend(tokens=answer.total_tokens)
         return answer.text
 
     def _request(

@@ -24,7 +24,7 @@ class Judge:
     template: str | None
     asking: Asking
 
-    async def score(self, item: ScoreItem, arguments: ScoreArguments, *, deadline: float) -> Score:
+    async def score(self, item: ScoreItem, arguments: ScoreArguments, deadline: float) -> Score:
         """The mean verdict on the completion, from 0 to 1; of a pair 1 if it is always the better one.
 
         Raises UserError for an item that lacks what the template shows, and what `Asking.verdict` raises.

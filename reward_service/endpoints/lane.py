@@ -1,0 +1,41 @@
+"""The lane of a verifier that asks another service about each item."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel
+
+from protocol.rewards import ScoreError, ScoreItem
+from reward_service.endpoints.endpoint import Endpoint
+from reward_service.lanes.contract import Lane
+from reward_service.verifier import Outcome, Score, error_of, to_score, validate_arguments
+
+A = TypeVar("A", bound=BaseModel)
+
+ScoreFunction = Callable[[ScoreItem, A, float], Awaitable[Score]]
+
+
+class AskingLane(Lane, Generic[A]):
+    """`score` is called with an item, its arguments and its deadline, and is cancelled then."""
+
+    def __init__(self, *, arguments: type[A], score: ScoreFunction[A], endpoint: Endpoint) -> None:
+        self._arguments = arguments
+        self._score = score
+        self._endpoint = endpoint
+
+    async def judge(self, item: ScoreItem, *, deadline: float) -> Outcome:
+        """The outcome, at the deadline at the latest."""
+        limit = asyncio.timeout_at(deadline)
+        try:
+            arguments = validate_arguments(model=self._arguments, arguments=item.arguments)
+            assert isinstance(arguments, self._arguments)
+            async with limit:
+                return Outcome(result=to_score(await self._score(item, arguments, deadline)))
+        except Exception as error:  # noqa: BLE001  whatever a verifier raises becomes an error of this item alone
+            return Outcome(result=self._late() if limit.expired() else error_of(error))
+
+    def _late(self) -> ScoreError:
+        problem = self._endpoint.last_problem
+        message = f"deadline: no answer of {self._endpoint} in time; the last trouble with it: {problem}"
+        return ScoreError(kind="infrastructure", message=message)
