@@ -1,20 +1,15 @@
 """A language model behind the OpenAI chat API, whose replies a test scripts, and services that ask it."""
 
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from pydantic import BaseModel, ConfigDict
 
-from protocol.rewards import ScoreItem, ScoreRequest, ScoreResult
+from protocol.rewards import ScoreItem
 from reward_service.config import RewardServiceConfig
-from reward_service.metrics import make_metrics
-from reward_service.registry import build_registry
-from reward_service.scoring import Scorer
-from services.metrics import Metrics
 from tests.reward_service.scripted_api import Answer, JsonObject, ScriptedApi
+from tests.reward_service.serving import Service, item_of, serving
 
 TOKENS = 100
 
@@ -43,11 +38,11 @@ class Asked(BaseModel):
     @property
     def mark(self) -> str:
         """As the last sentence asks for it."""
-        return re.findall(r'\{"mark": "(\w+)"', self.user)[-1]
+        return str(re.findall(r'\{"mark": "(\w+)"', self.user)[-1])
 
     def text(self, number: int) -> str:
         """The texts between delimiters, in order."""
-        return re.findall(rf"<text {self.mark}>\n(.*?)\n</text {self.mark}>", self.user, re.DOTALL)[number]
+        return str(re.findall(rf"<text {self.mark}>\n(.*?)\n</text {self.mark}>", self.user, re.DOTALL)[number])
 
 
 def said(text: str, *, finish_reason: str = "stop") -> JsonObject:
@@ -75,61 +70,14 @@ def asked_of(api: ScriptedApi) -> list[Asked]:
     return [Asked.model_validate(body) for body in api.bodies]
 
 
-@dataclass(frozen=True)
-class Service:
-    """A reward service with one judge."""
-
-    scorer: Scorer
-    metrics: Metrics
-
-    async def results(self, items: Sequence[ScoreItem], *, deadline_s: float = 60.0) -> tuple[ScoreResult, ...]:
-        return (await self.scorer.score(ScoreRequest(items=tuple(items), deadline_s=deadline_s))).results
-
-    async def result(self, item: ScoreItem, *, deadline_s: float = 60.0) -> ScoreResult:
-        (result,) = await self.results([item], deadline_s=deadline_s)
-        return result
-
-    async def reward(self, item: ScoreItem) -> float:
-        result = await self.result(item)
-        assert result.reward is not None, result.error
-        return result.reward
-
-    async def error(self, item: ScoreItem, *, deadline_s: float = 60.0) -> tuple[str, str]:
-        result = await self.result(item, deadline_s=deadline_s)
-        assert result.reward is None, "a failed score has no reward"
-        assert result.error is not None
-        return result.error.kind, result.error.message
-
-    def counted(self, name: str, **labels: str) -> float:
-        return self.metrics.registry.get_sample_value(f"headway_reward_service_{name}_total", labels) or 0.0
-
-
-@asynccontextmanager
-async def serving(config: RewardServiceConfig) -> AsyncIterator[Service]:
-    """The service of a configuration, without HTTP."""
-    metrics = Metrics("reward-service")
-    registry = build_registry(config)
-    scorer = Scorer(registry=registry, config=config, metrics=make_metrics(metrics), service_id="rewards-0")
-    async with scorer:
-        yield Service(scorer, metrics)
-
-
 @asynccontextmanager
 async def judged_by(api: ScriptedApi, **settings: object) -> AsyncIterator[Service]:
     """A service whose verifier `judge` asks a scripted model."""
-    async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(api.running())
+    async with api.running() as url:
         entry = {"name": "judge", "url": f"{url}/v1", "model": "m", **settings}
-        config = RewardServiceConfig.model_validate({"judges": (entry,)})
-        yield await stack.enter_async_context(serving(config))
+        async with serving(RewardServiceConfig.model_validate({"judges": (entry,)})) as service:
+            yield service
 
 
-def item(completion: str, *, prompt: str = "Name a prime.", verifier: str = "judge", **arguments: object) -> ScoreItem:
-    return ScoreItem.model_validate(
-        {"id": "0", "verifier": verifier, "completion": completion, "prompt": prompt, "arguments": arguments}
-    )
-
-
-def components(result: ScoreResult) -> dict[str, float]:
-    assert result.reward is not None, result.error
-    return cast(dict[str, float], result.components)
+def item(completion: str, *, prompt: str = "Name a prime.", **arguments: object) -> ScoreItem:
+    return item_of("judge", completion, prompt=prompt, **arguments)

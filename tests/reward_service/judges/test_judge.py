@@ -12,16 +12,15 @@ from tests.reward_service.judges.scripted_judge import (
     TOKENS,
     Asked,
     asked_of,
-    components,
     item,
     judge,
     judged_by,
     said,
     score,
-    serving,
     winner,
 )
 from tests.reward_service.scripted_api import BREAK, HANG, Answer, Refusal
+from tests.reward_service.serving import components, serving
 
 
 def seven(number: int, asked: Asked) -> Answer:
