@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from reward_service.embeddings.config import EmbeddingConfig
 from reward_service.judges.config import JudgeConfig
 from reward_service.remote.config import RemoteConfig
 from reward_service.reward_models.config import RewardModelConfig
@@ -44,6 +45,9 @@ class RewardServiceConfig(ProcessConfig):
     verifiers: tuple[CustomVerifier, ...] = Field((), description="verifiers of one's own: name, function, version")
     reward_models: tuple[RewardModelConfig, ...] = Field(
         (), description="reward models to be served: name, path, device, batch size"
+    )
+    embeddings: tuple[EmbeddingConfig, ...] = Field(
+        (), description="similarities of embeddings: name, url, model, limits"
     )
     judges: tuple[JudgeConfig, ...] = Field(
         (), description="language models that judge: name, url, model, kind, template, limits"

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from reward_service.config import CustomVerifier, RewardServiceConfig
+from reward_service.embeddings.verifier import embedding_verifier
 from reward_service.judges.verifier import judge_verifier
 from reward_service.lanes.contract import Verifier
 from reward_service.lanes.event_loop import on_event_loop
@@ -48,6 +49,7 @@ def configured(config: RewardServiceConfig) -> Iterable[Verifier]:
     """The verifiers that the configuration makes. Raises UserError for one that cannot be loaded."""
     yield from map(_custom, config.verifiers)
     yield from map(reward_model_verifier, config.reward_models)
+    yield from map(embedding_verifier, config.embeddings)
     yield from map(judge_verifier, config.judges)
     yield from map(remote_verifier, config.remotes)
 

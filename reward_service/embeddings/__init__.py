@@ -1,0 +1,1 @@
+"""Similarity in meaning: cosines of embeddings that an OpenAI-compatible endpoint makes."""

@@ -1,0 +1,115 @@
+"""Embeddings of texts: kept ones, or asked for, those of all requests together."""
+
+import asyncio
+import base64
+import json
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from operator import mul
+from typing import TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
+
+from reward_service.embeddings.config import EmbeddingConfig
+from reward_service.endpoints.batching import Batcher
+from reward_service.endpoints.cache import Cache, key_of
+from reward_service.endpoints.endpoint import Endpoint
+from reward_service.verifier import InfrastructureError
+
+PATH = "/embeddings"
+
+Vector: TypeAlias = "array[float]"
+
+
+class EmbeddingRequest(RootModel[dict[str, JsonValue]]):
+    """The model, the texts, and the user's further fields."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class _Answered(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Embedding(_Answered):
+    index: int
+    embedding: tuple[float, ...] = Field(min_length=1)
+
+
+class _Usage(_Answered):
+    total_tokens: int = Field(0, ge=0)
+
+
+class EmbeddingAnswer(_Answered):
+    """An embedding for each text, by its index."""
+
+    data: tuple[_Embedding, ...]
+    usage: _Usage | None = None
+
+
+class Requests:
+    """Asks the endpoint for the embeddings of some texts."""
+
+    def __init__(self, config: EmbeddingConfig, *, endpoint: Endpoint) -> None:
+        self._config = config
+        self._endpoint = endpoint
+
+    async def send(self, texts: Sequence[str], deadline: float) -> Sequence[Vector]:
+        """The texts' embeddings, of length 1 and in order. Raises VerifierError."""
+        fields: Mapping[str, JsonValue] = {"model": self._config.model, "input": list(texts)}
+        request = EmbeddingRequest({**fields, **self._config.extra})
+        answer = await self._endpoint.ask(PATH, request, EmbeddingAnswer, deadline=deadline)
+        self._endpoint.spend(tokens=0 if answer.usage is None else answer.usage.total_tokens)
+        return vectors_of(answer, count=len(texts))
+
+
+def vectors_of(answer: EmbeddingAnswer, *, count: int) -> Sequence[Vector]:
+    """Raises InfrastructureError for an answer that has no embedding for each text, or one without a direction."""
+    found = {one.index: one.embedding for one in answer.data}
+    if sorted(found) != list(range(count)) or len(answer.data) != count:
+        raise InfrastructureError(f"the endpoint gave {len(answer.data)} embeddings for {count} texts, or in no order")
+    return [_unit(found[index]) for index in range(count)]
+
+
+def _unit(values: Sequence[float]) -> Vector:
+    length = math.hypot(*values)
+    if not 0 < length < math.inf:
+        raise InfrastructureError(f"the endpoint gave an embedding of length {length}")
+    return array("f", [value / length for value in values])
+
+
+class Vectors:
+    """Embeddings by text, each paid once while it is kept."""
+
+    def __init__(self, config: EmbeddingConfig, *, batcher: Batcher[str, Vector], cache: Cache) -> None:
+        self._config = config
+        self._batcher = batcher
+        self._cache = cache
+        self._settings = json.dumps([config.url, config.model, config.extra], sort_keys=True)
+
+    async def of(self, texts: Sequence[str], *, deadline: float) -> list[Vector]:
+        """The texts' embeddings, of length 1 and in order. Raises VerifierError."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._one(text, deadline=deadline)) for text in texts]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+        return [task.result() for task in tasks]
+
+    async def _one(self, text: str, *, deadline: float) -> Vector:
+        whole = f"{self._config.prefix}{text}"
+
+        async def make() -> str:
+            vector = await self._batcher.ask(whole, deadline=deadline)
+            return base64.b64encode(vector.tobytes()).decode()
+
+        kept = await self._cache.get(key_of(self._settings, whole), make)
+        return array("f", base64.b64decode(kept))
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    """Of two vectors of length 1. Raises InfrastructureError if they are of different sizes."""
+    if len(one) != len(other):
+        raise InfrastructureError(f"the endpoint gave embeddings of {len(one)} and of {len(other)} numbers")
+    return max(-1.0, min(1.0, math.fsum(map(mul, one, other))))
