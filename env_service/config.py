@@ -54,7 +54,25 @@ class JsonlTasks(ConfigModel):
     chat: bool = Field(True, description="whether a plain `prompt` becomes a user message of the chat template")
 
 
-Tasks = Annotated[AdditionTasks | ReasoningGymTasks | JsonlTasks, Field(discriminator="source")]
+class MixPart(ConfigModel):
+    """An environment in a mix."""
+
+    environment: Name
+    weight: float = Field(1.0, gt=0, le=1e6, description="its share of the training tasks, relative to the others'")
+
+
+class MixTasks(ConfigModel):
+    """The tasks of other environments together, in shares; all evaluation tasks, the environments in turn.
+
+    An epoch holds each training task at least once; of those that are too few for their share, the tasks recur.
+    """
+
+    source: Literal["mix"]
+    name: Name
+    parts: tuple[MixPart, ...] = Field(min_length=1, max_length=256, description="environments with their weights")
+
+
+Tasks = Annotated[AdditionTasks | ReasoningGymTasks | JsonlTasks | MixTasks, Field(discriminator="source")]
 
 
 class RetryConfig(ConfigModel):
@@ -175,4 +193,17 @@ class EnvServiceConfig(ProcessConfig):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"environments: {', '.join(twice)} is used twice; give each environment its own name")
+        return self
+
+    @model_validator(mode="after")
+    def _mixes_have_parts(self) -> "EnvServiceConfig":
+        plain = [environment.name for environment in self.environments if not isinstance(environment, MixTasks)]
+        for mix in self.environments:
+            wanted = [part.environment for part in mix.parts] if isinstance(mix, MixTasks) else []
+            for name in wanted:
+                if name not in plain or wanted.count(name) > 1:
+                    raise ValueError(
+                        f"environments: the mix {mix.name} names {name!r}; expected, once each, environments of this "
+                        f"file that are no mix: {', '.join(plain) or 'there are none'}"
+                    )
         return self

@@ -4,6 +4,8 @@ from services.metrics import Metrics
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 
+_REWARDS = (-1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
+
 
 class RolloutMetrics:
     """The metrics of the rollout loop and of the connection to the learner."""
@@ -17,6 +19,15 @@ class RolloutMetrics:
         self.failures = metrics.counter("failed_leases", "Leases that came to nothing, by kind.", labels=("kind",))
         self.cancelled = metrics.counter("cancelled_leases", "Leases that the learner took back.")
         self.unscored = metrics.counter("unscored_trajectories", "Trajectories whose reward is an error.")
+        self.rewards = metrics.histogram(
+            "verifier_reward",
+            "Rewards of trajectories, by environment and verifier.",
+            buckets=_REWARDS,
+            labels=("environment", "verifier"),
+        )
+        self.reward_errors = metrics.counter(
+            "verifier_errors", "Trajectories without a reward, by verifier and kind.", labels=("verifier", "kind")
+        )
         self.generator_failures = metrics.counter(
             "generator_failures", "Failed requests to a generator.", labels=("generator_id",)
         )

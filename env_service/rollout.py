@@ -136,6 +136,13 @@ class Rollout:
         self._metrics.continued.inc(sum(len(completion.generator_ids) > 1 for completion in sampled))
         self._metrics.unscored.inc(sum(reward.reward is None for reward in rewards))
         self._metrics.rollout_s.observe(seconds)
+        for reward in rewards:
+            if reward.reward is None:
+                self._metrics.reward_errors.labels(verifier=reward.verifier, kind=reward.error_kind).inc()
+            else:
+                self._metrics.rewards.labels(environment=lease.environment, verifier=reward.verifier).observe(
+                    reward.reward
+                )
 
     def _failed(self, lease: Lease, *, data_fault: bool, reason: str) -> Failed:
         self._metrics.failures.labels(kind="data" if data_fault else "infrastructure").inc()

@@ -62,6 +62,11 @@ def is_busy(error: ServiceError) -> bool:
     return isinstance(error, ServiceRefused) and error.status == 429
 
 
+def is_too_large(error: ServiceError) -> bool:
+    """Whether the request was refused for its size (status 413)."""
+    return isinstance(error, ServiceRefused) and error.status == 413
+
+
 async def see_alive(http: HttpClient, url: str) -> None:
     """Before a probe: a process that hangs costs two seconds, and not the deadline of a whole request.
 

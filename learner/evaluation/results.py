@@ -20,11 +20,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class TaskSamples:
-    """The scored samples of one held-out task, at least one."""
+    """The scored samples of one held-out task, at least one, and who judged them."""
 
     task_index: int
     prompt: str
     samples: tuple[Sample, ...]
+    verifier: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class EvaluationResult:
     mean over tasks of the mean reward. `pass_at_k` and `cons_at_k` are means over the tasks with at least k samples, by
     k. `samples`, `length_mean` in tokens and `truncated_share` are over all samples. The oldest and newest policy
     version that sampled a token are those of the whole evaluation; they differ when weights changed in the middle.
+    `accuracy_by_verifier` is over the tasks of each verifier.
     """
 
     version: int
@@ -52,6 +54,7 @@ class EvaluationResult:
     length_mean: float = 0.0
     pass_at_k: dict[int, float] = field(default_factory=dict)
     cons_at_k: dict[int, float] = field(default_factory=dict)
+    accuracy_by_verifier: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,16 @@ def result_of(
         length_mean=_mean([float(sample.length) for sample in samples]),
         pass_at_k=_by_k(right, ks, lambda task, k: pass_at_k(samples=len(right[task]), correct=sum(right[task]), k=k)),
         cons_at_k=_by_k(right, ks, lambda task, k: consensus_at_k(_answers(tasks[task]), right[task], k=k)),
+        accuracy_by_verifier=_by_verifier(tasks, right),
     )
+
+
+def _by_verifier(tasks: Sequence[TaskSamples], right: Sequence[Sequence[bool]]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for task, flags in zip(tasks, right, strict=True):
+        if task.verifier:
+            found.setdefault(task.verifier, []).append(sum(flags) / len(flags))
+    return {verifier: _mean(shares) for verifier, shares in sorted(found.items())}
 
 
 def _by_k(right: Sequence[Sequence[bool]], ks: Sequence[int], value: Callable[[int, int], float]) -> dict[int, float]:

@@ -176,7 +176,13 @@ class Evaluator:
 def _evaluation(run: _Running, *, config: EvaluationConfig) -> Evaluation:
     groups = sorted(run.groups, key=lambda group: group.task_index)
     tasks = tuple(
-        TaskSamples(task_index=group.task_index, prompt=group.prompt_text, samples=_samples(group)) for group in groups
+        TaskSamples(
+            task_index=group.task_index,
+            prompt=group.prompt_text,
+            samples=_samples(group),
+            verifier=group.trajectories[0].reward.verifier,
+        )
+        for group in groups
     )
     versions = [version for group in groups for version in _versions(group)]
     result = result_of(

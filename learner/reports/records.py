@@ -9,7 +9,7 @@ taken; `guard` lines tell when the guard moved it, after which step, and what wa
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -123,13 +123,14 @@ class Records:
         self.evaluations.append(result)
         self._metrics.write({"kind": "evaluation", **dataclasses.asdict(result)})
         log.info(
-            "evaluation of version %d: accuracy %.3f (%.3f to %.3f) on %d held-out tasks%s",
+            "evaluation of version %d: accuracy %.3f (%.3f to %.3f) on %d held-out tasks%s%s",
             result.version,
             result.accuracy,
             result.accuracy_low,
             result.accuracy_high,
             result.tasks,
             "".join(f", pass@{k} {share:.3f}" for k, share in result.pass_at_k.items() if k > 1),
+            _by_verifier(result.accuracy_by_verifier),
         )
 
     def _say_progress(self) -> None:
@@ -138,16 +139,24 @@ class Records:
         trained_s = sum(record.wait_s + record.train_s + record.copy_s for record in recent)
         left_s = (self._total_steps - last.step) * trained_s / len(recent)
         log.info(
-            "step %d/%d  reward %.3f  lag %.1f (max %d)  %.0f tokens/s  learner waits %.0f %%  ETA %s",
+            "step %d/%d  reward %.3f%s  lag %.1f (max %d)  %.0f tokens/s  learner waits %.0f %%  ETA %s",
             last.step,
             self._total_steps,
             float(np.mean([record.reward_mean for record in recent])),
+            _by_verifier(last.reward_by_verifier),
             float(np.mean([record.lag_mean for record in recent])),
             max(record.lag_max for record in recent),
             sum(record.sampled_tokens for record in recent) / max(trained_s, 1e-9),
             100 * sum(record.wait_s for record in recent) / max(trained_s, 1e-9),
             _clock(left_s),
         )
+
+
+def _by_verifier(values: Mapping[str, float]) -> str:
+    """As a line says it; nothing where one verifier judged all."""
+    if len(values) < 2:
+        return ""
+    return f" ({', '.join(f'{verifier} {value:.3f}' for verifier, value in values.items())})"
 
 
 def _sample(group: TrajectoryGroup, *, step: int) -> dict[str, object]:

@@ -1,9 +1,10 @@
 """The numbers of one training step, worked out from its groups."""
 
 import dataclasses
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,7 +16,7 @@ class StepRecord:
     """One training step. Times in seconds, `time_s` since the first step began; lengths count sampled tokens.
 
     `lag_counts` counts trajectories by lag, `token_lag_counts` sampled tokens by lag; `lease_ids` are those of the
-    groups, in training order.
+    groups, in training order. `reward_by_verifier` is the mean reward of the trajectories that each verifier judged.
     """
 
     step: int
@@ -39,6 +40,7 @@ class StepRecord:
     wait_s: float
     train_s: float
     copy_s: float
+    reward_by_verifier: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,16 @@ def step_record(
         lag_counts=dict(sorted(Counter(lags).items())),
         token_lag_counts=_token_lags(trajectories, version=version),
         mixed_version_share=sum(len(versions_of(t)) > 1 for t in trajectories) / len(trajectories),
+        reward_by_verifier=_by_verifier(trajectories, rewards.tolist()),
         **dataclasses.asdict(timing),
     )
+
+
+def _by_verifier(trajectories: Sequence[Trajectory], rewards: Sequence[float]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for trajectory, reward in zip(trajectories, rewards, strict=True):
+        found.setdefault(trajectory.reward.verifier, []).append(reward)
+    return {verifier: statistics.fmean(given) for verifier, given in sorted(found.items())}
 
 
 def _token_lags(trajectories: Sequence[Trajectory], *, version: int) -> dict[int, int]:

@@ -55,8 +55,8 @@ class Batches:
         finally:
             part.close()
 
-    def close(self) -> None:
-        """End all requests; nobody waits any longer."""
+    def cancel(self) -> None:
+        """End all requests; their parts are over."""
         for batch in self._gathering.values():
             batch.timer.cancel()
             for part in batch.parts:

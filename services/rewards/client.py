@@ -49,35 +49,44 @@ class RewardClient:
         self._urls = tuple(dict.fromkeys(service.url for service in every))
         counted = RewardMetrics(metrics or Metrics("reward-client"))
         self._routes = Routes(every, token=token, settings=self._settings, metrics=counted)
-        self._settling = Settling(
-            routes=self._routes, settings=self._settings, metrics=counted, closed=lambda: self._closed
-        )
+        self._settling = Settling(routes=self._routes, settings=self._settings, metrics=counted)
         self._numbers = count()
-        self._closed = False
+        self._calls: set[asyncio.Task[None]] = set()
+        self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
-        await self._routes.open()
+        await self._tasks.__aenter__()
+        await self._routes.open(self._tasks)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._closed = True
-        await self._routes.close()
+        for call in self._calls:
+            call.cancel()
+        self._routes.cancel()
+        # What the body raised is not for the group, which would wrap it.
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            await self._routes.close()
 
     async def score(self, items: Sequence[ScoreItem]) -> list[Scored]:
-        """A reward or an error for each item, in order; their ids are the caller's own. Raises nothing."""
+        """A reward or an error for each item, in order; their ids are the caller's own. Raises nothing.
+
+        Once the client is closed, what is not scored has an error of the infrastructure.
+        """
         entries = [self._entry(item) for item in items]
-        limit = asyncio.timeout(self._settings.patience_s)
+        call = self._tasks.create_task(self._settling.settle(entries), name="scoring")
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
         try:
-            async with limit:
-                await self._settling.settle(entries)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            for entry in entries:
-                why = f"not scored within {self._settings.patience_s:g} s{entry.setback and ', last: '}{entry.setback}"
-                entry.give_up(kind="infrastructure", why=why)
+            in_time, _ = await asyncio.wait([call], timeout=self._settings.patience_s)
+        finally:
+            call.cancel()
+        why = "the client was closed" if in_time else f"not scored within {self._settings.patience_s} s"
+        for entry in entries:
+            entry.give_up(kind="infrastructure", why=f"{why}{entry.setback and ', last: '}{entry.setback}")
         return [entry.outcome() for entry in entries]
 
     async def unready(self) -> tuple[Sequence[str], ...]:

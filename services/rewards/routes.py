@@ -37,13 +37,13 @@ class Route:
         else:
             await self._rounds.run([part], avoid=avoid)
 
-    def close(self) -> None:
-        """End the requests that are shared; who waits for them is woken."""
-        self._batches.close()
+    def cancel(self) -> None:
+        """End the requests that are shared."""
+        self._batches.cancel()
 
 
 class Routes:
-    """The routes to `services`; open between `open` and `close`, which the same task calls.
+    """The routes to `services`, usable between `open` and `close`.
 
     `token` is shown to those that have none of their own.
     """
@@ -65,28 +65,26 @@ class Routes:
         self._general: list[str] = []
         self._claimed: dict[str, list[str]] = {}
         self._routes: dict[tuple[str, ...], Route] = {}
-        self._tasks = asyncio.TaskGroup()
         self._stack = AsyncExitStack()
         for service in services:
             self._add(service, token=service.token or token)
 
-    async def open(self) -> None:
-        """Make the connections possible."""
+    async def open(self, tasks: asyncio.TaskGroup) -> None:
+        """Make the connections possible. `tasks` is for requests that calls share."""
         for client in self._clients.values():
             await self._stack.enter_async_context(client)
-        await self._tasks.__aenter__()
         for urls in [self._general, *self._claimed.values()]:
             if urls and tuple(urls) not in self._routes:
-                self._routes[tuple(urls)] = self._route(urls)
+                self._routes[tuple(urls)] = self._route(urls, tasks)
+
+    def cancel(self) -> None:
+        """End the requests that calls share."""
+        for route in self._routes.values():
+            route.cancel()
 
     async def close(self) -> None:
-        """End all requests and connections."""
-        for route in self._routes.values():
-            route.close()
-        try:
-            await self._tasks.__aexit__(None, None, None)
-        finally:
-            await self._stack.aclose()
+        """End all connections."""
+        await self._stack.aclose()
 
     def of(self, verifier: str) -> Route | None:
         """The route of a verifier; None if no service is set for it."""
@@ -123,7 +121,7 @@ class Routes:
             if url not in urls:
                 urls.append(url)
 
-    def _route(self, urls: Sequence[str]) -> Route:
+    def _route(self, urls: Sequence[str], tasks: asyncio.TaskGroup) -> Route:
         settings = self._settings
         endpoints = RewardEndpoints(urls, breakers=self._breakers)
         rounds = Rounds(
@@ -133,5 +131,5 @@ class Routes:
             hedges=self._hedges,
             metrics=self._metrics,
         )
-        batches = Batches(run=rounds.run, tasks=self._tasks, items=settings.batch_items, wait_s=settings.batch_wait_s)
+        batches = Batches(run=rounds.run, tasks=tasks, items=settings.batch_items, wait_s=settings.batch_wait_s)
         return Route(endpoints=endpoints, rounds=rounds, batches=batches)

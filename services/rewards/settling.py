@@ -1,27 +1,24 @@
 """Items are asked for until each has a reward, or an error that another attempt would not change."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from protocol.trajectories import ErrorKind
-from services.http_client import ServiceError
+from services.http_client import ServiceError, ServiceTimeout
 from services.rewards.entries import Entry, Part
 from services.rewards.metrics import RewardMetrics
 from services.rewards.routes import Route, Routes
 from services.rewards.settings import ClientSettings
-from services.verdicts import fault_of, is_busy
+from services.verdicts import fault_of, is_busy, is_too_large
 
 
 class Settling:
-    """Settles entries by rounds of requests. Once `closed`, what is not settled is given up."""
+    """Settles entries by rounds of requests."""
 
-    def __init__(
-        self, *, routes: Routes, settings: ClientSettings, metrics: RewardMetrics, closed: Callable[[], bool]
-    ) -> None:
+    def __init__(self, *, routes: Routes, settings: ClientSettings, metrics: RewardMetrics) -> None:
         self._routes = routes
         self._settings = settings
         self._metrics = metrics
-        self._closed = closed
 
     async def settle(self, entries: Sequence[Entry]) -> None:
         """Returns when all are settled, which may be never while no service answers."""
@@ -39,29 +36,29 @@ class Settling:
                     tasks.create_task(self._piece(route, group[at : at + most], verifier=verifier, merge=True))
 
     async def _piece(self, route: Route, pending: Sequence[Entry], *, verifier: str, merge: bool) -> None:
-        """With `merge` requests may be shared with other calls, until one breaks a service or is refused: what did it
-        takes no others along.
+        """With `merge` requests may be shared with other calls, until one breaks a service, hangs it or is refused:
+        what did it takes no others along.
         """
         tried: list[str] = []
         failures = 0
-        while not self._closed():
+        while pending:
             part = Part(pending)
             await route.ask(part, verifier=verifier, merge=merge, avoid=tried)
             pending = [entry for entry in pending if entry.scored is None]
             failure = part.failure
-            if not pending:
-                return
             if failure is None:
                 tried = part.asked
                 self._metrics.rescored.inc(len(pending))
                 continue
+            if not pending:
+                return
             for entry in pending:
                 entry.setback = str(failure)
             fault = fault_of(failure)
             if fault == "request" and not part.is_shared:
-                await self._refused(route, pending, verifier=verifier)
+                await self._refused(route, pending, failure, verifier=verifier)
                 return
-            merge = merge and fault == "unavailable"
+            merge = merge and fault == "unavailable" and not isinstance(failure, ServiceTimeout)
             tried = [*tried, *part.asked]
             failures += fault == "counterpart"
             if failures >= self._settings.attempts:
@@ -69,12 +66,11 @@ class Settling:
                 _give_up(pending, kind="infrastructure", why=why)
                 return
             await self._pause(route, tried, failure)
-        _give_up(pending, kind="infrastructure", why="the client of the reward services was closed")
 
-    async def _refused(self, route: Route, entries: Sequence[Entry], *, verifier: str) -> None:
-        """Halves of a request that is refused are tried apart: only what is wrong by itself is given up."""
-        if len(entries) == 1:
-            _give_up(entries, kind="user", why=entries[0].setback)
+    async def _refused(self, route: Route, entries: Sequence[Entry], failure: ServiceError, *, verifier: str) -> None:
+        """A request that is wrong is given up; one that is too large is tried again as two halves."""
+        if len(entries) == 1 or not is_too_large(failure):
+            _give_up(entries, kind="user", why=str(failure))
             return
         middle = len(entries) // 2
         async with asyncio.TaskGroup() as tasks:

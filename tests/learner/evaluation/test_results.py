@@ -1,5 +1,7 @@
 """An evaluation's numbers from its samples, worked by hand."""
 
+import dataclasses
+
 import pytest
 
 from learner.evaluation.results import EvaluationResult, Sample, TaskSamples, result_of
@@ -62,3 +64,12 @@ def test_an_evaluation_of_nothing_has_no_numbers() -> None:
     assert (found.tasks, found.accuracy, found.reward, found.samples) == (0, 0.0, 0.0, 0)
     assert (found.accuracy_low, found.accuracy_high) == (0.0, 1.0)
     assert (found.pass_at_k, found.cons_at_k) == ({}, {})
+
+
+def test_accuracy_is_told_by_verifier() -> None:
+    found = result(
+        dataclasses.replace(task(0, 1.0, 0.0), verifier="math"),
+        dataclasses.replace(task(1, 1.0, 1.0), verifier="math"),
+        dataclasses.replace(task(2, 0.0), verifier="code"),
+    )
+    assert found.accuracy_by_verifier == {"code": 0.0, "math": 0.75}

@@ -17,7 +17,7 @@ from learner.reports.step_record import StepRecord, Timing, step_record
 from learner.reports.summary import summarize, table, write_summary
 from learner.training.metrics import StepMetrics
 from learner.weights.reports import PublishReport
-from protocol.trajectories import TrajectoryGroup
+from protocol.trajectories import Trajectory, TrajectoryGroup
 from tests.learner.samples import group, trajectory
 
 TIMING = Timing(time_s=9.0, wait_s=0.5, train_s=1.0, copy_s=0.25)
@@ -79,6 +79,24 @@ def test_a_step_by_hand() -> None:
     assert made.token_lag_counts == {1: 6, 2: 2}
     assert made.mixed_version_share == 0.25
     assert (made.time_s, made.wait_s, made.train_s, made.copy_s) == (9.0, 0.5, 1.0, 0.25)
+
+
+def judged_by(verifier: str, trajectory: Trajectory) -> Trajectory:
+    reward = trajectory.reward.model_copy(update={"verifier": verifier})
+    return trajectory.model_copy(update={"reward": reward})
+
+
+def test_a_step_has_the_mean_reward_of_each_verifier(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    groups = [
+        group(0, judged_by("math", trajectory(0, reward=1.0)), judged_by("math", trajectory(0, reward=0.0))),
+        group(1, judged_by("code", trajectory(0, reward=0.25)), judged_by("code", trajectory(0, reward=0.25))),
+    ]
+    made = step_record(groups, version=2, timing=TIMING, success_reward=1.0)
+
+    assert made.reward_by_verifier == {"code": 0.25, "math": 0.5}
+    with caplog.at_level("INFO"), Records(folder=tmp_path, total_steps=3) as records:
+        records.step(made, step_metrics(), groups)
+    assert "reward 0.375 (code 0.250, math 0.500)" in caplog.text
 
 
 def run_of_two_steps(records: Records) -> None:
