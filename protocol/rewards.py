@@ -9,17 +9,25 @@ from protocol.trajectories import ErrorKind
 
 
 class ScoreItem(WireModel):
-    """One completion to be scored by a named verifier. `arguments` are the verifier's own (the answer, say)."""
+    """One completion to be scored by a named verifier. `arguments` are the verifier's own (the answer, say).
+
+    `deadline_s`, if given, is the item's own limit in seconds; the request's holds all the same.
+    """
 
     id: str = Field(max_length=256)
     verifier: str = Field(min_length=1, max_length=256)
     completion: str = Field(max_length=1 << 20)
     prompt: str = Field(default="", max_length=1 << 20)
     arguments: dict[str, JsonValue] = Field(default_factory=dict, max_length=64)
+    deadline_s: float | None = Field(default=None, gt=0, le=3600)
 
 
 class ScoreRequest(WireModel):
-    """A batch. Each item is answered within `deadline_s` seconds, with a reward or with an error."""
+    """A batch. Each item is answered within `deadline_s` seconds, with a reward or with an error.
+
+    With the header `Accept: application/x-ndjson` the answer is a `ScoreResult` a line, in the order of finishing. With
+    the header `Idempotency-Key` a repetition is answered as the first request was.
+    """
 
     items: tuple[ScoreItem, ...] = Field(min_length=1, max_length=4096)
     deadline_s: float = Field(default=30.0, gt=0, le=3600)
@@ -37,7 +45,8 @@ class ScoreError(WireModel):
 class ScoreResult(WireModel):
     """A reward or an error, never a reward of 0 in place of an error.
 
-    `latency_s` counts from the item's arrival; `attempts` are those of the service's own workers.
+    `latency_s` counts from the item's arrival; `attempts` are those of the service's own workers; `service_id` names
+    the instance. `cached`: the verifier had judged the same before.
     """
 
     id: str
@@ -48,6 +57,8 @@ class ScoreResult(WireModel):
     latency_s: float = Field(ge=0)
     attempts: int = Field(default=1, ge=1)
     error: ScoreError | None = None
+    service_id: str = Field(default="", max_length=256)
+    cached: bool = False
 
     @model_validator(mode="after")
     def _reward_or_error(self) -> Self:

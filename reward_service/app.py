@@ -1,17 +1,24 @@
 """The HTTP routes of the reward service."""
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Response
+from fastapi import Depends, FastAPI, Header, Request, Response
 
 from protocol.http import Readiness
-from protocol.rewards import ScoreRequest, VerifierList
+from protocol.rewards import ScoreRequest, ScoreResponse, VerifierList
+from reward_service.admission import Admission
+from reward_service.answering import Answering, Asked
 from reward_service.config import RewardServiceConfig
+from reward_service.idempotency import Repetitions
 from reward_service.registry import Registry
 from reward_service.scoring import Scorer
-from services.http_app import create_app, json_answer, json_body
+from reward_service.streaming import LINES
+from services.http_app import JsonBody, create_app, json_answer
 from services.metrics import Metrics
+
+_KEY = "names the request: a repetition with the same body gets the same answer, for as long as that is kept"
+_ACCEPT = f"{LINES}: a ScoreResult a line, in the order of finishing; anything else: a ScoreResponse"
 
 
 def build_app(
@@ -32,14 +39,45 @@ def build_app(
         metrics=metrics,
         max_body_bytes=config.http.max_body_bytes,
     )
+    repetitions = Repetitions(config=config.idempotency, wait_s=config.max_deadline_s)
+    answering = Answering(scorer=scorer, repetitions=repetitions, repeated=scorer.repeated_requests)
+    _add_score(app, answering=answering, body=_AdmittedBody(scorer.admission))
     offered = VerifierList(verifiers=tuple(verifier.info() for verifier in registry.all()))
 
-    @app.post("/v1/score")
-    async def score(request: Annotated[ScoreRequest, Depends(json_body(ScoreRequest))]) -> Response:
-        return json_answer(await scorer.score(request))
-
-    @app.get("/v1/verifiers")
+    @app.get("/v1/verifiers", responses={200: {"model": VerifierList}})
     async def verifiers() -> Response:
+        """The verifiers that this service offers, with the JSON schema of their arguments."""
         return json_answer(offered)
 
     return app
+
+
+class _AdmittedBody(JsonBody[ScoreRequest]):
+    """Refuses what there is no room for before it is read."""
+
+    def __init__(self, admission: Admission) -> None:
+        super().__init__(ScoreRequest)
+        self._admission = admission
+
+    async def __call__(self, request: Request) -> ScoreRequest:
+        announced = request.headers.get("content-length", "0")
+        self._admission.check(body_bytes=int(announced) if announced.isdecimal() else 0)
+        return await super().__call__(request)
+
+
+def _add_score(app: FastAPI, *, answering: Answering, body: _AdmittedBody) -> None:
+    @app.post("/v1/score", responses={200: _answer_forms()})
+    async def score(
+        request: Request,
+        asked: Annotated[ScoreRequest, Depends(body)],
+        idempotency_key: Annotated[str | None, Header(min_length=1, max_length=256, description=_KEY)] = None,
+        accept: Annotated[str, Header(description=_ACCEPT)] = "application/json",
+    ) -> Response:
+        """Score a batch: a reward or an error for each item."""
+        whole = Asked(request=asked, body=await request.body(), key=idempotency_key)
+        return answering.streamed(whole) if LINES in accept else await answering.whole(whole)
+
+
+def _answer_forms() -> dict[str, Any]:
+    """The second form refers to a schema that the first brings along."""
+    return {"model": ScoreResponse, "content": {LINES: {"schema": {"$ref": "#/components/schemas/ScoreResult"}}}}

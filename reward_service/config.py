@@ -32,6 +32,14 @@ class WorkerConfig(ConfigModel):
     max_attempts: int = Field(2, ge=1, le=10, description="attempts at an item whose worker dies")
 
 
+class IdempotencyConfig(ConfigModel):
+    """What is kept of answers to requests with an Idempotency-Key, so that a repetition is answered alike."""
+
+    keep_s: float = Field(300.0, gt=0, description="seconds for which an answer is kept")
+    max_answers: int = Field(4096, ge=1, description="answers kept at once; the oldest are forgotten first")
+    memory_mib: int = Field(64, ge=1, description="MiB of answers kept at once; the oldest are forgotten first")
+
+
 class RewardServiceConfig(ProcessConfig):
     """The reward service."""
 
@@ -61,6 +69,11 @@ class RewardServiceConfig(ProcessConfig):
     )
     max_deadline_s: float = Field(120.0, gt=0, description="longest deadline that a request can ask for, in seconds")
     max_pending_items: int = Field(16384, ge=1, description="items in the service at once; more are turned away")
+    max_pending_mib: int = Field(512, ge=1, description="MiB of requests in the service at once; more are turned away")
+    verifier_share: float = Field(
+        0.75, gt=0, le=1, description="part of max_pending_items that the items of one verifier can take"
+    )
     async_concurrency: int = Field(64, ge=1, description="items at once in each async verifier")
     drain_s: float = Field(5.0, ge=0, description="how long items may be scored after SIGTERM, in seconds")
     workers: WorkerConfig = WorkerConfig()
+    idempotency: IdempotencyConfig = IdempotencyConfig()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from reward_service.composite import CompositeArguments, open_composite
 from reward_service.config import CustomVerifier, RewardServiceConfig
 from reward_service.embeddings.verifier import embedding_verifier
 from reward_service.judges.verifier import judge_verifier
@@ -16,6 +17,13 @@ from reward_service.verifiers.arguments import MathArguments, ReasoningGymArgume
 from reward_service.verifiers.exact_match import ExactMatchArguments, exact_match
 
 INCLUDED = (
+    Verifier(
+        name="composite",
+        version="1",
+        description="A reward made of other verifiers' rewards: weights, gates, and one combination of them.",
+        arguments=CompositeArguments,
+        open=open_composite,
+    ),
     Verifier(
         name="exact_match",
         version="1",

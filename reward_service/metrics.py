@@ -21,10 +21,12 @@ class ScoringMetrics:
     errors: Counter
     killed_workers: Counter
     pending_items: Gauge
+    waiting_items: Gauge
+    cached: Counter
+    repeated_requests: Counter
     batch_items: Histogram
     asked_requests: Counter
     asked_tokens: Counter
-    cache_hits: Counter
 
 
 def make_metrics(metrics: Metrics) -> ScoringMetrics:
@@ -41,6 +43,15 @@ def make_metrics(metrics: Metrics) -> ScoringMetrics:
             "killed_workers", "Worker processes killed or lost in a job.", labels=["verifier"]
         ),
         pending_items=metrics.gauge("pending_items", "Items that have arrived and have no result yet."),
+        waiting_items=metrics.gauge(
+            "waiting_items",
+            "Items of each verifier that have arrived and whose request is not answered yet.",
+            labels=["verifier"],
+        ),
+        cached=metrics.counter("cached_items", "Items judged from what was judged before.", labels=["verifier"]),
+        repeated_requests=metrics.counter(
+            "repeated_requests", "Requests answered by the answer to the same request before, by its idempotency key."
+        ),
         batch_items=metrics.histogram(
             "batch_items",
             "Items that were scored together, by a reward model or another service.",
@@ -54,8 +65,5 @@ def make_metrics(metrics: Metrics) -> ScoringMetrics:
         ),
         asked_tokens=metrics.counter(
             "asked_tokens", "Tokens, in and out, that services say were used.", labels=["verifier"]
-        ),
-        cache_hits=metrics.counter(
-            "cache_hits", "Answers of services that were kept from an earlier request.", labels=["verifier"]
         ),
     )

@@ -90,6 +90,8 @@ class WorkerPool:
         except TimeoutError:
             raise InfrastructureError("deadline: no worker was free in time") from None
         try:
+            if asyncio.get_running_loop().time() >= deadline:  # nothing was waited for, so nothing has timed out
+                raise InfrastructureError("deadline: it had passed before a worker was free")
             return await self._judge(worker=worker, job=job, deadline=deadline)
         finally:
             self._idle.put_nowait(worker)

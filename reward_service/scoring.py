@@ -1,23 +1,25 @@
-"""Scores a batch: every item in the lane of its own verifier, beside each other, each with a reward or an error.
+"""Scores requests: every item in the lane of its own verifier, each with a reward or an error.
 
-request -> lane of the item's verifier: an outcome at once, or one to wait for -> result
+request -> admission: room for its items? -> batch: lanes, in turns with other requests -> results
 """
 
-import asyncio
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
 from protocol.rewards import ScoreError, ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
+from reward_service.admission import Admission, Room
+from reward_service.batch import Batch, Turns
 from reward_service.config import RewardServiceConfig
-from reward_service.lanes.contract import Lane, Shared, Surroundings
-from reward_service.metrics import UNKNOWN, ScoringMetrics
+from reward_service.metrics import ScoringMetrics
+from reward_service.open_lanes import OpenLanes, open_lanes
 from reward_service.registry import Registry
 from reward_service.sandbox.program import Sandbox
-from reward_service.verifier import Outcome, Score, UserError, error_of
-from services.http_app import RequestRefused
+from reward_service.verifier import Outcome, Score
+
+Deliver = Callable[[int, ScoreResult], None]
 
 
 class Scorer:
@@ -35,43 +37,27 @@ class Scorer:
         service_id: str,
         sandbox: Sandbox | None = None,
     ) -> None:
-        self._registry = registry
         self._config = config
         self._metrics = metrics
-        self._service_id = service_id
-        self._sandbox = sandbox
-        self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._lanes: dict[str, Lane] = {}
-        self._pending = 0
+        self._opening = open_lanes(registry=registry, config=config, metrics=metrics, sandbox=sandbox)
         self._stack = AsyncExitStack()
+        self._lanes = OpenLanes(registry)
+        self._turns = Turns()
+        self.service_id = service_id
+        self.repeated_requests = metrics.repeated_requests
+        room = Room(
+            items=config.max_pending_items, bytes=config.max_pending_mib << 20, verifier_share=config.verifier_share
+        )
+        self.admission = Admission(
+            room=room,
+            pending=metrics.pending_items,
+            waiting=metrics.waiting_items,
+            label=lambda verifier: self._lanes.label(verifier),
+        )
 
     async def __aenter__(self) -> Self:
-        try:
-            await self._open()
-        except BaseException:
-            await self._stack.aclose()
-            raise
+        self._lanes = await self._stack.enter_async_context(self._opening)
         return self
-
-    async def _open(self) -> None:
-        shared = await self._stack.enter_async_context(Shared())
-        for verifier in self._registry.all():
-            surroundings = Surroundings(
-                verifier=verifier,
-                config=self._config,
-                metrics=self._metrics,
-                sandbox=self._sandbox,
-                judge=self._judge,
-                shared=shared,
-            )
-            with _naming(verifier.name):
-                self._lanes[verifier.name] = await self._stack.enter_async_context(verifier.open(surroundings))
-        for name in self._config.workers.prewarm:
-            with _naming(name, of="workers.prewarm: "):
-                self._registry.get(name)
-                await self._lanes[name].prewarm()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -80,115 +66,71 @@ class Scorer:
 
     async def loaded(self) -> None:
         """Wait until all lanes have loaded what they need; until then their items wait. Raises UserError."""
-        for name, lane in self._lanes.items():
-            with _naming(name):
-                await lane.loaded()
+        await self._lanes.loaded()
 
     @property
     def pending(self) -> int:
         """Items that have arrived and have no result yet."""
-        return self._pending
+        return self.admission.items
 
     def workers(self) -> tuple[int, int]:
         """How many worker processes are at work, and of how many."""
-        counts = [lane.workers() for lane in self._lanes.values()]
-        return sum(busy for busy, _ in counts), sum(size for _, size in counts)
-
-    async def score(self, request: ScoreRequest) -> ScoreResponse:
-        """A result for each item, in order. Every item has one by the request's deadline, at most the service's own.
-
-        Raises RequestRefused if it takes no more items, for the moment or since it is to end.
-        """
-        self._check_room(len(request.items))
-        self._count_pending(len(request.items))
-        try:
-            return ScoreResponse(service_id=self._service_id, results=await self._score_all(request))
-        finally:
-            self._count_pending(-len(request.items))
+        return self._lanes.workers()
 
     async def drain(self, *, timeout_s: float) -> bool:
         """Take nothing new, and wait for what runs. Whether all of it has ended in time."""
-        self._draining = True
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await self.admission.drain(timeout_s=timeout_s)
 
-    def _check_room(self, items: int) -> None:
-        if self._draining:
-            raise RequestRefused(503, "draining", "this reward service is stopping: try another one")
-        most = self._config.max_pending_items
-        if items > most:
-            raise RequestRefused(
-                413, "too_many_items", f"{items} items in one request: send at most {most}", expected=most, got=items
-            )
-        if self._pending + items > most:
-            raise RequestRefused(
-                429, "busy", f"{self._pending} items are here already, and at most {most} are taken: try another one"
-            )
+    @contextmanager
+    def admitted(self, request: ScoreRequest) -> Iterator[None]:
+        """Places for the request's items, for as long as it takes.
 
-    async def _score_all(self, request: ScoreRequest) -> tuple[ScoreResult, ...]:
-        started = time.perf_counter()
-        deadline = asyncio.get_running_loop().time() + min(request.deadline_s, self._config.max_deadline_s)
-        results: list[ScoreResult | asyncio.Task[ScoreResult]] = []
-        # A task is made only for what has to wait: a batch of exact matches pays for none.
-        async with asyncio.TaskGroup() as group:
-            for item in request.items:
-                judged = self._judge(item, deadline=deadline)
-                if isinstance(judged, Outcome):
-                    results.append(self._result(item, judged, started=started))
-                else:
-                    results.append(group.create_task(self._wait(item, judged, started=started)))
-        return tuple(result.result() if isinstance(result, asyncio.Task) else result for result in results)
+        Raises RequestRefused if there are not so many, for the moment or at all, or the service is to end.
+        """
+        with self.admission.admitted(item.verifier for item in request.items):
+            yield
 
-    def _judge(self, item: ScoreItem, *, deadline: float) -> Outcome | Awaitable[Outcome]:
-        lane = self._lanes.get(item.verifier)
-        if lane is not None:
-            return lane.judge(item, deadline=deadline)
-        try:
-            self._registry.get(item.verifier)
-        except UserError as error:
-            return Outcome(result=error_of(error))
-        raise AssertionError(f"no lane was opened for {item.verifier}")
+    async def score(self, request: ScoreRequest) -> ScoreResponse:
+        """A result for each item, in order. Every item has one by its deadline, at most the service's own.
 
-    async def _wait(self, item: ScoreItem, judged: Awaitable[Outcome], *, started: float) -> ScoreResult:
-        return self._result(item, await judged, started=started)
+        Raises RequestRefused.
+        """
+        results: list[ScoreResult | None] = [None] * len(request.items)
+        with self.admitted(request):
+            await self.run(request, deliver=results.__setitem__)
+        return ScoreResponse(service_id=self.service_id, results=tuple(filter(None, results)))
 
-    def _result(self, item: ScoreItem, outcome: Outcome, *, started: float) -> ScoreResult:
-        latency_s = time.perf_counter() - started
-        known = item.verifier in self._lanes
-        label = item.verifier if known else UNKNOWN
-        self._metrics.latency.labels(label).observe(latency_s)
+    async def run(self, request: ScoreRequest, *, deliver: Deliver) -> None:
+        """Score an admitted request; `deliver` is given each item's index and result as soon as it is there."""
+        began = time.perf_counter()
+
+        def finish(index: int, outcome: Outcome) -> None:
+            deliver(index, self._result(request.items[index], outcome, began=began))
+
+        longest_s = self._config.max_deadline_s
+        batch = Batch(request=request, lanes=self._lanes, turns=self._turns, longest_s=longest_s, finish=finish)
+        await batch.run()
+
+    def _result(self, item: ScoreItem, outcome: Outcome, *, began: float) -> ScoreResult:
+        latency_s = time.perf_counter() - began
+        self._count(self._lanes.label(item.verifier), outcome, latency_s=latency_s)
         score = outcome.result if isinstance(outcome.result, Score) else None
-        error = outcome.result if isinstance(outcome.result, ScoreError) else None
-        if error is not None:
-            self._metrics.errors.labels(label, error.kind).inc()
         return ScoreResult(
             id=item.id,
             verifier=item.verifier,
-            verifier_version=outcome.version or (self._registry.get(item.verifier).version if known else ""),
+            verifier_version=outcome.version or self._lanes.version(item.verifier),
             reward=None if score is None else score.reward,
             components={} if score is None else dict(score.components),
             latency_s=latency_s,
             attempts=outcome.attempts,
-            error=error,
+            error=outcome.result if isinstance(outcome.result, ScoreError) else None,
+            service_id=self.service_id,
+            cached=outcome.cached,
         )
 
-    def _count_pending(self, change: int) -> None:
-        self._pending += change
-        if self._pending == 0:
-            self._idle.set()
-        else:
-            self._idle.clear()
-        self._metrics.pending_items.set(self._pending)
-
-
-@contextmanager
-def _naming(verifier: str, *, of: str = "") -> Iterator[None]:
-    """An error at the start says which verifier it is about."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{of}verifier {verifier!r}: {error}") from error
+    def _count(self, label: str, outcome: Outcome, *, latency_s: float) -> None:
+        self._metrics.latency.labels(label).observe(latency_s)
+        if isinstance(outcome.result, ScoreError):
+            self._metrics.errors.labels(label, outcome.result.kind).inc()
+        if outcome.cached:
+            self._metrics.cached.labels(label).inc()

@@ -77,11 +77,12 @@ class InfrastructureError(VerifierError):
 class Outcome:
     """The end of one item: a score or an error, and how many attempts it took.
 
-    `version` is that of what judged, where it is not the verifier's own.
+    `cached`: it is that of an earlier item. `version`: the verifier's, where that differs from item to item.
     """
 
     result: Score | ScoreError
     attempts: int = 1
+    cached: bool = False
     version: str | None = None
 
 

@@ -5,20 +5,24 @@ A refusal is an answer with status 4xx whose body is a `protocol.http.ErrorBody`
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeVar
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from prometheus_client import Counter, generate_latest
 from pydantic import BaseModel, JsonValue, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from protocol.http import ErrorBody, ErrorDetail, Readiness
 from services.metrics import Metrics
+from services.openapi import with_bodies
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
@@ -28,7 +32,10 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class RequestRefused(HTTPException):
-    """A request that cannot be served; answered with `status` and an ErrorBody, counted under `kind`."""
+    """A request that cannot be served; answered with `status` and an ErrorBody, counted under `kind`.
+
+    `retry_after_s`: in how many seconds it may be served, told in whole seconds in the header Retry-After.
+    """
 
     def __init__(
         self,
@@ -39,8 +46,10 @@ class RequestRefused(HTTPException):
         field: str | None = None,
         expected: JsonValue = None,
         got: JsonValue = None,
+        retry_after_s: float | None = None,
     ) -> None:
-        super().__init__(status, message)
+        headers = None if retry_after_s is None else {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+        super().__init__(status, message, headers)
         self.problem = ErrorDetail(kind=kind, message=message, field=field, expected=expected, got=got)
 
 
@@ -56,9 +65,15 @@ def create_app(
     """An application with `/healthz`, `/readyz` and `/metrics`, to which a process adds its routes.
 
     Every other route wants `Authorization: Bearer <token>` if there is a token. Handlers take their body with
-    `json_body`, and refuse by raising RequestRefused.
+    `json_body`, and refuse by raising RequestRefused. `/openapi.json` describes all of it.
     """
-    app = FastAPI(title=service, version=version, docs_url=None, redoc_url=None)
+    app = DescribedApp(
+        title=service,
+        version=version,
+        docs_url=None,
+        redoc_url=None,
+        responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
+    )
     install_shell(
         app, service=service, token=token, readiness=readiness, metrics=metrics, max_body_bytes=max_body_bytes
     )
@@ -83,26 +98,53 @@ def install_shell(
         app.add_middleware(_BearerToken, token=token.get_secret_value(), refused=refused)
 
 
-def json_body(model: type[M], *, deadline_s: float = _BODY_S) -> Callable[[Request], Awaitable[M]]:
+class JsonBody(Generic[M]):
+    """A FastAPI dependency, made by `json_body`. `/openapi.json` names its model as the body of the request."""
+
+    def __init__(self, model: type[M], *, deadline_s: float = _BODY_S) -> None:
+        self.model = model
+        self._deadline_s = deadline_s
+
+    async def __call__(self, request: Request) -> M:
+        """The body. Raises RequestRefused."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                raw = await request.body()
+        except TimeoutError as error:
+            sender = "the client" if request.client is None else f"{request.client.host}:{request.client.port}"
+            message = f"{sender} did not send its body in {self._deadline_s:g} s"
+            raise RequestRefused(408, "slow_body", message) from error
+        except ClientDisconnect as error:
+            raise RequestRefused(499, "client_left", "the client left before it had sent its body") from error
+        try:
+            return self.model.model_validate_json(raw)
+        except ValidationError as error:
+            raise _refusal(error.errors(include_url=False, include_context=False)) from error
+
+
+def json_body(model: type[M], *, deadline_s: float = _BODY_S) -> JsonBody[M]:
     """A FastAPI dependency that reads the body as `model`: `body: Annotated[Ask, Depends(json_body(Ask))]`.
 
     Parses the bytes directly, which is faster than FastAPI's way over Python objects, and lets strict models
     take JSON's arrays as tuples. Refuses with 400 what is not JSON, and with 422 what is not the model.
     """
+    return JsonBody(model, deadline_s=deadline_s)
 
-    async def read(request: Request) -> M:
-        try:
-            async with asyncio.timeout(deadline_s):
-                raw = await request.body()
-        except TimeoutError as error:
-            sender = "the client" if request.client is None else f"{request.client.host}:{request.client.port}"
-            raise RequestRefused(408, "slow_body", f"{sender} did not send its body in {deadline_s:g} s") from error
-        try:
-            return model.model_validate_json(raw)
-        except ValidationError as error:
-            raise _refusal(error.errors(include_url=False, include_context=False)) from error
 
-    return read
+class DescribedApp(FastAPI):
+    """An application whose `/openapi.json` also holds the bodies that `json_body` reads."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The document; made once, when all routes are there."""
+        if self.openapi_schema is None:
+            self.openapi_schema = with_bodies(super().openapi(), bodies=dict(self._bodies()))
+        return self.openapi_schema
+
+    def _bodies(self) -> Iterator[tuple[str, type[BaseModel]]]:
+        for route in (route for route in self.routes if isinstance(route, APIRoute)):
+            for dependency in route.dependant.dependencies:
+                if isinstance(dependency.call, JsonBody):
+                    yield route.path, dependency.call.model
 
 
 def json_answer(body: BaseModel, *, status: int = 200) -> Response:
@@ -151,12 +193,12 @@ def _add_health_routes(app: FastAPI, *, service: str, readiness: Callable[[], Re
     async def healthz() -> dict[str, str]:
         return {"service": service, "status": "alive"}
 
-    @app.get("/readyz")
+    @app.get("/readyz", responses={200: {"model": Readiness}, 503: {"model": Readiness}})
     async def readyz() -> Response:
         state = readiness()
         return json_answer(state, status=200 if state.ready else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def prometheus() -> Response:
         return Response(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -165,7 +207,9 @@ def _add_error_handlers(app: FastAPI, refused: Counter) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         refusal = _as_refusal(error, request)
         refused.labels(reason=refusal.problem.kind).inc()
-        return json_answer(ErrorBody(error=refusal.problem), status=refusal.status_code)
+        response = json_answer(ErrorBody(error=refusal.problem), status=refusal.status_code)
+        response.headers.update(refusal.headers or {})
+        return response
 
     async def fail(request: Request, error: Exception) -> Response:
         detail = ErrorDetail(kind="internal", message=f"{type(error).__name__} in the service; its log says more")
@@ -184,7 +228,9 @@ def _as_refusal(error: Exception, request: Request) -> RequestRefused:
     assert isinstance(error, StarletteHTTPException), error
     kinds = {404: "unknown_route", 405: "wrong_method"}
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return RequestRefused(error.status_code, kinds.get(error.status_code, "http"), message)
+    refusal = RequestRefused(error.status_code, kinds.get(error.status_code, "http"), message)
+    refusal.headers = error.headers
+    return refusal
 
 
 def _refusal(problems: Sequence[ErrorDetails]) -> RequestRefused:

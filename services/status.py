@@ -72,7 +72,7 @@ def add_status_route(
     """Adds `GET /v1/status`."""
     began = time.monotonic()
 
-    @app.get("/v1/status")
+    @app.get("/v1/status", responses={200: {"model": Status}})
     async def status() -> Response:
         report = provider()
         return json_answer(

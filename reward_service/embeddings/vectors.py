@@ -6,6 +6,7 @@ import json
 import math
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from operator import mul
 from typing import TypeAlias
 
@@ -79,6 +80,14 @@ def _unit(values: Sequence[float]) -> Vector:
     return array("f", [value / length for value in values])
 
 
+@dataclass(frozen=True)
+class Embedding:
+    """A text's embedding, of length 1, and whether it was kept from an earlier question."""
+
+    vector: Vector
+    kept: bool
+
+
 class Vectors:
     """Embeddings by text, each paid once while it is kept."""
 
@@ -88,8 +97,8 @@ class Vectors:
         self._cache = cache
         self._settings = json.dumps([config.url, config.model, config.extra], sort_keys=True)
 
-    async def of(self, texts: Sequence[str], *, deadline: float) -> list[Vector]:
-        """The texts' embeddings, of length 1 and in order. Raises VerifierError."""
+    async def of(self, texts: Sequence[str], *, deadline: float) -> list[Embedding]:
+        """The texts' embeddings in order. Raises VerifierError."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._one(text, deadline=deadline)) for text in texts]
@@ -97,15 +106,15 @@ class Vectors:
             raise failed.exceptions[0] from failed
         return [task.result() for task in tasks]
 
-    async def _one(self, text: str, *, deadline: float) -> Vector:
+    async def _one(self, text: str, *, deadline: float) -> Embedding:
         whole = f"{self._config.prefix}{text}"
 
         async def make() -> str:
             vector = await self._batcher.ask(whole, deadline=deadline)
             return base64.b64encode(vector.tobytes()).decode()
 
-        kept = await self._cache.get(key_of(self._settings, whole), make)
-        return array("f", base64.b64decode(kept))
+        found = await self._cache.get(key_of(self._settings, whole), make)
+        return Embedding(array("f", base64.b64decode(found.text)), kept=found.kept)
 
 
 def cosine(one: Vector, other: Vector) -> float:

@@ -16,7 +16,7 @@ from reward_service.endpoints.endpoint import open_endpoint
 from reward_service.endpoints.lane import AskingLane
 from reward_service.extraction import strip_thinking
 from reward_service.lanes.contract import Lane, Surroundings, Verifier
-from reward_service.verifier import Score
+from reward_service.verifier import Outcome, Score
 
 _FINGERPRINT_CHARS = 12
 
@@ -30,7 +30,7 @@ def embedding_verifier(config: EmbeddingConfig) -> Verifier:
         metrics = surroundings.metrics
         async with (
             open_endpoint(config, metrics=metrics) as endpoint,
-            open_cache(config.cache, on_hit=metrics.cache_hits.labels(config.name).inc) as cache,
+            open_cache(config.cache) as cache,
             open_batcher(
                 Requests(config, endpoint=endpoint).send,
                 most=config.batch_texts,
@@ -40,7 +40,7 @@ def embedding_verifier(config: EmbeddingConfig) -> Verifier:
         ):
             vectors = Vectors(config, batcher=batcher, cache=cache)
             yield AskingLane(
-                arguments=SimilarityArguments, score=partial(_similarity, config, vectors), endpoint=endpoint
+                arguments=SimilarityArguments, function=partial(_similarity, config, vectors), endpoint=endpoint
             )
 
     return Verifier(
@@ -54,12 +54,13 @@ def embedding_verifier(config: EmbeddingConfig) -> Verifier:
 
 async def _similarity(
     config: EmbeddingConfig, vectors: Vectors, item: ScoreItem, arguments: SimilarityArguments, deadline: float
-) -> Score:
+) -> Outcome:
     """Of a completion without text 0, since nothing has no direction."""
     completion = item.completion if config.keep_thinking else strip_thinking(item.completion)
     if not completion.strip():
-        return Score(reward=0.0, components={"empty": 1.0})
-    own, *others = await vectors.of([completion, *arguments.references], deadline=deadline)
-    similarities = [cosine(own, other) for other in others]
+        return Outcome(result=Score(reward=0.0, components={"empty": 1.0}))
+    embeddings = await vectors.of([completion, *arguments.references], deadline=deadline)
+    similarities = [cosine(embeddings[0].vector, other.vector) for other in embeddings[1:]]
     reward = max(similarities) if arguments.pick == "best" else statistics.fmean(similarities)
-    return Score(reward=reward, components={"empty": 0.0})
+    score = Score(reward=reward, components={"empty": 0.0})
+    return Outcome(result=score, cached=all(each.kept for each in embeddings))

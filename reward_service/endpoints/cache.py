@@ -5,6 +5,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from reward_service.endpoints.cache_file import CacheFile, open_cache_file
 from reward_service.endpoints.config import CacheConfig
@@ -20,44 +21,47 @@ def key_of(*parts: str) -> str:
     return digest.hexdigest()
 
 
+@dataclass(frozen=True)
+class Found:
+    """A text, and whether it was kept from an earlier question."""
+
+    text: str
+    kept: bool
+
+
 class Cache:
     """Texts by key, at most `entries` in memory. What is asked for twice at once is made once."""
 
-    def __init__(self, *, entries: int, file: CacheFile | None, on_hit: Callable[[], None]) -> None:
+    def __init__(self, *, entries: int, file: CacheFile | None) -> None:
         self._entries = entries
         self._file = file
-        self._on_hit = on_hit
         self._kept: OrderedDict[str, str] = OrderedDict()
         self._making: dict[str, asyncio.Event] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def get(self, key: str, make: Callable[[], Awaitable[str]]) -> str:
+    async def get(self, key: str, make: Callable[[], Awaitable[str]]) -> Found:
         """The text of `key`, made if it is not kept. If `make` raises, the next caller tries again."""
         while (making := self._making.get(key)) is not None:
             await making.wait()
         kept = self._kept.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
-            self._on_hit()
-            return kept
+            return Found(kept, kept=True)
         self._making[key] = asyncio.Event()
         try:
             return await self._found_or_made(key, make)
         finally:
             self._making.pop(key).set()
 
-    async def _found_or_made(self, key: str, make: Callable[[], Awaitable[str]]) -> str:
-        text = None if self._file is None else await self._file.get(key)
-        if text is not None:
-            self._on_hit()
-        else:
-            text = await make()
-            if self._file is not None:
-                await self._file.put(key, text)
+    async def _found_or_made(self, key: str, make: Callable[[], Awaitable[str]]) -> Found:
+        filed = None if self._file is None else await self._file.get(key)
+        text = await make() if filed is None else filed
+        if filed is None and self._file is not None:
+            await self._file.put(key, text)
         self._keep(key, text)
-        return text
+        return Found(text, kept=filed is not None)
 
     def _keep(self, key: str, text: str) -> None:
         self._kept[key] = text
@@ -66,10 +70,10 @@ class Cache:
 
 
 @asynccontextmanager
-async def open_cache(config: CacheConfig, *, on_hit: Callable[[], None]) -> AsyncIterator[Cache]:
+async def open_cache(config: CacheConfig) -> AsyncIterator[Cache]:
     """The cache, with its file if it has one. Raises UserError for a file that cannot be used."""
     if config.file is None:
-        yield Cache(entries=config.entries, file=None, on_hit=on_hit)
+        yield Cache(entries=config.entries, file=None)
         return
     async with open_cache_file(config.file, entries=config.file_entries) as file:
-        yield Cache(entries=config.entries, file=file, on_hit=on_hit)
+        yield Cache(entries=config.entries, file=file)

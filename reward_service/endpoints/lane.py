@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel
@@ -9,19 +10,19 @@ from pydantic import BaseModel
 from protocol.rewards import ScoreError, ScoreItem
 from reward_service.endpoints.endpoint import Endpoint
 from reward_service.lanes.contract import Lane
-from reward_service.verifier import Outcome, Score, error_of, to_score, validate_arguments
+from reward_service.verifier import Outcome, error_of, to_score, validate_arguments
 
 A = TypeVar("A", bound=BaseModel)
 
-ScoreFunction = Callable[[ScoreItem, A, float], Awaitable[Score]]
+JudgeFunction = Callable[[ScoreItem, A, float], Awaitable[Outcome]]
 
 
 class AskingLane(Lane, Generic[A]):
-    """`score` is called with an item, its arguments and its deadline, and is cancelled then."""
+    """`function` is called with an item, its arguments and its deadline, and is cancelled then."""
 
-    def __init__(self, *, arguments: type[A], score: ScoreFunction[A], endpoint: Endpoint) -> None:
+    def __init__(self, *, arguments: type[A], function: JudgeFunction[A], endpoint: Endpoint) -> None:
         self._arguments = arguments
-        self._score = score
+        self._function = function
         self._endpoint = endpoint
 
     async def judge(self, item: ScoreItem, *, deadline: float) -> Outcome:
@@ -31,7 +32,8 @@ class AskingLane(Lane, Generic[A]):
             arguments = validate_arguments(model=self._arguments, arguments=item.arguments)
             assert isinstance(arguments, self._arguments)
             async with limit:
-                return Outcome(result=to_score(await self._score(item, arguments, deadline)))
+                outcome = await self._function(item, arguments, deadline)
+            return replace(outcome, result=to_score(outcome.result))
         except Exception as error:  # noqa: BLE001  whatever a verifier raises becomes an error of this item alone
             return Outcome(result=self._late() if limit.expired() else error_of(error))
 

@@ -28,6 +28,14 @@ class Material:
     texts: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """From 0 to 1, and whether it was kept from an earlier question."""
+
+    value: float
+    kept: bool
+
+
 class Asking:
     """Asks the judge at an endpoint. `fingerprint` stands for all settings that a verdict depends on."""
 
@@ -38,8 +46,8 @@ class Asking:
         self._cache = cache
         self._takes_schema: bool | None = {"always": True, "never": False}.get(config.structured)
 
-    async def verdict(self, material: Material, *, vote: int, deadline: float) -> float:
-        """The verdict, from 0 to 1; `vote` tells apart those on one material that are to be asked for one by one.
+    async def verdict(self, material: Material, *, vote: int, deadline: float) -> Verdict:
+        """The verdict; `vote` tells apart those on one material that are to be asked for one by one.
 
         Raises DataError for material that the endpoint refuses, InfrastructureError.
         """
@@ -49,7 +57,8 @@ class Asking:
         async def make() -> str:
             return repr(await self._asked(material, deadline=deadline))
 
-        return float(await self._cache.get(key, make))
+        found = await self._cache.get(key, make)
+        return Verdict(float(found.text), kept=found.kept)
 
     async def _asked(self, material: Material, *, deadline: float) -> float:
         mark, texts = mark_of(material.texts), material.texts.values()

@@ -4,14 +4,17 @@ import asyncio
 import statistics
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from protocol.rewards import ScoreItem
 from reward_service.extraction import strip_thinking
 from reward_service.judges.arguments import PairwiseArguments, ScoreArguments
-from reward_service.judges.asking import Asking, Material
+from reward_service.judges.asking import Asking, Material, Verdict
 from reward_service.judges.config import JudgeConfig
 from reward_service.judges.template import RUBRIC, built_in, placeholders
-from reward_service.verifier import Score, UserError
+from reward_service.verifier import Outcome, Score, UserError
+
+T = TypeVar("T")
 
 TIE = 0.5
 
@@ -24,7 +27,7 @@ class Judge:
     template: str | None
     asking: Asking
 
-    async def score(self, item: ScoreItem, arguments: ScoreArguments, deadline: float) -> Score:
+    async def judge(self, item: ScoreItem, arguments: ScoreArguments, deadline: float) -> Outcome:
         """The mean verdict on the completion, from 0 to 1; of a pair 1 if it is always the better one.
 
         Raises UserError for an item that lacks what the template shows, and what `Asking.verdict` raises.
@@ -32,26 +35,29 @@ class Judge:
         if isinstance(arguments, PairwiseArguments):
             return await self._compared(item, arguments, deadline=deadline)
         material = self._material(item, arguments, completion=self._shown(item.completion))
-        verdicts = await together(
-            [self.asking.verdict(material, vote=vote, deadline=deadline) for vote in range(self.config.votes)]
-        )
-        return Score(reward=statistics.fmean(verdicts), components={"lowest": min(verdicts), "highest": max(verdicts)})
+        verdicts = await self._verdicts([material], deadline=deadline)
+        values = [verdict.value for verdict in verdicts]
+        score = Score(reward=statistics.fmean(values), components={"lowest": min(values), "highest": max(values)})
+        return Outcome(result=score, cached=_all_kept(verdicts))
 
-    async def _compared(self, item: ScoreItem, arguments: PairwiseArguments, *, deadline: float) -> Score:
+    async def _compared(self, item: ScoreItem, arguments: PairwiseArguments, *, deadline: float) -> Outcome:
         ours, theirs = self._shown(item.completion), self._shown(arguments.baseline)
         if ours == theirs:
-            return Score(reward=TIE)
-        votes = range(self.config.votes)
+            return Outcome(result=Score(reward=TIE))
         there = self._material(item, arguments, first=ours, second=theirs)
         back = self._material(item, arguments, first=theirs, second=ours)
-        orders = [there, back] if self.config.swap else [there]
-        verdicts = await together(
-            [self.asking.verdict(order, vote=vote, deadline=deadline) for order in orders for vote in votes]
+        verdicts = await self._verdicts([there, back] if self.config.swap else [there], deadline=deadline)
+        shown_first = [verdict.value for verdict in verdicts[: self.config.votes]]
+        shown_second = [1.0 - verdict.value for verdict in verdicts[self.config.votes :]]
+        score = _agreed(shown_first, shown_second) if shown_second else Score(reward=statistics.fmean(shown_first))
+        return Outcome(result=score, cached=_all_kept(verdicts))
+
+    async def _verdicts(self, materials: Sequence[Material], *, deadline: float) -> list[Verdict]:
+        """All votes on each of the materials, one material after the other."""
+        votes = range(self.config.votes)
+        return await together(
+            [self.asking.verdict(material, vote=vote, deadline=deadline) for material in materials for vote in votes]
         )
-        shown_first = verdicts[: len(votes)]
-        if not self.config.swap:
-            return Score(reward=statistics.fmean(shown_first))
-        return _agreed(shown_first, [1.0 - verdict for verdict in verdicts[len(votes) :]])
 
     def _material(self, item: ScoreItem, arguments: ScoreArguments, **judged: str) -> Material:
         reference = arguments.reference
@@ -87,7 +93,11 @@ def _agreed(shown_first: Sequence[float], shown_second: Sequence[float]) -> Scor
     )
 
 
-async def together(questions: Sequence[Coroutine[None, None, float]]) -> list[float]:
+def _all_kept(verdicts: Sequence[Verdict]) -> bool:
+    return all(verdict.kept for verdict in verdicts)
+
+
+async def together(questions: Sequence[Coroutine[None, None, T]]) -> list[T]:
     """The answers in order. The first error ends the other questions, and is raised as itself."""
     try:
         async with asyncio.TaskGroup() as group:

@@ -36,14 +36,13 @@ def judge_verifier(config: JudgeConfig) -> Verifier:
 
     @asynccontextmanager
     async def opened(surroundings: Surroundings) -> AsyncIterator[Lane]:
-        metrics = surroundings.metrics
         async with (
-            open_endpoint(config, metrics=metrics) as endpoint,
-            open_cache(config.cache, on_hit=metrics.cache_hits.labels(config.name).inc) as cache,
+            open_endpoint(config, metrics=surroundings.metrics) as endpoint,
+            open_cache(config.cache) as cache,
         ):
             asking = Asking(config, fingerprint=fingerprint, endpoint=endpoint, cache=cache)
             judge = Judge(config=config, template=template, asking=asking)
-            yield AskingLane(arguments=arguments, score=judge.score, endpoint=endpoint)
+            yield AskingLane(arguments=arguments, function=judge.judge, endpoint=endpoint)
 
     return Verifier(
         name=config.name,

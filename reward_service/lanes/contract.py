@@ -28,6 +28,10 @@ class Lane(ABC):
         What is to be waited for is awaited once, or closed if nobody wants it any more; being cancelled, it stops.
         """
 
+    def share(self) -> int:
+        """Most items of one request in the lane at once: the others wait, so that requests take turns."""
+        return 64
+
     async def loaded(self) -> None:  # noqa: B027  most lanes have nothing to load
         """Wait until items need not wait for the lane itself. Raises UserError if that will never be."""
 
@@ -77,7 +81,7 @@ class Shared:
 class Surroundings:
     """What the lane of `verifier` may use. Without a `sandbox`, what needs one answers with a UserError.
 
-    `judge` works as soon as all lanes are open, not before.
+    `judge` and `version_of`, which knows a verifier by its name, work as soon as all lanes are open, not before.
     """
 
     verifier: "Verifier"
@@ -85,6 +89,7 @@ class Surroundings:
     metrics: ScoringMetrics
     sandbox: Sandbox | None
     judge: Judge
+    version_of: Callable[[str], str]
     shared: Shared
 
 

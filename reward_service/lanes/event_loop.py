@@ -19,7 +19,12 @@ class EventLoopLane(Lane):
     def __init__(self, *, function: AsyncFunction, arguments: type[BaseModel], concurrency: int) -> None:
         self._function = function
         self._arguments = arguments
+        self._concurrency = concurrency
         self._places = asyncio.Semaphore(concurrency)
+
+    def share(self) -> int:
+        """As many as are judged at a time."""
+        return self._concurrency
 
     async def judge(self, item: ScoreItem, *, deadline: float) -> Outcome:
         """The outcome, at the deadline at the latest."""

@@ -29,6 +29,10 @@ class WorkerLane(Lane):
         job = Job(completion=item.completion, prompt=item.prompt, arguments=item.arguments)
         return self._pool.run(job=job, deadline=deadline)
 
+    def share(self) -> int:
+        """One in each worker, and one for each that waits for it."""
+        return 2 * self._pool.size
+
     async def prewarm(self) -> None:
         """Start all workers; returns before they have loaded."""
         await self._pool.prewarm()

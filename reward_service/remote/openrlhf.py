@@ -18,7 +18,7 @@ from reward_service.endpoints.endpoint import Endpoint, open_endpoint
 from reward_service.endpoints.lane import AskingLane
 from reward_service.lanes.contract import Lane, Opener, Surroundings
 from reward_service.remote.config import RemoteConfig
-from reward_service.verifier import InfrastructureError, Score
+from reward_service.verifier import InfrastructureError, Outcome, Score
 
 Number = float | tuple[float]
 """Some servers give each reward in a list of its own."""
@@ -116,13 +116,13 @@ def open_openrlhf(config: RemoteConfig) -> Opener:
                 on_batch=metrics.batch_items.labels(config.name).observe,
             ) as batcher,
         ):
-            yield AskingLane(arguments=LabelArguments, score=partial(_score, batcher), endpoint=endpoint)
+            yield AskingLane(arguments=LabelArguments, function=partial(_judge, batcher), endpoint=endpoint)
 
     return opened
 
 
-async def _score(
+async def _judge(
     batcher: Batcher[Question, Score], item: ScoreItem, arguments: LabelArguments, deadline: float
-) -> Score:
+) -> Outcome:
     question = Question(prompt=item.prompt, completion=item.completion, label=arguments.label)
-    return await batcher.ask(question, deadline=deadline)
+    return Outcome(result=await batcher.ask(question, deadline=deadline))

@@ -63,6 +63,10 @@ class RewardModelLane(Lane):
             start_timeout_s=model.config.start_timeout_s,
         )
 
+    def share(self) -> int:
+        """A batch that is being scored, and the next one."""
+        return 2 * self._config.batch_size
+
     def workers(self) -> tuple[int, int]:
         """Whether its one process has a batch."""
         return int(self._busy), 1

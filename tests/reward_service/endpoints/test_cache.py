@@ -6,30 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from reward_service.endpoints.cache import Cache, key_of
+from reward_service.endpoints.cache import Cache, Found, key_of
 from reward_service.endpoints.cache_file import open_cache_file
 from reward_service.verifier import InfrastructureError, UserError
 
 
 class Made:
-    """Counts what is made, and hits."""
+    """Counts what is made."""
 
     def __init__(self, text: str = "7") -> None:
         self.text = text
         self.times = 0
-        self.hits = 0
 
     async def make(self) -> str:
         self.times += 1
         await asyncio.sleep(0)
         return self.text
 
-    def hit(self) -> None:
-        self.hits += 1
-
 
 def memory(made: Made, *, entries: int = 10) -> Cache:
-    return Cache(entries=entries, file=None, on_hit=made.hit)
+    return Cache(entries=entries, file=None)
 
 
 def test_keys_tell_apart_texts_that_only_look_alike_when_joined() -> None:
@@ -41,14 +37,16 @@ def test_keys_tell_apart_texts_that_only_look_alike_when_joined() -> None:
 async def test_an_answer_is_made_once() -> None:
     made = Made()
     cache = memory(made)
-    assert [await cache.get("a", made.make) for _ in range(3)] == ["7", "7", "7"]
-    assert (made.times, made.hits) == (1, 2)
+    found = [await cache.get("a", made.make) for _ in range(3)]
+    assert found == [Found("7", kept=False), Found("7", kept=True), Found("7", kept=True)]
+    assert made.times == 1
 
 
 async def test_what_is_asked_for_twice_at_once_is_made_once() -> None:
     made = Made()
     cache = memory(made)
-    assert await asyncio.gather(*(cache.get("a", made.make) for _ in range(5))) == ["7"] * 5
+    found = await asyncio.gather(*(cache.get("a", made.make) for _ in range(5)))
+    assert [one.text for one in found] == ["7"] * 5
     assert made.times == 1
 
 
@@ -63,7 +61,7 @@ async def test_an_error_is_not_kept_and_does_not_spread_to_others_who_wait() -> 
     makers: list[Callable[[], Awaitable[str]]] = [fail, made.make]
     outcomes = await asyncio.gather(*(cache.get("a", maker) for maker in makers), return_exceptions=True)
     assert isinstance(outcomes[0], InfrastructureError)
-    assert outcomes[1] == "7"
+    assert outcomes[1] == Found("7", kept=False)
 
 
 async def test_one_who_waits_makes_it_himself_when_the_first_is_cancelled() -> None:
@@ -81,7 +79,7 @@ async def test_one_who_waits_makes_it_himself_when_the_first_is_cancelled() -> N
     second = asyncio.create_task(cache.get("a", made.make))
     await asyncio.sleep(0)
     first.cancel()
-    assert await second == "7"
+    assert await second == Found("7", kept=False)
 
 
 async def test_the_least_recently_used_goes_first() -> None:
@@ -103,10 +101,10 @@ async def test_without_entries_nothing_is_kept() -> None:
 
 async def test_a_file_outlives_its_process(tmp_path: Path) -> None:
     path, made = tmp_path / "kept" / "answers.sqlite", Made("ü 7")
-    for _ in range(2):
+    for kept in (False, True):
         async with open_cache_file(path, entries=10) as file:
-            assert await Cache(entries=10, file=file, on_hit=made.hit).get("a", made.make) == "ü 7"
-    assert (made.times, made.hits) == (1, 1)
+            assert await Cache(entries=10, file=file).get("a", made.make) == Found("ü 7", kept=kept)
+    assert made.times == 1
 
 
 async def test_a_file_keeps_the_newest(tmp_path: Path) -> None:

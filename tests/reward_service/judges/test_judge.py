@@ -128,12 +128,14 @@ async def test_equal_items_cost_one_request() -> None:
     api = judge(seven)
     async with judged_by(api) as service:
         results = await service.results([item("11"), item("11"), item("13")])
-        again = await service.reward(item("11"))
+        again = await service.result(item("11"))
         await service.reward(item("11", prompt="Name another prime."))
     assert [result.reward for result in results] == [pytest.approx(0.7)] * 3
-    assert again == pytest.approx(0.7)
+    assert again.reward == pytest.approx(0.7)
+    assert again.cached
+    assert [result.cached for result in results] == [False, True, False]
     assert len(api.bodies) == 3
-    assert service.counted("cache_hits", verifier="judge") == 2
+    assert service.counted("cached_items", verifier="judge") == 2
 
 
 async def test_kept_answers_outlive_the_service_and_are_not_another_judges(tmp_path: Path) -> None:
