@@ -155,7 +155,7 @@ class Endpoint:
         match error:
             case ServiceRefused(status=429, retry_after_s=wanted_s):
                 call.succeeded()
-                self._pace.pause(self._pause_s(after=tries + 1) if wanted_s is None else wanted_s)
+                self._pace.pause(self._pause_s(after=tries + 1) if wanted_s is None else max(wanted_s, self._backoff_s))
                 return _TryAgain(said, counts=False)
             case ServiceRefused(status=status) if status not in _AGAIN:
                 call.succeeded()

@@ -1,49 +1,18 @@
 """Win rates by a judge: a real reward service whose language model is scripted."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from learner.evaluation.baseline import Opponent, opponents_of
-from learner.evaluation.config import JudgingConfig
 from learner.evaluation.judging import check_judge, judged
 from learner.evaluation.report import EvaluationReport, NotComparable, table
-from learner.evaluation.results import Sample, TaskSamples, result_of
-from reward_service.config import RewardServiceConfig
-from tests.reward_service.judges.scripted_judge import Asked, judge, winner
-from tests.reward_service.scripted_api import Answer, Refusal, ScriptedApi
-from tests.reward_service.serving import reachable
+from learner.evaluation.results import result_of
+from tests.learner.evaluation.judged_pairs import judging, longer_wins, tasks
+from tests.reward_service.judges.scripted_judge import Asked
+from tests.reward_service.scripted_api import Answer, Refusal
 
 AGAINST = Path("b.json")
-
-
-def tasks(completions: Mapping[int, Sequence[str]]) -> tuple[TaskSamples, ...]:
-    def sample(text: str) -> Sample:
-        return Sample(completion=text, reward=0.0, answer=None, length=1, truncated=False)
-
-    return tuple(
-        TaskSamples(task_index=index, prompt=f"task {index}", samples=tuple(map(sample, texts)))
-        for index, texts in completions.items()
-    )
-
-
-def longer_wins(number: int, asked: Asked) -> Answer:
-    first, second = len(asked.text(1)), len(asked.text(2))
-    return winner(asked, "tie" if first == second else "first" if first > second else "second")
-
-
-@asynccontextmanager
-async def judging(
-    script: Callable[[int, Asked], Answer] = longer_wins, *, verifier: str = "pairs", kind: str = "pairwise"
-) -> AsyncIterator[tuple[JudgingConfig, ScriptedApi]]:
-    api = judge(script)
-    async with api.running() as model:
-        entry = {"name": "pairs", "url": model, "model": "m", "kind": kind, "limits": {"attempts": 1}}
-        service = RewardServiceConfig.model_validate({"judges": (entry,), "http": {"port": 0, "token": "t"}})
-        async with reachable(service) as url:
-            yield JudgingConfig.model_validate({"verifier": verifier, "urls": (f"{url}/",), "token": "t"}), api
 
 
 async def test_win_and_tie_rates_are_means_over_tasks() -> None:
