@@ -12,13 +12,14 @@ from reward_service.answering import Answering, Asked
 from reward_service.config import RewardServiceConfig
 from reward_service.idempotency import Repetitions
 from reward_service.registry import Registry
+from reward_service.sandbox.execution import Execution, execution_routes
 from reward_service.scoring import Scorer
 from reward_service.streaming import LINES
 from services.http_app import JsonBody, create_app, json_answer
 from services.metrics import Metrics
 
-_KEY = "names the request: a repetition with the same body gets the same answer, for as long as that is kept"
-_ACCEPT = f"{LINES}: a ScoreResult a line, in the order of finishing; anything else: a ScoreResponse"
+_KEPT = "names the request: a repetition with the same body gets the same answer, for as long as that is kept"
+_Key = Annotated[str, Header(alias="Idempotency-Key", max_length=256, description=_KEPT)]
 
 
 def build_app(
@@ -29,8 +30,12 @@ def build_app(
     metrics: Metrics,
     readiness: Callable[[], Readiness],
     version: str,
+    execution: Execution | None = None,
 ) -> FastAPI:
-    """The application: `POST /v1/score` and `GET /v1/verifiers`. The scorer is open for as long as it serves."""
+    """The application: `POST /v1/score`, `GET /v1/verifiers` and `POST /v1/execute`.
+
+    The scorer is open for as long as it serves, and `execution` too; without one, programs are refused.
+    """
     app = create_app(
         service="reward-service",
         version=version,
@@ -49,6 +54,7 @@ def build_app(
         """The verifiers that this service offers, with the JSON schema of their arguments."""
         return json_answer(offered)
 
+    app.include_router(execution_routes(execution))
     return app
 
 
@@ -70,12 +76,15 @@ def _add_score(app: FastAPI, *, answering: Answering, body: _AdmittedBody) -> No
     async def score(
         request: Request,
         asked: Annotated[ScoreRequest, Depends(body)],
-        idempotency_key: Annotated[str | None, Header(min_length=1, max_length=256, description=_KEY)] = None,
-        accept: Annotated[str, Header(description=_ACCEPT)] = "application/json",
+        idempotency_key: _Key = "",
     ) -> Response:
-        """Score a batch: a reward or an error for each item."""
-        whole = Asked(request=asked, body=await request.body(), key=idempotency_key)
-        return answering.streamed(whole) if LINES in accept else await answering.whole(whole)
+        """Score a batch: a reward or an error for each item.
+
+        With `Accept: application/x-ndjson` the answer is a ScoreResult a line, in the order of finishing.
+        """
+        whole = Asked(request=asked, body=await request.body(), key=idempotency_key or None)
+        streamed = LINES in request.headers.get("accept", "")
+        return answering.streamed(whole) if streamed else await answering.whole(whole)
 
 
 def _answer_forms() -> dict[str, Any]:

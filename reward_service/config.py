@@ -1,16 +1,15 @@
 """The configuration of the reward service: the table [reward-service]."""
 
-from typing import Literal
-
 from pydantic import Field
 
 from reward_service.embeddings.config import EmbeddingConfig
 from reward_service.judges.config import JudgeConfig
 from reward_service.remote.config import RemoteConfig
 from reward_service.reward_models.config import RewardModelConfig
+from reward_service.sandbox.config import ExecutionConfig, SandboxKind
 from services.config import ConfigModel, HttpConfig, ProcessConfig
 
-Sandbox = Literal["required", "unsafe"]
+Sandbox = SandboxKind
 
 
 class CustomVerifier(ConfigModel):
@@ -65,8 +64,9 @@ class RewardServiceConfig(ProcessConfig):
     )
     sandbox: Sandbox = Field(
         "required",
-        description="required: refuse what runs a completion as code without isolation; unsafe: run it all the same",
+        description="required: programs run isolated, or it does not start; off: none run; unsafe: not isolated",
     )
+    execution: ExecutionConfig = ExecutionConfig()
     max_deadline_s: float = Field(120.0, gt=0, description="longest deadline that a request can ask for, in seconds")
     max_pending_items: int = Field(16384, ge=1, description="items in the service at once; more are turned away")
     max_pending_mib: int = Field(512, ge=1, description="MiB of requests in the service at once; more are turned away")

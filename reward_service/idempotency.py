@@ -79,22 +79,25 @@ class Repetitions:
 
     async def _known(self, key: str, digest: bytes) -> bytes | None:
         """The answer to the key, now or when it is there; None when it is this caller's turn."""
-        self._forget()
-        settled = self._settled.get(key)
-        if settled is not None:
-            _check_same(key, settled, digest)
-            return settled.answer
-        while (entry := self._under_way.get(key)) is not None:
+        while True:
+            self._forget()
+            if (settled := self._settled.get(key)) is not None:
+                _check_same(key, settled, digest)
+                return settled.answer
+            if (entry := self._under_way.get(key)) is None:
+                return None
             _check_same(key, entry, digest)
-            try:
-                async with asyncio.timeout(self._wait_s):
-                    await entry.ended.wait()
-            except TimeoutError:
-                message = f"the first request with the key {key!r} was not answered in {self._wait_s:g} s: try again"
-                raise RequestRefused(503, "under_way", message, retry_after_s=1.0) from None
+            await self._ended(key, entry)
             if entry.answer is not None:
                 return entry.answer
-        return None
+
+    async def _ended(self, key: str, entry: _Entry) -> None:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await entry.ended.wait()
+        except TimeoutError:
+            message = f"the first request with the key {key!r} was not answered in {self._wait_s:g} s: try again"
+            raise RequestRefused(503, "under_way", message, retry_after_s=1.0) from None
 
     def _keep(self, key: str, entry: _Entry) -> None:
         entry.settled_at = self._clock()
@@ -120,4 +123,4 @@ def _size(entry: _Entry) -> int:
 def _check_same(key: str, entry: _Entry, digest: bytes) -> None:
     if entry.digest != digest:
         message = f"the Idempotency-Key {key!r} was used for another request: use a key for one request only"
-        raise RequestRefused(422, "key_reused", message, field="Idempotency-Key")
+        raise RequestRefused(409, "key_reused", message, field="Idempotency-Key")

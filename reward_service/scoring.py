@@ -3,6 +3,7 @@
 request -> admission: room for its items? -> batch: lanes, in turns with other requests -> results
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -43,6 +44,8 @@ class Scorer:
         self._stack = AsyncExitStack()
         self._lanes = OpenLanes(registry)
         self._turns = Turns()
+        # Looked up once for each verifier: the look-up costs more than the observation.
+        self._observers = functools.cache(lambda label: metrics.latency.labels(label).observe)
         self.service_id = service_id
         self.repeated_requests = metrics.repeated_requests
         room = Room(
@@ -129,7 +132,7 @@ class Scorer:
         )
 
     def _count(self, label: str, outcome: Outcome, *, latency_s: float) -> None:
-        self._metrics.latency.labels(label).observe(latency_s)
+        self._observers(label)(latency_s)
         if isinstance(outcome.result, ScoreError):
             self._metrics.errors.labels(label, outcome.result.kind).inc()
         if outcome.cached:

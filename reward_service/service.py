@@ -9,6 +9,8 @@ from reward_service.app import build_app
 from reward_service.config import RewardServiceConfig
 from reward_service.metrics import make_metrics
 from reward_service.registry import build_registry
+from reward_service.sandbox.execution import open_execution
+from reward_service.sandbox.opening import open_sandboxes
 from reward_service.scoring import Scorer
 from reward_service.status import RewardServiceStatus
 from services.http_server import Listener, serve_http
@@ -25,15 +27,24 @@ PROCESS = "reward-service"
 async def serve(config: RewardServiceConfig, stop: Stop) -> None:
     """Serve until a stop is requested, then finish what runs.
 
-    Raises UserError for verifiers and reward models that cannot be loaded, AddressInUse for a taken port.
+    Raises UserError for verifiers and reward models that cannot be loaded and for a sandbox that cannot be had,
+    AddressInUse for a taken port.
     """
     metrics, waiting = Metrics(PROCESS), Waiting()
     registry = build_registry(config)
     with Listener(host=config.http.host, port=config.http.port) as listener, recent_failures() as failures:
         service_id = config.id or f"{socket.gethostname()}:{listener.port}"
-        async with Scorer(
-            registry=registry, config=config, metrics=make_metrics(metrics), service_id=service_id
-        ) as scorer:
+        async with (
+            open_sandboxes(kind=config.sandbox, config=config.execution) as sandboxes,
+            open_execution(sandboxes, config.execution) as execution,
+            Scorer(
+                registry=registry,
+                config=config,
+                metrics=make_metrics(metrics),
+                service_id=service_id,
+                sandbox=None if sandboxes is None else sandboxes.programs,
+            ) as scorer,
+        ):
             app = build_app(
                 config=config,
                 registry=registry,
@@ -41,6 +52,7 @@ async def serve(config: RewardServiceConfig, stop: Stop) -> None:
                 metrics=metrics,
                 readiness=waiting.readiness,
                 version=importlib.metadata.version("headway"),
+                execution=execution,
             )
             status = RewardServiceStatus(name=listener.url, scorer=scorer, most_pending=config.max_pending_items)
             add_status_route(

@@ -61,6 +61,7 @@ drain_s = 2.0
 join = {{ pause_ttl_s = 6.0 }}
 
 [reward-service]
+sandbox = "off"
 
 [env-service]
 model = "{model}"

@@ -60,6 +60,7 @@ engine = {{ dtype = "float32", max_model_len = 64, max_num_seqs = 64, kv_cache_g
 join = {{ learner = "http://127.0.0.1:{learner}"{f', token = "{token}"' if token else ""} }}
 
 [reward-service]
+sandbox = "off"
 http = {{ port = {reward}{f', token = "{token}"' if token else ""} }}
 
 [env-service]

@@ -90,7 +90,7 @@ def test_an_example_without_its_models_is_refused_before_anything_starts(tmp_pat
 
 
 def test_up_starts_what_the_file_names_and_an_interrupt_ends_it(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text("[reward-service]\nhttp.port = 0\n")
+    (tmp_path / "run.toml").write_text("[reward-service]\nsandbox = 'off'\nhttp.port = 0\n")
     with subprocess.Popen(
         [script("headway"), "up", "run.toml"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:

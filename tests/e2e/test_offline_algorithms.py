@@ -109,7 +109,8 @@ def served_scores(launcher: Launcher, folder: Path, model: Path) -> list[tuple[f
     (port,) = free_ports(1)
     file = folder / "reward.toml"
     file.write_text(
-        f'[reward-service]\nhttp = {{ port = {port} }}\n[[reward-service.reward_models]]\npath = "{model}"\n'
+        f'[reward-service]\nsandbox = "off"\nhttp = {{ port = {port} }}\n'
+        f'[[reward-service.reward_models]]\npath = "{model}"\n'
     )
     service = launcher("reward-service", "--config", str(file))
     url = f"http://127.0.0.1:{port}"

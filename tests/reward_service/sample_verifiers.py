@@ -109,6 +109,13 @@ def process_id(submission: Submission, arguments: NoArguments) -> float:
     return float(os.getpid())
 
 
+def length_slowly(submission: Submission, arguments: NoArguments) -> float:
+    """The completion's length, after some milliseconds of work."""
+    for _ in range(20):
+        sum(range(10_000))
+    return float(len(submission.completion))
+
+
 def one_parameter(submission: Submission) -> float:
     """Has no arguments."""
     return 1.0

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.e2e
 EXACT = {"id": "a", "verifier": "exact_match", "completion": "7", "arguments": {"answer": "7"}}
 CONFIG = """
 [reward-service]
+sandbox = "off"
 http = { port = 0 }
 id = "rewards-7"
 drain_s = 30.0

@@ -16,6 +16,7 @@ model = "MODEL"
 [generator]
 model = "MODEL"
 [reward-service]
+sandbox = "off"
 [env-service]
 model = "MODEL"
 """

@@ -23,7 +23,7 @@ COMMAND = (sys.executable, "-c", "from reward_service.command import main; main(
 def write_config(folder: Path, model: Path) -> Path:
     config = folder / "run.toml"
     config.write_text(
-        "[reward-service]\nhttp = { port = 0 }\n\n"
+        "[reward-service]\nsandbox = 'off'\nhttp = { port = 0 }\n\n"
         f'[[reward-service.reward_models]]\nname = "helpful"\npath = "{model}"\nbatch_size = 4\nwait_s = 0.01\n'
     )
     return config

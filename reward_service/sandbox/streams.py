@@ -1,0 +1,146 @@
+"""The ends of pipes on the service's side, on the event loop and bounded."""
+
+import asyncio
+import os
+from contextlib import suppress
+
+_PART = 1 << 16
+
+
+class Feed:
+    """Writes to a pipe. What its reader does not take is dropped when it is closed."""
+
+    def __init__(self, handle: int) -> None:
+        os.set_blocking(handle, False)
+        self._handle = handle
+        self._loop = asyncio.get_running_loop()
+        self._waiting = bytearray()
+        self._flushed = asyncio.Event()
+        self._flushed.set()
+        self._finishing = False
+        self.is_open = True
+
+    def send(self, data: bytes) -> None:
+        """Write what the pipe takes now, and the rest as it takes it."""
+        if not self.is_open or not data:
+            return
+        self._waiting += data
+        if self._flushed.is_set():
+            self._flushed.clear()
+            self._write()
+            if self._waiting and self.is_open:
+                self._loop.add_writer(self._handle, self._write)
+
+    async def flushed(self) -> None:
+        """Return when the pipe has taken everything, or nobody will."""
+        await self._flushed.wait()
+
+    def finish(self) -> None:
+        """Close it when everything is written."""
+        self._finishing = True
+        if self._flushed.is_set():
+            self.close()
+
+    def close(self) -> None:
+        """Close it now."""
+        if self.is_open:
+            self.is_open = False
+            self._loop.remove_writer(self._handle)
+            os.close(self._handle)
+            self._flushed.set()
+
+    def _write(self) -> None:
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._handle, self._waiting[:_PART])]
+        except BlockingIOError:
+            return
+        except OSError:  # its reader is gone
+            self._waiting.clear()
+            self.close()
+            return
+        self._loop.remove_writer(self._handle)
+        self._flushed.set()
+        if self._finishing:
+            self.close()
+
+
+class Intake:
+    """Reads from a pipe and keeps up to `most` bytes.
+
+    More is left in the pipe, so that its writer waits, until `drain`: then it is read and dropped.
+    """
+
+    def __init__(self, handle: int, *, most: int, drain: bool) -> None:
+        os.set_blocking(handle, False)
+        self._handle = handle
+        self._loop = asyncio.get_running_loop()
+        self._most = most
+        self._drain = drain
+        self._kept = bytearray()
+        self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._is_reading = True
+        self._is_open = True
+        self.cut = False
+        self._loop.add_reader(handle, self._read)
+
+    async def readline(self) -> bytes:
+        """The next line; a part of it if it is too long to be kept; what there is of it at the end."""
+        while b"\n" not in self._kept and len(self._kept) < self._most and self._is_open:
+            self._changed.clear()
+            await self._changed.wait()
+        end = self._kept.find(b"\n") + 1 or len(self._kept)
+        line = bytes(self._kept[:end])
+        del self._kept[:end]
+        if self._is_open and not self._is_reading:
+            self._is_reading = True
+            self._loop.add_reader(self._handle, self._read)
+        return line
+
+    def drain(self) -> None:
+        """From here on, drop what is too much."""
+        self._drain = True
+        if self._is_open and not self._is_reading:
+            self._is_reading = True
+            self._loop.add_reader(self._handle, self._read)
+
+    async def ended(self) -> bytes:
+        """What was kept and not taken, when the pipe has ended."""
+        await self._ended.wait()
+        return bytes(self._kept)
+
+    def close(self) -> None:
+        """Close it now."""
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._handle)
+            os.close(self._handle)
+            self._changed.set()
+            self._ended.set()
+
+    def _read(self) -> None:
+        room = self._most - len(self._kept)
+        if room <= 0 and not self._drain:
+            self._is_reading = False
+            self._loop.remove_reader(self._handle)
+            return
+        try:
+            part = os.read(self._handle, _PART if self._drain else min(room, _PART))
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        if not part:
+            self.close()
+            return
+        self._kept += part[:room] if room > 0 else b""
+        self.cut = self.cut or len(part) > room
+        self._changed.set()
+
+
+def close_all(handles: list[int]) -> None:
+    """Close descriptors that nobody has taken."""
+    for handle in handles:
+        with suppress(OSError):
+            os.close(handle)
