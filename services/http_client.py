@@ -143,9 +143,16 @@ class HttpClient:
 
     @asynccontextmanager
     async def stream(
-        self, url: str, body: BaseModel, part: type[P], *, deadline_s: float, idle_timeout_s: float
-    ) -> AsyncIterator[AsyncIterator[P]]:
-        """Send `body` and read the answer line by line, each a `part`; leaving the block closes the connection.
+        self,
+        url: str,
+        body: BaseModel,
+        part: type[P],
+        *,
+        deadline_s: float,
+        idle_timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator["Parts[P]"]:
+        """Send `body` and read the answer line by line, each a `part`; leaving the block early closes the connection.
 
         `async with client.stream(...) as parts: async for part in parts: ...`. The whole must end within `deadline_s`,
         each line arrive within `idle_timeout_s`. Nothing is retried. Raises a ServiceError.
@@ -153,15 +160,13 @@ class HttpClient:
         ends_at = asyncio.get_running_loop().time() + deadline_s
         with self._noting(url), _naming(url):
             async with asyncio.timeout(min(deadline_s, idle_timeout_s)):
-                answer = await self._open_session.post(url, data=body.model_dump_json().encode())
+                answer = await self._open_session.post(url, data=body.model_dump_json().encode(), headers=headers)
         async with answer:
             if answer.status >= 400:
                 with self._noting(url), _naming(url):
                     async with asyncio.timeout_at(ends_at):
                         raise _error_of(url, answer.status, await self._read(url, answer), answer.headers)
-            yield _Parts(
-                url, answer, part, ends_at=ends_at, idle_timeout_s=idle_timeout_s, limit=self._max_answer_bytes
-            )
+            yield Parts(url, answer, part, ends_at=ends_at, idle_timeout_s=idle_timeout_s, limit=self._max_answer_bytes)
 
     @property
     def _open_session(self) -> aiohttp.ClientSession:
@@ -234,7 +239,7 @@ def _naming(url: str) -> Iterator[None]:
         raise ServiceTimeout(url, "no answer within the deadline") from error
 
 
-class _Parts(Generic[P]):
+class Parts(Generic[P]):
     """The lines of a streamed answer, parsed."""
 
     def __init__(
@@ -257,6 +262,21 @@ class _Parts(Generic[P]):
 
     def __aiter__(self) -> Self:
         return self
+
+    @property
+    def content_type(self) -> str:
+        """What the answer's header says it is, without parameters."""
+        return self._answer.content_type
+
+    async def whole(self, model: type[R]) -> R:
+        """The answer in one piece, in place of the lines. Raises a ServiceError."""
+        raw = bytearray()
+        while chunk := await self._chunk():
+            raw += chunk
+            if len(raw) > self._limit:
+                text = f"the answer is larger than {self._limit} bytes"
+                raise ServiceFailed(self._url, status=self._answer.status, kind="bad_answer", message=text)
+        return _parsed(self._url, self._answer.status, bytes(raw), model)
 
     async def __anext__(self) -> P:
         line = await self._line()

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
 
 from services.breaker import Breakers, Call
 from services.waiting import Waiting
@@ -14,11 +15,36 @@ from services.waiting import Waiting
 _BUSY_S = 1.0
 """How long a service is left alone that says it is busy, and not for how long."""
 
+_GROWTH_S = 10.0
+"""After so many seconds without being told that it is busy, a service is asked for twice as much at once."""
+
+
+@dataclass
+class _Load:
+    """`under_way` requests at a service, of which it takes no more than `most` at once, nor any before `busy_until`."""
+
+    under_way: int = 0
+    most: float = inf
+    busy_until: float = -inf
+    grows_at: float = inf
+
+    def refused(self, *, until: float, now: float) -> None:
+        """It is busy with what is under way: no more than that fits in."""
+        self.busy_until = max(self.busy_until, until)
+        self.most = max(1, min(self.most, self.under_way))
+        self.grows_at = max(self.busy_until, now) + _GROWTH_S
+
+    def has_room(self, now: float) -> bool:
+        if now >= self.grows_at:
+            self.most, self.grows_at = 2 * self.most, now + _GROWTH_S
+        return now >= self.busy_until and self.under_way < self.most
+
 
 class RewardEndpoints:
     """The services at `urls`, taken in turn, the least busy first; one that fails again and again is left alone.
 
-    One that is not there yet, or not any more, costs no more than a refused connection now and then.
+    One that is not there yet, or not any more, costs no more than a refused connection now and then. One that is busy
+    is asked for no more at once than it took.
     """
 
     def __init__(
@@ -31,8 +57,7 @@ class RewardEndpoints:
         self._urls = [url.rstrip("/") for url in urls]
         self._breakers = breakers or Breakers("reward service")
         self._clock = clock
-        self._busy_until: dict[str, float] = {}
-        self._under_way = Counter[str]()
+        self._loads = {url: _Load() for url in self._urls}
 
     def __len__(self) -> int:
         return len(self._urls)
@@ -59,17 +84,21 @@ class RewardEndpoints:
     @contextmanager
     def call(self, url: str) -> Iterator[Call]:
         """A request to one of them, under way while the body runs, which says how it went."""
-        self._under_way[url] += 1
+        load = self._loads[url]
+        load.under_way += 1
         try:
             with self._breakers[url].call() as call:
                 yield call
         finally:
-            self._under_way[url] -= 1
+            load.under_way -= 1
+            if load.under_way < load.most < inf:
+                self._breakers.stir()
 
     def busy(self, url: str, *, for_s: float | None) -> None:
-        """It takes nothing for so long. A little longer, by chance: not all come back at the same moment."""
+        """It takes nothing for so long. A little longer, by chance: not all clients come back at the same moment."""
+        now = self._clock()
         rest_s = (_BUSY_S if for_s is None else for_s) * random.uniform(1.0, 1.25)
-        self._busy_until[url] = max(self._busy_until.get(url, 0.0), self._clock() + rest_s)
+        self._loads[url].refused(until=now + rest_s, now=now)
         self._breakers.stir()
 
     async def watch(self, waits: Waiting) -> None:
@@ -83,24 +112,23 @@ class RewardEndpoints:
                     await self._change()
 
     def _take(self, admitted: Sequence[str], *, avoid: Collection[str]) -> str:
-        chosen = min(admitted, key=lambda url: (url in avoid, self._under_way[url]))
+        chosen = min(admitted, key=lambda url: (url in avoid, self._loads[url].under_way))
         self._urls.remove(chosen)
         self._urls.append(chosen)
         return chosen
 
     def _admitted(self) -> list[str]:
-        return [url for url in self._urls if self._breakers[url].admits and not self._busy_s(url)]
+        now = self._clock()
+        return [url for url in self._urls if self._breakers[url].admits and self._loads[url].has_room(now)]
 
     def _at_hand(self) -> bool:
-        return any(self._breakers[url].state == "closed" and not self._busy_s(url) for url in self._urls)
-
-    def _busy_s(self, url: str) -> float:
-        """Seconds until it is to be asked again; 0 if it may be now."""
-        return max(0.0, self._busy_until.get(url, 0.0) - self._clock())
+        now = self._clock()
+        return any(self._breakers[url].state == "closed" and now >= self._loads[url].busy_until for url in self._urls)
 
     async def _change(self) -> None:
         """Return after the next verdict, or when a rest is over."""
-        rests = [rest for url in self._urls if (rest := self._busy_s(url))]
+        now = self._clock()
+        rests = [load.busy_until - now for load in self._loads.values() if load.busy_until > now]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(rests) if rests else None):
                 await self._breakers.change(self._urls)

@@ -19,7 +19,7 @@ class Entry:
     """One item of one call. `item` has an id of the client's own, so that items of many calls can share a request.
 
     It is settled by a reward, by an error that is the item's own, or by the `item_attempts`-th error of a service.
-    `setback` is why the last request for it failed.
+    `setback` is why it was not settled the last time.
     """
 
     def __init__(self, given: ScoreItem, *, wire_id: str, item_attempts: int) -> None:
@@ -36,6 +36,7 @@ class Entry:
             return False
         if result.error is not None and result.error.kind == "infrastructure":
             self._errors_left -= 1
+            self.setback = result.error.message
             if self._errors_left > 0:
                 return False
         self.scored = answered(

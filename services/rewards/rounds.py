@@ -45,7 +45,7 @@ class Rounds:
 
     async def run(self, parts: Sequence[Part], *, avoid: Collection[str] = ()) -> None:
         """Returns when all parts are over; those in `avoid` are asked only if there is no other."""
-        round = _Round(parts)
+        round = _Round(parts, is_hedged=self._hedges is not None)
         async with asyncio.TaskGroup() as tasks:
             requests = [tasks.create_task(self._first(round, avoid))]
             if self._hedges is not None and len(self._endpoints) > 1:
@@ -58,10 +58,10 @@ class Rounds:
     async def _first(self, round: "_Round", avoid: Collection[str]) -> None:
         async with self._places:
             url = await self._endpoints.choose(avoid=avoid)
-            entries = round.open
-            if self._hedges is not None:
-                self._hedges.sent(len(entries))
-            await self._request(round, url, entries)
+            if entries := round.open:  # none if all who waited have left meanwhile
+                if self._hedges is not None:
+                    self._hedges.sent(len(entries))
+                await self._request(round, url, entries)
 
     async def _second(self, round: "_Round", hedges: Hedges) -> None:
         await round.begun.wait()
@@ -85,7 +85,7 @@ class Rounds:
                     await self._exchange.see_alive(url)
                 self._metrics.request_items.observe(len(entries))
                 asked = [entry.item for entry in entries]
-                async with aclosing(self._exchange.ask(url, asked)) as answers:
+                async with aclosing(self._exchange.ask(url, asked, streamed=round.is_streamed)) as answers:
                     async for service_id, result in answers:
                         call.succeeded()
                         self._take(request, result, service_id=service_id)
@@ -115,10 +115,14 @@ class Rounds:
 
 
 class _Round:
-    """The entries of some parts, the addresses asked for them, and the requests that only read to their end."""
+    """The entries of some parts, the addresses asked for them, and the requests that only read to their end.
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    Answers are streamed where one that comes early is of use: to the first of several parts, or to a second request.
+    """
+
+    def __init__(self, parts: Sequence[Part], *, is_hedged: bool) -> None:
         self._part_of = {entry: part for part in parts for entry in part.awaited}
+        self.is_streamed = len(parts) > 1 or (is_hedged and len(self._part_of) > 1)
         self.begun = asyncio.Event()
         self.asked: list[str] = []
         self.finishing: set[asyncio.Task[None]] = set()

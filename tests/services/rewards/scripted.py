@@ -118,6 +118,33 @@ async def breaks_off(asked: Asked) -> web.StreamResponse:
     return response
 
 
+def lines(event: asyncio.Event, *late: str, breaks: bool = False) -> Answer:
+    """A result a line; those of the `late` completions once the event is set, or never, if it then `breaks`."""
+
+    async def answer(asked: Asked) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(asked.http)
+        for item in asked.body.items:
+            if item.completion not in late:
+                await response.write(_line(item))
+        await event.wait()
+        if breaks:
+            assert asked.http.transport is not None
+            asked.http.transport.abort()
+            return response
+        for item in asked.body.items:
+            if item.completion in late:
+                await response.write(_line(item))
+        await response.write_eof()
+        return response
+
+    return answer
+
+
+def _line(item: ScoreItem) -> bytes:
+    return result(item).model_copy(update={"service_id": "lines"}).model_dump_json().encode() + b"\n"
+
+
 @asynccontextmanager
 async def serving(*services: ScriptedService) -> AsyncIterator[list[str]]:
     """The addresses of the services. A request whose caller has gone is cancelled."""

@@ -1,0 +1,68 @@
+"""Which service is asked next."""
+
+import asyncio
+from contextlib import ExitStack
+
+from services.rewards.endpoints import RewardEndpoints
+
+
+class Clock:
+    """Stands still unless it is set."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def at_once(endpoints: RewardEndpoints, stack: ExitStack, *, most: int = 100) -> list[str]:
+    """Begins calls for as long as one is admitted, at most so many."""
+    chosen: list[str] = []
+    while len(chosen) < most and (url := endpoints.another(than=())) is not None:
+        stack.enter_context(endpoints.call(url))
+        chosen.append(url)
+    return chosen
+
+
+async def test_the_least_busy_is_asked_and_equals_take_turns() -> None:
+    endpoints = RewardEndpoints(["a", "b"])
+
+    with ExitStack() as stack:
+        assert at_once(endpoints, stack, most=4) == ["a", "b", "a", "b"]
+    with endpoints.call("a"), endpoints.call("a"), ExitStack() as stack:
+        assert at_once(endpoints, stack, most=2) == ["b", "b"]
+
+
+async def test_one_to_be_avoided_is_asked_if_there_is_no_other() -> None:
+    endpoints = RewardEndpoints(["a", "b"])
+
+    assert [await endpoints.choose(avoid=["a"]) for _ in range(3)] == ["b"] * 3
+    assert await endpoints.choose(avoid=["a", "b"]) in {"a", "b"}
+
+
+async def test_a_busy_service_is_asked_for_no_more_at_once_than_it_took_and_for_more_later() -> None:
+    clock = Clock()
+    endpoints = RewardEndpoints(["a"], clock=clock)
+    with ExitStack() as stack:
+        at_once(endpoints, stack, most=3)
+        endpoints.busy("a", for_s=2.0)
+    with ExitStack() as stack:
+        assert at_once(endpoints, stack) == []
+    clock.now += 3.0
+    with ExitStack() as stack:
+        assert len(at_once(endpoints, stack)) == 3
+    clock.now += 10.0
+    with ExitStack() as stack:
+        assert len(at_once(endpoints, stack)) == 6
+
+
+async def test_a_place_at_a_busy_service_is_taken_as_soon_as_it_is_free() -> None:
+    clock = Clock()
+    endpoints = RewardEndpoints(["a"], clock=clock)
+    endpoints.busy("a", for_s=0.0)
+    clock.now += 1.0
+    with endpoints.call("a"):
+        waiting = asyncio.create_task(endpoints.choose())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    assert await waiting == "a"
