@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from reward_service.embeddings.config import EmbeddingConfig
+from reward_service.embeddings.config import EmbeddingConfig, EncoderConfig
 from reward_service.judges.config import JudgeConfig
 from reward_service.remote.config import RemoteConfig
 from reward_service.reward_models.config import RewardModelConfig
@@ -55,6 +55,9 @@ class RewardServiceConfig(ProcessConfig):
     )
     embeddings: tuple[EmbeddingConfig, ...] = Field(
         (), description="similarities of embeddings: name, url, model, limits"
+    )
+    encoders: tuple[EncoderConfig, ...] = Field(
+        (), description="similarities by an encoder in a directory: name, path, device, pooling"
     )
     judges: tuple[JudgeConfig, ...] = Field(
         (), description="language models that judge: name, url, model, kind, template, limits"

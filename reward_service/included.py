@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from reward_service.composite import CompositeArguments, open_composite
 from reward_service.config import CustomVerifier, RewardServiceConfig
-from reward_service.embeddings.verifier import embedding_verifier
+from reward_service.embeddings.verifier import embedding_verifier, encoder_verifier
 from reward_service.judges.verifier import judge_verifier
 from reward_service.lanes.contract import Verifier
 from reward_service.lanes.event_loop import on_event_loop
@@ -58,6 +58,7 @@ def configured(config: RewardServiceConfig) -> Iterable[Verifier]:
     yield from map(_custom, config.verifiers)
     yield from map(reward_model_verifier, config.reward_models)
     yield from map(embedding_verifier, config.embeddings)
+    yield from map(encoder_verifier, config.encoders)
     yield from map(judge_verifier, config.judges)
     yield from map(remote_verifier, config.remotes)
 

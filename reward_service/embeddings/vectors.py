@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import json
 import math
 from array import array
 from collections.abc import Mapping, Sequence
@@ -57,10 +56,11 @@ class Requests:
         self._endpoint = endpoint
 
     async def send(self, texts: Sequence[str], deadline: float) -> Sequence[Vector]:
-        """The texts' embeddings, of length 1 and in order. Raises VerifierError."""
+        """The texts' embeddings, of length 1 and in order, by the deadline. Raises VerifierError, TimeoutError."""
         fields: Mapping[str, JsonValue] = {"model": self._config.model, "input": list(texts)}
         request = EmbeddingRequest({**fields, **self._config.extra})
-        answer = await self._endpoint.ask(PATH, request, EmbeddingAnswer, deadline=deadline)
+        async with asyncio.timeout_at(deadline):
+            answer = await self._endpoint.ask(PATH, request, EmbeddingAnswer, deadline=deadline)
         self._endpoint.spend(tokens=0 if answer.usage is None else answer.usage.total_tokens)
         return vectors_of(answer, count=len(texts))
 
@@ -70,13 +70,14 @@ def vectors_of(answer: EmbeddingAnswer, *, count: int) -> Sequence[Vector]:
     found = {one.index: one.embedding for one in answer.data}
     if sorted(found) != list(range(count)) or len(answer.data) != count:
         raise InfrastructureError(f"the endpoint gave {len(answer.data)} embeddings for {count} texts, or in no order")
-    return [_unit(found[index]) for index in range(count)]
+    return [unit(found[index]) for index in range(count)]
 
 
-def _unit(values: Sequence[float]) -> Vector:
+def unit(values: Sequence[float]) -> Vector:
+    """At length 1. Raises InfrastructureError if there is no direction."""
     length = math.hypot(*values)
     if not 0 < length < math.inf:
-        raise InfrastructureError(f"the endpoint gave an embedding of length {length}")
+        raise InfrastructureError(f"an embedding has the length {length}, and so no direction")
     return array("f", [value / length for value in values])
 
 
@@ -89,13 +90,13 @@ class Embedding:
 
 
 class Vectors:
-    """Embeddings by text, each paid once while it is kept."""
+    """Embeddings by text, each paid once while it is kept. `settings` stand for all else that they depend on."""
 
-    def __init__(self, config: EmbeddingConfig, *, batcher: Batcher[str, Vector], cache: Cache) -> None:
-        self._config = config
+    def __init__(self, *, prefix: str, settings: str, batcher: Batcher[str, Vector], cache: Cache) -> None:
+        self._prefix = prefix
+        self._settings = settings
         self._batcher = batcher
         self._cache = cache
-        self._settings = json.dumps([config.url, config.model, config.extra], sort_keys=True)
 
     async def of(self, texts: Sequence[str], *, deadline: float) -> list[Embedding]:
         """The texts' embeddings in order. Raises VerifierError."""
@@ -107,7 +108,7 @@ class Vectors:
         return [task.result() for task in tasks]
 
     async def _one(self, text: str, *, deadline: float) -> Embedding:
-        whole = f"{self._config.prefix}{text}"
+        whole = f"{self._prefix}{text}"
 
         async def make() -> str:
             vector = await self._batcher.ask(whole, deadline=deadline)
@@ -120,5 +121,8 @@ class Vectors:
 def cosine(one: Vector, other: Vector) -> float:
     """Of two vectors of length 1. Raises InfrastructureError if they are of different sizes."""
     if len(one) != len(other):
-        raise InfrastructureError(f"the endpoint gave embeddings of {len(one)} and of {len(other)} numbers")
-    return max(-1.0, min(1.0, math.fsum(map(mul, one, other))))
+        raise InfrastructureError(f"embeddings have {len(one)} and {len(other)} numbers")
+    product = math.fsum(map(mul, one, other))
+    if not math.isfinite(product):  # min and max would make a 1 of it
+        raise InfrastructureError("an embedding holds a number that is not finite")
+    return max(-1.0, min(1.0, product))

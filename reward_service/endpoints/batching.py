@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from reward_service.endpoints.endpoint import InputRefused
-from reward_service.verifier import InfrastructureError
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -33,7 +32,7 @@ class _Waiting(Generic[J, R]):
 
 
 class Batcher(Generic[J, R]):
-    """Made by `open_batcher`. `send` is called with jobs and the last of their deadlines, and is cancelled then; it
+    """Made by `open_batcher`. `send` is called with jobs and the last of their deadlines, by which it should end; it
     returns an answer for each job, in order, or raises. `on_batch` hears of the number of jobs in each batch.
     """
 
@@ -88,12 +87,9 @@ class Batcher(Generic[J, R]):
         self._on_batch(len(batch))
         deadline = max(waiting.deadline for waiting in batch)
         try:
-            async with asyncio.timeout_at(deadline):
-                answers = await self._send([waiting.job for waiting in batch], deadline)
+            answers = await self._send([waiting.job for waiting in batch], deadline)
         except InputRefused as refused:
             await self._alone(batch, refused)
-        except TimeoutError:
-            _fail(batch, InfrastructureError("deadline: no answer in time"))
         except Exception as error:  # noqa: BLE001  whatever goes wrong becomes an error of these items alone
             _fail(batch, error)
         else:

@@ -1,18 +1,27 @@
-"""The lane of a verifier that asks another service about each item."""
+"""The lane of a verifier that asks another service, or a process of its own, about each item."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from pydantic import BaseModel
 
 from protocol.rewards import ScoreError, ScoreItem
-from reward_service.endpoints.endpoint import Endpoint
 from reward_service.lanes.contract import Lane
 from reward_service.verifier import Outcome, error_of, to_score, validate_arguments
 
 A = TypeVar("A", bound=BaseModel)
+
+
+class Asked(Protocol):
+    """The service, or the process, that is asked; its text names it."""
+
+    @property
+    def last_problem(self) -> str:
+        """What last went wrong with it."""
+        ...
+
 
 JudgeFunction = Callable[[ScoreItem, A, float], Awaitable[Outcome]]
 
@@ -20,10 +29,10 @@ JudgeFunction = Callable[[ScoreItem, A, float], Awaitable[Outcome]]
 class AskingLane(Lane, Generic[A]):
     """`function` is called with an item, its arguments and its deadline, and is cancelled then."""
 
-    def __init__(self, *, arguments: type[A], function: JudgeFunction[A], endpoint: Endpoint) -> None:
+    def __init__(self, *, arguments: type[A], function: JudgeFunction[A], asked: Asked) -> None:
         self._arguments = arguments
         self._function = function
-        self._endpoint = endpoint
+        self._asked = asked
 
     async def judge(self, item: ScoreItem, *, deadline: float) -> Outcome:
         """The outcome, at the deadline at the latest."""
@@ -38,6 +47,5 @@ class AskingLane(Lane, Generic[A]):
             return Outcome(result=self._late() if limit.expired() else error_of(error))
 
     def _late(self) -> ScoreError:
-        problem = self._endpoint.last_problem
-        message = f"deadline: no answer of {self._endpoint} in time; the last trouble with it: {problem}"
+        message = f"deadline: no answer of {self._asked} in time; the last trouble with it: {self._asked.last_problem}"
         return ScoreError(kind="infrastructure", message=message)

@@ -42,7 +42,7 @@ def judge_verifier(config: JudgeConfig) -> Verifier:
         ):
             asking = Asking(config, fingerprint=fingerprint, endpoint=endpoint, cache=cache)
             judge = Judge(config=config, template=template, asking=asking)
-            yield AskingLane(arguments=arguments, function=judge.judge, endpoint=endpoint)
+            yield AskingLane(arguments=arguments, function=judge.judge, asked=endpoint)
 
     return Verifier(
         name=config.name,

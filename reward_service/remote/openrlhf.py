@@ -5,6 +5,7 @@ answer holds `rewards`, and in newer servers `scores` and lists of further numbe
 (openrlhf/cli/serve_rm.py and openrlhf/utils/remote_rm_utils.py of github.com/OpenRLHF/OpenRLHF.)
 """
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -65,13 +66,14 @@ class GetReward:
         self._endpoint = endpoint
 
     async def send(self, questions: Sequence[Question], deadline: float) -> Sequence[Score]:
-        """A score for each question. Raises VerifierError."""
+        """A score for each question, by the deadline. Raises VerifierError, TimeoutError."""
         request = GetRewardRequest(
             query=tuple(question.prompt + question.completion for question in questions),
             prompts=tuple(question.prompt for question in questions),
             labels=tuple(question.label for question in questions),
         )
-        answer = await self._endpoint.ask("", request, GetRewardAnswer, deadline=deadline)
+        async with asyncio.timeout_at(deadline):
+            answer = await self._endpoint.ask("", request, GetRewardAnswer, deadline=deadline)
         return scores_of(answer, count=len(questions))
 
 
@@ -116,7 +118,7 @@ def open_openrlhf(config: RemoteConfig) -> Opener:
                 on_batch=metrics.batch_items.labels(config.name).observe,
             ) as batcher,
         ):
-            yield AskingLane(arguments=LabelArguments, function=partial(_judge, batcher), endpoint=endpoint)
+            yield AskingLane(arguments=LabelArguments, function=partial(_judge, batcher), asked=endpoint)
 
     return opened
 
