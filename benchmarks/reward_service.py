@@ -144,7 +144,7 @@ def _target(port: int) -> Target:
 def _service(folder: Path) -> Iterator[tuple[int, int]]:
     """The service's process id and port."""
     config = folder / "run.toml"
-    config.write_text("[reward-service]\nhttp = { port = 0 }\n", encoding="utf-8")
+    config.write_text('[reward-service]\nsandbox = "off"\nhttp = { port = 0 }\n', encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(
         [*_COMMAND, "--config", config], env=environment, stderr=subprocess.PIPE, text=True

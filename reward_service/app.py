@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Request, Response
 
-from protocol.http import Readiness
+from protocol.http import ErrorBody, Readiness
 from protocol.rewards import ScoreRequest, ScoreResponse, VerifierList
 from reward_service.admission import Admission
 from reward_service.answering import Answering, Asked
@@ -72,7 +72,7 @@ class _AdmittedBody(JsonBody[ScoreRequest]):
 
 
 def _add_score(app: FastAPI, *, answering: Answering, body: _AdmittedBody) -> None:
-    @app.post("/v1/score", responses={200: _answer_forms()})
+    @app.post("/v1/score", responses={200: _answer_forms(), 429: _busy()})
     async def score(
         request: Request,
         asked: Annotated[ScoreRequest, Depends(body)],
@@ -85,6 +85,12 @@ def _add_score(app: FastAPI, *, answering: Answering, body: _AdmittedBody) -> No
         whole = Asked(request=asked, body=await request.body(), key=idempotency_key or None)
         streamed = LINES in request.headers.get("accept", "")
         return answering.streamed(whole) if streamed else await answering.whole(whole)
+
+
+def _busy() -> dict[str, Any]:
+    retry = {"description": "in how many seconds there may be room", "schema": {"type": "integer", "minimum": 1}}
+    description = "There is no room for the items, or the bytes, now."
+    return {"model": ErrorBody, "description": description, "headers": {"Retry-After": retry}}
 
 
 def _answer_forms() -> dict[str, Any]:

@@ -8,12 +8,15 @@ each of which ends at its items' deadlines.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 
 from protocol.rewards import ScoreError, ScoreItem, ScoreRequest
 from reward_service.open_lanes import OpenLanes
 from reward_service.verifier import Outcome
+
+logger = logging.getLogger(__name__)
 
 # A few milliseconds of items that are judged at once.
 _AT_ONCE = 128
@@ -72,7 +75,7 @@ class Batch:
         for index in range(start, stop):
             item = self._items[index]
             deadline = self._deadline(item)
-            judged = self._lanes.judge(item, deadline=deadline)
+            judged = self._judged_by_lane(item, deadline=deadline)
             # A task is made only for what has to wait: a batch of exact matches pays for none.
             if isinstance(judged, Outcome):
                 self._finish(index, judged)
@@ -91,9 +94,17 @@ class Batch:
             return
         try:
             outcome = await judged
+        except Exception as error:  # noqa: BLE001  a lane's fault is an error of this item alone
+            outcome = _fault(self._items[index], error)
         finally:
             window.release()
         self._finish(index, outcome)
+
+    def _judged_by_lane(self, item: ScoreItem, *, deadline: float) -> Outcome | Awaitable[Outcome]:
+        try:
+            return self._lanes.judge(item, deadline=deadline)
+        except Exception as error:  # noqa: BLE001  a lane's fault is an error of this item alone
+            return _fault(item, error)
 
     def _window(self, verifier: str) -> asyncio.Semaphore:
         window = self._windows.get(verifier)
@@ -104,3 +115,10 @@ class Batch:
     def _deadline(self, item: ScoreItem) -> float:
         own_s = self._longest_s if item.deadline_s is None else min(self._longest_s, item.deadline_s)
         return self._began + own_s
+
+
+def _fault(item: ScoreItem, error: Exception) -> Outcome:
+    """Lanes do not raise; one that does all the same is at fault, and its item has no reward."""
+    logger.error("the lane of verifier %s failed", item.verifier, exc_info=error)
+    message = f"the service failed at this item: {type(error).__name__}; its log says more"
+    return Outcome(result=ScoreError(kind="infrastructure", message=message))

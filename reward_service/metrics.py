@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from protocol.rewards import ScoreError
+from reward_service.verifier import Outcome
 from services.metrics import Metrics
 
 _LATENCY_BUCKETS_S = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
@@ -15,7 +17,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringMetrics:
-    """`latency` has one observation for each item, those that end in an error included."""
+    """`latency` has one observation for each item, and each part of one, those that end in an error included."""
 
     latency: Histogram
     errors: Counter
@@ -27,6 +29,14 @@ class ScoringMetrics:
     batch_items: Histogram
     asked_requests: Counter
     asked_tokens: Counter
+
+    def count(self, outcome: Outcome, *, verifier: str, latency_s: float) -> None:
+        """An item, or a part of one, that a verifier has judged."""
+        self.latency.labels(verifier).observe(latency_s)
+        if isinstance(outcome.result, ScoreError):
+            self.errors.labels(verifier, outcome.result.kind).inc()
+        if outcome.cached:
+            self.cached.labels(verifier).inc()
 
 
 def make_metrics(metrics: Metrics) -> ScoringMetrics:

@@ -1,5 +1,6 @@
 """The lanes of all verifiers of a registry, open for as long as the service runs."""
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
@@ -15,8 +16,9 @@ from reward_service.verifier import Outcome, UserError, error_of
 class OpenLanes:
     """Made by `open_lanes`."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, *, registry: Registry, metrics: ScoringMetrics) -> None:
         self._registry = registry
+        self._metrics = metrics
         self._lanes: dict[str, Lane] = {}
 
     def add(self, name: str, lane: Lane) -> None:
@@ -33,6 +35,21 @@ class OpenLanes:
         except UserError as error:
             return Outcome(result=error_of(error))
         raise AssertionError(f"no lane is open for {item.verifier}")
+
+    def judge_part(self, item: ScoreItem, *, deadline: float) -> Outcome | Awaitable[Outcome]:
+        """As `judge`, for a verifier that asks others; what they say is counted by their own names."""
+        began = time.perf_counter()
+        outcome = self.judge(item, deadline=deadline)
+        if isinstance(outcome, Outcome):
+            return self._counted(item, outcome, began=began)
+        return self._count_later(item, outcome, began=began)
+
+    async def _count_later(self, item: ScoreItem, outcome: Awaitable[Outcome], *, began: float) -> Outcome:
+        return self._counted(item, await outcome, began=began)
+
+    def _counted(self, item: ScoreItem, outcome: Outcome, *, began: float) -> Outcome:
+        self._metrics.count(outcome, verifier=self.label(item.verifier), latency_s=time.perf_counter() - began)
+        return outcome
 
     def share(self, verifier: str) -> int:
         """Most items of one request in the verifier's lane at once."""
@@ -69,7 +86,7 @@ async def open_lanes(
     *, registry: Registry, config: RewardServiceConfig, metrics: ScoringMetrics, sandbox: Sandbox | None
 ) -> AsyncIterator[OpenLanes]:
     """Open the lane of every verifier, and start the workers that are to be warm. Raises UserError that names it."""
-    lanes = OpenLanes(registry)
+    lanes = OpenLanes(registry=registry, metrics=metrics)
     async with AsyncExitStack() as stack:
         shared = await stack.enter_async_context(Shared())
         for verifier in registry.all():
@@ -78,7 +95,7 @@ async def open_lanes(
                 config=config,
                 metrics=metrics,
                 sandbox=sandbox,
-                judge=lanes.judge,
+                judge=lanes.judge_part,
                 version_of=lanes.version,
                 shared=shared,
             )

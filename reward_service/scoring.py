@@ -3,7 +3,6 @@
 request -> admission: room for its items? -> batch: lanes, in turns with other requests -> results
 """
 
-import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -42,10 +41,8 @@ class Scorer:
         self._metrics = metrics
         self._opening = open_lanes(registry=registry, config=config, metrics=metrics, sandbox=sandbox)
         self._stack = AsyncExitStack()
-        self._lanes = OpenLanes(registry)
+        self._lanes = OpenLanes(registry=registry, metrics=metrics)
         self._turns = Turns()
-        # Looked up once for each verifier: the look-up costs more than the observation.
-        self._observers = functools.cache(lambda label: metrics.latency.labels(label).observe)
         self.service_id = service_id
         self.repeated_requests = metrics.repeated_requests
         room = Room(
@@ -116,7 +113,7 @@ class Scorer:
 
     def _result(self, item: ScoreItem, outcome: Outcome, *, began: float) -> ScoreResult:
         latency_s = time.perf_counter() - began
-        self._count(self._lanes.label(item.verifier), outcome, latency_s=latency_s)
+        self._metrics.count(outcome, verifier=self._lanes.label(item.verifier), latency_s=latency_s)
         score = outcome.result if isinstance(outcome.result, Score) else None
         return ScoreResult(
             id=item.id,
@@ -130,10 +127,3 @@ class Scorer:
             service_id=self.service_id,
             cached=outcome.cached,
         )
-
-    def _count(self, label: str, outcome: Outcome, *, latency_s: float) -> None:
-        self._observers(label)(latency_s)
-        if isinstance(outcome.result, ScoreError):
-            self._metrics.errors.labels(label, outcome.result.kind).inc()
-        if outcome.cached:
-            self._metrics.cached.labels(label).inc()

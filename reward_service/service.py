@@ -1,6 +1,7 @@
 """The reward service from its configuration to its end: verifiers, workers, HTTP."""
 
 import asyncio
+import gc
 import importlib.metadata
 import logging
 import socket
@@ -59,6 +60,8 @@ async def serve(config: RewardServiceConfig, stop: Stop) -> None:
                 app, service="reward-service", version=importlib.metadata.version("headway"), waits=waiting,
                 failures=failures, stopping=lambda: stop.requested, provider=status.report,
             )  # fmt: skip
+            # What is loaded by now stays: without this, each full collection looks at all of it and holds up requests.
+            gc.freeze()
             async with asyncio.TaskGroup() as tasks:
                 http = tasks.create_task(serve_http(app, listener), name="http")
                 loading = tasks.create_task(_load(scorer, waiting), name="loading")

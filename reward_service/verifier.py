@@ -138,12 +138,18 @@ def validate_arguments(*, model: type[BaseModel], arguments: Mapping[str, JsonVa
 def to_score(value: object) -> Score:
     """What a verifier returned, as a score. Raises UserError if it is no number, DataError if it is not finite."""
     score = value if isinstance(value, Score) else Score(reward=_number(value))
-    components = {name: _number(part) for name, part in score.components.items()}
+    components = {_name(name): _number(part) for name, part in score.components.items()}
     checked = Score(reward=_number(score.reward), components=components)
     not_finite = [name for name, part in {"reward": checked.reward, **components}.items() if not math.isfinite(part)]
     if not_finite:
         raise DataError(f"the verifier returned a value that is not finite: {', '.join(not_finite)}")
     return checked
+
+
+def _name(name: object) -> str:
+    if isinstance(name, str) and name.isprintable():
+        return name
+    raise UserError(f"the verifier returned a component named {name!r}, expected printable text")
 
 
 def _number(value: object) -> float:
@@ -155,7 +161,12 @@ def _number(value: object) -> float:
 def error_of(exception: Exception) -> ScoreError:
     """An exception out of a verifier as the item's error: its own kind, or by its class."""
     if isinstance(exception, VerifierError):
-        return ScoreError(kind=exception.kind, message=str(exception)[:MAX_MESSAGE_CHARS])
+        return ScoreError(kind=exception.kind, message=_sendable(str(exception)))
     kind: ErrorKind = "infrastructure" if isinstance(exception, _PASSING_TROUBLE) else "data"
     message = f"the verifier raised {type(exception).__name__}: {exception}"
-    return ScoreError(kind=kind, message=message[:MAX_MESSAGE_CHARS])
+    return ScoreError(kind=kind, message=_sendable(message))
+
+
+def _sendable(message: str) -> str:
+    """Short, and without the halves of characters that no JSON can hold."""
+    return message[:MAX_MESSAGE_CHARS].encode("utf-8", errors="replace").decode()

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from protocol.http import ErrorBody, ErrorDetail, Readiness
 from services.metrics import Metrics
-from services.openapi import with_bodies
+from services.openapi import with_bodies, with_token
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
@@ -74,6 +74,7 @@ def create_app(
         redoc_url=None,
         responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
     )
+    app.wants_token = token is not None
     install_shell(
         app, service=service, token=token, readiness=readiness, metrics=metrics, max_body_bytes=max_body_bytes
     )
@@ -132,12 +133,16 @@ def json_body(model: type[M], *, deadline_s: float = _BODY_S) -> JsonBody[M]:
 
 
 class DescribedApp(FastAPI):
-    """An application whose `/openapi.json` also holds the bodies that `json_body` reads."""
+    """An application whose `/openapi.json` also holds the bodies that `json_body` reads, and that a token is wanted."""
+
+    wants_token = False
 
     def openapi(self) -> dict[str, Any]:
         """The document; made once, when all routes are there."""
         if self.openapi_schema is None:
             self.openapi_schema = with_bodies(super().openapi(), bodies=dict(self._bodies()))
+            if self.wants_token:
+                with_token(self.openapi_schema, open_paths=OPEN_PATHS)
         return self.openapi_schema
 
     def _bodies(self) -> Iterator[tuple[str, type[BaseModel]]]:

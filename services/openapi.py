@@ -1,6 +1,6 @@
 """The OpenAPI document of an application whose handlers parse their bodies themselves."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -20,3 +20,12 @@ def with_bodies(document: dict[str, Any], *, bodies: Mapping[str, type[BaseModel
             content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
             operation["requestBody"] = {"required": True, "content": content}
     return document
+
+
+def with_token(document: dict[str, Any], *, open_paths: Collection[str]) -> None:
+    """Add that all but the open paths want a bearer token."""
+    document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"token": []}]
+    for path in open_paths:
+        for operation in document["paths"].get(path, {}).values():
+            operation["security"] = []

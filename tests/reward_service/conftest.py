@@ -27,6 +27,8 @@ SAMPLES = (
     "reject",
     "not_a_number",
     "returns_text",
+    "half_a_character",
+    "half_a_name",
     "chatty",
     "die",
     "die_once",

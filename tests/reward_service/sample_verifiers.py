@@ -109,6 +109,16 @@ def process_id(submission: Submission, arguments: NoArguments) -> float:
     return float(os.getpid())
 
 
+def half_a_character(submission: Submission, arguments: NoArguments) -> float:
+    """Fails with a message that no JSON can hold."""
+    raise DataError("\ud800 is not a character")
+
+
+async def half_a_name(submission: Submission, arguments: NoArguments) -> Score:
+    """Returns a component whose name no JSON can hold."""
+    return Score(reward=1.0, components={"\ud800": 1.0})
+
+
 def length_slowly(submission: Submission, arguments: NoArguments) -> float:
     """The completion's length, after some milliseconds of work."""
     for _ in range(20):

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
+import httpx
 import pytest
 from pydantic import JsonValue
 
@@ -75,6 +76,18 @@ async def test_the_error_of_a_part_is_the_whole_one_unless_the_part_is_optional(
     assert (result.reward, result.components) == (1.0, {"exact_match": 1.0, "raise_error.failed": 1.0})
     kind, _ = error_of(await judge(scorer, [right(weight=0.0), {**broken, "optional": True}]))
     assert kind == "data", "parts that count for nothing make no reward alone"
+
+
+async def test_parts_are_counted_by_their_own_verifiers(client: httpx.AsyncClient) -> None:
+    parts = [right(), {"verifier": "hang_async", "optional": True}, {"verifier": "made up", "optional": True}]
+    item = {"id": "a", "verifier": "composite", "completion": "yes", "arguments": {"parts": parts}, "deadline_s": 0.1}
+    answer = await client.post("/v1/score", json={"items": [item]})
+    assert answer.json()["results"][0]["reward"] == 1.0
+    metrics = (await client.get("/metrics")).text
+    assert 'headway_reward_service_score_seconds_count{verifier="composite"} 1.0' in metrics
+    assert 'headway_reward_service_score_seconds_count{verifier="exact_match"} 1.0' in metrics
+    assert 'headway_reward_service_errors_total{kind="infrastructure",verifier="hang_async"} 1.0' in metrics
+    assert 'headway_reward_service_errors_total{kind="user",verifier="unknown"} 1.0' in metrics
 
 
 async def test_parts_are_judged_beside_each_other_and_end_at_the_deadline(open_scorer: OpenScorer) -> None:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.e2e
 
 CONFIG = """
 [reward-service]
+sandbox = "off"
 http = { port = 0 }
 workers = { count = 2, max_attempts = 2, compute_timeout_s = 300.0 }
 

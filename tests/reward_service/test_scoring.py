@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from protocol.rewards import ScoreItem, ScoreRequest, ScoreResult
+from protocol.rewards import ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
 from reward_service.config import RewardServiceConfig, WorkerConfig
 from reward_service.jobs import Job
 from reward_service.lanes.workers import pool_settings
@@ -86,6 +86,14 @@ async def test_one_failing_item_never_disturbs_the_others(open_scorer: OpenScore
     assert "anwser" in message_of(results[2])
     assert "ZeroDivisionError" in message_of(results[3])
     assert "the table of expected outputs is empty" in message_of(results[4])
+
+
+async def test_what_cannot_be_sent_is_an_error_of_its_item_alone(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer()
+    response = await scorer.score(ScoreRequest(items=(item("half_a_character"), item("half_a_name"))))
+    message, name = ScoreResponse.model_validate_json(response.model_dump_json()).results
+    assert (kind_of(message), message_of(message)) == ("data", "? is not a character")
+    assert (kind_of(name), name.attempts) == ("user", 1)
 
 
 async def test_a_verifier_that_hangs_is_killed_and_the_next_item_is_scored(open_scorer: OpenScorer) -> None:
@@ -184,6 +192,47 @@ async def test_items_for_which_there_is_no_room_now_are_to_come_again(open_score
         with pytest.raises(RequestRefused) as refused:
             await score(scorer, *[item("exact_match", "1", answer="1")] * 2)
     assert (refused.value.status_code, refused.value.problem.kind) == (429, "busy")
+
+
+async def test_requests_that_come_at_one_moment_wait_for_their_turn_and_those_without_room_are_sent_away(
+    open_scorer: OpenScorer,
+) -> None:
+    scorer = await open_scorer(max_pending_items=2)
+    right = item("exact_match", "1", answer="1")
+    ended = await asyncio.gather(*[score(scorer, right) for _ in range(5)], return_exceptions=True)
+    refused = [each for each in ended if isinstance(each, RequestRefused)]
+    assert [each.status_code for each in refused] == [429, 429, 429]
+    assert [each[0].reward for each in ended if isinstance(each, tuple)] == [1.0, 1.0]
+
+
+async def test_an_item_may_have_a_shorter_deadline_than_its_request_and_no_longer_one(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer()
+    short = item("hang_async").model_copy(update={"deadline_s": 0.1})
+    (early,) = await score(scorer, short, deadline_s=3000.0)
+    assert kind_of(early) == "infrastructure"
+    long = item("hang_async").model_copy(update={"deadline_s": 3000.0})
+    (also_early,) = await score(scorer, long, deadline_s=0.1)
+    assert kind_of(also_early) == "infrastructure"
+
+
+async def test_items_that_wait_behind_others_of_their_request_end_at_their_deadlines_too(
+    open_scorer: OpenScorer,
+) -> None:
+    scorer = await open_scorer()
+    waiting = RewardServiceConfig().async_concurrency + 10
+    results = await score(scorer, *[item("hang_async")] * waiting, deadline_s=0.2)
+    assert {kind_of(result) for result in results} == {"infrastructure"}
+    assert "other items of the request were before it" in message_of(results[-1])
+
+
+async def test_a_large_request_that_is_cancelled_leaves_nothing_behind(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer()
+    running = asyncio.create_task(score(scorer, *[item("process_id")] * 300))
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    assert scorer.pending == 0
+    assert await scorer.drain(timeout_s=1.0)
 
 
 async def test_a_draining_service_finishes_what_runs_and_takes_nothing_new(open_scorer: OpenScorer) -> None:

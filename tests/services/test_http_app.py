@@ -209,3 +209,19 @@ async def test_parts_are_streamed_as_lines_and_a_late_refusal_is_the_last(sessio
         lines = (await answer.text()).splitlines()
     assert [json.loads(line).get("tokens") for line in lines] == [[1], [2], None]
     assert ErrorBody.model_validate_json(lines[-1]).error.kind == "unlucky"
+
+
+async def test_the_openapi_document_names_bodies_refusals_and_the_token(session: aiohttp.ClientSession) -> None:
+    async with session.get("/openapi.json", headers=AUTHORIZED) as answer:
+        document = await answer.json()
+    echo = document["paths"]["/v1/echo"]["post"]
+    assert echo["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Ask"}
+    assert document["components"]["schemas"]["Ask"]["required"] == ["tokens"]
+    assert echo["responses"]["4XX"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorBody")
+    assert document["security"] == [{"token": []}]
+    assert document["paths"]["/healthz"]["get"]["security"] == []
+
+
+async def test_a_wrong_method_is_told_the_right_one(session: aiohttp.ClientSession) -> None:
+    async with session.get("/v1/echo", headers=AUTHORIZED) as answer:
+        assert (answer.status, answer.headers["Allow"]) == (405, "POST")
