@@ -4,7 +4,8 @@ from services.metrics import Metrics
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 
-_REWARDS = (-1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
+# Not below 0: the client library leaves the sum, and with it the mean, out of a histogram that has such a bound.
+_REWARDS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 2.0, 5.0, 10.0)
 
 
 class RolloutMetrics:

@@ -1,10 +1,11 @@
 """Scoring of a group's completions by the reward services: answers become records, failures those of the lease."""
 
 from collections.abc import Sequence
+from itertools import islice
 
 from env_service.failures import DataFailure, InfrastructureFailure
 from protocol.rewards import ScoreItem
-from protocol.trajectories import RewardRecord
+from protocol.trajectories import MAX_COMPONENTS, MAX_VERSION_CHARS, RewardRecord
 from services.rewards.client import RewardClient
 from services.rewards.scored import Scored
 
@@ -30,9 +31,10 @@ class Scoring:
 def _record(scored: Scored) -> RewardRecord:
     return RewardRecord(
         reward=scored.reward,
-        components=scored.components,
+        # A verifier of many parts may say more than a record holds: its reward is worth more than the last of them.
+        components=dict(islice(scored.components.items(), MAX_COMPONENTS)),
         verifier=scored.verifier,
-        verifier_version=scored.verifier_version,
+        verifier_version=scored.verifier_version[:MAX_VERSION_CHARS],
         service_id=scored.service_id,
         endpoint=scored.endpoint,
         latency_s=scored.latency_s,

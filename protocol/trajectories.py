@@ -14,6 +14,10 @@ FinishReason = Literal["stop", "length", "abort"]
 ErrorKind = Literal["user", "data", "infrastructure"]
 Purpose = Literal["train", "evaluate"]
 
+MAX_COMPONENTS = 256
+MAX_VERSION_CHARS = 1024
+"""Of a verifier's version: that of a composite holds those of its parts."""
+
 
 class VersionSpan(WireModel):
     """Tokens `[start, end)` were sampled under `version`."""
@@ -56,9 +60,9 @@ class RewardRecord(WireModel):
     """
 
     reward: float | None = Field(default=None, allow_inf_nan=False)
-    components: dict[str, float] = Field(default_factory=dict, max_length=64)
+    components: dict[str, float] = Field(default_factory=dict, max_length=MAX_COMPONENTS)
     verifier: str = Field(max_length=256)
-    verifier_version: str = Field(default="", max_length=64)
+    verifier_version: str = Field(default="", max_length=MAX_VERSION_CHARS)
     service_id: str = Field(default="", max_length=256)
     endpoint: str = Field(default="", max_length=2048)
     latency_s: float = Field(default=0.0, ge=0)

@@ -74,7 +74,7 @@ class RewardClient:
     async def score(self, items: Sequence[ScoreItem]) -> list[Scored]:
         """A reward or an error for each item, in order; their ids are the caller's own. Raises nothing.
 
-        Once the client is closed, what is not scored has an error of the infrastructure.
+        What is not scored when the client is closed has an error of the infrastructure.
         """
         entries = [self._entry(item) for item in items]
         call = self._tasks.create_task(self._settling.settle(entries), name="scoring")

@@ -56,6 +56,7 @@ class Bench:
     generators: list[ScriptedGenerator]
     rewards: list[ScriptedRewards]
     pauses: list[float]
+    metrics: Metrics
 
     async def run(self, granted: Lease) -> Finished | Failed:
         async with asyncio.timeout(20):
@@ -103,11 +104,12 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
                 pauses.append(pause_s)
 
             backoff = Backoff(first_s=1.0, max_s=8.0, sleep=note)
-            metrics = RolloutMetrics(Metrics("env-service"))
+            process_metrics = Metrics("env-service")
+            metrics = RolloutMetrics(process_metrics)
             settings = ClientSettings(
                 deadline_s=5, patience_s=None, attempts=3, item_attempts=2, rests=RESTS, backoff=backoff
             )
-            client = RewardClient([judge.url for judge in judges], settings=settings)
+            client = RewardClient([judge.url for judge in judges], settings=settings, metrics=process_metrics)
             await stack.enter_async_context(client)
             offered = {**catalog.build([AdditionTasks()]), **{each.name: each for each in extra}}
             rollout = Rollout(
@@ -127,6 +129,6 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
                 timeout_s=timeout_s,
                 metrics=metrics,
             )
-            return Bench(rollout, fleet, generators, judges, pauses)
+            return Bench(rollout, fleet, generators, judges, pauses, process_metrics)
 
         yield make

@@ -222,6 +222,27 @@ async def test_a_request_that_the_reward_service_refuses_is_a_fault_of_the_data(
     assert (await made.failed(lease())).data_fault
 
 
+async def test_what_each_verifier_gave_is_counted(bench: MakeBench) -> None:
+    said = iter((1.0, 0.0, "no number"))
+
+    def say(*_: object) -> float | str:
+        word = next(said)
+        assert isinstance(word, float | str)
+        return word
+
+    made = await bench(rewards=[ScriptedRewards(say)])
+
+    await made.finished(lease(group_size=3))
+
+    def counted(what: str, **labels: str) -> object:
+        return made.metrics.registry.get_sample_value(f"headway_env_service_{what}", labels)
+
+    assert counted("verifier_reward_count", environment="addition", verifier="exact_match") == 2
+    assert counted("verifier_reward_sum", environment="addition", verifier="exact_match") == 1.0
+    assert counted("verifier_errors_total", verifier="exact_match", kind="data") == 1
+    assert counted("reward_request_items_sum") == 3
+
+
 class _OneTask:
     """One training task."""
 

@@ -6,10 +6,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
 
 from env_service.failures import DataFailure, InfrastructureFailure
 from env_service.scoring import Scoring
-from protocol.rewards import ScoreItem
+from protocol.rewards import ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
 from services.backoff import Backoff
 from services.breaker import BreakerSettings
 from services.rewards.client import RewardClient
@@ -176,3 +177,26 @@ async def test_a_batch_that_is_refused_is_a_fault_of_the_data(stack: AsyncExitSt
 
     with pytest.raises(DataFailure):
         await (await scoring_of(stack, [url])).score(items("a"))
+
+
+async def test_a_verifier_that_says_more_than_a_record_holds_keeps_its_reward(stack: AsyncExitStack) -> None:
+    async def verbose(request: web.Request) -> web.StreamResponse:
+        asked = ScoreRequest.model_validate_json(await request.read())
+        results = tuple(
+            ScoreResult(
+                id=item.id,
+                verifier=item.verifier,
+                reward=1.0,
+                components={f"part {number}": 1.0 for number in range(1000)},
+                verifier_version="1" * 5000,
+                latency_s=0.0,
+            )
+            for item in asked.items
+        )
+        return web.Response(text=ScoreResponse(service_id="verbose", results=results).model_dump_json())
+
+    url = await stack.enter_async_context(served(verbose, "/v1/score"))
+
+    (record,) = await (await scoring_of(stack, [url])).score(items("a"))
+
+    assert (record.reward, len(record.components), len(record.verifier_version)) == (1.0, 256, 1024)

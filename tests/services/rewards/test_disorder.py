@@ -64,6 +64,7 @@ async def test_every_item_gets_its_own_reward_or_an_error_and_nothing_stays_behi
             call.cancel()
         results = await asyncio.gather(*calls, return_exceptions=True)
         await eventually(lambda: not any(service.under_way for service in services))
+    await eventually(lambda: asyncio.all_tasks() == {asyncio.current_task()})
 
     for texts, scored in zip(wanted, results, strict=True):
         if not isinstance(scored, BaseException):
