@@ -81,16 +81,24 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
-        connection.execute("PRAGMA journal_mode = WAL")
-        # A crash of the machine may cost the last answers, which are then paid again.
-        connection.execute("PRAGMA synchronous = NORMAL")
-        with connection:
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS answers (number INTEGER PRIMARY KEY, key TEXT UNIQUE NOT NULL, text TEXT)"
-            )
-        connection.execute("SELECT number, key, text FROM answers LIMIT 1")
+        try:
+            _prepare(connection)
+        except sqlite3.Error:
+            connection.close()
+            raise
     except (sqlite3.Error, OSError) as error:
         raise UserError(
             f"cache.file: {path} cannot be used as a file of kept answers: {error}; remove it, or name another"
         ) from error
     return connection
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    # A crash of the machine may cost the last answers, which are then paid again.
+    connection.execute("PRAGMA synchronous = NORMAL")
+    with connection:
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS answers (number INTEGER PRIMARY KEY, key TEXT UNIQUE NOT NULL, text TEXT)"
+        )
+    connection.execute("SELECT number, key, text FROM answers LIMIT 1")
