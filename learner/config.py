@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from learner.algorithms.config import AlgorithmConfig, GrpoConfig, OfflineConfig
+from learner.evaluation.config import JudgingConfig
 from learner.teachers.config import TeacherConfig, check_teachers, check_use
 from learner.training.config import TrainingConfig
 from protocol.fleet import Backend
@@ -166,8 +167,11 @@ class EvaluationConfig(ConfigModel):
         None, description="file for an evaluation by itself; evaluation.json in the run's folder if left out"
     )
     against: Path | None = Field(
-        None, description="file of an earlier evaluation by itself to give a win rate against; with only"
+        None,
+        description="file of an earlier evaluation by itself to give a win rate against, or for a judge a JSONL of "
+        "prompt and completion; with only",
     )
+    judge: JudgingConfig = Field(JudgingConfig(), description="judge of pairs, ours and those of against; with only")
 
     @property
     def ks(self) -> tuple[int, ...]:
@@ -194,6 +198,10 @@ class EvaluationConfig(ConfigModel):
         given = [name for name in ("checkpoint", "output", "against") if getattr(self, name) is not None]
         if given and not self.only:
             raise ValueError(f"{given[0]} needs an evaluation by itself, and only is false: set only to true")
+        if self.judge.verifier is not None and self.against is None:
+            raise ValueError("judge.verifier is set and against is not: set against to what ours is compared with")
+        if self.against is not None and self.against.suffix == ".jsonl" and self.judge.verifier is None:
+            raise ValueError(f"against is {self.against}, which has no rewards: set judge.verifier to a pairwise one")
         if self.only and self.final_tasks == 0:
             raise ValueError("only is true and final_tasks is 0: nothing would be evaluated; set final_tasks")
         return self

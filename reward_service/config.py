@@ -2,6 +2,9 @@
 
 from pydantic import Field
 
+from reward_service.embeddings.config import EmbeddingConfig, EncoderConfig
+from reward_service.judges.config import JudgeConfig
+from reward_service.remote.config import RemoteConfig
 from reward_service.reward_models.config import RewardModelConfig
 from reward_service.sandbox.config import ExecutionConfig, SandboxKind
 from services.config import ConfigModel, HttpConfig, ProcessConfig
@@ -49,6 +52,18 @@ class RewardServiceConfig(ProcessConfig):
     verifiers: tuple[CustomVerifier, ...] = Field((), description="verifiers of one's own: name, function, version")
     reward_models: tuple[RewardModelConfig, ...] = Field(
         (), description="reward models to be served: name, path, device, batch size"
+    )
+    embeddings: tuple[EmbeddingConfig, ...] = Field(
+        (), description="similarities of embeddings: name, url, model, limits"
+    )
+    encoders: tuple[EncoderConfig, ...] = Field(
+        (), description="similarities by an encoder in a directory: name, path, device, pooling"
+    )
+    judges: tuple[JudgeConfig, ...] = Field(
+        (), description="language models that judge: name, url, model, kind, template, limits"
+    )
+    remotes: tuple[RemoteConfig, ...] = Field(
+        (), description="verifiers of other reward services: name, url, kind, verifier, limits"
     )
     sandbox: Sandbox = Field(
         "required",

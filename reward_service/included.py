@@ -6,10 +6,13 @@ from reward_service.code.arguments import CodeArguments
 from reward_service.code.judge import open_code
 from reward_service.composite import CompositeArguments, open_composite
 from reward_service.config import CustomVerifier, RewardServiceConfig
+from reward_service.embeddings.verifier import embedding_verifier, encoder_verifier
+from reward_service.judges.verifier import judge_verifier
 from reward_service.lanes.contract import Verifier
 from reward_service.lanes.event_loop import on_event_loop
 from reward_service.lanes.inline import inline
 from reward_service.lanes.workers import in_workers
+from reward_service.remote.verifier import remote_verifier
 from reward_service.reward_models.verifier import reward_model_verifier
 from reward_service.verifier import load_function
 from reward_service.verifiers.arguments import MathArguments, ReasoningGymArguments
@@ -153,6 +156,10 @@ def configured(config: RewardServiceConfig) -> Iterable[Verifier]:
     """The verifiers that the configuration makes. Raises UserError for one that cannot be loaded."""
     yield from map(_custom, config.verifiers)
     yield from map(reward_model_verifier, config.reward_models)
+    yield from map(embedding_verifier, config.embeddings)
+    yield from map(encoder_verifier, config.encoders)
+    yield from map(judge_verifier, config.judges)
+    yield from map(remote_verifier, config.remotes)
 
 
 def _custom(given: CustomVerifier) -> Verifier:

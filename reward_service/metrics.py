@@ -27,6 +27,8 @@ class ScoringMetrics:
     cached: Counter
     repeated_requests: Counter
     batch_items: Histogram
+    asked_requests: Counter
+    asked_tokens: Counter
 
     def count(self, outcome: Outcome, *, verifier: str, latency_s: float) -> None:
         """An item, or a part of one, that a verifier has judged."""
@@ -62,8 +64,16 @@ def make_metrics(metrics: Metrics) -> ScoringMetrics:
         ),
         batch_items=metrics.histogram(
             "batch_items",
-            "Items that a reward model scored together.",
+            "Items that were scored together, by a reward model or another service.",
             buckets=_BATCH_BUCKETS,
             labels=["verifier"],
+        ),
+        asked_requests=metrics.counter(
+            "asked_requests",
+            "Requests to services that verifiers ask: answered, failed, or not sent since they were over budget.",
+            labels=["verifier", "outcome"],
+        ),
+        asked_tokens=metrics.counter(
+            "asked_tokens", "Tokens, in and out, that services say were used.", labels=["verifier"]
         ),
     )

@@ -9,7 +9,7 @@ from services.config_sources import ConfigError
 from services.doctor.asking import Condition, Patient, ask, targets_of
 
 OPTIONS: Mapping[str, bool] = dict.fromkeys(
-    ("--model", "--checkpoint", "--tasks", "--samples", "--output", "--against"), True
+    ("--model", "--checkpoint", "--tasks", "--samples", "--output", "--against", "--judge"), True
 )
 """The command's own options, each with a value."""
 
@@ -21,6 +21,7 @@ _FLAGS = {
     "--samples": "--evaluation.samples",
     "--output": "--evaluation.output",
     "--against": "--evaluation.against",
+    "--judge": "--evaluation.judge.verifier",
 }
 _WITH_A_MODEL = (_LEARNER, "generator", "env-service")
 

@@ -34,7 +34,7 @@ usage: headway up RUN.toml [--restarts N] [--PROCESS.OPTION VALUE ...]
        headway check RUN.toml [--PROCESS.OPTION VALUE ...]
        headway doctor RUN.toml [--before] [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
        headway eval RUN.toml [--model FOLDER | --checkpoint FOLDER] [--tasks N] [--samples N] [--output FILE]
-                             [--against FILE] [--PROCESS.OPTION VALUE ...]
+                             [--against FILE [--judge VERIFIER]] [--PROCESS.OPTION VALUE ...]
        headway keys FOLDER [--env-service NAME ...] [--force]
 
 up      start the processes that RUN.toml has a table for, and stop them all when the learner has ended; one that dies
@@ -44,8 +44,10 @@ doctor  ask the processes, also those at each URL, how they are, and say who is 
         of them answers, or with --before: see whether machine, files and settings are fit for a start
 eval    evaluate the model of RUN.toml, or that in a folder, or a checkpoint of a run with these settings, on N held-out
         tasks with N samples each; print the numbers and write them to FILE (evaluation.json in the run's folder if left
-        out); with --against, also the win rate against an earlier such file. Processes that run already are used, the
-        others are started and stopped again; nothing is trained, and no run's history is touched
+        out); with --against, also the win rate against an earlier such file; with --judge, how often a pairwise
+        verifier of the reward service prefers ours to that file's, or to a JSONL's of prompt and completion. Processes
+        that run already are used, the others are started and stopped again; nothing is trained, and no run's history
+        is touched
 keys    make keys and tokens for processes on several machines, and print the settings that use them; with names of
         env-services that are new, adds theirs to what is in FOLDER; --force replaces what is there
 

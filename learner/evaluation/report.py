@@ -29,6 +29,29 @@ class Comparison:
     high: float
 
 
+@dataclass(frozen=True)
+class JudgedComparison:
+    """How often our completion was preferred to one of `against`, as a pairwise verifier says of each pair.
+
+    `win_rate` counts ties half; `tie_rate` is the share of pairs that were tied. Both are means over `tasks` of means
+    over their pairs, with 95 % intervals whose units are tasks. `failed` pairs got no verdict and are in no number.
+    `versions` are those of the verifier.
+    """
+
+    against: Path
+    verifier: str
+    versions: tuple[str, ...]
+    tasks: int
+    pairs: int
+    failed: int
+    win_rate: float
+    low: float
+    high: float
+    tie_rate: float
+    tie_low: float
+    tie_high: float
+
+
 class EvaluationReport(BaseModel):
     """What `evaluation.json` holds."""
 
@@ -41,6 +64,7 @@ class EvaluationReport(BaseModel):
     success_reward: float
     result: EvaluationResult
     comparison: Comparison | None
+    judged: JudgedComparison | None = None
     tasks: tuple[TaskSamples, ...]
 
 
@@ -105,11 +129,23 @@ def table(report: EvaluationReport, *, path: Path) -> str:
     if versus is not None:
         interval = f"{versus.win_rate:.1%} ({versus.low:.1%} to {versus.high:.1%})"
         rows.append(("win rate", f"{interval} on {versus.tasks} tasks against {versus.against}"))
+    if report.judged is not None:
+        rows += _judged_rows(report.judged)
     if result.failed:
         rows.append(("given up", f"{result.failed} tasks, which are in no number above"))
     rows.append(("file", str(path)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
+
+
+def _judged_rows(judged: JudgedComparison) -> list[tuple[str, str]]:
+    failed = f", {judged.failed} more got no verdict" if judged.failed else ""
+    won = f"{judged.win_rate:.1%} ({judged.low:.1%} to {judged.high:.1%})"
+    tied = f"{judged.tie_rate:.1%} ({judged.tie_low:.1%} to {judged.tie_high:.1%})"
+    return [
+        ("preferred", f"{won} by {judged.verifier} on {judged.tasks} tasks against {judged.against}"),
+        ("tied", f"{tied} of {judged.pairs} pairs{failed}"),
+    ]
 
 
 def _by_k(shares: dict[int, float]) -> str:

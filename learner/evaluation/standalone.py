@@ -16,7 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from learner.config import EvaluationConfig, LearnerConfig
-from learner.evaluation.report import EvaluationReport, compare, read_report, table, write_report
+from learner.evaluation.baseline import Answers, opponents_of, read_against
+from learner.evaluation.judging import check_judge, judged
+from learner.evaluation.report import EvaluationReport, compare, table, write_report
 from learner.evaluation.results import Evaluation
 from learner.event_loop import Parts
 from learner.history.checkpoints import Checkpoint, checkpoints_of
@@ -46,18 +48,38 @@ async def evaluate_alone(config: LearnerConfig, stop: Stop) -> None:
 
     Raises EvaluationFailed, and NotComparable for an earlier evaluation that this one cannot be compared with.
     """
-    against, folder = config.evaluation.against, config.evaluation.checkpoint
-    if against is not None:
-        read_report(against)  # a wrong file is told of before the work
-    evaluation = await _evaluate(config, stop, checkpoint=None if folder is None else _checkpoint(folder))
-    report, path = _report(config, evaluation), config.evaluation.output or config.run.folder / "evaluation.json"
-    try:
-        if against is not None:
-            comparison = compare(evaluation, read_report(against), path=against)
-            report = report.model_copy(update={"comparison": comparison})
-    finally:  # what was found is kept, also if it cannot be compared
+    settings = config.evaluation
+    # What is wrong is told of before the work.
+    opponent = None if settings.against is None else read_against(settings.against)
+    if settings.judge.verifier is not None:
+        await check_judge(settings.judge)
+    checkpoint = None if settings.checkpoint is None else _checkpoint(settings.checkpoint)
+    evaluation = await _evaluate(config, stop, checkpoint=checkpoint)
+    report, path = _report(config, evaluation), settings.output or config.run.folder / "evaluation.json"
+    write_report(report, path)  # what was found is kept, also if it cannot be compared
+    if settings.against is not None and opponent is not None:
+        report = await _compared(report, evaluation, opponent, settings=settings, against=settings.against)
         write_report(report, path)
     sys.stdout.write(f"\n{table(report, path=path)}\n")
+
+
+async def _compared(
+    report: EvaluationReport,
+    evaluation: Evaluation,
+    opponent: Answers | EvaluationReport,
+    *,
+    settings: EvaluationConfig,
+    against: Path,
+) -> EvaluationReport:
+    """The report with what the tasks' verifier says of both, if the opponent has rewards, and what the judge says."""
+    if isinstance(opponent, EvaluationReport):
+        comparison = compare(evaluation, opponent, path=against)
+        report = report.model_copy(update={"comparison": comparison})
+    if settings.judge.verifier is None:
+        return report
+    opponents = opponents_of(evaluation.tasks, opponent)
+    found = await judged(evaluation.tasks, opponents, config=settings.judge, against=against)
+    return report.model_copy(update={"judged": found})
 
 
 def _report(config: LearnerConfig, evaluation: Evaluation) -> EvaluationReport:

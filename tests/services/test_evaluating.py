@@ -27,6 +27,15 @@ def test_the_options_become_settings_of_the_learner() -> None:
     }
 
 
+def test_a_judge_is_a_setting_of_the_learner() -> None:
+    words = evaluation_words({"--judge": ["pairs"], "--against": ["b.jsonl"]}, {}, path=RUN, tables=ALL)
+    assert words == {
+        "learner": [
+            *("--evaluation.only", "true", "--evaluation.judge.verifier", "pairs", "--evaluation.against", "b.jsonl")
+        ]
+    }
+
+
 def test_another_model_is_told_to_all_that_have_one() -> None:
     words = evaluation_words({"--model": ["m"]}, {"generator": ["--http.port", "1"]}, path=RUN, tables=ALL)
     assert words["learner"][-2:] == words["env-service"] == ["--model", "m"]

@@ -22,6 +22,8 @@ def test_the_ks_are_powers_of_two_and_the_number_of_samples_unless_they_are_name
         ({"samples": 2, "temperature": 0.0}, "greedy samples are all the same"),
         ({"checkpoint": Path("c")}, "checkpoint needs an evaluation by itself, and only is false"),
         ({"against": Path("c")}, "against needs an evaluation by itself"),
+        ({"only": True, "judge": {"verifier": "pairs"}}, "judge.verifier is set and against is not"),
+        ({"only": True, "against": Path("c.jsonl")}, "c.jsonl, which has no rewards: set judge.verifier"),
         ({"only": True, "final_tasks": 0}, "nothing would be evaluated"),
         ({"k": (0,)}, "greater than or equal to 1"),
     ],

@@ -1,0 +1,128 @@
+"""Embeddings of texts: kept ones, or asked for, those of all requests together."""
+
+import asyncio
+import base64
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import mul
+from typing import TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
+
+from reward_service.embeddings.config import EmbeddingConfig
+from reward_service.endpoints.batching import Batcher
+from reward_service.endpoints.cache import Cache, key_of
+from reward_service.endpoints.endpoint import Endpoint
+from reward_service.verifier import InfrastructureError
+
+PATH = "/embeddings"
+
+Vector: TypeAlias = "array[float]"
+
+
+class EmbeddingRequest(RootModel[dict[str, JsonValue]]):
+    """The model, the texts, and the user's further fields."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class _Answered(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Embedding(_Answered):
+    index: int
+    embedding: tuple[float, ...] = Field(min_length=1)
+
+
+class _Usage(_Answered):
+    total_tokens: int = Field(0, ge=0)
+
+
+class EmbeddingAnswer(_Answered):
+    """An embedding for each text, by its index."""
+
+    data: tuple[_Embedding, ...]
+    usage: _Usage | None = None
+
+
+class Requests:
+    """Asks the endpoint for the embeddings of some texts."""
+
+    def __init__(self, config: EmbeddingConfig, *, endpoint: Endpoint) -> None:
+        self._config = config
+        self._endpoint = endpoint
+
+    async def send(self, texts: Sequence[str], deadline: float) -> Sequence[Vector]:
+        """The texts' embeddings, of length 1 and in order, by the deadline. Raises VerifierError, TimeoutError."""
+        fields: Mapping[str, JsonValue] = {"model": self._config.model, "input": list(texts)}
+        request = EmbeddingRequest({**fields, **self._config.extra})
+        async with asyncio.timeout_at(deadline):
+            answer = await self._endpoint.ask(PATH, request, EmbeddingAnswer, deadline=deadline)
+        self._endpoint.spend(tokens=0 if answer.usage is None else answer.usage.total_tokens)
+        return vectors_of(answer, count=len(texts))
+
+
+def vectors_of(answer: EmbeddingAnswer, *, count: int) -> Sequence[Vector]:
+    """Raises InfrastructureError for an answer that has no embedding for each text, or one without a direction."""
+    found = {one.index: one.embedding for one in answer.data}
+    if sorted(found) != list(range(count)) or len(answer.data) != count:
+        raise InfrastructureError(f"the endpoint gave {len(answer.data)} embeddings for {count} texts, or in no order")
+    return [unit(found[index]) for index in range(count)]
+
+
+def unit(values: Sequence[float]) -> Vector:
+    """At length 1. Raises InfrastructureError if there is no direction."""
+    length = math.hypot(*values)
+    if not 0 < length < math.inf:
+        raise InfrastructureError(f"an embedding has the length {length}, and so no direction")
+    return array("f", [value / length for value in values])
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """A text's embedding, of length 1, and whether it was kept from an earlier question."""
+
+    vector: Vector
+    kept: bool
+
+
+class Vectors:
+    """Embeddings by text, each paid once while it is kept. `settings` stand for all else that they depend on."""
+
+    def __init__(self, *, prefix: str, settings: str, batcher: Batcher[str, Vector], cache: Cache) -> None:
+        self._prefix = prefix
+        self._settings = settings
+        self._batcher = batcher
+        self._cache = cache
+
+    async def of(self, texts: Sequence[str], *, deadline: float) -> list[Embedding]:
+        """The texts' embeddings in order. Raises VerifierError."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._one(text, deadline=deadline)) for text in texts]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+        return [task.result() for task in tasks]
+
+    async def _one(self, text: str, *, deadline: float) -> Embedding:
+        whole = f"{self._prefix}{text}"
+
+        async def make() -> str:
+            vector = await self._batcher.ask(whole, deadline=deadline)
+            return base64.b64encode(vector.tobytes()).decode()
+
+        found = await self._cache.get(key_of(self._settings, whole), make)
+        return Embedding(array("f", base64.b64decode(found.text)), kept=found.kept)
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    """Of two vectors of length 1. Raises InfrastructureError if they are of different sizes."""
+    if len(one) != len(other):
+        raise InfrastructureError(f"embeddings have {len(one)} and {len(other)} numbers")
+    product = math.fsum(map(mul, one, other))
+    if not math.isfinite(product):  # min and max would make a 1 of it
+        raise InfrastructureError("an embedding holds a number that is not finite")
+    return max(-1.0, min(1.0, product))

@@ -1,0 +1,62 @@
+"""What a user can set about a service that a verifier asks over HTTP."""
+
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from services.config import ConfigModel
+
+
+class LimitsConfig(ConfigModel):
+    """How much is asked of the service. The budget counts from the start of the process."""
+
+    concurrency: int = Field(16, ge=1, le=1024, description="requests under way at once")
+    requests_per_s: float | None = Field(
+        None, gt=0, description="most requests begun in a second; without a limit if left out"
+    )
+    request_timeout_s: float = Field(60.0, gt=0, description="longest time of one request, in seconds")
+    attempts: int = Field(4, ge=1, le=100, description="attempts at a request that fails through no fault of its own")
+    most_requests: int | None = Field(
+        None, ge=1, description="requests sent in the life of the process; items beyond them are errors"
+    )
+    most_tokens: int | None = Field(
+        None, ge=1, description="tokens, in and out, paid in the life of the process; items beyond them are errors"
+    )
+
+
+class CacheConfig(ConfigModel):
+    """Answers that are kept, so that the same text is not paid twice."""
+
+    entries: int = Field(16384, ge=0, description="answers in memory, the last used ones; 0 keeps none")
+    file: Path | None = Field(None, description="SQLite file of answers that outlive the process; none if left out")
+    file_entries: int = Field(1_000_000, ge=1, description="answers in the file, the newest ones")
+
+
+class EndpointConfig(ConfigModel):
+    """What each verifier that asks a service has."""
+
+    name: str = Field(min_length=1, max_length=256, description="name by which items ask for it")
+    url: str = Field(description="address of the service")
+    api_key_env: str | None = Field(
+        None, min_length=1, description="environment variable that holds the key to show, as a bearer token"
+    )
+    api_key_file: Path | None = Field(None, description="file, for its owner's eyes only, that holds the key")
+    limits: LimitsConfig = LimitsConfig()
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"{url!r} is no address: expected http://host:port or https://host, perhaps with a path")
+        if parts.username or parts.password:
+            raise ValueError("url holds a password, which logs would show: use api_key_env or api_key_file")
+        return url.rstrip("/")
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if self.api_key_env is not None and self.api_key_file is not None:
+            raise ValueError(f"{self.name}: api_key_env and api_key_file are both set; set one of them")
+        return self
