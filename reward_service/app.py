@@ -7,7 +7,6 @@ from fastapi import Depends, FastAPI, Header, Request, Response
 
 from protocol.http import ErrorBody, Readiness
 from protocol.rewards import ScoreRequest, ScoreResponse, VerifierList
-from reward_service.admission import Admission
 from reward_service.answering import Answering, Asked
 from reward_service.config import RewardServiceConfig
 from reward_service.idempotency import Repetitions
@@ -15,7 +14,7 @@ from reward_service.registry import Registry
 from reward_service.sandbox.execution import Execution, execution_routes
 from reward_service.scoring import Scorer
 from reward_service.streaming import LINES
-from services.http_app import JsonBody, create_app, json_answer
+from services.http_app import create_app, json_answer, json_body
 from services.metrics import Metrics
 
 _KEPT = "names the request: a repetition with the same body gets the same answer, for as long as that is kept"
@@ -43,10 +42,11 @@ def build_app(
         readiness=readiness,
         metrics=metrics,
         max_body_bytes=config.http.max_body_bytes,
+        doors={"/v1/score": lambda size: scorer.admission.check(body_bytes=size)},
     )
     repetitions = Repetitions(config=config.idempotency, wait_s=config.max_deadline_s)
     answering = Answering(scorer=scorer, repetitions=repetitions, repeated=scorer.repeated_requests)
-    _add_score(app, answering=answering, body=_AdmittedBody(scorer.admission))
+    _add_score(app, answering=answering)
     offered = VerifierList(verifiers=tuple(verifier.info() for verifier in registry.all()))
 
     @app.get("/v1/verifiers", responses={200: {"model": VerifierList}})
@@ -58,24 +58,11 @@ def build_app(
     return app
 
 
-class _AdmittedBody(JsonBody[ScoreRequest]):
-    """Refuses what there is no room for before it is read."""
-
-    def __init__(self, admission: Admission) -> None:
-        super().__init__(ScoreRequest)
-        self._admission = admission
-
-    async def __call__(self, request: Request) -> ScoreRequest:
-        announced = request.headers.get("content-length", "0")
-        self._admission.check(body_bytes=int(announced) if announced.isdecimal() else 0)
-        return await super().__call__(request)
-
-
-def _add_score(app: FastAPI, *, answering: Answering, body: _AdmittedBody) -> None:
+def _add_score(app: FastAPI, *, answering: Answering) -> None:
     @app.post("/v1/score", responses={200: _answer_forms(), 429: _busy()})
     async def score(
         request: Request,
-        asked: Annotated[ScoreRequest, Depends(body)],
+        asked: Annotated[ScoreRequest, Depends(json_body(ScoreRequest))],
         idempotency_key: _Key = "",
     ) -> Response:
         """Score a batch: a reward or an error for each item.

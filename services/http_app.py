@@ -6,12 +6,11 @@ A refusal is an answer with status 4xx whose body is a `protocol.http.ErrorBody`
 import asyncio
 import hmac
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from prometheus_client import Counter, generate_latest
 from pydantic import BaseModel, JsonValue, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
@@ -22,13 +21,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from protocol.http import ErrorBody, ErrorDetail, Readiness
 from services.metrics import Metrics
-from services.openapi import with_bodies, with_token
+from services.openapi import DescribedApp, ReadsBody
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 _BODY_S = 60.0
 
 M = TypeVar("M", bound=BaseModel)
+
+# Given the announced bytes of a body before it is read, it raises RequestRefused or lets the request in.
+Door = Callable[[int], None]
 
 
 class RequestRefused(HTTPException):
@@ -61,11 +63,12 @@ def create_app(
     readiness: Callable[[], Readiness],
     metrics: Metrics,
     max_body_bytes: int = 64 << 20,
+    doors: Mapping[str, Door] | None = None,
 ) -> FastAPI:
     """An application with `/healthz`, `/readyz` and `/metrics`, to which a process adds its routes.
 
     Every other route wants `Authorization: Bearer <token>` if there is a token. Handlers take their body with
-    `json_body`, and refuse by raising RequestRefused. `/openapi.json` describes all of it.
+    `json_body`, and refuse by raising RequestRefused. `/openapi.json` describes all of it. `doors` are by path.
     """
     app = DescribedApp(
         title=service,
@@ -74,9 +77,16 @@ def create_app(
         redoc_url=None,
         responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
     )
+    app.open_paths = OPEN_PATHS
     app.wants_token = token is not None
     install_shell(
-        app, service=service, token=token, readiness=readiness, metrics=metrics, max_body_bytes=max_body_bytes
+        app,
+        service=service,
+        token=token,
+        readiness=readiness,
+        metrics=metrics,
+        max_body_bytes=max_body_bytes,
+        doors=doors,
     )
     return app
 
@@ -89,21 +99,24 @@ def install_shell(
     readiness: Callable[[], Readiness],
     metrics: Metrics,
     max_body_bytes: int = 64 << 20,
+    doors: Mapping[str, Door] | None = None,
 ) -> None:
     """Add to an application of somebody else's what `create_app` gives its own."""
     refused = metrics.counter("refused_requests", "Requests that were refused, by reason.", labels=("reason",))
     _add_health_routes(app, service=service, readiness=readiness, metrics=metrics)
     _add_error_handlers(app, refused)
+    app.add_middleware(_Doors, doors=doors or {}, refused=refused)
     app.add_middleware(_BodyLimit, max_bytes=max_body_bytes, refused=refused)
     if token is not None:
         app.add_middleware(_BearerToken, token=token.get_secret_value(), refused=refused)
 
 
-class JsonBody(Generic[M]):
+class JsonBody(ReadsBody, Generic[M]):
     """A FastAPI dependency, made by `json_body`. `/openapi.json` names its model as the body of the request."""
 
     def __init__(self, model: type[M], *, deadline_s: float = _BODY_S) -> None:
-        self.model = model
+        super().__init__(model)
+        self._model = model
         self._deadline_s = deadline_s
 
     async def __call__(self, request: Request) -> M:
@@ -118,7 +131,7 @@ class JsonBody(Generic[M]):
         except ClientDisconnect as error:
             raise RequestRefused(499, "client_left", "the client left before it had sent its body") from error
         try:
-            return self.model.model_validate_json(raw)
+            return self._model.model_validate_json(raw)
         except ValidationError as error:
             raise _refusal(error.errors(include_url=False, include_context=False)) from error
 
@@ -130,26 +143,6 @@ def json_body(model: type[M], *, deadline_s: float = _BODY_S) -> JsonBody[M]:
     take JSON's arrays as tuples. Refuses with 400 what is not JSON, and with 422 what is not the model.
     """
     return JsonBody(model, deadline_s=deadline_s)
-
-
-class DescribedApp(FastAPI):
-    """An application whose `/openapi.json` also holds the bodies that `json_body` reads, and that a token is wanted."""
-
-    wants_token = False
-
-    def openapi(self) -> dict[str, Any]:
-        """The document; made once, when all routes are there."""
-        if self.openapi_schema is None:
-            self.openapi_schema = with_bodies(super().openapi(), bodies=dict(self._bodies()))
-            if self.wants_token:
-                with_token(self.openapi_schema, open_paths=OPEN_PATHS)
-        return self.openapi_schema
-
-    def _bodies(self) -> Iterator[tuple[str, type[BaseModel]]]:
-        for route in (route for route in self.routes if isinstance(route, APIRoute)):
-            for dependency in route.dependant.dependencies:
-                if isinstance(dependency.call, JsonBody):
-                    yield route.path, dependency.call.model
 
 
 def json_answer(body: BaseModel, *, status: int = 200) -> Response:
@@ -283,6 +276,33 @@ class _BearerToken:
         await _send_refusal(RequestRefused(401, "unauthorized", message), self._refused, scope, receive, send)
 
 
+class _Doors:
+    """Refuses a request to a path with a door at once, which costs far less than to route it and to read it.
+
+    The connection is kept: a client that is told to come again will.
+    """
+
+    def __init__(self, app: ASGIApp, *, doors: Mapping[str, Door], refused: Counter) -> None:
+        self._app = app
+        self._doors = doors
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        door = self._doors.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if door is not None:
+            try:
+                door(_announced_bytes(scope))
+            except RequestRefused as refusal:
+                await _send_refusal(refusal, self._refused, scope, receive, send, close=False)
+                return
+        await self._app(scope, receive, send)
+
+
+def _announced_bytes(scope: Scope) -> int:
+    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    return int(announced) if announced.isdigit() else 0
+
+
 class _BodyLimit:
     """Refuses with 413 a body over the limit, announced or not."""
 
@@ -295,9 +315,8 @@ class _BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if announced.isdigit() and int(announced) > self._max_bytes:
-            await _send_refusal(self._too_large(int(announced)), self._refused, scope, receive, send)
+        if (announced := _announced_bytes(scope)) > self._max_bytes:
+            await _send_refusal(self._too_large(announced), self._refused, scope, receive, send)
             return
         seen = 0
 
@@ -316,10 +335,14 @@ class _BodyLimit:
         return RequestRefused(413, "body_too_large", message, expected=self._max_bytes, got=size)
 
 
-async def _send_refusal(refusal: RequestRefused, refused: Counter, scope: Scope, receive: Receive, send: Send) -> None:
+async def _send_refusal(
+    refusal: RequestRefused, refused: Counter, scope: Scope, receive: Receive, send: Send, *, close: bool = True
+) -> None:
     refused.labels(reason=refusal.problem.kind).inc()
     response = json_answer(ErrorBody(error=refusal.problem), status=refusal.status_code)
     if refusal.status_code == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
-    response.headers["Connection"] = "close"
+    response.headers.update(refusal.headers or {})
+    if close:
+        response.headers["Connection"] = "close"
     await response(scope, receive, send)

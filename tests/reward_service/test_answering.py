@@ -89,6 +89,18 @@ async def test_a_refusal_has_its_status_in_either_form(headers: dict[str, str]) 
         holding.cancel()
 
 
+async def test_a_connection_on_which_a_large_body_was_refused_unread_serves_the_next() -> None:
+    async with serving(max_pending_items=1) as (_, session), asyncio.TaskGroup() as tasks:
+        holding = tasks.create_task(_post(session, body(HANG, deadline_s=50.0)))
+        await _until_pending(session, 1)
+        one = aiohttp.TCPConnector(limit=1)
+        async with aiohttp.ClientSession(base_url=session._base_url, connector=one) as other:
+            for _ in range(3):
+                async with other.post("/v1/score", json=body({**EXACT, "prompt": "x" * 90_000})) as answer:
+                    assert (answer.status, (await answer.json())["error"]["kind"]) == (429, "busy")
+        holding.cancel()
+
+
 async def _post(session: aiohttp.ClientSession, asked: dict[str, JsonValue], **headers: str) -> bytes:
     async with session.post("/v1/score", json=asked, headers=headers) as answer:
         return await answer.read()
