@@ -21,6 +21,7 @@ class ExecutionConfig(ConfigModel):
     """The sandbox: how many programs at once, the most that one may ask for, and what is in it."""
 
     concurrency: int = Field(4, ge=1, le=1024, description="programs at once; a sandbox waits ready for each")
+    spare: int = Field(2, ge=0, le=1024, description="sandboxes that wait ready beyond that, while others are cleared")
     max_waiting: int = Field(256, ge=0, description="calls of /v1/execute that wait; more are turned away with 429")
     max_wall_s: float = Field(120.0, gt=0, description="most seconds that one program may ask for")
     max_cpu_s: float = Field(120.0, gt=0, description="most CPU seconds for each of its processes")

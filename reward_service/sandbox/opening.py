@@ -69,18 +69,19 @@ async def open_sandboxes(*, kind: SandboxKind, config: ExecutionConfig) -> Async
         launch, environment = await asyncio.to_thread(stack.enter_context, opened)
         parents = stack.enter_context(open_parents(config.cgroup))
 
-        def pool(*, config: ExecutionConfig, size: int, first_place: int, eager: bool) -> SandboxPool:
-            return SandboxPool(
-                launch=launch, config=config, size=size, users=Users(first=first), parents=parents,
-                environment=environment, eager=eager, first_place=first_place,
-            )  # fmt: skip
-
+        users = Users(first=first)
         programs = await stack.enter_async_context(
-            pool(config=config, size=config.concurrency, first_place=0, eager=True)
-        )
+            SandboxPool(
+                launch=launch, config=config, size=config.concurrency, spare=config.spare, users=users,
+                parents=parents, environment=environment,
+            )
+        )  # fmt: skip
         sessions = await stack.enter_async_context(
-            pool(config=for_sessions(config), size=config.max_sessions, first_place=config.concurrency, eager=False)
-        )
+            SandboxPool(
+                launch=launch, config=for_sessions(config), size=config.max_sessions, users=users, parents=parents,
+                environment=environment, eager=False, first_place=config.concurrency + config.spare,
+            )
+        )  # fmt: skip
         if kind == "unsafe":
             logger.warning("sandbox = 'unsafe': programs can read and write whatever this service can")
         else:

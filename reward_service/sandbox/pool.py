@@ -36,6 +36,7 @@ class Users:
 class SandboxPool:
     """Implements `Sandbox`. A context manager: leaving it ends all that runs.
 
+    `size` programs run at once, and there are `spare` places more, so that one is ready while others are cleared.
     `eager`: the sandboxes are launched when it is entered, and not at their first program. `first_place` sets the
     names and users of its places apart from another pool's.
     """
@@ -49,9 +50,12 @@ class SandboxPool:
         users: Users,
         parents: Parents | None,
         environment: Mapping[str, str],
+        spare: int = 0,
         eager: bool = True,
         first_place: int = 0,
     ) -> None:
+        self._size = size
+        self._turns = asyncio.Semaphore(size)
         self._config = config
         self._launch = launch
         self._environment = environment
@@ -59,13 +63,13 @@ class SandboxPool:
         self._eager = eager
         self._places = tuple(
             Place(launch=launch, name=f"place-{number}", uid=users.of(number), parents=parents)
-            for number in range(first_place, first_place + size)
+            for number in range(first_place, first_place + size + spare)
         )
         # First in, first out: the longer a place has been idle, the surer its sandbox stands.
-        self._idle = asyncio.Queue[Place](maxsize=size)
+        self._idle = asyncio.Queue[Place](maxsize=size + spare)
         for place in self._places:
             self._idle.put_nowait(place)
-        self._waiting = 0
+        self._waiting = self._running = 0
 
     async def __aenter__(self) -> Self:
         try:
@@ -85,12 +89,12 @@ class SandboxPool:
     @property
     def size(self) -> int:
         """Programs that can run at once."""
-        return len(self._places)
+        return self._size
 
     @property
     def busy(self) -> int:
         """Programs that run now."""
-        return len(self._places) - self._idle.qsize()
+        return self._running
 
     @property
     def waiting(self) -> int:
@@ -106,23 +110,31 @@ class SandboxPool:
     async def open(self, program: Program) -> AsyncIterator[Running]:
         """Start a program to talk to."""
         _check(program, self._config)
-        place = await self._free_place()
-        try:
-            running = await self._start(place, program)
+        async with self._turn():
+            place = await self._idle.get()
             try:
-                yield running
+                running = await self._start(place, program)
+                try:
+                    yield running
+                finally:
+                    running.close()
+                    await _finished(place.clear())
             finally:
-                running.close()
-                await _finished(place.clear())
-        finally:
-            self._idle.put_nowait(place)
+                self._idle.put_nowait(place)
 
-    async def _free_place(self) -> Place:
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
         self._waiting += 1
         try:
-            return await self._idle.get()
+            await self._turns.acquire()
         finally:
             self._waiting -= 1
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            self._turns.release()
 
     async def _start(self, place: Place, program: Program) -> RunningProgram:
         limits = program.limits

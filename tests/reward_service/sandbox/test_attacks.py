@@ -88,7 +88,8 @@ def _as_nobody() -> list[str]:
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     for python in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
         command = [setpriv or "", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", python]
-        if setpriv and subprocess.run([*command, "-c", ""], capture_output=True, check=False).returncode == 0:
+        again = "import subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"
+        if setpriv and subprocess.run([*command, "-c", again], capture_output=True, check=False).returncode == 0:
             return command
     pytest.skip(f"there is no setpriv, or no {version} that nobody can run")
 

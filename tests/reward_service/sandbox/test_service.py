@@ -19,7 +19,7 @@ CONFIG = """
 [reward-service]
 http = { port = 0 }
 drain_s = 0.0
-execution = { cgroup = "off", packages = [], concurrency = 2 }
+execution = { cgroup = "off", packages = [], concurrency = 2, spare = 0 }
 """
 
 # It leaves a daemon behind in its session, which still runs when the call has been answered.
