@@ -17,6 +17,7 @@ from reward_service.verifier import UserError
 logger = logging.getLogger(__name__)
 
 _NEEDED = ("memory", "pids")
+_PREFIX = "headway-"
 _REMOVE_S = 5.0
 _PAUSE_S = 0.01
 
@@ -81,7 +82,7 @@ def open_parents(setting: str) -> Iterator[Parents | None]:
 
     Raises UserError if the setting names a folder where they cannot be made.
     """
-    name = f"headway-{os.getpid()}"
+    name = f"{_PREFIX}{os.getpid()}"
     parents = None if setting == "off" else _parents(setting)
     if parents is None or (problem := _prepare(parents, name)) is not None:
         if setting not in ("auto", "off"):
@@ -152,12 +153,22 @@ def _prepare(parents: Parents, name: str) -> str | None:
         for folder in set(parents.folders.values()):
             if parents.unified:
                 _enable(folder)
+            _remove_stale(folder)
             (folder / name).mkdir()
             if parents.unified:
                 (folder / name / "cgroup.subtree_control").write_text("+memory +pids")
     except OSError as error:
         return str(error)
     return None
+
+
+def _remove_stale(folder: Path) -> None:
+    """Groups of a service that was killed are empty, since what it ran died with it, but they are there."""
+    for group in folder.glob(f"{_PREFIX}[0-9]*"):
+        if not Path("/proc", group.name.removeprefix(_PREFIX)).exists():
+            for path in (*group.glob("place-*"), group):
+                with contextlib.suppress(OSError):
+                    path.rmdir()
 
 
 def _enable(folder: Path) -> None:

@@ -200,18 +200,17 @@ def _wait(control: socket.socket, launched: Launched) -> bytes:
     most_memory: int | None = None
     while True:
         ready = {handle for handle, _ in poll.poll(None if most_memory is None else _WATCH_MS)}
-        if launched.handle in ready:
-            return NEXT
+        # First what the service says: when it replaces a sandbox, that ends because its pipes do.
         if control.fileno() in ready:
             word = control.recv(64)
             if not word.startswith(WATCH):
                 return word
             most_memory = int(word[len(WATCH) :])
-        elif most_memory is not None and _takes_too_much(launched, most_memory=most_memory):
+        elif launched.handle in ready or (most_memory is not None and _takes_too_much(launched, most_memory)):
             return NEXT
 
 
-def _takes_too_much(launched: Launched, *, most_memory: int) -> bool:
+def _takes_too_much(launched: Launched, most_memory: int) -> bool:
     with contextlib.suppress(OSError):
         disk = os.statvfs(f"/proc/{launched.first_pid}/root/tmp")
         if launched.first is not None and disk.f_files - disk.f_ffree > _MOST_FILES:

@@ -92,8 +92,9 @@ class Place:
         handles = await self._next_offer()
         if disk_mib == self._launch.disk_mib:
             return handles
-        close_all(handles)
+        # Before its pipes are closed, which ends it.
         self._say(keeper.DISK + str(disk_mib).encode())
+        close_all(handles)
         return await self._next_offer()
 
     async def _next_offer(self) -> list[int]:

@@ -38,7 +38,7 @@ def build_walls(*, bubblewrap: str, interior: Interior) -> Walls:
     environment = {"PATH": SEARCH_PATH, "LANG": "C.UTF-8", **interior.environment}
     start = f"import {FIRST_MODULE}; {FIRST_MODULE}.main()"
     command = [bubblewrap, "--args", str(_OPTIONS), "--", interior.python.executable, "-c", start, WORK_FOLDER]
-    options = [*_namespaces(), *_system(), *_bound(interior), *_writable()]
+    options = [*_namespaces(), *_system(), *_writable(), *_bound(interior), *_sealed()]
     options += ["--info-fd", str(_INFO), "--seccomp", str(_FILTER), "--chdir", "/", "--clearenv"]
     for name, value in environment.items():
         options += ["--setenv", name, value]
@@ -70,5 +70,9 @@ def _writable() -> list[str]:
         options += ["--symlink", f"/proc/self/fd/{place}", f"/dev/{name}"]
     for name in _DEVICES:
         options += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    options += ["--remount-ro", "/usr/local"]
-    return [*options, "--size", DISK_BYTES, "--tmpfs", "/tmp", "--dir", "/tmp/shm", "--remount-ro", "/"]
+    return [*options, "--size", DISK_BYTES, "--tmpfs", "/tmp", "--dir", "/tmp/shm"]
+
+
+def _sealed() -> list[str]:
+    """Nothing more is made in what was needed to hang the folders on."""
+    return ["--remount-ro", "/usr/local", "--remount-ro", "/"]

@@ -34,6 +34,7 @@ async def attack_all(*, at_once: int, cgroup: str) -> dict[str, list[str]]:
         async with open_sandboxes(kind="required", config=config) as sandboxes:
             assert sandboxes is not None
             for name, attack in ATTACKS.items():
+                print(name, file=sys.stderr, flush=True)
                 found[name] = await _attack(attack, sandbox=sandboxes.programs, host=host, at_once=at_once)
         found["what is left"] = host.left()
     return found

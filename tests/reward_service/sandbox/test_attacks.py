@@ -53,21 +53,26 @@ def attacked(cgroup: str) -> Iterator[Outcomes]:
     os.chmod(folder, 0o777)
 
     @functools.cache
-    def of(mode: str) -> dict[str, list[str]]:
+    def ended(mode: str) -> subprocess.CompletedProcess[str]:
         return _attack(mode, cgroup=cgroup, folder=folder)
+
+    def of(mode: str) -> dict[str, list[str]]:
+        assert ended(mode).returncode == 0, ended(mode).stderr
+        found: dict[str, list[str]] = json.loads(ended(mode).stdout)
+        return found
 
     yield of
     shutil.rmtree(folder)
 
 
-def _attack(mode: str, *, cgroup: str, folder: str) -> dict[str, list[str]]:
+def _attack(mode: str, *, cgroup: str, folder: str) -> subprocess.CompletedProcess[str]:
     if mode == ROOT and os.geteuid() != 0:
         pytest.skip("only root has children under other users")
     command, path = [sys.executable], list(sys.path)
     if mode == UNPRIVILEGED and os.geteuid() == 0:
         command, cgroup = _as_nobody(), "auto"
         path = [entry for entry in path if not entry.startswith(sys.base_prefix)]
-    ended = subprocess.run(
+    return subprocess.run(
         [*command, "-B", str(HERE / "attacker.py"), "8" if mode == EIGHT else "1", cgroup],
         env={"PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, path)]), "PATH": os.defpath, "TMPDIR": folder},
         capture_output=True,
@@ -75,9 +80,6 @@ def _attack(mode: str, *, cgroup: str, folder: str) -> dict[str, list[str]]:
         timeout=2900,
         check=False,
     )
-    assert ended.returncode == 0, ended.stderr
-    found: dict[str, list[str]] = json.loads(ended.stdout)
-    return found
 
 
 def _as_nobody() -> list[str]:
