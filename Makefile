@@ -62,7 +62,7 @@ check: $(INSTALLED) ## formatting, lint, types and import rules
 
 .PHONY: test
 test: check ## setup, check, and all tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 .PHONY: demo
 demo: $(INSTALLED) $(ADDITION) ## train a tiny model to add two-digit numbers (minutes, two CPU cores)

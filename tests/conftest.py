@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.e2e.processes import ROOT, TAIL_CHARACTERS, Launcher, kill_marked, script
 
@@ -16,15 +17,22 @@ LAUNCHERS = pytest.StashKey[list[Launcher]]()
 _TOGETHER = {"chaos": "system", "e2e": "system", "generator": "engine"}
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n`, one worker takes the tests of whole systems, which come first since they take longest.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With `-n`, one worker takes the tests of whole systems, and others of a file stay together."""
+    config.option.loadscopereorder = False
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = _shared  # what its authors recommend for rules of one's own
+    return scheduler
 
-    Others of a file stay together.
-    """
-    for item in items:
-        folder = item.path.relative_to(ROOT / "tests").parts[0]
-        item.add_marker(pytest.mark.xdist_group(_TOGETHER.get(folder, str(item.path.relative_to(ROOT)))))
+
+def _shared(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return _TOGETHER.get(file.split("/")[1], file)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest comes first, so that no worker is left alone with it at the end."""
     items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").parts[0] not in _TOGETHER)
 
 
