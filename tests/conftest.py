@@ -5,11 +5,15 @@ import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.e2e.processes import ROOT, TAIL_CHARACTERS, Launcher, kill_marked, script
+
+if TYPE_CHECKING:
+    from learner.training.ranks import CommandChannel
 
 LAUNCHERS = pytest.StashKey[list[Launcher]]()
 
@@ -89,6 +93,16 @@ def untied_model(untrained_model: Path) -> Path:
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(untrained_model).save_pretrained(folder)
     return folder
+
+
+# DeepSpeed remembers the first process group that it sees: a process has one, for as long as it lives.
+@pytest.fixture(scope="session")
+def commands() -> Iterator["CommandChannel"]:
+    """The process group of one rank, in the tests' own process."""
+    from learner.training.ranks import Ranks, close_process_group, open_process_group
+
+    yield open_process_group(Ranks(), timeout_s=30)
+    close_process_group()
 
 
 def _run(*words: str) -> None:

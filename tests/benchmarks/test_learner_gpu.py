@@ -1,7 +1,5 @@
 """The benchmark of the learner, tiny and on whatever device is here; and its arithmetic by hand."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -9,14 +7,7 @@ from benchmarks.learner_gpu import Workload, flops, measure
 from benchmarks.learner_shapes import SHAPES, Shape
 from benchmarks.padded_training import padded_microbatches
 from learner.training.batch import TrainSequence
-from learner.training.ranks import CommandChannel, Ranks, close_process_group, open_process_group
-
-
-# DeepSpeed remembers the first process group that it sees: a process has one, for as long as it lives.
-@pytest.fixture(scope="session")
-def commands() -> Iterator[CommandChannel]:
-    yield open_process_group(Ranks(), timeout_s=30)
-    close_process_group()
+from learner.training.ranks import CommandChannel
 
 
 def test_both_ways_train_the_same_and_are_measured(commands: CommandChannel) -> None:
