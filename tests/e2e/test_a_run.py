@@ -45,8 +45,10 @@ def test_it_says_whom_it_waits_for_and_how_it_goes_and_nothing_strange(ended: En
     assert f"step {STEPS}/{STEPS}  reward" in ended.output
     assert "ETA" in ended.output
     assert "held-out accuracy" in ended.output
+    # The guard may speak: such large steps on such a small model can be too much for it.
+    said = "\n".join(line for line in ended.output.splitlines() if " guard: " not in line)
     for noise in ("Triton", "Warning", "WARNING", "Traceback", "vllm"):
-        assert noise not in ended.output
+        assert noise not in said
 
 
 def test_the_summary_has_its_keys_and_adds_up(ended: Ended) -> None:
