@@ -37,7 +37,9 @@ class ExecutionConfig(ConfigModel):
     interpreters: tuple[InterpreterConfig, ...] = Field(
         (InterpreterConfig(name="sh", path=Path("/bin/sh")),), description="commands beside python: name, path"
     )
-    folders: tuple[Path, ...] = Field((), description="folders that programs can read, at the same path")
+    folders: tuple[Path, ...] = Field(
+        (), description="folders that programs can read, at the same path; everybody must be able to"
+    )
     first_uid: int = Field(
         64100, ge=1000, le=4_000_000_000, description="as root, programs run under user ids from this one on, one each"
     )
