@@ -37,7 +37,7 @@ async def test_without_a_sandbox_nothing_is_started() -> None:
 
 async def test_listed_packages_and_folders_are_inside_and_others_are_not(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("shared")
-    tmp_path.chmod(0o755)  # programs are another user
+    os.chmod(tmp_path, 0o755)  # programs are another user
     config = USUAL.model_copy(update={"packages": ("iniconfig",), "folders": (tmp_path,)})
     source = f"import iniconfig; print(open({str(tmp_path / 'data')!r}).read())\nimport pydantic"
     async with open_sandboxes(kind="required", config=config) as sandboxes:
