@@ -102,12 +102,12 @@ def test_a_student_is_distilled_on_its_own_samples_from_a_teacher_in_a_folder(
     """The teacher knows nothing, so that little has to be sampled to learn from it: to be as unsure as it is."""
     teacher = json.dumps([{"name": "unsure", "path": str(untrained_model)}])
     run, _ = trained(
-        system, "opd", "--algo", "opd", "--teachers", teacher, "--model", str(model), "--steps", "20",
+        system, "opd", "--algo", "opd", "--teachers", teacher, "--model", str(model), "--steps", "50",
         "--training.optimizer.learning-rate", "1e-3",
     )  # fmt: skip
-    assert_streamed(run, steps=20)
+    assert_streamed(run, steps=50)
     divergences = [means["teacher_kl"] for means in measures(run)]
-    assert sum(divergences[-5:]) / 5 < 0.75 * divergences[0]
+    assert sum(divergences[-10:]) / 10 < 0.75 * divergences[0]
 
 
 def test_grpo_with_adapters_a_penalty_two_updates_and_every_filter(system: LongLivedSystem) -> None:
