@@ -76,8 +76,9 @@ def test_ppo_that_is_killed_has_its_policy_and_its_critic_back(system: LongLived
         first = before[line["step"]]
         assert line["loss"] == pytest.approx(first["loss"], abs=1e-5)
         assert line["means"] == pytest.approx(first["means"], rel=1e-3, abs=1e-5)
-    names = {"value_loss", "value_mean", "return_mean", "value_explained_variance", "reference_kl"}
+    names = {"value_loss", "value_mean", "return_mean", "reference_kl"}
     assert all(means.keys() >= names for means in measures(resumed)[2:])
+    assert any("value_explained_variance" in means for means in measures(resumed)), "returns that are not all alike"
     assert measures(resumed)[0]["value_mean"] == 0, "the critic's head begins with zeros"
     assert measures(resumed)[-1]["value_mean"] != 0
 

@@ -97,7 +97,7 @@ async def test_the_setup_is_run_on_the_side_of_the_tests(judge: Judged) -> None:
 )
 async def test_a_case_that_goes_wrong_costs_that_case_alone(judge: Judged, code: str) -> None:
     tests = asserts("assert f(1) == 1", "assert list(f(0)) == []", "assert f(2) == 2")
-    score = await judge(f"def f(x):\n    if x == 0:\n        {code}\n    return x", tests, timeout_s=10.0)
+    score = await judge(f"def f(x):\n    if x == 0:\n        {code}\n    return x", tests, timeout_s=5.0)
     assert score.components["passed"] == 2.0, score
 
 

@@ -114,7 +114,7 @@ HOSTILE = {
 async def test_a_case_that_goes_wrong_costs_that_case_alone(judge: Judged, name: str) -> None:
     source = f"n = input()\nif n == 'bad':\n    exec({HOSTILE[name]!r}, {{}})\nprint(n)"
     cases = [{"stdin": "bad\n", "stdout": "2\n"}, {"stdin": "2\n", "stdout": "2\n"}]
-    score = await judge(source, {"kind": "stdio", "cases": cases}, timeout_s=10.0)
+    score = await judge(source, {"kind": "stdio", "cases": cases}, timeout_s=5.0)
     assert score.components["passed"] == 1.0, score
     assert score.reward == 0.5
 
