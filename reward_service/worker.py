@@ -8,29 +8,48 @@ import os
 import resource
 import signal
 import sys
-from typing import BinaryIO
+from collections.abc import Callable
+from typing import BinaryIO, TypeVar
 
 from reward_service.jobs import MAX_LINE_BYTES, Job, Reply
 from reward_service.verifier import Submission, VerifierFunction, error_of, load_function, to_score, validate_arguments
 from services.process import parent_death_signal
 
+T = TypeVar("T")
+
 
 def main() -> None:
     """Say whether the verifier could be loaded, then answer jobs until the input ends."""
     path, memory_limit_mib, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+
+    def load() -> VerifierFunction:
+        _limit_memory(mib=memory_limit_mib)
+        return load_function(path)
+
+    serve_lines(
+        parent=parent,
+        load=load,
+        answer=lambda verifier, line: _line(answer(verifier=verifier, job=Job.model_validate_json(line))),
+    )
+
+
+def serve_lines(*, parent: int, load: Callable[[], T], answer: Callable[[T, bytes], bytes]) -> None:
+    """The life of a worker process: `load`, say in a Reply whether that went well, answer lines until the input ends.
+
+    It is killed with the process `parent`. What `answer` raises ends it.
+    """
     parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent:
         return
-    _limit_memory(mib=memory_limit_mib)
-    jobs, replies = private_pipes()
+    lines, replies = private_pipes()
     try:
-        verifier = load_function(path)
-    except Exception as error:  # noqa: BLE001  loading runs the user's module, and the parent must hear why it failed
-        _send(replies, Reply(error=error_of(error)))
+        loaded = load()
+    except Exception as error:  # noqa: BLE001  loading runs code of others, and the parent must hear why it failed
+        _send(replies, _line(Reply(error=error_of(error))))
         return
-    _send(replies, Reply())
-    for line in jobs:
-        _send(replies, answer(verifier=verifier, job=Job.model_validate_json(line)))
+    _send(replies, _line(Reply()))
+    for line in lines:
+        _send(replies, answer(loaded, line))
 
 
 def answer(*, verifier: VerifierFunction, job: Job) -> Reply:
@@ -44,10 +63,14 @@ def answer(*, verifier: VerifierFunction, job: Job) -> Reply:
     return Reply(reward=score.reward, components=dict(score.components))
 
 
-def _send(replies: BinaryIO, reply: Reply) -> None:
+def _line(reply: Reply) -> bytes:
     line = reply.model_dump_json().encode()
-    if len(line) >= MAX_LINE_BYTES:
-        line = Reply(error=error_of(ValueError("the result is too large"))).model_dump_json().encode()
+    if len(line) < MAX_LINE_BYTES:
+        return line
+    return Reply(error=error_of(ValueError("the result is too large"))).model_dump_json().encode()
+
+
+def _send(replies: BinaryIO, line: bytes) -> None:
     replies.write(line + b"\n")
     replies.flush()
 

@@ -5,25 +5,20 @@ batch; what goes wrong in the model itself ends the process.
 """
 
 import base64
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
 import transformers
 
-from protocol.model import WireModel
 from protocol.rewards import ScoreError
 from reward_service.embeddings.messages import Encoded, EncoderToLoad, Texts
-from reward_service.jobs import Reply
 from reward_service.reward_models.folder import fingerprint
-from reward_service.verifier import UserError, error_of
-from reward_service.worker import private_pipes
-from services.process import parent_death_signal
+from reward_service.verifier import UserError
+from reward_service.worker import serve_lines
 
 
 class _Output(Protocol):
@@ -43,18 +38,11 @@ class _Tokenizer(Protocol):
 def main() -> None:
     """Load the model, say whether that went well, then answer batches until the input ends."""
     given, parent = EncoderToLoad.model_validate_json(sys.argv[1]), int(sys.argv[2])
-    parent_death_signal(signal.SIGKILL)
-    if os.getppid() != parent:
-        return
-    batches, replies = private_pipes()
-    try:
-        encoder = load(given)
-    except Exception as error:  # noqa: BLE001  whatever transformers raises, the service must hear why
-        _send(replies, Reply(error=error_of(error)))
-        return
-    _send(replies, Reply())
-    for line in batches:
-        _send(replies, encoder.encode(Texts.model_validate_json(line).texts))
+    serve_lines(
+        parent=parent,
+        load=lambda: load(given),
+        answer=lambda encoder, line: encoder.encode(Texts.model_validate_json(line).texts).model_dump_json().encode(),
+    )
 
 
 def load(given: EncoderToLoad) -> "LoadedEncoder":
@@ -118,11 +106,6 @@ class LoadedEncoder:
 
 def _refused(message: str) -> Encoded:
     return Encoded(error=ScoreError(kind="data", message=message))
-
-
-def _send(replies: BinaryIO, message: WireModel) -> None:
-    replies.write(message.model_dump_json().encode() + b"\n")
-    replies.flush()
 
 
 if __name__ == "__main__":

@@ -1,29 +1,25 @@
 """The process of one reward model: `python -m reward_service.reward_models.worker MODEL_AS_JSON PARENT_PID`.
 
-The only module of the service that loads torch. It answers batches from its standard input on its standard output, in
-order. An input that does not fit is an error of its own item. What goes wrong in the model itself ends the process:
+Only this and the process of an encoder load torch. It answers batches from its standard input on its standard output,
+in order. An input that does not fit is an error of its own item. What goes wrong in the model itself ends the process:
 after a fault of a GPU nothing that it computes can be trusted.
 """
 
-import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 import transformers
 
-from protocol.model import WireModel
 from protocol.rewards import ScoreError
 from reward_service.jobs import Reply
 from reward_service.reward_models.folder import fingerprint
 from reward_service.reward_models.inputs import Tokenizer, chunks_by_length, input_ids, unused_token
 from reward_service.reward_models.messages import Batch, ModelJob, ModelToLoad, Rewards
 from reward_service.verifier import UserError, error_of, to_score
-from reward_service.worker import private_pipes
-from services.process import parent_death_signal
+from reward_service.worker import serve_lines
 
 
 class _TextSettings(Protocol):
@@ -44,18 +40,13 @@ class _Model(Protocol):
 def main() -> None:
     """Load the model, say whether that went well, then answer batches until the input ends."""
     given, parent = ModelToLoad.model_validate_json(sys.argv[1]), int(sys.argv[2])
-    parent_death_signal(signal.SIGKILL)
-    if os.getppid() != parent:
-        return
-    batches, replies = private_pipes()
-    try:
-        model = load(given)
-    except Exception as error:  # noqa: BLE001  whatever transformers raises, the service must hear why
-        _send(replies, Reply(error=error_of(error)))
-        return
-    _send(replies, Reply())
-    for line in batches:
-        _send(replies, Rewards(replies=model.score(Batch.model_validate_json(line).jobs)))
+    serve_lines(
+        parent=parent,
+        load=lambda: load(given),
+        answer=lambda model, line: (
+            Rewards(replies=model.score(Batch.model_validate_json(line).jobs)).model_dump_json().encode()
+        ),
+    )
 
 
 def load(given: ModelToLoad) -> "LoadedModel":
@@ -102,6 +93,10 @@ class LoadedModel:
         self._tokenizer = tokenizer
         self._device = device
         self._batch_tokens = batch_tokens
+
+    def rewards(self, batch: Batch) -> Rewards:
+        """The replies to a batch, in its order."""
+        return Rewards(replies=self.score(batch.jobs))
 
     def score(self, jobs: Sequence[ModelJob]) -> tuple[Reply, ...]:
         """A reward or an error for each job, in order."""
@@ -159,11 +154,6 @@ def _reply(reward: float) -> Reply:
         return Reply(reward=to_score(reward).reward)
     except Exception as error:  # noqa: BLE001  a reward that is not finite is an error of its item
         return Reply(error=ScoreError(kind="data", message=f"the reward model: {error}"))
-
-
-def _send(replies: BinaryIO, message: WireModel) -> None:
-    replies.write(message.model_dump_json().encode() + b"\n")
-    replies.flush()
 
 
 if __name__ == "__main__":

@@ -4,22 +4,13 @@ Without RANK in the environment it is rank 0, which starts rank 1 and writes wha
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
-import torch
-
 from learner.algorithms.config import GrpoConfig
 from learner.training.config import TrainingConfig
-from learner.training.ranks import (
-    close_process_group,
-    die_with_parent,
-    open_process_group,
-    ranks_from_environment,
-    start_followers,
-)
 from learner.training.trainer import Trainer
+from tests.learner.training.rank_processes import two_ranks
 from tests.learner.training.tiny_model import random_sequences
 
 
@@ -39,25 +30,15 @@ def lead(trainer: Trainer, *, out: Path, stage: int) -> None:
 
 
 def main() -> None:
-    die_with_parent()
-    torch.set_num_threads(1)
     model, out = Path(sys.argv[1]), Path(sys.argv[2])
-    ranks, followers = ranks_from_environment(os.environ), None
-    if ranks is None:
-        followers = start_followers([sys.executable, *sys.argv], count=2)
-        ranks = followers.ranks
-    commands = open_process_group(ranks, timeout_s=100, listener=followers.listener if followers else None)
-    for text in sys.argv[3:]:
-        config = TrainingConfig.model_validate_json(text)
-        trainer = Trainer(model, algorithm=GrpoConfig(), config=config, ranks=ranks, commands=commands)
-        if ranks.leads:
-            lead(trainer, out=out, stage=config.zero_stage)
-        else:
-            trainer.follow()
-    close_process_group()
-    if followers is not None:
-        followers.close(timeout_s=60)
-        assert followers.failed() is None, "rank 1 failed"
+    with two_ranks() as (ranks, commands):
+        for text in sys.argv[3:]:
+            config = TrainingConfig.model_validate_json(text)
+            trainer = Trainer(model, algorithm=GrpoConfig(), config=config, ranks=ranks, commands=commands)
+            if ranks.leads:
+                lead(trainer, out=out, stage=config.zero_stage)
+            else:
+                trainer.follow()
 
 
 if __name__ == "__main__":

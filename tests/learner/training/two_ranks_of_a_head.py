@@ -4,7 +4,6 @@ Each config is a training config as JSON. Without RANK in the environment it is 
 writes the weights after three steps below OUT, by the config's number; `lead` with one rank gives what is expected.
 """
 
-import os
 import sys
 from pathlib import Path
 
@@ -13,14 +12,8 @@ from safetensors.torch import save_file
 
 from learner.algorithms.config import PpoConfig
 from learner.training.config import TrainingConfig
-from learner.training.ranks import (
-    close_process_group,
-    die_with_parent,
-    open_process_group,
-    ranks_from_environment,
-    start_followers,
-)
 from learner.training.trainer import Trainer
+from tests.learner.training.rank_processes import two_ranks
 from tests.learner.training.tiny_model import random_sequences
 
 
@@ -36,25 +29,15 @@ def lead(trainer: Trainer, path: Path) -> None:
 
 
 def main() -> None:
-    die_with_parent()
-    torch.set_num_threads(1)
     model, out = Path(sys.argv[1]), Path(sys.argv[2])
-    ranks, followers = ranks_from_environment(os.environ), None
-    if ranks is None:
-        followers = start_followers([sys.executable, *sys.argv], count=2)
-        ranks = followers.ranks
-    commands = open_process_group(ranks, timeout_s=100, listener=followers.listener if followers else None)
-    for number, text in enumerate(sys.argv[3:]):
-        config = TrainingConfig.model_validate_json(text)
-        trainer = Trainer(model, algorithm=PpoConfig(), config=config, ranks=ranks, commands=commands)
-        if ranks.leads:
-            lead(trainer, out / f"{number}.safetensors")
-        else:
-            trainer.follow()
-    close_process_group()
-    if followers is not None:
-        followers.close(timeout_s=60)
-        assert followers.failed() is None, "rank 1 failed"
+    with two_ranks() as (ranks, commands):
+        for number, text in enumerate(sys.argv[3:]):
+            config = TrainingConfig.model_validate_json(text)
+            trainer = Trainer(model, algorithm=PpoConfig(), config=config, ranks=ranks, commands=commands)
+            if ranks.leads:
+                lead(trainer, out / f"{number}.safetensors")
+            else:
+                trainer.follow()
 
 
 if __name__ == "__main__":

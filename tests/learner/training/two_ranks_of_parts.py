@@ -5,7 +5,6 @@ it saw to files below OUT, named by the config's number. Without RANK in the env
 rank 1. `train` with one rank and all of the sequences gives what is expected.
 """
 
-import os
 import sys
 from pathlib import Path
 
@@ -14,17 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from learner.training.config import LoraConfig, TrainingConfig
-from learner.training.ranks import (
-    Ranks,
-    close_process_group,
-    die_with_parent,
-    open_process_group,
-    ranks_from_environment,
-    start_followers,
-)
+from learner.training.ranks import Ranks
 from learner.training.reference import Reference, open_reference
 from learner.training.weights import host_copy
 from tests.learner.training.engine_parts import Parts, load_policy, microbatch, open_parts, update
+from tests.learner.training.rank_processes import two_ranks
 from tests.learner.training.tiny_model import random_sequences
 
 ROW = microbatch(random_sequences(8, seed=9))
@@ -75,22 +68,12 @@ def outcome(parts: Parts, reference: Reference, ranks: Ranks, *, label: str) -> 
 
 
 def main() -> None:
-    die_with_parent()
-    torch.set_num_threads(1)
     model, out = Path(sys.argv[1]), Path(sys.argv[2])
-    ranks, followers = ranks_from_environment(os.environ), None
-    if ranks is None:
-        followers = start_followers([sys.executable, *sys.argv], count=2)
-        ranks = followers.ranks
-    open_process_group(ranks, timeout_s=100, listener=followers.listener if followers else None)
-    for number, text in enumerate(sys.argv[3:]):
-        config = TrainingConfig.model_validate_json(text)
-        train(model, out, config=config, ranks=ranks, name=str(number))
-    torch.distributed.barrier()
-    close_process_group()
-    if followers is not None:
-        followers.close(timeout_s=60)
-        assert followers.failed() is None, "rank 1 failed"
+    with two_ranks() as (ranks, _):
+        for number, text in enumerate(sys.argv[3:]):
+            config = TrainingConfig.model_validate_json(text)
+            train(model, out, config=config, ranks=ranks, name=str(number))
+        torch.distributed.barrier()
 
 
 if __name__ == "__main__":
