@@ -46,10 +46,11 @@ class GeneratorFleet:
             return name in avoid, self._outstanding[name]
 
         while True:
+            looked_at = self._breakers.now()
             admitted = [each for name, each in self._serving.items() if self._breakers[name].admits]
             if admitted:
                 return min(admitted, key=burden)
-            await self._breakers.change(self._serving)
+            await self._breakers.change(self._serving, since=looked_at)
 
     @contextmanager
     def occupy(self, generator: ServingGenerator, *, completions: int) -> Iterator[Call]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 logger = logging.getLogger(__name__)
@@ -64,10 +65,9 @@ class Breaker:
         """Whether a call may begin now."""
         return self.state == "closed" or (self.state == "half-open" and self._probe is None)
 
-    @property
-    def rest_left_s(self) -> float | None:
-        """Seconds until it is half-open; None if it does not rest."""
-        return self._open_until - self._clock() if self._open_until is not None and self.state == "open" else None
+    def rested_at(self, *, since: float) -> float | None:
+        """When its rest is over, or was if that is later than `since`; None if it did not rest then."""
+        return self._open_until if self._open_until is not None and self._open_until > since else None
 
     @contextmanager
     def call(self) -> Iterator["Call"]:
@@ -161,9 +161,18 @@ class Breakers:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def change(self, names: Collection[str]) -> None:
-        """Return after the next verdict, or `stir`, or when the first rest among `names` is over."""
-        rests = [rest for name in names if (rest := self[name].rest_left_s) is not None]
+    def now(self) -> float:
+        """Seconds, by the clock of the breakers."""
+        return self._clock()
+
+    async def change(self, names: Collection[str], *, since: float, until: float = inf) -> None:
+        """Return after the next verdict, or `stir`, or when the first rest among `names` is over, or at `until`.
+
+        The caller looked at the breakers after `since`: a rest that ended between then and now is a change as well,
+        which nothing else would tell.
+        """
+        ends = [until, *(end for name in names if (end := self[name].rested_at(since=since)) is not None)]
+        left = min(ends) - self._clock()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, min(rests)) if rests else None):
+            async with asyncio.timeout(max(0.0, left) if left < inf else None):
                 await self._changed.wait()

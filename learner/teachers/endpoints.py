@@ -24,10 +24,11 @@ class Endpoints:
         One in `avoid` only if there is no other. To be followed by `call` without an await between them.
         """
         while True:
+            looked_at = self._breakers.now()
             admitted = [url for url in self._urls if self._breakers[url].admits]
             if admitted:
                 return min(admitted, key=lambda url: (url in avoid, self._under_way[url]))
-            await self._breakers.change(self._urls)
+            await self._breakers.change(self._urls, since=looked_at)
 
     @contextmanager
     def call(self, url: str) -> Iterator[Call]:

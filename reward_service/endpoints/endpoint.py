@@ -130,8 +130,10 @@ class Endpoint:
     async def _turn(self, *, deadline: float) -> None:
         """Wait until a request may begin. To be followed by `_attempt` without an await between them."""
         while True:
-            while not self._breaker.admits:
-                await self._breakers.change([self._url])
+            looked_at = self._breakers.now()
+            if not self._breaker.admits:
+                await self._breakers.change([self._url], since=looked_at)
+                continue
             await self._pace.turn(deadline=deadline)
             if self._breaker.admits:
                 return

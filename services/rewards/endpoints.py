@@ -1,7 +1,5 @@
 """The reward services: which of them is asked next, and the wait when none answers."""
 
-import asyncio
-import contextlib
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -72,9 +70,10 @@ class RewardEndpoints:
         One in `avoid` only if there is no other. To be followed by `call` without an await between them.
         """
         while True:
+            looked_at = self._clock()
             if admitted := self._admitted():
                 return self._take(admitted, avoid=avoid)
-            await self._change()
+            await self._change(since=looked_at)
 
     def another(self, *, than: Collection[str]) -> str | None:
         """One that is believed to work, is not busy, and is not among `than`; None if there is none."""
@@ -105,11 +104,9 @@ class RewardEndpoints:
         """Keep `waits` true to whether any of them answers and takes requests, until cancelled."""
         whom = f"the reward service at {' or '.join(self.urls)}"
         while True:
-            while self._at_hand():
-                await self._change()
+            await self._until(at_hand=False)
             with waits.wait(whom, quiet_s=0.5):
-                while not self._at_hand():
-                    await self._change()
+                await self._until(at_hand=True)
 
     def _take(self, admitted: Sequence[str], *, avoid: Collection[str]) -> str:
         chosen = min(admitted, key=lambda url: (url in avoid, self._loads[url].under_way))
@@ -125,10 +122,14 @@ class RewardEndpoints:
         now = self._clock()
         return any(self._breakers[url].state == "closed" and now >= self._loads[url].busy_until for url in self._urls)
 
-    async def _change(self) -> None:
-        """Return after the next verdict, or when a rest is over."""
-        now = self._clock()
-        rests = [load.busy_until - now for load in self._loads.values() if load.busy_until > now]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(rests) if rests else None):
-                await self._breakers.change(self._urls)
+    async def _until(self, *, at_hand: bool) -> None:
+        while True:
+            looked_at = self._clock()
+            if self._at_hand() == at_hand:
+                return
+            await self._change(since=looked_at)
+
+    async def _change(self, *, since: float) -> None:
+        """Return after the next verdict, or when a rest is over that was not at `since`."""
+        ends = (load.busy_until for load in self._loads.values() if load.busy_until > since)
+        await self._breakers.change(self._urls, since=since, until=min(ends, default=inf))

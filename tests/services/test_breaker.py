@@ -79,14 +79,16 @@ def test_a_probe_that_fails_doubles_the_rest_up_to_its_limit(breaker: Breaker, c
     fail(breaker, silent=True)
     rests = []
     for _ in range(4):
-        rests.append(breaker.rest_left_s)
-        clock.now += rests[-1] or 0.0
+        ends = breaker.rested_at(since=clock.now)
+        assert ends is not None
+        rests.append(ends - clock.now)
+        clock.now = ends
         fail(breaker)
     assert rests == [1.0, 2.0, 4.0, 4.0]
     clock.now += 4.0
     succeed(breaker)
     fail(breaker, silent=True)
-    assert breaker.rest_left_s == 1.0
+    assert breaker.rested_at(since=clock.now) == clock.now + 1.0
 
 
 def test_a_probe_that_is_cancelled_gives_its_place_back(breaker: Breaker, clock: Clock) -> None:
@@ -117,8 +119,10 @@ async def test_waiting_ends_with_the_first_rest() -> None:
     breakers = Breakers("peer", settings=BreakerSettings(rest_s=0.01))
     fail(breakers["a"], silent=True)
     async with asyncio.timeout(10):
+        looked_at = breakers.now()
         while not breakers["a"].admits:
-            await breakers.change(["a"])
+            await breakers.change(["a"], since=looked_at)
+            looked_at = breakers.now()
 
 
 async def test_waiting_ends_with_a_verdict_of_another() -> None:
@@ -127,12 +131,23 @@ async def test_waiting_ends_with_a_verdict_of_another() -> None:
     fail(breakers["a"], silent=True)
     clock.now = 10.0
     with breakers["a"].call() as probe:
-        waiting = asyncio.create_task(breakers.change(["a"]))
+        waiting = asyncio.create_task(breakers.change(["a"], since=clock.now))
         await asyncio.sleep(0)
         assert not waiting.done()
         probe.succeeded()
         async with asyncio.timeout(10):
             await waiting
+
+
+async def test_a_rest_that_ends_between_the_look_and_the_wait_is_not_waited_for() -> None:
+    clock = Clock()
+    breakers = Breakers("peer", settings=SETTINGS, clock=clock)
+    fail(breakers["a"], silent=True)
+    looked_at = breakers.now()
+    assert not breakers["a"].admits
+    clock.now = 1.5
+    async with asyncio.timeout(10):
+        await breakers.change(["a"], since=looked_at)
 
 
 def test_one_that_left_and_comes_again_starts_closed() -> None:
