@@ -31,7 +31,7 @@ _COMMAND = (sys.executable, "-c", "from reward_service.command import main; main
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """One phase. Latencies are of answers with status 200, and of those with 429."""
+    """One phase. Latencies are of answers with status 200, and of those with 429; `late`: of the sender itself."""
 
     offered_items_per_s: float | None
     scored_items_per_s: float
@@ -40,6 +40,7 @@ class Phase:
     p50_ms: float
     p99_ms: float
     refused_p99_ms: float
+    late_p99_ms: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +118,7 @@ def _phase(load: Load, *, offered: float | None) -> Phase:
         p50_ms=1000 * percentile(scored, 0.5),
         p99_ms=1000 * percentile(scored, 0.99),
         refused_p99_ms=1000 * percentile(refused, 0.99),
+        late_p99_ms=1000 * percentile(load.late, 0.99),
     )
 
 
@@ -160,23 +162,28 @@ def _service(folder: Path) -> Iterator[tuple[int, int]]:
 def _report(phases: dict[str, Phase], memory: Memory | None) -> str:
     rows = [
         f"| {name} | {_offer(phase)} | {phase.scored_items_per_s:.0f} | {phase.p50_ms:.1f} | {phase.p99_ms:.1f} "
-        f"| {phase.refused_p99_ms:.1f} | {phase.statuses} | {phase.wrong_answers} |"
+        f"| {phase.refused_p99_ms:.1f} | {phase.late_p99_ms:.1f} | {_told(phase.statuses)} | {phase.wrong_answers} |"
         for name, phase in phases.items()
     ]
     lines = [
         f"# `/v1/score` of the reward service, `exact_match` in batches of {BATCH}",
         "",
         f"Demanded: {DEMANDED_ITEMS_PER_S} items/s, p99 under {DEMANDED_P99_MS} ms at half of that, 429s at twice what",
-        "it can do. Latencies in ms, from the moment at which a request was due; `refused` are those of 429s.",
+        "it can do. Latencies in ms, from the moment at which a request was due; `refused` are those of 429s;",
+        "`sent late` is by how much the sender, which has one of the two cores, was itself behind.",
         "",
-        "| load | offered items/s | scored items/s | p50 | p99 | p99 refused | statuses | wrong |",
-        "|---|---|---|---|---|---|---|---|",
+        "| load | offered items/s | scored items/s | p50 | p99 | p99 refused | p99 sent late | statuses | wrong |",
+        "|---|---|---|---|---|---|---|---|---|",
         *rows,
         "",
         _memory_line(memory),
         "",
     ]
     return "\n".join(lines)
+
+
+def _told(statuses: dict[int, int]) -> str:
+    return ", ".join(f"{count} of {status}" for status, count in sorted(statuses.items()))
 
 
 def _offer(phase: Phase) -> str:

@@ -13,7 +13,8 @@ from generator.serving import Serving
 from generator.weight_sync import WeightSync
 from protocol.fleet import Commit, JoinGroup, Prepare, Pull
 from protocol.generation import GenerateRequest, LogprobsRequest
-from services.http_app import RequestRefused, json_answer, json_body, streamed_answer
+from services.http_app import json_answer, json_body, streamed_answer
+from services.refusals import RequestRefused
 
 T = TypeVar("T")
 

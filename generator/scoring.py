@@ -13,7 +13,7 @@ from generator.measures import Measures
 from generator.reports import ScoredSequence
 from generator.serving import Serving
 from protocol.generation import LogprobsAnswer, LogprobsRequest, SequenceLogprobs
-from services.http_app import RequestRefused
+from services.refusals import RequestRefused
 
 _ROUNDS = 4
 

@@ -11,7 +11,7 @@ from generator.engine_calls import EngineGone
 from generator.measures import Measures
 from protocol.fleet import Condition
 from protocol.generation import GeneratePart, GenerateRequest, GeneratorState
-from services.http_app import RequestRefused
+from services.refusals import RequestRefused
 from services.waiting import Waiting
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from generator.serving import Serving
 from generator.weight_plan import WeightSyncError
 from protocol.fleet import PULLED_EPOCH, Commit, Committed, JoinedGroup, JoinGroup, Prepare, Prepared, Pull
 from protocol.versions import PolicyVersion
-from services.http_app import RequestRefused
+from services.refusals import RequestRefused
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
 """How much work is taken: items and bytes are bounded, and the rest is told when to come again.
 
 Places are counted from a request's arrival to its answer. One verifier can take only a part of them, so that a slow one
-leaves room for others.
+leaves room for others. What is still on its way, and was not looked into yet, counts as the items that so many bytes
+had of late: in an overload requests are turned away at the door, before anything is spent on reading them.
 """
 
 import asyncio
@@ -14,7 +15,10 @@ from dataclasses import dataclass
 
 from prometheus_client import Gauge
 
-from services.http_app import RequestRefused
+from services.refusals import RequestRefused
+
+# By so much the newest request moves the mean size of an item.
+_NEWEST = 0.05
 
 # The pace is judged by what ended in windows of this length, the later ones counting more.
 _WINDOW_S = 1.0
@@ -69,16 +73,31 @@ class Pace:
 
 
 class Admission:
-    """Counts what is in the service. `pending` and `waiting` are the gauges of all items, and of each verifier's."""
+    """Counts what is in the service. `pending` and `waiting` are the gauges of all items, and of each verifier's.
 
-    def __init__(self, *, room: Room, pending: Gauge, waiting: Gauge, label: Callable[[str], str]) -> None:
+    `label` makes a name for metrics of a verifier's. `is_shared`, asked with it: whether the verifier is held to its
+    share; one whose items are judged at once keeps nobody waiting but itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        room: Room,
+        pending: Gauge,
+        waiting: Gauge,
+        label: Callable[[str], str],
+        is_shared: Callable[[str], bool] = lambda _: True,
+    ) -> None:
         self._room = room
         self._pending_gauge = pending
         self._waiting_gauge = waiting
         self._label = label
+        self._is_shared = is_shared
         self._pace = Pace()
         self._items = 0
         self._bytes = 0
+        self._arriving_bytes = 0
+        self._item_bytes = math.inf
         self._by_verifier: Counter[str] = Counter()
         self._draining = False
         self._idle = asyncio.Event()
@@ -103,17 +122,32 @@ class Admission:
         """Refuse a request as soon as its size is known, before it is read. Raises RequestRefused."""
         if self._draining:
             raise RequestRefused(503, "draining", "this reward service is stopping: try another one")
-        if self._items >= self._room.items:
-            raise self._busy(excess=1, what=f"{self._items} items are here, of at most {self._room.items}")
+        here = self._items + int(self._arriving_bytes / self._item_bytes)
+        if here >= self._room.items:
+            raise self._busy(excess=1, what=f"{here} items are here, of at most {self._room.items}")
         # A body larger than all of the room is taken alone: whether bodies are too large is the server's to say.
-        if self._bytes and self._bytes + body_bytes > self._room.bytes:
-            what = f"{self._bytes} bytes are here, of at most {self._room.bytes}, and the request has {body_bytes}"
+        bytes_here = self._bytes + self._arriving_bytes
+        if bytes_here and bytes_here + body_bytes > self._room.bytes:
+            what = f"{bytes_here} bytes are here, of at most {self._room.bytes}, and the request has {body_bytes}"
             raise self._busy(excess=max(1, self._items // 2), what=what)
 
     @contextmanager
-    def held(self, *, body_bytes: int) -> Iterator[None]:
+    def arriving(self, *, body_bytes: int) -> Iterator[None]:
+        """Count a request that has announced so many bytes, until it has been read. Raises RequestRefused."""
+        self.check(body_bytes=body_bytes)
+        self._arriving_bytes += body_bytes
+        try:
+            yield
+        finally:
+            self._arriving_bytes -= body_bytes
+
+    @contextmanager
+    def held(self, *, body_bytes: int, items: int) -> Iterator[None]:
         """Count the bytes of a request that has been read. Raises RequestRefused."""
         self.check(body_bytes=body_bytes)
+        mean = max(1.0, body_bytes / max(1, items))
+        known = self._item_bytes
+        self._item_bytes = mean if known == math.inf else known + _NEWEST * (mean - known)
         self._bytes += body_bytes
         try:
             yield
@@ -137,6 +171,8 @@ class Admission:
     def _check_items(self, counts: Counter[str]) -> None:
         limits = [("all verifiers", self._items, counts.total(), self._room.items)]
         for name, items in counts.items():
+            if not self._is_shared(name):
+                continue
             limits.append((f"the verifier {name}", self._by_verifier[name], items, self._room.verifier_items))
         for whose, _, more, most in limits:
             if more > most:

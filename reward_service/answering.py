@@ -36,7 +36,7 @@ class Answering:
 
     async def whole(self, asked: Asked) -> Response:
         """All results in the order of the items. Raises RequestRefused."""
-        with self._scorer.admission.held(body_bytes=len(asked.body)):
+        with self._scorer.admission.held(body_bytes=len(asked.body), items=len(asked.request.items)):
             async with self._repetitions.claimed(key=asked.key, body=asked.body) as claim:
                 answer = self._known(claim) or _settle(claim, await self._scorer.score(asked.request))
         return Response(answer, media_type="application/json")
@@ -47,7 +47,7 @@ class Answering:
 
     @asynccontextmanager
     async def _results(self, asked: Asked) -> AsyncIterator[AsyncIterator[ScoreResult]]:
-        with self._scorer.admission.held(body_bytes=len(asked.body)):
+        with self._scorer.admission.held(body_bytes=len(asked.body), items=len(asked.request.items)):
             async with self._repetitions.claimed(key=asked.key, body=asked.body) as claim:
                 known = self._known(claim)
                 if known is not None:

@@ -42,7 +42,7 @@ def build_app(
         readiness=readiness,
         metrics=metrics,
         max_body_bytes=config.http.max_body_bytes,
-        doors={"/v1/score": lambda size: scorer.admission.check(body_bytes=size)},
+        doors={"/v1/score": lambda size: scorer.admission.arriving(body_bytes=size)},
     )
     repetitions = Repetitions(config=config.idempotency, wait_s=config.max_deadline_s)
     answering = Answering(scorer=scorer, repetitions=repetitions, repeated=scorer.repeated_requests)

@@ -22,14 +22,17 @@ logger = logging.getLogger(__name__)
 # A few milliseconds of items that are judged at once.
 _AT_ONCE = 128
 
-_LONGEST_TURN_S = 0.02
+_TURN_S = 0.01
+_LONGEST_TURN_S = 0.1
 
 
 class Turns:
     """Whose turn it is to compute: one request after the other, with a look at the network in between.
 
     Without that, what arrives in an overload would wait unseen, where nobody can turn it away. Between two looks there
-    is work for as long as the last look took, so that turning away leaves half of the time for work.
+    is work for `_TURN_S`, or for a quarter of the time that the last look took if that is longer: however many are
+    turned away, a part of the time is left for work. Not for more: looks take longer the more there is to answer, and
+    who is to be turned away waits for both.
     """
 
     def __init__(self) -> None:
@@ -47,7 +50,7 @@ class Turns:
 
     def _turn(self) -> None:
         began = self._loop.time()
-        until = began + min(began - self._last_end, _LONGEST_TURN_S)
+        until = began + min(max(_TURN_S, (began - self._last_end) / 4), _LONGEST_TURN_S)
         while self._waiting:
             work, done = self._waiting[0]
             if not done.cancelled():

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 import xxhash
 
 from reward_service.config import IdempotencyConfig
-from services.http_app import RequestRefused
+from services.refusals import RequestRefused
 
 
 class Claim:

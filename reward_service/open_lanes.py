@@ -59,6 +59,11 @@ class OpenLanes:
         """The verifier's name in metrics: callers' own words would make labels without bound."""
         return verifier if verifier in self._lanes else UNKNOWN
 
+    def judges_at_once(self, verifier: str) -> bool:
+        """Whether its items wait for nothing but their turn; those of an unknown one are errors at once."""
+        lane = self._lanes.get(verifier)
+        return lane is None or lane.at_once
+
     def version(self, verifier: str) -> str:
         """The version of a verifier; of an unknown one, nothing."""
         return self._registry.get(verifier).version if verifier in self._lanes else ""

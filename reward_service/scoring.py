@@ -53,6 +53,7 @@ class Scorer:
             pending=metrics.pending_items,
             waiting=metrics.waiting_items,
             label=lambda verifier: self._lanes.label(verifier),
+            is_shared=lambda label: not self._lanes.judges_at_once(label),
         )
 
     async def __aenter__(self) -> Self:

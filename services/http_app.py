@@ -4,55 +4,29 @@ A refusal is an answer with status 4xx whose body is a `protocol.http.ErrorBody`
 """
 
 import asyncio
-import hmac
-import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Generic, TypeVar
 
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import Counter, generate_latest
-from pydantic import BaseModel, JsonValue, SecretStr, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, SecretStr, ValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, StreamingResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from protocol.http import ErrorBody, ErrorDetail, Readiness
+from services.http_gates import BearerToken, BodyLimit, Door, Doors
 from services.metrics import Metrics
 from services.openapi import DescribedApp, ReadsBody
+from services.refusals import RequestRefused, as_refusal, refusal_of, refused_answer
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 _BODY_S = 60.0
 
 M = TypeVar("M", bound=BaseModel)
-
-# Given the announced bytes of a body before it is read, it raises RequestRefused or lets the request in.
-Door = Callable[[int], None]
-
-
-class RequestRefused(HTTPException):
-    """A request that cannot be served; answered with `status` and an ErrorBody, counted under `kind`.
-
-    `retry_after_s`: in how many seconds it may be served, told in whole seconds in the header Retry-After.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        kind: str,
-        message: str,
-        *,
-        field: str | None = None,
-        expected: JsonValue = None,
-        got: JsonValue = None,
-        retry_after_s: float | None = None,
-    ) -> None:
-        headers = None if retry_after_s is None else {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
-        super().__init__(status, message, headers)
-        self.problem = ErrorDetail(kind=kind, message=message, field=field, expected=expected, got=got)
 
 
 def create_app(
@@ -105,10 +79,10 @@ def install_shell(
     refused = metrics.counter("refused_requests", "Requests that were refused, by reason.", labels=("reason",))
     _add_health_routes(app, service=service, readiness=readiness, metrics=metrics)
     _add_error_handlers(app, refused)
-    app.add_middleware(_Doors, doors=doors or {}, refused=refused)
-    app.add_middleware(_BodyLimit, max_bytes=max_body_bytes, refused=refused)
+    app.add_middleware(Doors, doors=doors or {}, refused=refused)
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes, refused=refused)
     if token is not None:
-        app.add_middleware(_BearerToken, token=token.get_secret_value(), refused=refused)
+        app.add_middleware(BearerToken, token=token.get_secret_value(), open_paths=OPEN_PATHS, refused=refused)
 
 
 class JsonBody(ReadsBody, Generic[M]):
@@ -133,7 +107,7 @@ class JsonBody(ReadsBody, Generic[M]):
         try:
             return self._model.model_validate_json(raw)
         except ValidationError as error:
-            raise _refusal(error.errors(include_url=False, include_context=False)) from error
+            raise refusal_of(error.errors(include_url=False, include_context=False)) from error
 
 
 def json_body(model: type[M], *, deadline_s: float = _BODY_S) -> JsonBody[M]:
@@ -203,11 +177,9 @@ def _add_health_routes(app: FastAPI, *, service: str, readiness: Callable[[], Re
 
 def _add_error_handlers(app: FastAPI, refused: Counter) -> None:
     async def answer(request: Request, error: Exception) -> Response:
-        refusal = _as_refusal(error, request)
+        refusal = as_refusal(error, request)
         refused.labels(reason=refusal.problem.kind).inc()
-        response = json_answer(ErrorBody(error=refusal.problem), status=refusal.status_code)
-        response.headers.update(refusal.headers or {})
-        return response
+        return refused_answer(refusal)
 
     async def fail(request: Request, error: Exception) -> Response:
         detail = ErrorDetail(kind="internal", message=f"{type(error).__name__} in the service; its log says more")
@@ -216,133 +188,3 @@ def _add_error_handlers(app: FastAPI, refused: Counter) -> None:
     for kind in (RequestValidationError, StarletteHTTPException):
         app.add_exception_handler(kind, answer)
     app.add_exception_handler(Exception, fail)
-
-
-def _as_refusal(error: Exception, request: Request) -> RequestRefused:
-    if isinstance(error, RequestRefused):
-        return error
-    if isinstance(error, RequestValidationError):
-        return _refusal(error.errors())
-    assert isinstance(error, StarletteHTTPException), error
-    kinds = {404: "unknown_route", 405: "wrong_method"}
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    refusal = RequestRefused(error.status_code, kinds.get(error.status_code, "http"), message)
-    refusal.headers = error.headers
-    return refusal
-
-
-def _refusal(problems: Sequence[ErrorDetails]) -> RequestRefused:
-    """The refusal for a body that does not fit; the first problem is told in full, others are counted."""
-    first = problems[0]
-    if first["type"] == "json_invalid":
-        return RequestRefused(400, "malformed_json", f"the body is not JSON: {first['msg']}")
-    parts = [str(part) for part in first["loc"]]
-    name = ".".join(parts[1:] if parts[:1] == ["body"] else parts) or "body"
-    expected = first["msg"].removeprefix("Value error, ").replace("Input should be ", "", 1)
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return RequestRefused(
-        422,
-        "unknown_field" if first["type"] == "extra_forbidden" else "invalid_field",
-        f"{name}: {first['msg']}{more}",
-        field=name,
-        expected=expected,
-        got=_excerpt(first["input"]),
-    )
-
-
-def _excerpt(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:197] + "..."
-
-
-class _BearerToken:
-    """Refuses with 401 whoever does not show the token."""
-
-    def __init__(self, app: ASGIApp, *, token: str, refused: Counter) -> None:
-        self._app = app
-        self._expected = f"Bearer {token}".encode()
-        self._refused = refused
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN_PATHS:
-            await self._app(scope, receive, send)
-            return
-        shown = next((value for name, value in scope["headers"] if name == b"authorization"), None)
-        if shown is not None and hmac.compare_digest(shown, self._expected):
-            await self._app(scope, receive, send)
-            return
-        got = "none" if shown is None else "another"
-        message = f"this service wants 'Authorization: Bearer <token>' with its configured token; got {got}"
-        await _send_refusal(RequestRefused(401, "unauthorized", message), self._refused, scope, receive, send)
-
-
-class _Doors:
-    """Refuses a request to a path with a door at once, which costs far less than to route it and to read it.
-
-    The connection is kept: a client that is told to come again will.
-    """
-
-    def __init__(self, app: ASGIApp, *, doors: Mapping[str, Door], refused: Counter) -> None:
-        self._app = app
-        self._doors = doors
-        self._refused = refused
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        door = self._doors.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if door is not None:
-            try:
-                door(_announced_bytes(scope))
-            except RequestRefused as refusal:
-                await _send_refusal(refusal, self._refused, scope, receive, send, close=False)
-                return
-        await self._app(scope, receive, send)
-
-
-def _announced_bytes(scope: Scope) -> int:
-    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    return int(announced) if announced.isdigit() else 0
-
-
-class _BodyLimit:
-    """Refuses with 413 a body over the limit, announced or not."""
-
-    def __init__(self, app: ASGIApp, *, max_bytes: int, refused: Counter) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._refused = refused
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        if (announced := _announced_bytes(scope)) > self._max_bytes:
-            await _send_refusal(self._too_large(announced), self._refused, scope, receive, send)
-            return
-        seen = 0
-
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._max_bytes:
-                raise self._too_large(seen)
-            return message
-
-        await self._app(scope, counted, send)
-
-    def _too_large(self, size: int) -> RequestRefused:
-        message = f"a body of at least {size} bytes; at most {self._max_bytes} are taken"
-        return RequestRefused(413, "body_too_large", message, expected=self._max_bytes, got=size)
-
-
-async def _send_refusal(
-    refusal: RequestRefused, refused: Counter, scope: Scope, receive: Receive, send: Send, *, close: bool = True
-) -> None:
-    refused.labels(reason=refusal.problem.kind).inc()
-    response = json_answer(ErrorBody(error=refusal.problem), status=refusal.status_code)
-    if refusal.status_code == 401:
-        response.headers["WWW-Authenticate"] = "Bearer"
-    response.headers.update(refusal.headers or {})
-    if close:
-        response.headers["Connection"] = "close"
-    await response(scope, receive, send)

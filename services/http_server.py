@@ -11,6 +11,7 @@ from typing import Self
 import uvicorn
 from starlette.types import ASGIApp
 
+from services.acceptor import Acceptor
 from services.network import is_loopback
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,6 @@ async def serve_http(app: ASGIApp, listener: Listener, *, finish_s: int = 2) -> 
     server = _Server(
         uvicorn.Config(
             app,
-            backlog=1024,
             log_config=None,
             access_log=False,
             http="httptools",
@@ -82,7 +82,22 @@ async def serve_http(app: ASGIApp, listener: Listener, *, finish_s: int = 2) -> 
 
 
 class _Server(uvicorn.Server):
-    """Signals belong to the process, which cancels this server like its other loops."""
+    """Accepts in its own way. Signals belong to the process, which cancels this server like its other loops."""
+
+    _acceptors: tuple[Acceptor, ...] = ()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        self._acceptors = tuple(Acceptor(each, self._protocol) for each in sockets or ())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
+        await super().shutdown(sockets=sockets)
+
+    def _protocol(self) -> asyncio.Protocol:
+        make = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[call-arg]
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -9,7 +9,8 @@ from fastapi import Depends, FastAPI, Query, Response
 from learner.weights.fleet import Fleet, JoinRefused
 from learner.weights.shelf import NotOnTheShelf, Shelf
 from protocol.fleet import CHUNK_HASH_HEADER, Announcement
-from services.http_app import RequestRefused, json_answer, json_body
+from services.http_app import json_answer, json_body
+from services.refusals import RequestRefused
 
 
 def add_routes(app: FastAPI, *, fleet: Fleet, shelf: Shelf) -> None:

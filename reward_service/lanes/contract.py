@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, cast
+from typing import ClassVar, Protocol, Self, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -19,7 +19,12 @@ T = TypeVar("T")
 
 
 class Lane(ABC):
-    """How the items of one verifier are judged. A lane without processes of its own needs only `judge`."""
+    """How the items of one verifier are judged. A lane without processes of its own needs only `judge`.
+
+    `at_once`: `judge` never returns an outcome to wait for.
+    """
+
+    at_once: ClassVar[bool] = False
 
     @abstractmethod
     def judge(self, item: ScoreItem, *, deadline: float) -> Outcome | Awaitable[Outcome]:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import ClassVar
 
 from pydantic import BaseModel
 
@@ -12,6 +13,8 @@ from reward_service.verifier import Outcome, Submission, error_of, to_score, val
 
 class InlineLane(Lane):
     """It has no deadline: an item is judged at once."""
+
+    at_once: ClassVar[bool] = True
 
     def __init__(self, *, function: Callable[..., object], arguments: type[BaseModel]) -> None:
         self._function = function

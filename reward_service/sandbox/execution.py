@@ -13,7 +13,8 @@ from reward_service.sandbox.pool import SandboxPool, check_language
 from reward_service.sandbox.program import Ended, Limits, Program
 from reward_service.sandbox.sessions import Sessions, TooManySessions
 from reward_service.verifier import InfrastructureError, UserError
-from services.http_app import RequestRefused, json_answer, json_body
+from services.http_app import json_answer, json_body
+from services.refusals import RequestRefused
 
 _RETRY_S = 1.0
 

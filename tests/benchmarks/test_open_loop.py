@@ -44,7 +44,7 @@ async def test_answers_are_counted_by_status_and_looked_at() -> None:
     async with server(serve) as target:
         load = await open_loop(target, per_s=50.0, seconds=0.1)
     assert load.statuses == {200: 3, 429: 1, 0: 1}
-    assert (load.wrong, load.retry_after) == (1, {"3": 1})
+    assert load.wrong == 1
     assert all(latency > 0 for latencies in load.latencies.values() for latency in latencies)
 
 

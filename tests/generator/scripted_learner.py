@@ -11,9 +11,10 @@ from fastapi import FastAPI, Response
 
 from protocol.fleet import CHUNK_HASH_HEADER, PullPlan
 from protocol.http import Readiness
-from services.http_app import RequestRefused, create_app, json_answer
+from services.http_app import create_app, json_answer
 from services.http_server import Listener, serve_http
 from services.metrics import Metrics
+from services.refusals import RequestRefused
 from tests.generator.conftest import Bucket
 
 CHUNK_BYTES = 50_000

@@ -11,10 +11,11 @@ import torch
 
 from protocol.generation import LogprobsAnswer, LogprobsRequest
 from protocol.http import Readiness
-from services.http_app import RequestRefused, create_app
+from services.http_app import create_app
 from services.http_client import HttpClient, ServiceRefused
 from services.http_server import Listener, serve_http
 from services.metrics import Metrics
+from services.refusals import RequestRefused
 from tests.generator.conftest import Rig, sample
 from tests.generator.test_engine import TOLERANCE
 from tests.generator.test_weight_sync import serving_of, until

@@ -13,9 +13,9 @@ import pytest
 
 from generator.weight_plan import WeightSyncError
 from protocol.fleet import PULLED_EPOCH, Commit, Pull
-from services.http_app import RequestRefused
 from services.http_client import HttpClient
 from services.metrics import Metrics
+from services.refusals import RequestRefused
 from tests.generator.conftest import Rig, largest_gap, pack, sample
 from tests.generator.scripted_learner import ScriptedLearner
 from tests.generator.test_engine import TOLERANCE, covers, gaps

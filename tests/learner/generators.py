@@ -31,10 +31,11 @@ from protocol.fleet import (
 )
 from protocol.http import Readiness
 from protocol.versions import PROTOCOL_VERSION
-from services.http_app import RequestRefused, create_app, json_answer, json_body
+from services.http_app import create_app, json_answer, json_body
 from services.http_client import HttpClient
 from services.http_server import Listener, serve_http
 from services.metrics import Metrics
+from services.refusals import RequestRefused
 
 FINGERPRINTS = Fingerprints(model="m", tokenizer="t", chat_template="c")
 c10d: Any = dist

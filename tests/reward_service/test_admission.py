@@ -1,26 +1,39 @@
 """What is taken, what is turned away, and when it is to come again."""
 
+from collections.abc import Callable
+
 import pytest
 
 from reward_service.admission import Admission, Pace, Room
 from reward_service.metrics import make_metrics
-from services.http_app import RequestRefused
 from services.metrics import Metrics
+from services.refusals import RequestRefused
 
 
-def admission(*, items: int = 10, bytes: int = 1000, verifier_share: float = 0.5) -> Admission:
+def admission(
+    *,
+    items: int = 10,
+    bytes: int = 1000,
+    verifier_share: float = 0.5,
+    is_shared: Callable[[str], bool] = lambda _: True,
+) -> Admission:
     metrics = make_metrics(Metrics("reward-service"))
     return Admission(
         room=Room(items=items, bytes=bytes, verifier_share=verifier_share),
         pending=metrics.pending_items,
         waiting=metrics.waiting_items,
         label=lambda verifier: verifier,
+        is_shared=is_shared,
     )
 
 
 def refusal(taken: Admission, *verifiers: str, body_bytes: int = 0) -> tuple[int, str]:
     """Status and message of the refusal of items of these verifiers."""
-    with pytest.raises(RequestRefused) as refused, taken.held(body_bytes=body_bytes), taken.admitted(verifiers):
+    with (
+        pytest.raises(RequestRefused) as refused,
+        taken.held(body_bytes=body_bytes, items=1),
+        taken.admitted(verifiers),
+    ):
         pass
     if refused.value.status_code == 429:
         assert refused.value.headers is not None
@@ -56,11 +69,11 @@ def test_more_than_is_ever_taken_is_refused_for_good() -> None:
 
 def test_bytes_are_bounded_and_a_request_larger_than_all_of_them_is_taken_alone() -> None:
     taken = admission()
-    with taken.held(body_bytes=1500):
+    with taken.held(body_bytes=1500, items=1):
         assert "1500 bytes are here, of at most 1000" in refusal(taken, "a", body_bytes=1)[1]
-    with taken.held(body_bytes=600):
+    with taken.held(body_bytes=600, items=1):
         assert refusal(taken, "a", body_bytes=401)[0] == 429
-        with taken.held(body_bytes=400):
+        with taken.held(body_bytes=400, items=1):
             pass
 
 
@@ -82,3 +95,31 @@ def test_the_pace_is_that_of_the_time_with_work() -> None:
     assert pace.seconds_for(100) == pytest.approx(10.0)
     assert pace.seconds_for(1) == 1.0
     assert pace.seconds_for(100_000) == 60.0
+
+
+def test_what_is_on_its_way_counts_as_items_of_the_size_that_is_usual() -> None:
+    taken = admission(items=10, bytes=100_000)
+    with taken.arriving(body_bytes=5000), taken.arriving(body_bytes=5000):
+        pass  # nothing is known of the size of items yet
+    with taken.held(body_bytes=400, items=4):
+        pass
+    with taken.arriving(body_bytes=500), taken.arriving(body_bytes=500):
+        with pytest.raises(RequestRefused, match="10 items are here, of at most 10"):
+            taken.check(body_bytes=1)
+        assert taken.items == 0
+    taken.check(body_bytes=1)
+
+
+def test_bytes_on_their_way_are_bounded_too() -> None:
+    taken = admission(bytes=1000)
+    with taken.arriving(body_bytes=700):
+        with pytest.raises(RequestRefused, match="700 bytes are here, of at most 1000, and the request has 301"):
+            taken.check(body_bytes=301)
+        taken.check(body_bytes=300)
+
+
+def test_a_verifier_that_judges_at_once_may_take_all_places() -> None:
+    taken = admission(items=10, is_shared=lambda verifier: verifier != "quick")
+    with taken.admitted(["quick"] * 10):
+        assert refusal(taken, "quick")[0] == 429
+    assert refusal(taken, *["slow"] * 6)[0] == 413

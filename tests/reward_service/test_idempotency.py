@@ -6,7 +6,7 @@ import pytest
 
 from reward_service.config import IdempotencyConfig
 from reward_service.idempotency import Repetitions
-from services.http_app import RequestRefused
+from services.refusals import RequestRefused
 
 
 class Clock:

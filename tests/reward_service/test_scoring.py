@@ -14,7 +14,7 @@ from reward_service.lanes.workers import pool_settings
 from reward_service.pool import WorkerPool
 from reward_service.scoring import Scorer
 from reward_service.verifier import Score, UserError
-from services.http_app import RequestRefused
+from services.refusals import RequestRefused
 
 OpenScorer = Callable[..., Awaitable[Scorer]]
 

@@ -13,9 +13,10 @@ from pydantic import BaseModel, Field, SecretStr
 
 from protocol.http import ErrorBody, ErrorDetail, Readiness
 from protocol.model import WireModel
-from services.http_app import RequestRefused, create_app, json_answer, json_body, streamed_answer
+from services.http_app import create_app, json_answer, json_body, streamed_answer
 from services.http_server import Listener, serve_http
 from services.metrics import Metrics
+from services.refusals import RequestRefused
 
 TOKEN = SecretStr("open sesame")
 AUTHORIZED = {"Authorization": "Bearer open sesame"}

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from protocol.http import Readiness
 from protocol.model import WireModel
-from services.http_app import RequestRefused, create_app, json_answer, json_body, streamed_answer
+from services.http_app import create_app, json_answer, json_body, streamed_answer
 from services.http_client import (
     HttpClient,
     ServiceError,
@@ -23,6 +23,7 @@ from services.http_client import (
 )
 from services.http_server import Listener, serve_http
 from services.metrics import Metrics
+from services.refusals import RequestRefused
 
 TOKEN = SecretStr("open sesame")
 

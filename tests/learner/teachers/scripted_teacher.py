@@ -13,9 +13,10 @@ from pydantic import SecretStr
 
 from protocol.generation import LogprobsAnswer, LogprobsRequest, SequenceLogprobs
 from protocol.http import Readiness
-from services.http_app import RequestRefused, create_app, json_answer, json_body
+from services.http_app import create_app, json_answer, json_body
 from services.http_server import Listener, serve_http
 from services.metrics import Metrics
+from services.refusals import RequestRefused
 
 TOKENIZER = "70ken1"
 TOKEN = "let-me-in"
