@@ -74,7 +74,10 @@ class RewardServiceConfig(ProcessConfig):
     max_pending_items: int = Field(16384, ge=1, description="items in the service at once; more are turned away")
     max_pending_mib: int = Field(512, ge=1, description="MiB of requests in the service at once; more are turned away")
     verifier_share: float = Field(
-        0.75, gt=0, le=1, description="part of max_pending_items that one verifier's items can take, unless judged at once"
+        0.75,
+        gt=0,
+        le=1,
+        description="part of max_pending_items that one verifier can take, unless it judges at once",
     )
     async_concurrency: int = Field(64, ge=1, description="items at once in each async verifier")
     drain_s: float = Field(5.0, ge=0, description="how long items may be scored after SIGTERM, in seconds")

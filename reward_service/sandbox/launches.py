@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from reward_service.sandbox import seccomp
 from reward_service.sandbox.config import ExecutionConfig
@@ -17,6 +16,7 @@ from reward_service.sandbox.interior import FIRST_MODULE, Interior, Python, find
 from reward_service.sandbox.keeper import FOLDER
 from reward_service.sandbox.place import Launch
 from reward_service.sandbox.program import Limits
+from reward_service.sandbox.staging import staging_folder
 from reward_service.sandbox.walls import build_walls
 from reward_service.verifier import UserError
 
@@ -28,10 +28,10 @@ _SYSTEM_PYTHON = Path("/usr/bin/python3")
 @contextmanager
 def unsafe_launch(config: ExecutionConfig) -> Iterator[tuple[Launch, dict[str, str]]]:
     """Plain processes, with the environment that programs see. Nothing is isolated."""
-    with TemporaryDirectory(prefix="headway-sandbox-") as folder:
+    with staging_folder() as folder:
         python = str(config.python or sys.executable)
-        stage(into=Path(folder), python=own_python(), packages=())
-        start = f"import sys; sys.path.insert(0, {folder!r}); import {FIRST_MODULE}; {FIRST_MODULE}.main()"
+        stage(into=folder, python=own_python(), packages=())
+        start = f"import sys; sys.path.insert(0, {str(folder)!r}); import {FIRST_MODULE}; {FIRST_MODULE}.main()"
         environment = {"PATH": os.pathsep.join((str(Path(python).parent), os.defpath)), "LANG": "C.UTF-8"}
         launch = Launch(
             isolated=False,
@@ -50,8 +50,7 @@ def bubblewrap_launch(config: ExecutionConfig, *, uid: int | None) -> Iterator[t
 
     Raises UserError that says what is missing.
     """
-    with TemporaryDirectory(prefix="headway-sandbox-") as name:
-        folder = Path(name)
+    with staging_folder() as folder:
         folder.chmod(0o755)
         python = _python(config, uid=uid)
         staged = folder / "packages"
