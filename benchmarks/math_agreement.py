@@ -2,17 +2,19 @@
 
     .venv/bin/python -m benchmarks.math_agreement
 
-Judges each pair of tests/reward_service/verifiers/math_pairs.jsonl in this process, and writes a table with every
-disagreement to benchmarks/results/math_agreement.md.
+Judges each pair of tests/reward_service/verifiers/math_pairs.jsonl in this process, and by math-verify alone, and
+writes a table with every disagreement of ours to benchmarks/results/math_agreement.md. Our verifier was corrected by
+these pairs, and math-verify was not: the comparison says in which forms it errs, not which is better on new data.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from benchmarks.math_verify_alone import MathVerifyAlone
 from reward_service.verifier import Submission, VerifierError
 from reward_service.verifiers.arguments import MathArguments
 from reward_service.verifiers.math_answer import math_answer
@@ -36,10 +38,11 @@ class Pair(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A pair with the verifier's reward, or the error in its place."""
+    """A pair with the verifier's reward, or the error in its place, and math-verify's own verdict, if it had one."""
 
     pair: Pair
     verdict: float | str
+    alone: bool | None = None
 
     @property
     def agrees(self) -> bool:
@@ -67,6 +70,18 @@ def judge(pair: Pair) -> Judged:
         return Judged(pair=pair, verdict=f"{error.kind} error: {error}")
 
 
+def judge_by_both(pairs: Iterable[Pair]) -> list[Judged]:
+    """The verdicts of the verifier and of math-verify alone."""
+    with MathVerifyAlone() as alone:
+        return [
+            replace(judge(pair), alone=alone.equal(golds=_golds(pair), completion=pair.completion)) for pair in pairs
+        ]
+
+
+def _golds(pair: Pair) -> list[str]:
+    return [pair.gold] if isinstance(pair.gold, str) else list(pair.gold)
+
+
 def table(judged: Sequence[Judged]) -> str:
     """The agreement by form, and the disagreements, as Markdown."""
     agreed = sum(one.agrees for one in judged)
@@ -74,10 +89,12 @@ def table(judged: Sequence[Judged]) -> str:
         "# `math` against hand-made labels",
         "",
         f"{agreed} of {len(judged)} pairs agree ({agreed / len(judged):.1%}).",
+        f"Of math-verify alone {_agreed_alone(judged)} agree; it had no answer in ten seconds for",
+        f"{sum(one.alone is None for one in judged)}. Ours was corrected by these pairs, math-verify was not.",
         "Made by `python -m benchmarks.math_agreement`.",
         "",
-        "| form | pairs | labelled equal | agree |",
-        "|---|---|---|---|",
+        "| form | pairs | labelled equal | agree | math-verify alone |",
+        "|---|---|---|---|---|",
         *_rows(judged),
         "",
         "Disagreements:" if agreed < len(judged) else "No disagreements.",
@@ -91,12 +108,16 @@ def _rows(judged: Sequence[Judged]) -> Iterable[str]:
     for form, group in groupby(ordered, key=lambda one: one.pair.form):
         members = list(group)
         equal = sum(one.pair.equal for one in members)
-        yield f"| {form} | {len(members)} | {equal} | {sum(one.agrees for one in members)} |"
+        yield f"| {form} | {len(members)} | {equal} | {sum(one.agrees for one in members)} | {_agreed_alone(members)} |"
+
+
+def _agreed_alone(judged: Iterable[Judged]) -> int:
+    return sum(one.alone == one.pair.equal for one in judged)
 
 
 def main() -> None:
     """Judge all pairs, and write and print the table."""
-    text = table([judge(pair) for pair in read_pairs()])
+    text = table(judge_by_both(read_pairs()))
     RESULT.write_text(text, encoding="utf-8")
     print(text)
 

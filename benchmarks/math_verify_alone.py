@@ -1,0 +1,79 @@
+"""math-verify by itself on labelled pairs, as other systems call it: what `math` is compared with.
+
+It works in a process of its own, which is killed when one pair takes too long: the library's own limit is an alarm,
+which some of its work does not heed.
+"""
+
+import multiprocessing
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Self
+
+_PAIR_S = 10.0
+
+
+class MathVerifyAlone:
+    """A context manager: leaving it kills the process."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._worker: tuple[BaseProcess, Connection] | None = None
+
+    def equal(self, *, golds: Sequence[str], completion: str) -> bool | None:
+        """Whether the completion's answer is one of the right ones; None if it took more than ten seconds."""
+        if self._worker is None:
+            self._worker = self._start()
+        _, connection = self._worker
+        connection.send((tuple(golds), completion))
+        if not connection.poll(_PAIR_S):
+            self._stop()
+            return None
+        return bool(connection.recv())
+
+    def _start(self) -> tuple[BaseProcess, Connection]:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        assert ours.recv() == "ready"
+        return process, ours
+
+    def _stop(self) -> None:
+        if self._worker is not None:
+            process, connection = self._worker
+            process.kill()
+            process.join()
+            connection.close()
+            self._worker = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop()
+
+
+def _serve(connection: Connection) -> None:
+    import logging
+
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+
+    def judged(golds: tuple[str, ...], completion: str) -> bool:
+        answer = parse(completion, [LatexExtractionConfig(), ExprExtractionConfig()])
+        return any(verify(parse(f"\\boxed{{{gold}}}", [LatexExtractionConfig()]), answer) for gold in golds)
+
+    connection.send("ready")
+    with suppress(EOFError):
+        while True:
+            golds, completion = connection.recv()
+            try:
+                connection.send(judged(golds, completion))
+            except Exception:  # noqa: BLE001  callers take whatever it raises as a wrong answer
+                connection.send(False)
