@@ -1,14 +1,17 @@
 """What an item of the verifier `code` costs, by kind of tests, with nothing else in the sandbox.
 
-    .venv/bin/python -m benchmarks.code [--rounds N] [--sandbox required|unsafe]
+    .venv/bin/python -m benchmarks.code [--rounds N] [--sandbox required|unsafe] [--write]
 
-The kinds take turns. Each is a small solution with a few cases; the solution and its tests start anew every time.
+The kinds take turns. Each is a small solution with a few cases; the solution and its tests start anew every time. With
+--write the table goes to benchmarks/results/code.md.
 """
 
 import argparse
 import asyncio
+import os
 import statistics
 import time
+from pathlib import Path
 from typing import Literal
 
 from reward_service.code.arguments import CodeArguments
@@ -16,6 +19,7 @@ from reward_service.code.judge import CodeJudge
 from reward_service.sandbox.config import ExecutionConfig
 from reward_service.sandbox.opening import open_sandboxes
 
+RESULT = Path(__file__).with_name("results") / "code.md"
 SOLUTION = "```python\ndef f(x):\n    return x\nif __name__ == '__main__':\n    print(input())\n```"
 PAUSE_S = 0.2
 DEADLINE_S = 120.0
@@ -32,16 +36,20 @@ TESTS: dict[str, dict[str, object]] = {
 
 
 def main() -> None:
-    """Print a table of medians and nine tenths."""
+    """Print a table of medians and nine tenths, and write it if that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--sandbox", choices=("required", "unsafe"), default="required")
+    parser.add_argument("--write", action="store_true", help="write the table to benchmarks/results/code.md")
     given = parser.parse_args()
-    asyncio.run(measure(rounds=given.rounds, kind=given.sandbox))
+    report = _report(asyncio.run(measure(rounds=given.rounds, kind=given.sandbox)), given)
+    print(report)
+    if given.write:
+        RESULT.write_text(report, encoding="utf-8")
 
 
-async def measure(*, rounds: int, kind: Literal["required", "unsafe"]) -> None:
-    """Judge every kind in turn."""
+async def measure(*, rounds: int, kind: Literal["required", "unsafe"]) -> dict[str, list[float]]:
+    """Judge every kind in turn. Milliseconds of each item, by kind."""
     execution = ExecutionConfig()
     taken: dict[str, list[float]] = {name: [] for name in TESTS}
     async with open_sandboxes(kind=kind, config=execution) as sandboxes:
@@ -51,9 +59,25 @@ async def measure(*, rounds: int, kind: Literal["required", "unsafe"]) -> None:
             for name, tests in TESTS.items():
                 await asyncio.sleep(PAUSE_S)
                 taken[name].append(await _item_ms(judge, tests))
-    for name, times in taken.items():
-        nine_tenths = sorted(times)[int(0.9 * (len(times) - 1))]
-        print(f"{name:16} median {statistics.median(times):6.0f} ms   nine tenths below {nine_tenths:6.0f} ms")
+    return taken
+
+
+def _report(taken: dict[str, list[float]], given: argparse.Namespace) -> str:
+    rows = [
+        f"| {name} | {statistics.median(times):.0f} | {sorted(times)[int(0.9 * (len(times) - 1))]:.0f} |"
+        for name, times in taken.items()
+    ]
+    lines = [
+        "# An item of `code`",
+        "",
+        f"{given.rounds} of each kind, one at a time, sandbox = {given.sandbox!r}, {os.cpu_count()} cores.",
+        "",
+        "| tests | median, ms | nine tenths below, ms |",
+        "|---|---|---|",
+        *rows,
+        "",
+    ]
+    return "\n".join(lines)
 
 
 async def _item_ms(judge: CodeJudge, tests: dict[str, object]) -> float:

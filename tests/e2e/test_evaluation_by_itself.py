@@ -1,5 +1,6 @@
 """`headway eval` with processes that it starts, and with those that run already."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from tests.e2e.long_lived_system import LongLivedSystem
 from tests.e2e.processes import Launcher, marked, until
 from tests.e2e.run_files import write_run_file
+from tests.reward_service.judges.scripted_judge import asked_of, judge, winner
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -88,3 +90,28 @@ def test_a_learner_that_runs_keeps_its_place(system: LongLivedSystem, launcher: 
         assert headway.wait(timeout_s=PATIENCE_S) == 2
         assert learner.alive
     assert "whose place an evaluation takes" in headway.text()
+
+
+async def test_a_judge_compares_it_with_an_opponent_s_answers(launcher: Launcher, model: Path, tmp_path: Path) -> None:
+    """The judge is a model of a script's, behind real HTTP: it prefers ours, in whichever order."""
+    run_file = write_run_file(tmp_path, model=model)
+    output, opponent = tmp_path / "found.json", tmp_path / "opponent.jsonl"
+    sums = (f"{left:02d}+{right:02d}=" for left in range(100) for right in range(100))
+    lines = [json.dumps({"prompt": prompt, "completion": "who knows"}) for prompt in sums]
+    opponent.write_text("\n".join(lines), encoding="utf-8")
+    api = judge(lambda _, asked: winner(asked, "second" if asked.text(1) == "who knows" else "first"))
+    async with api.running() as url:
+        with run_file.path.open("a", encoding="utf-8") as file:
+            file.write(f'[[reward-service.judges]]\nname = "taste"\nkind = "pairwise"\nurl = "{url}/v1"\nmodel = "m"\n')
+        words = ("--tasks", "20", "--samples", "2", "--output", str(output), "--against", str(opponent))
+        judging = ("--judge", "taste", "--learner.evaluation.judge.urls", run_file.url("reward"))
+        headway = launcher("headway", "eval", str(run_file.path), *words, *judging)
+        code = await asyncio.to_thread(headway.wait, timeout_s=PATIENCE_S)
+        assert code == 0, headway.text()
+
+    judged = evaluation(output)["judged"]
+    assert (judged["win_rate"], judged["tie_rate"], judged["pairs"], judged["failed"]) == (1.0, 0.0, 40, 0)
+    assert judged["verifier"] == "taste"
+    assert "preferred    100.0%" in headway.text()
+    shown = [(asked.text(1), asked.text(2)) for asked in asked_of(api)]
+    assert {place for pair in shown for place, answer in enumerate(pair) if answer == "who knows"} == {0, 1}
