@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,20 +15,22 @@ COMMAND = (sys.executable, "-c", "from reward_service.command import main; main(
 
 
 @contextmanager
-def real_service(folder: Path, config: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+def real_service(
+    folder: Path, config: str, *, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """The process with this configuration, and a client of it. It is killed at the end."""
     file = folder / "run.toml"
     file.write_text(config)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    words = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(environment or {})}
     command = [*COMMAND, "--config", str(file)]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=words, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         log = process.stderr
         try:
             url = next(found.group() for line in log if (found := re.search(r"http://\S+", line)))
             # A full pipe would stop the service.
             threading.Thread(target=log.read, daemon=True).start()
-            with httpx.Client(base_url=url, timeout=120, transport=httpx.HTTPTransport(retries=5)) as client:
+            with httpx.Client(base_url=url, timeout=240, transport=httpx.HTTPTransport(retries=5)) as client:
                 yield process, client
         finally:
             process.kill()

@@ -1,16 +1,14 @@
 import os
-import re
-import select
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.process_ends import all_end
+from tests.reward_service.real_service import COMMAND, real_service
 
 pytestmark = pytest.mark.e2e
 
@@ -37,24 +35,6 @@ function = "sample_verifiers:hang_on_request"
 """
 
 
-@contextmanager
-def service(folder: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """The real process on a port that the system chooses, and a client of it."""
-    config = folder / "run.toml"
-    config.write_text(CONFIG)
-    command = [sys.executable, "-c", "from reward_service.command import main; main()", "--config", str(config)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            lines = iter(process.stderr.readline, "")
-            url = next(found.group() for line in lines if (found := re.search(r"http://\S+", line)))
-            with httpx.Client(base_url=url, timeout=60, transport=httpx.HTTPTransport(retries=5)) as client:
-                yield process, client
-        finally:
-            process.kill()
-
-
 def score(client: httpx.Client, verifier: str, completion: str = "", **arguments: str) -> dict[str, float]:
     item = {"id": "a", "verifier": verifier, "completion": completion, "arguments": arguments}
     result = client.post("/v1/score", json={"items": [item]}).json()["results"][0]
@@ -62,31 +42,19 @@ def score(client: httpx.Client, verifier: str, completion: str = "", **arguments
     return result
 
 
-def ends_within(pid: int, *, timeout_s: float) -> bool:
-    """Whether the process is gone, or goes, within that time."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([handle], [], [], timeout_s)[0])
-    finally:
-        os.close(handle)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -9)])
 def test_however_the_service_ends_it_leaves_no_worker_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    with service(tmp_path) as (process, client):
+    with real_service(tmp_path, CONFIG) as (process, client):
         worker = int(score(client, "process_id")["reward"])
         process.send_signal(number)
         assert process.wait(timeout=10) == code
-        assert ends_within(worker, timeout_s=5)
+        assert all_end([worker], timeout_s=5)
 
 
 def test_a_service_that_is_told_to_stop_finishes_what_runs_and_sends_others_away(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with service(tmp_path) as (process, client), ThreadPoolExecutor(1) as thread:
+    with real_service(tmp_path, CONFIG) as (process, client), ThreadPoolExecutor(1) as thread:
         running = thread.submit(score, client, "read_pipe", file=str(pipe))
         with pipe.open("w") as writer:  # returns when the verifier has opened it
             process.terminate()
@@ -99,22 +67,21 @@ def test_a_service_that_is_told_to_stop_finishes_what_runs_and_sends_others_away
 
 
 def test_scores_carry_the_name_of_the_service(tmp_path: Path) -> None:
-    with service(tmp_path) as (_, client):
+    with real_service(tmp_path, CONFIG) as (_, client):
         assert client.post("/v1/score", json={"items": [EXACT]}).json()["service_id"] == "rewards-7"
 
 
 def test_a_worker_that_is_killed_between_items_is_replaced(tmp_path: Path) -> None:
-    with service(tmp_path) as (_, client):
+    with real_service(tmp_path, CONFIG) as (_, client):
         first = int(score(client, "process_id")["reward"])
         os.kill(first, signal.SIGKILL)
-        assert ends_within(first, timeout_s=5)
+        assert all_end([first], timeout_s=5)
         assert int(score(client, "process_id")["reward"]) != first
 
 
 def test_a_verifier_that_cannot_be_loaded_stops_the_start_with_a_reason(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(CONFIG.replace("sample_verifiers:process_id", "no_such_module:f"))
-    command = [sys.executable, "-c", "from reward_service.command import main; main()", "--config", str(config)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([*COMMAND, "--config", config], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     assert "cannot import 'no_such_module'" in ended.stderr

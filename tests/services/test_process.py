@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import textwrap
 import pytest
 
 from services.process import LoopCrashed, Stop, describe_error, run_loops, run_process
+from tests.process_ends import all_end
 
 PRELUDE = """
 import asyncio, logging, os, signal, sys, threading
@@ -102,13 +102,7 @@ def test_a_child_dies_with_its_parent() -> None:
         print(os.read(read, 20).decode(), file=sys.stderr)
     """)
     assert code == 0
-    pid = int(log.split()[-1])
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    assert select.select([descriptor], [], [], 10)[0]
-    os.close(descriptor)
+    assert all_end([int(log.split()[-1])], timeout_s=10)
 
 
 def test_a_main_that_returns_exits_with_0_and_a_request_ends_it() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from services.supervisor import Command
+from tests.process_ends import all_end
 
 ROOT = Path(__file__).parents[2]
 MARK = "HEADWAY_TEST_MARK"
@@ -135,20 +136,6 @@ def descendants(mark: str) -> list[int]:
             if f"{MARK}={mark}".encode() in entry.read_bytes():
                 found.append(int(entry.parent.name))
     return found
-
-
-def wait_for_end_of(pids: list[int], *, timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    for pid in pids:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        ended = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]
-        os.close(descriptor)
-        if not ended:
-            return False
-    return True
 
 
 def described_command(command: Command) -> dict[str, Any]:
@@ -352,7 +339,7 @@ def test_children_end_when_the_supervisor_is_killed(cleaned: list[Running]) -> N
     children = [pid for pid in descendants(running.mark) if pid != running.process.pid]
     assert len(children) == 3
     running.process.kill()
-    assert wait_for_end_of(children, timeout_s=10)
+    assert all_end(children, timeout_s=10)
 
 
 def test_what_a_killed_child_left_running_is_killed_before_it_is_started_again(

@@ -1,6 +1,5 @@
 import json
 import os
-import select
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.ranks import Command, CommandChannel, Ranks, ranks_from_environment
 from tests.learner.training.plain_adamw import plain_training
 from tests.learner.training.tiny_model import random_sequences
+from tests.process_ends import all_end
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, epsilon=1e-4, weight_decay=0.1, max_grad_norm=0.5)
 TWO_RANKS = Path(__file__).parent / "two_ranks.py"
@@ -53,13 +53,9 @@ def test_a_follower_does_not_outlive_rank_0() -> None:
     assert process.stdout is not None
     lines = {process.stdout.readline().strip(), process.stdout.readline().strip()}
     follower = int(next(line for line in lines if line != "1"))
-    handle = os.pidfd_open(follower)
     process.kill()
     process.communicate()
-    poller = select.poll()
-    poller.register(handle, select.POLLIN)
-    assert poller.poll(10_000), "the follower still lives"
-    os.close(handle)
+    assert all_end([follower], timeout_s=10), "the follower still lives"
 
 
 def test_a_place_is_read_from_the_environment_or_there_is_none() -> None:
