@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from protocol.status import Kind, Status
-from services.config import HttpConfig, ProcessConfig
+from services.config import ConfigModel, HttpConfig, ProcessConfig
 from services.doctor.processes import LocalProcess, is_here, process_behind
 from services.http_client import HttpClient, ServiceError, ServiceRefused, ServiceTimeout, ServiceUnreachable
 
@@ -40,9 +40,14 @@ class Target:
     @property
     def place(self) -> str:
         """Host and port, the same for all names of this machine."""
-        parts = urlsplit(self.url)
-        host = parts.hostname or ""
-        return f"{'localhost' if is_here(host) else host}:{parts.port}"
+        return place_of(self.url)
+
+
+def place_of(url: str) -> str:
+    """Host and port of an address, the same for all names of this machine."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return f"{'localhost' if is_here(host) else host}:{parts.port}"
 
 
 @dataclass(frozen=True)
@@ -77,11 +82,27 @@ def targets_of(configs: Mapping[str, ProcessConfig]) -> list[Target]:
     return targets
 
 
-async def ask_all(targets: Iterable[Target]) -> list[Patient]:
-    """Asks all targets, and then those that they speak of and that were not asked yet."""
+def tokens_of(configs: Mapping[str, ProcessConfig]) -> dict[str, SecretStr]:
+    """By place, the tokens of addresses that have one of their own, such as those of [[env-service.rewards]]."""
+    found: dict[str, SecretStr] = {}
+    groups: list[object] = list(configs.values())
+    while groups:
+        match groups.pop():
+            case ConfigModel() as group:
+                url, token = getattr(group, "url", None), getattr(group, "token", None)
+                if isinstance(url, str) and isinstance(token, SecretStr):
+                    found[place_of(url)] = token
+                groups.extend(getattr(group, name) for name in type(group).model_fields)
+            case tuple() as several:
+                groups.extend(several)
+    return found
+
+
+async def ask_all(targets: Iterable[Target], *, tokens: Mapping[str, SecretStr] | None = None) -> list[Patient]:
+    """Asks all targets, and then those that they speak of and that were not asked yet, with the `tokens` of places."""
     asked = _distinct(targets, known=())
     patients = await _ask_side_by_side(asked)
-    spoken_of = _distinct(_spoken_of(patients, asked), known=asked)
+    spoken_of = _distinct(_spoken_of(patients, asked, tokens or {}), known=asked)
     return _once_each([*patients, *await _ask_side_by_side(spoken_of)])
 
 
@@ -119,12 +140,12 @@ def _failure(error: ServiceError, deadline_s: float) -> tuple[Condition, str]:
     return Condition.STRANGE, str(error)
 
 
-def _spoken_of(patients: Iterable[Patient], asked: Sequence[Target]) -> list[Target]:
-    """Generators and reward services by the addresses that others have of them, with the token of their kind."""
-    tokens = {target.kind: target.token for target in asked}
+def _spoken_of(patients: Iterable[Patient], asked: Sequence[Target], tokens: Mapping[str, SecretStr]) -> list[Target]:
+    """Generators and reward services by the addresses that others have of them, with the token of place or kind."""
+    of_kinds = {target.kind: target.token for target in asked}
     statuses = [patient.status for patient in patients if patient.status is not None]
     return [
-        Target(kind=peer.kind, url=peer.url.rstrip("/"), token=tokens.get(peer.kind))
+        Target(kind=peer.kind, url=peer.url.rstrip("/"), token=tokens.get(place_of(peer.url), of_kinds.get(peer.kind)))
         for status in statuses
         for peer in status.peers
         if peer.url is not None

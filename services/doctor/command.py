@@ -9,7 +9,7 @@ from typing import get_args
 from protocol.status import Kind, ProgressStatus
 from services.config import ProcessConfig
 from services.config_sources import ConfigError
-from services.doctor.asking import Condition, Patient, Target, ask_all, targets_of
+from services.doctor.asking import Condition, Patient, Target, ask_all, targets_of, tokens_of
 from services.doctor.before import examine
 from services.doctor.diagnosis import Diagnosis, diagnose
 from services.doctor.findings import Level
@@ -43,7 +43,7 @@ def doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
 
 
 async def _doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
-    patients = [] if options.before else await ask_all(_targets(configs, options))
+    patients = [] if options.before else await ask_all(_targets(configs, options), tokens=tokens_of(configs))
     if all(patient.condition is Condition.DEAD for patient in patients):
         return await _before(configs, options)
     diagnosis = diagnose(patients)
@@ -71,7 +71,7 @@ async def _second_look(
 ) -> tuple[list[Patient], Diagnosis]:
     """Whoever has got on with its work meanwhile is slow, and no culprit."""
     await asyncio.sleep(_SECOND_LOOK_S)
-    again = await ask_all(_targets(configs, options))
+    again = await ask_all(_targets(configs, options), tokens=tokens_of(configs))
     before, after = _progress(patients), _progress(again)
     at_work = frozenset(name for name, now in after.items() if name in before and now != before[name])
     return again, diagnose(again, at_work=at_work)

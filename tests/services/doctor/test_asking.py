@@ -11,8 +11,8 @@ from pydantic import SecretStr
 
 from protocol.http import Readiness
 from protocol.status import PeerStatus, Status
-from services.config import HttpConfig, ProcessConfig
-from services.doctor.asking import Condition, Target, ask, ask_all, targets_of
+from services.config import ConfigModel, HttpConfig, ProcessConfig
+from services.doctor.asking import Condition, Target, ask, ask_all, place_of, targets_of, tokens_of
 from services.doctor.processes import listener_of
 from services.http_app import create_app, json_answer
 from services.http_server import Listener, serve_http
@@ -102,6 +102,28 @@ async def test_generators_that_the_learner_speaks_of_are_asked_too_with_the_toke
             )
     assert [patient.kind for patient in patients] == ["learner", "generator", "generator"]
     assert {patient.condition for patient in patients} == {Condition.ANSWERS}
+
+
+class Routed(ConfigModel):
+    url: str
+    token: SecretStr | None = None
+
+
+class WithRoutes(ProcessConfig):
+    rewards: tuple[Routed, ...]
+
+
+async def test_one_with_a_token_of_its_own_is_asked_with_that() -> None:
+    answer, own = status("generator"), SecretStr("own")
+    async with serving(answer, token=own) as url:
+        configs = {"env-service": WithRoutes(rewards=(Routed(url=f"{url}/", token=own), Routed(url="http://other:1")))}
+        assert tokens_of(configs) == {place_of(url): own}
+        peers = (PeerStatus(name=url, kind="generator", url=url, state="serving"),)
+        async with serving(status("learner", peers=peers)) as learner:
+            asked = [Target(kind="learner", url=learner), Target(kind="generator", url="http://127.0.0.1:1")]
+            patients = await ask_all(asked, tokens=tokens_of(configs))
+    assert patients[-1].target.place == place_of(url)
+    assert patients[-1].condition is Condition.ANSWERS
 
 
 async def test_a_process_with_two_addresses_is_listed_once() -> None:
