@@ -143,6 +143,7 @@ def _train(variant: Variant, stages: Stages, *, every: int) -> Path:
         "algo": variant.algo,
         **variant.options,
         "max-lag": variant.max_lag,
+        "lag.pacing": "full",  # tokens as old as the bound allows, not only as old as the learner's need makes them
         "checkpoint.every-steps": every,
         "checkpoint.keep": 1 + int(str(variant.options["steps"])) // every,
         "checkpoint.journal": "false",
