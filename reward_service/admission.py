@@ -1,8 +1,8 @@
 """How much work is taken: items and bytes are bounded, and the rest is told when to come again.
 
 Places are counted from a request's arrival to its answer. One verifier can take only a part of them, so that a slow one
-leaves room for others. What is still on its way, and was not looked into yet, counts as the items that so many bytes
-had of late: in an overload requests are turned away at the door, before anything is spent on reading them.
+leaves room for others. What comes in the same moment, and was not looked into yet, counts as the items that so many
+bytes had of late: in an overload requests are turned away at the door, before anything is spent on reading them.
 """
 
 import asyncio
@@ -12,10 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 
 from prometheus_client import Gauge
 
 from services.refusals import RequestRefused
+
+# What has not been read after so long comes slowly: it holds nobody up while it does. Nor does what one look at the
+# network does not bring.
+_ARRIVES_S = 0.1
+_ARRIVING_BYTES = 64 << 10
 
 # By so much the newest request moves the mean size of an item.
 _NEWEST = 0.05
@@ -72,6 +78,42 @@ class Pace:
         return min(_LONGEST_RETRY_S, max(1.0, items / self._per_s))
 
 
+class Arrivals:
+    """The bytes of requests that were announced a moment ago and have not been read yet. `clock` is in seconds."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._numbers = count()
+        self._under_way: dict[int, tuple[float, int]] = {}
+        self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """Of all that are to be counted."""
+        before = self._clock() - _ARRIVES_S
+        while self._under_way:
+            number, (announced_at, _) = next(iter(self._under_way.items()))
+            if announced_at >= before:
+                break
+            self._end(number)
+        return self._bytes
+
+    @contextmanager
+    def counted(self, body_bytes: int) -> Iterator[None]:
+        """Count a request until it has been read, or comes too slowly to be counted."""
+        number, counted = next(self._numbers), min(body_bytes, _ARRIVING_BYTES)
+        self._under_way[number] = self._clock(), counted
+        self._bytes += counted
+        try:
+            yield
+        finally:
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        _, counted = self._under_way.pop(number, (0.0, 0))
+        self._bytes -= counted
+
+
 class Admission:
     """Counts what is in the service. `pending` and `waiting` are the gauges of all items, and of each verifier's.
 
@@ -96,7 +138,7 @@ class Admission:
         self._pace = Pace()
         self._items = 0
         self._bytes = 0
-        self._arriving_bytes = 0
+        self._arrivals = Arrivals()
         self._item_bytes = math.inf
         self._by_verifier: Counter[str] = Counter()
         self._draining = False
@@ -122,24 +164,20 @@ class Admission:
         """Refuse a request as soon as its size is known, before it is read. Raises RequestRefused."""
         if self._draining:
             raise RequestRefused(503, "draining", "this reward service is stopping: try another one")
-        here = self._items + int(self._arriving_bytes / self._item_bytes)
+        here = self._items + int(self._arrivals.bytes / self._item_bytes)
         if here >= self._room.items:
             raise self._busy(excess=1, what=f"{here} items are here, of at most {self._room.items}")
         # A body larger than all of the room is taken alone: whether bodies are too large is the server's to say.
-        bytes_here = self._bytes + self._arriving_bytes
-        if bytes_here and bytes_here + body_bytes > self._room.bytes:
-            what = f"{bytes_here} bytes are here, of at most {self._room.bytes}, and the request has {body_bytes}"
+        if self._bytes and self._bytes + body_bytes > self._room.bytes:
+            what = f"{self._bytes} bytes are here, of at most {self._room.bytes}, and the request has {body_bytes}"
             raise self._busy(excess=max(1, self._items // 2), what=what)
 
     @contextmanager
     def arriving(self, *, body_bytes: int) -> Iterator[None]:
-        """Count a request that has announced so many bytes, until it has been read. Raises RequestRefused."""
+        """Let in a request that has announced so many bytes, until it has been read. Raises RequestRefused."""
         self.check(body_bytes=body_bytes)
-        self._arriving_bytes += body_bytes
-        try:
+        with self._arrivals.counted(body_bytes):
             yield
-        finally:
-            self._arriving_bytes -= body_bytes
 
     @contextmanager
     def held(self, *, body_bytes: int, items: int) -> Iterator[None]:

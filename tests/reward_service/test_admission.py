@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from reward_service.admission import Admission, Pace, Room
+from reward_service.admission import Admission, Arrivals, Pace, Room
 from reward_service.metrics import make_metrics
 from services.metrics import Metrics
 from services.refusals import RequestRefused
@@ -110,12 +110,20 @@ def test_what_is_on_its_way_counts_as_items_of_the_size_that_is_usual() -> None:
     taken.check(body_bytes=1)
 
 
-def test_bytes_on_their_way_are_bounded_too() -> None:
-    taken = admission(bytes=1000)
-    with taken.arriving(body_bytes=700):
-        with pytest.raises(RequestRefused, match="700 bytes are here, of at most 1000, and the request has 301"):
-            taken.check(body_bytes=301)
-        taken.check(body_bytes=300)
+def test_what_comes_slowly_or_is_large_holds_nobody_up() -> None:
+    now = 0.0
+    arrivals = Arrivals(clock=lambda: now)
+    with arrivals.counted(1 << 30):
+        assert arrivals.bytes == 64 << 10
+        now = 0.06
+        with arrivals.counted(1000):
+            now = 0.12
+            assert arrivals.bytes == 1000
+            now = 0.2
+            assert arrivals.bytes == 0
+        with arrivals.counted(500):
+            assert arrivals.bytes == 500
+    assert arrivals.bytes == 0
 
 
 def test_a_verifier_that_judges_at_once_may_take_all_places() -> None:
