@@ -1,6 +1,9 @@
 """Answers out of all proportion: judged at once where their text shows it, an error where only a deadline ends them."""
 
 import asyncio
+import gc
+import weakref
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -81,6 +84,68 @@ def test_code_is_stopped_after_so_many_calls() -> None:
 
 def _nothing() -> None:
     return None
+
+
+def _one() -> int:
+    return 1
+
+
+class _Finalised:
+    def __del__(self) -> None:
+        _nothing()
+
+
+def _collected() -> None:
+    gc.collect()
+
+
+def _finalised() -> None:
+    _Finalised()
+
+
+def _forgotten() -> None:
+    held = _Finalised()
+    reference = weakref.finalize(held, _nothing)
+    del held
+    assert not reference.alive
+
+
+def _closed() -> None:
+    def numbers() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            _nothing()
+
+    next(numbers())
+
+
+@pytest.mark.parametrize("dropping", [_collected, _finalised, _forgotten, _closed])
+@pytest.mark.parametrize("before", range(8))
+def test_code_is_stopped_also_where_an_exception_would_be_dropped(dropping: Callable[[], None], before: int) -> None:
+    """The limit is reached at each of the first calls, one of which Python makes itself."""
+    gc.callbacks.append(_called_back)
+    try:
+        with pytest.raises(TooManyCalls):
+            _limited(dropping, before=before)
+    finally:
+        gc.callbacks.remove(_called_back)
+
+
+def _limited(dropping: Callable[[], None], *, before: int) -> None:
+    with at_most_calls(before):
+        dropping()
+        for _ in range(10_000):
+            _nothing()
+
+
+def test_code_that_is_all_in_a_generator_is_stopped_too() -> None:
+    with pytest.raises(TooManyCalls), at_most_calls(1000):
+        sum(_one() for _ in iter(int, 1))
+
+
+def _called_back(phase: str, info: object) -> None:
+    _nothing()
 
 
 def job(answer: str, completion: str) -> Job:
