@@ -18,8 +18,8 @@ from prometheus_client import Gauge
 
 from services.refusals import RequestRefused
 
-# What has not been read after so long comes slowly: it holds nobody up while it does. Nor does what one look at the
-# network does not bring.
+# What has not been read after so long comes slowly, and must not hold up others until it is here. Of a large body, only
+# as much can arrive in one look at the network.
 _ARRIVES_S = 0.1
 _ARRIVING_BYTES = 64 << 10
 

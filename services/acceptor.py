@@ -16,18 +16,19 @@ _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 _PAUSE_S = 1.0
 
+_MOST_IN_A_TURN = 1024
+
 
 class Acceptor:
-    """Gives a protocol of `make` to each connection at a listening, non-blocking socket, at most `most` in a turn.
+    """Gives a protocol of `make` to each connection at a listening, non-blocking socket.
 
     Begins at once, in the running loop.
     """
 
-    def __init__(self, listening: socket.socket, make: Callable[[], asyncio.Protocol], *, most: int = 1024) -> None:
+    def __init__(self, listening: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
         self._loop = asyncio.get_running_loop()
         self._listening = listening
         self._make = make
-        self._most = most
         self._starting: set[asyncio.Task[None]] = set()
         self._resuming: asyncio.TimerHandle | None = None
         self._resume()
@@ -43,7 +44,7 @@ class Acceptor:
         self._loop.add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
-        for _ in range(self._most):
+        for _ in range(_MOST_IN_A_TURN):
             try:
                 connection, _ = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
