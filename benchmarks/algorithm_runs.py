@@ -27,7 +27,7 @@ class Run:
     @property
     def name(self) -> str:
         """Of its folder and its row."""
-        return f"{self.variant}-lag{self.max_lag}-seed{self.seed}"
+        return f"{self.variant.replace(' ', '_')}-lag{self.max_lag}-seed{self.seed}"
 
     @property
     def has_teacher(self) -> bool:
@@ -82,6 +82,8 @@ _ONE_EACH = (
     _preset("dr_grpo", extra={"algo.constant-length": 5}),
     _preset("dapo", steps=240),
     _preset("gspo"),
+    _preset("gmpo"),
+    _preset("sapo"),
     _preset("cispo"),
     _preset("topr"),
     _preset("kimi"),
@@ -89,6 +91,7 @@ _ONE_EACH = (
     _preset("reinforce"),
     _preset("rloo"),
     _preset("rloo", variant="rloo_kl", extra={"algo.kl-coefficient": 0.01}),
+    _preset("rloo", variant="rloo_clip", extra={"algo.policy-loss": "sequence_clip"}),
     _preset("reinforce_pp"),
     _preset("ppo", steps=260, extra=_CRITIC),
     _preset("ppo", variant="ppo_head", steps=260, extra={**_CRITIC, "training.critic.kind": "head"}),
@@ -117,8 +120,35 @@ _STALE = Run(
 )
 _UNCORRECTED = replace(_STALE, variant="uncorrected", extra={**_STALE.extra, "algo.correction": "none"})
 _SYNCHRONOUS = replace(_STALE, variant="synchronous", max_lag=0, updates_per_step=1, extra=_UNGUARDED)
-STALENESS: tuple[Run, ...] = tuple(
-    replace(run, seed=seed) for seed in range(5) for run in (_STALE, _UNCORRECTED, _SYNCHRONOUS)
+_CORRECTIONS: Mapping[str, Mapping[str, object]] = {
+    "two-sided": {"algo.correction-floor": 0.5},
+    "geometric": {"algo.correction": "geometric"},
+    "whole product": {"algo.correction": "sequence"},
+    "self-normalised": {"algo.self-normalise": "true"},
+    "token window": {"algo.correction": "none", "algo.token-window": "[0.5, 5.0]"},
+    "sequence window": {"algo.sequence-window": "[0.5, 2.0]"},
+    "veto": {"algo.token-veto": 1e-4},
+    "divergence mask": {"algo.divergence-limit": 0.1},
+    "interpolated": {"algo.proximal": "interpolate"},
+    "behavior as anchor": {"algo.proximal": "behavior"},
+}
+"""What is set beside the default correction, or in its place; all of grpo."""
+_OTHER_LOSSES: Mapping[str, Mapping[str, object]] = {
+    "gspo": {},
+    "gmpo": {},
+    "sapo": {},
+    "cispo": {},
+    "dppo": {},
+    "rloo": {"algo.policy-loss": "sequence_clip"},
+}
+_NEW = (
+    *(replace(_STALE, variant=name, extra={**_STALE.extra, **extra}) for name, extra in _CORRECTIONS.items()),
+    *(replace(_STALE, variant=f"{algo} stale", algo=algo, extra={**_STALE.extra, **extra})
+      for algo, extra in _OTHER_LOSSES.items()),
+)  # fmt: skip
+STALENESS: tuple[Run, ...] = (
+    *(replace(run, seed=seed) for seed in range(5) for run in (_STALE, _UNCORRECTED, _SYNCHRONOUS)),
+    *(replace(run, seed=seed) for seed in range(3) for run in _NEW),
 )
 
 

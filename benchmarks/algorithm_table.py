@@ -162,9 +162,9 @@ def _staleness(rows: Sequence[Row]) -> list[str]:
         "",
         "## Stale tokens",
         "",
-        "grpo, the guard disabled. Corrected and uncorrected: max_lag 8 and four updates a step, with the default "
-        "correction and with `algo.correction = none`. Synchronous: max_lag 0 and one update a step. Effective sample: "
-        "share of trained tokens, mean over steps.",
+        "grpo unless another loss is named, the guard disabled. Synchronous: max_lag 0 and one update a step. All "
+        "others: max_lag 8 and four updates a step; corrected is the default correction, and what the others set is "
+        "listed below. Effective sample: share of trained tokens, mean over steps.",
         "",
         "| variant | seed | steps | before | after | s | completions/s | mean lag | max lag | effective sample |",
         "|---|---|---|---|---|---|---|---|---|---|",

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from reward_service.code.arguments import CodeArguments
-from reward_service.code.judge import CodeJudge
-from reward_service.sandbox.config import ExecutionConfig
+from reward_service.code.code_judge import CodeJudge
 from reward_service.sandbox.opening import open_sandboxes
+from reward_service.verifier.program import ExecutionConfig
 
 RESULT = Path(__file__).with_name("results") / "code.md"
 SOLUTION = "```python\ndef f(x):\n    return x\nif __name__ == '__main__':\n    print(input())\n```"

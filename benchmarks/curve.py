@@ -20,9 +20,9 @@ import numpy as np
 from protocol.codec import decode, encode, sealed
 from protocol.messages import Finished
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
-from services.keys import AuthorizedKeys, ClientKeys, CurveKeys, ServerKeys
 from services.secret_files import write_public
-from services.sockets import DealerSocket, RouterSocket
+from services.zmq.keys import AuthorizedKeys, ClientKeys, CurveKeys, ServerKeys
+from services.zmq.sockets import DealerSocket, RouterSocket
 
 _IN_FLIGHT = 8
 _SHAPES = ((8, 6, 4), (8, 100, 200), (8, 300, 1000), (16, 500, 4000))

@@ -1,12 +1,14 @@
-"""How often the `math` verifier agrees with hand-made labels, by the form of the answer.
+"""How often the `math` verifier agrees with hand-made labels: by form, and apart by what each error costs.
 
     .venv/bin/python -m benchmarks.math_agreement
+    .venv/bin/python -m benchmarks.math_agreement --pairs elsewhere.jsonl --result elsewhere.md
 
-Judges each pair of tests/reward_service/verifiers/math_pairs.jsonl in this process, and by math-verify alone, and
-writes a table with every disagreement of ours to benchmarks/results/math_agreement.md. Our verifier was corrected by
-these pairs, and math-verify was not: the comparison says in which forms it errs, not which is better on new data.
+Judges each pair in this process, and by math-verify alone, and writes a table with every disagreement of ours. The
+pairs of tests/reward_service/verifiers/math_pairs.jsonl corrected our verifier, and not math-verify: on them the
+comparison says in which forms it errs. `--pairs` judges others, in the same format, such as those of a peer's tests.
 """
 
+import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -15,9 +17,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from benchmarks.math_verify_alone import MathVerifyAlone
-from reward_service.verifier import Submission, VerifierError
+from reward_service.verifier.submission import Submission, VerifierError
 from reward_service.verifiers.arguments import MathArguments
-from reward_service.verifiers.math_answer import math_answer
+from reward_service.verifiers.mathematics.math_answer import math_answer
 
 ROOT = Path(__file__).parent.parent
 PAIRS = ROOT / "tests/reward_service/verifiers/math_pairs.jsonl"
@@ -55,9 +57,10 @@ class Judged:
         return f"{self.pair.form}: {self.pair.gold!r} against {end!r}: labelled {label}, judged {self.verdict}"
 
 
-def read_pairs() -> tuple[Pair, ...]:
+def read_pairs(path: Path = PAIRS) -> tuple[Pair, ...]:
     """All pairs, in the order of the file."""
-    return tuple(Pair.model_validate_json(line) for line in PAIRS.read_text(encoding="utf-8").splitlines())
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return tuple(Pair.model_validate_json(line) for line in lines if line)
 
 
 def judge(pair: Pair) -> Judged:
@@ -88,10 +91,13 @@ def table(judged: Sequence[Judged]) -> str:
     lines = [
         "# `math` against hand-made labels",
         "",
-        f"{agreed} of {len(judged)} pairs agree ({agreed / len(judged):.1%}).",
-        f"Of math-verify alone {_agreed_alone(judged)} agree; it had no answer in ten seconds for",
-        f"{sum(one.alone is None for one in judged)}. Ours was corrected by these pairs, math-verify was not.",
-        "Made by `python -m benchmarks.math_agreement`.",
+        "Made by `python -m benchmarks.math_agreement`. math-verify alone had no answer in ten seconds for "
+        f"{sum(one.alone is None for one in judged)} pairs.",
+        "",
+        "| verifier | pairs | agree | wrong answers accepted | right answers refused |",
+        "|---|---|---|---|---|",
+        _summary("`math`", judged, [one.verdict == 1.0 for one in judged]),
+        _summary("math-verify alone", judged, [one.alone is True for one in judged]),
         "",
         "| form | pairs | labelled equal | agree | math-verify alone |",
         "|---|---|---|---|---|",
@@ -101,6 +107,14 @@ def table(judged: Sequence[Judged]) -> str:
         *(f"- {one}" for one in judged if not one.agrees),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _summary(name: str, judged: Sequence[Judged], accepted: Sequence[bool]) -> str:
+    """An error, or no answer in time, counts as a refusal."""
+    wrong = sum(yes and not one.pair.equal for one, yes in zip(judged, accepted, strict=True))
+    missed = sum(one.pair.equal and not yes for one, yes in zip(judged, accepted, strict=True))
+    agreed = len(judged) - wrong - missed
+    return f"| {name} | {len(judged)} | {agreed} ({agreed / len(judged):.1%}) | {wrong} | {missed} |"
 
 
 def _rows(judged: Sequence[Judged]) -> Iterable[str]:
@@ -117,8 +131,12 @@ def _agreed_alone(judged: Iterable[Judged]) -> int:
 
 def main() -> None:
     """Judge all pairs, and write and print the table."""
-    text = table(judge_by_both(read_pairs()))
-    RESULT.write_text(text, encoding="utf-8")
+    parser = argparse.ArgumentParser(description="Compare the math verifier with labelled pairs.")
+    parser.add_argument("--pairs", type=Path, default=PAIRS, help="JSON lines of form, gold, completion, equal")
+    parser.add_argument("--result", type=Path, default=RESULT, help="the Markdown file to write")
+    options = parser.parse_args()
+    text = table(judge_by_both(read_pairs(options.pairs)))
+    options.result.write_text(text, encoding="utf-8")
     print(text)
 
 

@@ -66,8 +66,14 @@ def _serve(connection: Connection) -> None:
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
     def judged(golds: tuple[str, ...], completion: str) -> bool:
-        answer = parse(completion, [LatexExtractionConfig(), ExprExtractionConfig()])
-        return any(verify(parse(f"\\boxed{{{gold}}}", [LatexExtractionConfig()]), answer) for gold in golds)
+        # It reads LaTeX only where that is marked, so bare texts get the marks that its users would set.
+        marked = completion if any(mark in completion for mark in ("$", r"\(", r"\[", r"\boxed")) else f"${completion}$"
+        targets = [LatexExtractionConfig(), ExprExtractionConfig()]
+        answers = [parse(text, targets) for text in dict.fromkeys((completion, marked))]
+        rights = [
+            parse(gold if "boxed" in gold else f"\\boxed{{{gold.strip().strip('$')}}}", targets) for gold in golds
+        ]
+        return any(verify(right, answer) for right in rights for answer in answers)
 
     connection.send("ready")
     with suppress(EOFError):

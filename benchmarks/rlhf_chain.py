@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,8 +25,8 @@ from benchmarks.rlhf_report import Point, figure, read_points, table
 from examples.rlhf.judge import Judge, read_prompts
 from examples.rlhf.language import Language
 from learner.config import LearnerConfig
+from learner.trainer_thread import LearnerRanks
 from learner.training.trainer import Trainer
-from learner.training_setup import open_trainer
 from services.process import parent_death_signal
 
 RESULTS = Path(__file__).with_name("results")
@@ -179,10 +179,10 @@ def _points(variant: Variant, folder: Path, judge: Judge, reader: Trainer) -> It
 @contextmanager
 def _checkpoint_reader(stages: Stages) -> Iterator[Trainer]:
     """A trainer that trains nothing: it reads what the learner saved."""
-    opened = open_trainer(LearnerConfig(model=stages.sft), argv=(), should_stop=lambda: False)
-    with closing(opened):
-        yield opened.trainer
-        opened.trainer.close()
+    with LearnerRanks(LearnerConfig(model=stages.sft), argv=()) as ranks:
+        trainer = ranks.open_trainer(should_stop=lambda: False)
+        yield trainer
+        trainer.close()
 
 
 @contextmanager

@@ -23,11 +23,10 @@ from pathlib import Path
 
 import uvloop
 
-from reward_service.sandbox.config import ExecutionConfig
+from headway.supervisor import children
 from reward_service.sandbox.opening import open_sandboxes
 from reward_service.sandbox.pool import SandboxPool
-from reward_service.sandbox.program import Limits, Program
-from services.orphans import children
+from reward_service.verifier.program import ExecutionConfig, Limits, Program
 
 RESULTS = Path(__file__).with_name("results")
 PAUSE_S = 0.1

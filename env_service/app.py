@@ -1,9 +1,12 @@
 """The process put together.
 
 reward services ready ─▶ hello ─▶ { receive, tick, watch_peers, serve_http, one task for each lease } until stopped
+
+Whom an env_service waits for: the reward services, the learner, a generator.
 """
 
 import asyncio
+import os
 import secrets
 import socket
 from collections.abc import Mapping
@@ -11,33 +14,58 @@ from contextlib import AsyncExitStack
 from importlib.metadata import version
 
 from env_service.config import EnvServiceConfig
+from env_service.connection import LearnerLink
 from env_service.environments import catalog
 from env_service.environments.interface import OfferedEnvironment
-from env_service.fleet import GeneratorFleet
-from env_service.generation import Generation
-from env_service.link import LearnerLink
-from env_service.metrics import RolloutMetrics
-from env_service.outbox import Outbox
-from env_service.readiness import reward_services_ready, watch_peers
-from env_service.reward_services import reward_client
+from env_service.environments.tokenization import Tokenization
+from env_service.generation import Generation, GeneratorFleet
+from env_service.leases import Outbox, RunningLeases
+from env_service.outcomes import RolloutMetrics
 from env_service.rollout import Rollout
-from env_service.running import RunningLeases
-from env_service.scoring import Scoring
+from env_service.scoring import Scoring, reward_client
 from env_service.status import EnvServiceStatus
-from env_service.tokenization import Tokenization
 from protocol.fingerprints import fingerprint_directory
 from protocol.messages import EnvironmentInfo, Hello
-from services.backoff import Backoff
-from services.http_app import create_app
-from services.http_client import HttpClient
-from services.http_server import Listener, serve_http
-from services.keys import ClientKeys
-from services.metrics import Metrics
+from services.http.app import create_app
+from services.http.calls import Backoff
+from services.http.client import HttpClient
+from services.http.metrics import Metrics
+from services.http.server import Listener, serve_http
+from services.http.status import add_status_route, recent_failures
+from services.http.tls import client_tls
+from services.http.waiting import Waiting
 from services.process import Stop, run_loops
 from services.rewards.client import RewardClient
-from services.sockets import DealerSocket
-from services.status import add_status_route, recent_failures
-from services.waiting import Waiting
+from services.zmq.keys import ClientKeys
+from services.zmq.sockets import DealerSocket
+
+_POLL_S = 1.0
+
+
+async def reward_services_ready(client: RewardClient, waits: Waiting, *, poll_s: float = _POLL_S) -> None:
+    """Return when, of the reward services for each verifier, one says that it is ready."""
+    with waits.wait("the reward services", quiet_s=0.5) as wait:
+        while missing := await client.unready():
+            sets = (" or ".join(urls) for urls in missing)
+            wait.whom = f"the reward service at {', and the one at '.join(sets)}"
+            await asyncio.sleep(poll_s)
+
+
+async def watch_peers(link: LearnerLink, fleet: GeneratorFleet, waits: Waiting, *, learner: str) -> None:
+    """Keep `waits` true to who is missing, until cancelled."""
+    while True:
+        if not link.welcomed:
+            with waits.wait(f"the learner at {learner}", quiet_s=0.5):
+                await link.wait_for(lambda: link.welcomed)
+        elif not fleet.serving:
+            with waits.wait("a generator that serves", quiet_s=0.5):
+                await link.wait_for(lambda: bool(fleet.serving) or not link.welcomed)
+        elif not fleet.answering:
+            names = ", ".join(generator.generator_id for generator in fleet.serving)
+            with waits.wait(f"generators that do not answer: {names}", quiet_s=0.5):
+                await link.wait_for(lambda: fleet.answering or not (fleet.serving and link.welcomed))
+        else:
+            await link.wait_for(lambda: not (fleet.answering and link.welcomed))
 
 
 async def run(config: EnvServiceConfig, stop: Stop) -> None:
@@ -48,14 +76,16 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
     counted = RolloutMetrics(metrics)
     async with AsyncExitStack() as stack:
         failures = stack.enter_context(recent_failures())
-        listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port))
+        listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port, tls=config.http.tls))
         hello = hello_of(config, environments, port=listener.port)
-        connections = 4 * config.capacity
-        generators = HttpClient(token=config.generator_token, max_connections=connections)
-        await stack.enter_async_context(generators)
+        generators = await stack.enter_async_context(
+            HttpClient(token=config.generator_token, tls=client_tls(config.http.tls))
+        )
         rewards = await stack.enter_async_context(reward_client(config, metrics=metrics))
         keys = ClientKeys.read(secret_key_file=config.secret_key_file, server_key_file=config.learner_key_file)
-        connection = DealerSocket.connect(config.learner, identity=hello.env_id, keys=keys, insecure=config.insecure)
+        connection = DealerSocket.connect(
+            config.learner, identity=address_of(hello), keys=keys, insecure=config.insecure
+        )
         await stack.enter_async_context(connection)
         fleet, outbox = GeneratorFleet(), Outbox(resend_s=config.resend_s)
         link = LearnerLink(connection=connection, hello=hello, fleet=fleet, outbox=outbox, metrics=counted)
@@ -66,6 +96,7 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             generation=generation_of(config, http=generators, fleet=fleet, metrics=counted),
             scoring=Scoring(rewards),
             timeout_s=config.retry.rollout_timeout_s,
+            environment_timeout_s=config.retry.environment_timeout_s,
             metrics=counted,
         )
         app = create_app(
@@ -104,8 +135,9 @@ def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnviron
     A name of host and port is the same after a restart: the learner then gives away at once what the former one held.
     """
     fingerprints = fingerprint_directory(config.model)
+    host = socket.gethostname()
     return Hello(
-        env_id=config.env_id or f"{socket.gethostname()}:{port}",
+        env_id=config.env_id or f"{host}:{port}",
         instance=secrets.token_hex(8),
         capacity=config.capacity,
         environments=tuple(
@@ -116,7 +148,13 @@ def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnviron
         ),
         tokenizer=fingerprints.tokenizer,
         chat_template=fingerprints.chat_template,
+        address=f"{host}:{port}, process {os.getpid()}",
     )
+
+
+def address_of(hello: Hello) -> str:
+    """Its name on the socket: another one in each process, or ZeroMQ would let a namesake take the connection over."""
+    return f"{hello.env_id[:180]}/{hello.instance}"
 
 
 def generation_of(

@@ -3,7 +3,7 @@
 import sys
 
 from env_service.config import EnvServiceConfig
-from services.config import load_or_exit
+from services.config.models import load_or_exit
 
 
 def main() -> None:

@@ -1,14 +1,13 @@
 """What an env_service says about itself at `GET /v1/status`."""
 
-from env_service.fleet import GeneratorFleet
-from env_service.link import LearnerLink
-from env_service.outbox import Outbox
-from env_service.running import RunningLeases
+from env_service.connection import LearnerLink
+from env_service.generation import GeneratorFleet
+from env_service.leases import Outbox, RunningLeases
 from protocol.messages import ServingGenerator
 from protocol.status import PeerStatus, QueueStatus, Report
-from services.http_client import HttpClient
+from services.http.client import HttpClient
+from services.http.status import peers_at
 from services.rewards.client import RewardClient
-from services.status import peers_at
 
 
 class EnvServiceStatus:
@@ -57,8 +56,13 @@ class EnvServiceStatus:
             name=self._learner,
             kind="learner",
             last_heard_s=self._link.silence_s,
-            state="has welcomed this process" if self._link.welcomed else "has not answered a hello",
+            state=self._learner_state(),
         )
+
+    def _learner_state(self) -> str:
+        if self._link.welcomed:
+            return "has welcomed this process"
+        return f"refuses this process: {self._link.refusal}" if self._link.refusal else "has not answered a hello"
 
     def _generator(self, generator: ServingGenerator) -> PeerStatus:
         (peer,) = peers_at((generator.url,), self._generators.contacts(), kind="generator")

@@ -5,8 +5,8 @@ import logging
 
 from generator.serving import Serving
 from protocol.fleet import Announcement, AnnouncementAnswer
-from services.http_client import HttpClient, ServiceError, ServiceRefused
-from services.waiting import Waiting
+from services.http.client import HttpClient, ServiceError, ServiceRefused
+from services.http.waiting import Waiting
 
 log = logging.getLogger(__name__)
 

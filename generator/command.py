@@ -5,11 +5,14 @@ import logging
 import os
 import signal
 from types import FrameType
+from urllib.parse import urlsplit
 
 from generator.config import GeneratorConfig
-from generator.options import EngineOptions, prepare_environment
-from services.config import load_or_exit
+from generator.engine.options import EngineOptions, prepare_environment
+from services.config.models import load_or_exit
 from services.logs import configure_logging
+from services.nccl import keep_to_interface_of
+from services.network import local_address
 from services.process import run_process
 
 
@@ -17,6 +20,8 @@ def main() -> None:
     """Reads the config, sets what vllm reads from the environment, then imports vllm and serves."""
     config = load_or_exit(GeneratorConfig, process="generator", description="Serves the policy with vLLM.")
     configure_logging("generator", level=config.log.level, format=config.log.format)
+    if config.collective == "nccl" and config.join.learner is not None:
+        keep_to_interface_of(_address_towards(config.join.learner))
     options = engine_options(config)
     prepare_environment(options)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -29,6 +34,16 @@ def main() -> None:
     logging.shutdown()
     # To take down an interpreter that holds torch and vllm is seconds of work on a busy machine, for nothing.
     os._exit(code)
+
+
+def _address_towards(url: str) -> str:
+    """The address of this machine that reaches the learner's; the learner's own host if there is no way there yet."""
+    target = urlsplit(url)
+    host = target.hostname or "127.0.0.1"
+    try:
+        return local_address(host=host, port=target.port or 80)
+    except OSError:
+        return host
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
@@ -51,7 +66,7 @@ def engine_options(config: GeneratorConfig) -> EngineOptions:
         seed=engine.seed,
         enforce_eager=engine.enforce_eager,
         stream_interval=engine.stream_interval,
-        staging=engine.staging,
+        staging=config.staging,
         tokenizer=config.openai,
         pause_ttl_s=config.join.pause_ttl_s,
         stall_timeout_s=engine.stall_timeout_s,

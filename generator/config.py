@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, field_validator
 
 from protocol.fleet import Backend
-from services.config import ConfigModel, HttpConfig, ProcessConfig
-from services.links import EqualTo, ModelFolder, Reaches
+from services.config.agreements import EqualTo, ModelFolder, Reaches
+from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 
 
 class EngineConfig(ConfigModel):
@@ -84,3 +84,23 @@ class GeneratorConfig(ProcessConfig):
     drain_s: float = Field(5.0, ge=0, description="how long requests may finish after SIGTERM, in seconds")
     engine: EngineConfig = EngineConfig()
     join: JoinConfig = JoinConfig()
+
+    @property
+    def gpus_wanted(self) -> int:
+        """One for each worker."""
+        return self.engine.tensor_parallel_size
+
+    @property
+    def collective(self) -> str:
+        """Of the learner's weight broadcasts; empty if it serves alone."""
+        return self.join.backend if self.join.learner is not None else ""
+
+    @property
+    def staging(self) -> Literal["staging", "none"]:
+        """Where an update is received.
+
+        Within the pause also where workers speak NCCL among each other while they serve: two communicators that run at
+        the same time on one GPU, begun in another order on another, wait for each other for ever.
+        """
+        alone = self.engine.tensor_parallel_size == 1 or self.join.backend != "nccl"
+        return self.engine.staging if alone else "none"

@@ -20,8 +20,8 @@ from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from generator.engine import Engine
-from generator.gated_llm import GatedLLM
+from generator.engine.engine import Engine
+from generator.engine.gated_llm import GatedLLM
 
 PREFIX = "/openai"
 

@@ -8,13 +8,13 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, FastAPI, Request, Response
 from starlette.routing import Route
 
-from generator.scoring import Scoring
+from generator.logprobs import Scoring
 from generator.serving import Serving
 from generator.weight_sync import WeightSync
 from protocol.fleet import Commit, JoinGroup, Prepare, Pull
 from protocol.generation import GenerateRequest, LogprobsRequest
-from services.http_app import json_answer, json_body, streamed_answer
-from services.refusals import RequestRefused
+from services.http.app import json_answer, json_body, streamed_answer
+from services.http.gates import RequestRefused
 
 T = TypeVar("T")
 

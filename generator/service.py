@@ -3,10 +3,13 @@
 Loops, and what each waits for: `http` for requests; `announce` for the clock, for news, or for the learner; `weights`
 for a commit; `life` watches that the engine's process lives, and `answers` that it answers. HTTP is up before the
 engine, so that health and readiness can be asked for while it starts.
+
+Whether the engine's process lives, and whether it answers: a stopped process keeps its sockets, and says nothing.
 """
 
 import asyncio
 import json
+import logging
 import secrets
 import socket
 from contextlib import AsyncExitStack
@@ -16,35 +19,68 @@ from fastapi import FastAPI
 
 from generator.announcer import announce, announce_leave
 from generator.config import GeneratorConfig
-from generator.engine import Engine
-from generator.engine_watch import watch_answers, watch_life
-from generator.measures import Measures
+from generator.engine.engine import Engine, EngineGone
+from generator.engine.options import EngineOptions
+from generator.logprobs import Scoring
+from generator.metrics import Measures
 from generator.openai_routes import mount_openai_routes
-from generator.options import EngineOptions
-from generator.puller import Puller
 from generator.routes import add_token_routes, add_weight_routes, refused_while_starting
-from generator.scoring import Scoring
 from generator.serving import Serving
 from generator.status import GeneratorStatus
-from generator.weight_sync import WeightSync
+from generator.weight_sync import Puller, WeightSync
 from protocol.fingerprints import fingerprint_directory
 from protocol.fleet import Announcement
-from protocol.versions import PROTOCOL_VERSION
-from services.http_app import create_app
-from services.http_client import HttpClient
-from services.http_server import Listener, serve_http
-from services.metrics import Metrics
+from protocol.model import PROTOCOL_VERSION
+from services.http.app import create_app
+from services.http.client import HttpClient
+from services.http.metrics import Metrics
+from services.http.server import Listener, serve_http
+from services.http.status import add_status_route, recent_failures
+from services.http.tls import client_tls
+from services.http.waiting import Waiting
 from services.process import Stop
-from services.status import add_status_route, recent_failures
-from services.waiting import Waiting
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 1.0
+
+
+async def watch_life(engine: Engine) -> None:
+    """Raises EngineGone when the engine's process has died."""
+    while True:
+        await asyncio.sleep(_EVERY_S)
+        if not engine.is_alive:
+            raise EngineGone("the engine's process has died; restart this generator")
+
+
+async def watch_answers(engine: Engine, *, serving: Serving) -> None:
+    """Takes the generator out of service while its engine does not answer within its deadline.
+
+    Requests that run then are handed back, so that they go on elsewhere.
+    """
+    while True:
+        answer = asyncio.ensure_future(engine.ping())
+        try:
+            done, _ = await asyncio.wait({answer}, timeout=engine.answer_timeout_s)
+            if not done:
+                log.error(
+                    "the engine has not answered for %.0f s: out of service until it does", engine.answer_timeout_s
+                )
+                serving.stall()
+                await engine.hand_back()
+            await answer
+        finally:
+            answer.cancel()
+        serving.answers()
+        await asyncio.sleep(_EVERY_S)
 
 
 async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> None:
     """Serves until a stop is requested, then drains. Raises JoinRefusedByLearner, EngineGone, OSError."""
     waits, metrics = Waiting(), Metrics("generator")
     async with AsyncExitStack() as stack:
-        listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port))
-        client = await stack.enter_async_context(HttpClient(token=config.join.token))
+        listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port, tls=config.http.tls))
+        client = await stack.enter_async_context(HttpClient(token=config.join.token, tls=client_tls(config.http.tls)))
         announcement = _announcement(config, listener=listener)
         app = create_app(
             service="generator",
@@ -86,7 +122,7 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
                     works["announce"] = announce(
                         learner=config.join.learner,
                         client=client,
-                        announcement=announcement.model_copy(update={"kind": engine.kind}),
+                        announcement=announcement.model_copy(update={"kind": engine.kind, "dtype": engine.dtype}),
                         serving=serving,
                         waits=waits,
                     )
@@ -184,6 +220,7 @@ def _announcement(config: GeneratorConfig, *, listener: Listener) -> Announcemen
         fingerprints=fingerprint_directory(config.model),
         world_size=config.engine.tensor_parallel_size,
         backend=config.join.backend,
+        staging=config.staging == "staging",
         max_model_len=config.engine.max_model_len,
         serving_version=None,
     )

@@ -6,13 +6,12 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 
-from generator.engine import Engine
-from generator.engine_calls import EngineGone
-from generator.measures import Measures
+from generator.engine.engine import Engine, EngineGone
+from generator.metrics import Measures
 from protocol.fleet import Condition
 from protocol.generation import GeneratePart, GenerateRequest, GeneratorState
-from services.refusals import RequestRefused
-from services.waiting import Waiting
+from services.http.gates import RequestRefused
+from services.http.waiting import Waiting
 
 log = logging.getLogger(__name__)
 

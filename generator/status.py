@@ -2,8 +2,8 @@
 
 from generator.serving import Serving
 from protocol.status import PeerStatus, ProgressStatus, QueueStatus, Report
-from services.http_client import HttpClient
-from services.status import peers_at
+from services.http.client import HttpClient
+from services.http.status import peers_at
 
 
 class GeneratorStatus:

@@ -2,25 +2,104 @@
 
 group ─▶ prepare ─┐
             pull ─┴▶ commit
+
+Published weights, downloaded from the learner over HTTP in chunks whose hashes are checked.
 """
 
 import asyncio
 import logging
+import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from generator.engine import Engine
-from generator.gated_llm import HandedBack
-from generator.measures import Measures
-from generator.puller import Puller
+import xxhash
+
+from generator.engine.engine import Engine
+from generator.engine.gated_llm import HandedBack
+from generator.metrics import Measures
 from generator.serving import Serving
-from generator.weight_plan import WeightSyncError
-from protocol.fleet import PULLED_EPOCH, Commit, Committed, JoinedGroup, JoinGroup, Prepare, Prepared, Pull
-from protocol.versions import PolicyVersion
-from services.refusals import RequestRefused
+from generator.weights.plan import WeightSyncError
+from protocol.fleet import (
+    CHUNK_HASH_HEADER,
+    PULL_TOOK_TOO_LONG,
+    PULLED_EPOCH,
+    Commit,
+    Committed,
+    JoinedGroup,
+    JoinGroup,
+    Prepare,
+    Prepared,
+    Pull,
+    PullPlan,
+)
+from protocol.model import PolicyVersion
+from services.http.client import HttpClient, ServiceError, ServiceRefused
+from services.http.gates import RequestRefused
 
 log = logging.getLogger(__name__)
+
+CHUNK_TIMEOUT_S = 10.0
+FIRST_REST_S = 0.1
+LONGEST_REST_S = 2.0
+
+
+class Puller:
+    """Downloads from one learner. A chunk that fails is asked for again until the caller's own deadline."""
+
+    def __init__(self, *, client: HttpClient, learner: str) -> None:
+        self._client = client
+        self.learner = learner.rstrip("/")
+
+    async def download(self, version: str, folder: Path) -> tuple[Prepare, Sequence[str]]:
+        """Writes one file for each bucket of `version` to `folder`; their plan and their paths.
+
+        Raises WeightSyncError if the learner does not have the version, and OSError if there is no room.
+        """
+        url = f"{self.learner}/v1/weights/{version}"
+        try:
+            plan = await self._client.get(f"{url}/plan", PullPlan, deadline_s=CHUNK_TIMEOUT_S, retries=3)
+        except ServiceError as error:
+            raise WeightSyncError(f"the learner gave no plan of version {version}: {error}") from error
+        paths = [str(folder / f"{index}.bucket") for index in range(len(plan.buckets))]
+        for index, (bucket, path) in enumerate(zip(plan.buckets, paths, strict=True)):
+            await self._bucket(f"{url}/buckets/{index}", path, nbytes=bucket.nbytes, chunk_bytes=plan.chunk_bytes)
+        return Prepare(version=version, epoch=PULLED_EPOCH, buckets=plan.buckets), paths
+
+    async def _bucket(self, url: str, path: str, *, nbytes: int, chunk_bytes: int) -> None:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            for offset in range(0, nbytes, chunk_bytes):
+                length = min(chunk_bytes, nbytes - offset)
+                chunk = await self._chunk(f"{url}?offset={offset}&length={length}", length=length)
+                await asyncio.to_thread(_write, file, chunk, offset)
+        finally:
+            os.close(file)
+
+    async def _chunk(self, url: str, *, length: int) -> bytes:
+        rest_s = FIRST_REST_S
+        while True:
+            try:
+                chunk, headers = await self._client.download(url, deadline_s=CHUNK_TIMEOUT_S)
+            except ServiceRefused as error:
+                raise WeightSyncError(f"the learner refused a chunk: {error}") from error
+            except ServiceError as error:
+                log.info("a chunk is asked for again: %s", error)
+            else:
+                if len(chunk) == length and headers.get(CHUNK_HASH_HEADER) == xxhash.xxh3_64_hexdigest(chunk):
+                    return chunk
+                log.warning("a chunk is asked for again: %s: it arrived damaged, %d bytes", url, len(chunk))
+            await asyncio.sleep(rest_s)
+            rest_s = min(2 * rest_s, LONGEST_REST_S)
+
+
+def _write(file: int, chunk: bytes, offset: int) -> None:
+    rest = memoryview(chunk)
+    while rest:
+        written = os.pwrite(file, rest, offset)
+        rest, offset = rest[written:], offset + written
+
 
 PROBE_TIMEOUT_S = 15.0
 
@@ -98,7 +177,8 @@ class WeightSync:
             why = f"it took more than {request.deadline_s:g} s" if isinstance(error, TimeoutError) else str(error)
             source = self._puller.learner
             failure = WeightSyncError(f"the download of version {request.version} from {source} failed: {why}")
-            raise self._failed("pull", failure) from error
+            kind = PULL_TOOK_TOO_LONG if isinstance(error, TimeoutError) else "pull_failed"
+            raise self._failed("pull", failure, kind=kind) from error
         self._epoch, self._staged = PULLED_EPOCH, request.version
         return Prepared(version=request.version, receive_s=time.monotonic() - began)
 
@@ -135,17 +215,23 @@ class WeightSync:
         return committed
 
     async def _probe(self, request: Commit) -> tuple[float, ...]:
-        if len(request.probe_token_ids) < 2:
-            return ()
+        """Nothing if the engine does not come to it: the weights are loaded and served all the same."""
+        name = f"probe-{request.version}-{request.epoch}"
+        works = [
+            self._engine.score(request_id=f"{name}-{number}", token_ids=text, before_others=True)
+            for number, text in enumerate(request.probe)
+        ]
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                scored = await self._engine.score(
-                    request_id=f"probe-{request.version}", token_ids=request.probe_token_ids
-                )
-                return scored.logprobs
-        except (HandedBack, TimeoutError, ValueError) as error:
-            why = f"the probe of version {request.version} had no answer: {str(error) or 'the engine took too long'}"
+                scored = await asyncio.gather(*works)
+        except (HandedBack, TimeoutError) as error:
+            why = str(error) or f"the engine did not come to it within {PROBE_TIMEOUT_S:g} s"
+            log.warning("the probe of version %s has no answer: %s", request.version, why)
+            return ()
+        except ValueError as error:
+            why = f"the engine refused the probe of version {request.version}: {error}"
             raise self._failed("probe", WeightSyncError(why)) from error
+        return tuple(logprob for one in scored for logprob in one.logprobs)
 
     def _check_able(self) -> None:
         condition = self._serving.condition
@@ -158,7 +244,7 @@ class WeightSync:
             message = f"this generator is in {holds}, not in epoch {epoch}: meet again first"
             raise RequestRefused(409, "wrong_epoch", message)
 
-    def _failed(self, step: str, error: WeightSyncError) -> RequestRefused:
+    def _failed(self, step: str, error: WeightSyncError, *, kind: str = "") -> RequestRefused:
         self._measures.sync_failed(step)
         log.warning("weight sync failed at %s: %s", step, error)
-        return RequestRefused(409, f"{step}_failed", str(error))
+        return RequestRefused(409, kind or f"{step}_failed", str(error))

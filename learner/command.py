@@ -1,18 +1,24 @@
 """The command `learner`."""
 
 import atexit
+import contextlib
 import ctypes
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
 from learner.config import LearnerConfig
-from services.config import load_or_exit
+from services.config.models import load_or_exit
 from services.logs import configure_logging
-from services.process import run_process
+from services.nccl import keep_to_interface_of
+from services.process import START_AGAIN, run_process
 
+_RESTARTS = "HEADWAY_RANK_RESTARTS"
+_STABLE_S = 60.0
+_STDERR = 2
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
@@ -20,22 +26,54 @@ def main() -> None:
     """Reads the config, then trains or evaluates. torch is imported after the config is known to be good."""
     config = load_or_exit(LearnerConfig, process="learner", description="Trains a policy, online or from files.")
     configure_logging("learner", level=config.log.level, format=config.log.format)
+    config = _resumed_by_torchrun(config)
     _tune_environment(config)
     if int(os.environ.get("RANK", "0")) > 0:
+        from learner.trainer_thread import follow
         from learner.training.ranks import ranks_from_environment
-        from learner.training_setup import follow
 
         ranks = ranks_from_environment(os.environ)
         assert ranks is not None, "RANK is set"
-        follow(config, ranks)
-        return
+        leave(follow(config, ranks))
     if config.evaluation.only:
-        from learner.evaluation.standalone import evaluate_alone as train
+        from learner.evaluate import evaluate_alone as train
     elif config.learns_from_files:
         from learner.offline import train_offline as train
     else:
         from learner.service import train_online as train
-    leave(run_process("learner", lambda stop: train(config, stop)))
+    began = time.monotonic()
+    code = run_process("learner", lambda stop: train(config, stop))
+    if code == START_AGAIN and "RANK" not in os.environ:
+        start_again(config, lived_s=time.monotonic() - began)
+    leave(code)
+
+
+def start_again(config: LearnerConfig, *, lived_s: float) -> None:
+    """Becomes a new learner that resumes the run, in the same process, as its own ranks end with it.
+
+    Returns if that has happened `rank_restarts` times without a minute of life in between: whoever started this process
+    may know better, and reads it from the exit code.
+    """
+    in_row = 0 if lived_s >= _STABLE_S else int(os.environ.get(_RESTARTS, "0"))
+    if in_row >= config.rank_restarts or not config.checkpoint.journal:
+        return
+    logging.getLogger("learner").warning("starting again with --resume (%d of %d)", in_row + 1, config.rank_restarts)
+    os.environ[_RESTARTS] = str(in_row + 1)
+    resumed = [] if config.resume or config.evaluation.only else ["--resume", "true"]
+    logging.shutdown()
+    sys.stdout.flush()
+    for descriptor in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError):  # the folder's own
+            os.set_inheritable(int(descriptor), int(descriptor) <= _STDERR)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], *resumed])
+
+
+def _resumed_by_torchrun(config: LearnerConfig) -> LearnerConfig:
+    """torchrun starts lost ranks again with the command line of their first start."""
+    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    if again and config.checkpoint.journal and (config.run.folder / "incarnation").exists():
+        return config.model_copy(update={"resume": True})
+    return config
 
 
 def leave(code: int) -> NoReturn:
@@ -53,6 +91,8 @@ def leave(code: int) -> NoReturn:
 def _tune_environment(config: LearnerConfig) -> None:
     """What torch and its libraries read when they are loaded; a variable that is set already stays."""
     _keep_freed_memory()
+    if config.collective == "nccl":
+        keep_to_interface_of(config.weights.host)
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # Spinning threads starve the other processes of a small machine.

@@ -5,16 +5,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from learner.algorithms.config import AlgorithmConfig, GrpoConfig, OfflineConfig
-from learner.evaluation.config import JudgingConfig
+from learner.algorithms.config import AlgorithmConfig, DistillConfig, GrpoConfig, OfflineConfig
+from learner.evaluation.config import EvaluationConfig
 from learner.teachers.config import TeacherConfig, check_teachers, check_use
-from learner.training.config import TrainingConfig
+from learner.training.config import GuardConfig, TrainingConfig
 from protocol.fleet import Backend
-from protocol.generation import LOWEST_TEMPERATURE
-from services.config import ConfigModel, HttpConfig, ProcessConfig
-from services.key_links import KeyFile
-from services.links import EqualTo, Listens, ModelFolder
+from services.config.agreements import EqualTo, Listens, ModelFolder
+from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.network import check_key_settings
+from services.zmq.keys import KeyFile
 
 
 class RolloutConfig(ConfigModel):
@@ -29,6 +28,13 @@ class RolloutConfig(ConfigModel):
     seed: int = Field(0, ge=0, description="seed from which every lease's own seed is derived")
     min_group_size: int = Field(
         2, ge=1, description="fewest trajectories with a reward that make a group worth keeping"
+    )
+    max_reward: float = Field(
+        1e4,
+        gt=0,
+        le=1e6,
+        description="a reward beyond this, or below its negative, is an error of its verifier and no reward: one such "
+        "number would hide what all others of its group say",
     )
     drop_uniform_groups: bool | None = Field(
         None, description="leave out groups whose rewards are all equal, and take others; none: as the algorithm wants"
@@ -74,26 +80,6 @@ class LagConfig(ConfigModel):
     max_drops_per_lease: int = Field(2, ge=0, description="after so many drops a lease is always waited for")
 
 
-class GuardConfig(ConfigModel):
-    """When the lag bound is lowered for a while. A measure without a limit is not looked at; KL is in nats a token."""
-
-    enabled: bool = Field(True, description="whether the bound is lowered at all")
-    min_effective_sample_share: float | None = Field(
-        0.05, gt=0, lt=1, description="least effective sample size, as a share of the trained tokens"
-    )
-    max_behavior_kl: float | None = Field(
-        1.0, gt=0, description="largest KL of the sampling policies to the learner's, over all trained tokens"
-    )
-    max_mismatch_kl: float | None = Field(
-        0.1, gt=0, description="largest such KL at equal weights, which only the engine's numerics make"
-    )
-    max_importance_ratio: float | None = Field(
-        None, gt=1, description="largest importance ratio of a token; no limit if left out"
-    )
-    patience: int = Field(2, ge=1, description="steps in a row beyond a limit before the bound is halved")
-    recovery_steps: int = Field(20, ge=1, description="healthy steps in a row before the bound rises by one version")
-
-
 class LeaseConfig(ConfigModel):
     """Leases, and what happens to those that fail."""
 
@@ -109,6 +95,12 @@ class LeaseConfig(ConfigModel):
     insecure: bool = Field(False, description="allow an address that other machines can reach without keys")
     heartbeat_every_s: float = Field(2.0, gt=0, description="how often an env_service reports, in seconds")
     timeout_s: float = Field(30.0, gt=0, description="a lease of which nothing is heard for so long is granted again")
+    longest_attempt_s: float = Field(
+        1500.0,
+        gt=0,
+        description="a rollout that takes longer, though its env_service is alive, counts as a failure of its data; "
+        "time without a serving generator, and in waiting for rewards, is not counted",
+    )
     infrastructure_retries: int = Field(8, ge=0, description="retries of a lease after failures of infrastructure")
     data_retries: int = Field(1, ge=0, description="retries of a lease after failures of its own data")
     max_dead_letter_share: float = Field(
@@ -127,90 +119,48 @@ class WeightsConfig(ConfigModel):
 
     backend: Backend = Field("gloo", description="collective: gloo on CPUs, nccl on GPUs")
     host: str = Field("127.0.0.1", description="address on which generators meet the learner; a private network")
+    generator_hosts: tuple[str, ...] = Field(
+        (),
+        description="hosts, patterns (*.gpu.example) and networks (10.0.0.0/8) beyond this machine at which generators "
+        "may be; those at https:// need no entry if http.tls_ca_file is set",
+    )
     bucket_mb: int = Field(64, ge=1, le=2048, description="size of one broadcast, in MiB")
     bucket_timeout_s: float = Field(10.0, gt=0, description="longest wait for one bucket, in seconds")
     meet_timeout_s: float = Field(10.0, gt=0, description="longest wait for all generators to meet, in seconds")
     commit_timeout_s: float = Field(20.0, gt=0, description="longest wait for a generator to load weights, in seconds")
-    pull_timeout_s: float = Field(120.0, gt=0, description="longest time of a generator's download, in seconds")
+    pull_timeout_s: float = Field(
+        120.0, gt=0, description="longest time of a generator's download, beside what its bytes take, in seconds"
+    )
+    pull_mb_per_s: float = Field(
+        20.0,
+        gt=0,
+        description="what the learner's link to the generators does at least, in MB/s, which bounds downloads",
+    )
+    parallel_pulls: int = Field(
+        4, ge=1, description="downloads of generators at once; the others wait, or are taken by the next broadcast"
+    )
     announce_every_s: float = Field(2.0, gt=0, description="how often a generator announces itself, in seconds")
     silence_s: float = Field(15.0, gt=0, description="a generator silent for so long leaves the fleet")
-    probe_tokens: int = Field(32, ge=2, le=512, description="length of the text whose logprobs are compared")
+    probe_tokens: int = Field(
+        256, ge=2, le=4096, description="tokens of recent batches whose logprobs are compared at each publish"
+    )
     probe_tolerance: float | None = Field(
         None,
         gt=0,
-        description="largest gap of those logprobs, in nats; none: 1e-3 for float32, 1.5 for bfloat16 weights",
+        description="largest mean gap of those logprobs, in nats; none: 0.02 if all is float32, otherwise 0.5",
     )
     generator_token: Annotated[SecretStr | None, EqualTo("generator", "http.token")] = Field(
         None, description="bearer token of the generators"
     )
 
 
-class EvaluationConfig(ConfigModel):
-    """Held-out evaluation, by the same generators: during a run, or by itself (`headway eval`)."""
-
-    tasks: int = Field(200, ge=0, description="held-out tasks in an evaluation during the run; 0 turns it off")
-    every_steps: int = Field(50, ge=1, description="steps between evaluations")
-    final_tasks: int = Field(
-        500, ge=0, description="held-out tasks before the first and after the last step, and of an evaluation by itself"
-    )
-    samples: int = Field(1, ge=1, le=4096, description="completions of each held-out task")
-    k: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (), description="the k of pass@k and cons@k, at most samples; if left out 1, 2, 4, ... and samples itself"
-    )
-    temperature: float = Field(1.0, ge=0, description="sampling temperature; 0 is greedy")
-    success_reward: float = Field(1.0, description="a reward of at least this counts as solved")
-    only: bool = Field(False, description="evaluate the model on final_tasks tasks, train nothing, and end")
-    checkpoint: Path | None = Field(
-        None, description="checkpoint folder of a run of the same settings to evaluate instead of the model; with only"
-    )
-    output: Path | None = Field(
-        None, description="file for an evaluation by itself; evaluation.json in the run's folder if left out"
-    )
-    against: Path | None = Field(
-        None,
-        description="file of an earlier evaluation by itself to give a win rate against, or for a judge a JSONL of "
-        "prompt and completion; with only",
-    )
-    judge: JudgingConfig = Field(JudgingConfig(), description="judge of pairs, ours and those of against; with only")
-
-    @property
-    def ks(self) -> tuple[int, ...]:
-        """The k of pass@k and cons@k, ascending."""
-        powers = (1 << bit for bit in range(self.samples.bit_length()))
-        return tuple(sorted(set(self.k or (*powers, self.samples))))
-
-    @model_validator(mode="after")
-    def _enough_samples(self) -> Self:
-        if max(self.k, default=1) > self.samples:
-            raise ValueError(
-                f"k holds {max(self.k)} and samples is {self.samples}: pass@k needs k samples of a task; raise samples "
-                "or lower k"
-            )
-        if self.samples > 1 and self.temperature < LOWEST_TEMPERATURE:
-            raise ValueError(
-                f"samples is {self.samples} at temperature {self.temperature}: greedy samples are all the same; set "
-                "samples to 1, or raise temperature"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _by_itself(self) -> Self:
-        given = [name for name in ("checkpoint", "output", "against") if getattr(self, name) is not None]
-        if given and not self.only:
-            raise ValueError(f"{given[0]} needs an evaluation by itself, and only is false: set only to true")
-        if self.judge.verifier is not None and self.against is None:
-            raise ValueError("judge.verifier is set and against is not: set against to what ours is compared with")
-        if self.against is not None and self.against.suffix == ".jsonl" and self.judge.verifier is None:
-            raise ValueError(f"against is {self.against}, which has no rewards: set judge.verifier to a pairwise one")
-        if self.only and self.final_tasks == 0:
-            raise ValueError("only is true and final_tasks is 0: nothing would be evaluated; set final_tasks")
-        return self
-
-
 class CheckpointConfig(ConfigModel):
     """Checkpoints, in the run's folder."""
 
     every_steps: int = Field(100, ge=1, description="steps between checkpoints")
+    journal_mb: int = Field(
+        4096, ge=1, description="a checkpoint is due, too, when the journal has grown by so many MiB since the last one"
+    )
     keep: int = Field(2, ge=1, description="how many of the newest are kept")
     keep_best: int = Field(
         1, ge=0, description="how many of the best by held-out evaluation are kept besides; 0 turns it off"
@@ -254,6 +204,12 @@ class LearnerConfig(ProcessConfig):
         4, ge=0, description="no token older than this many policy versions is trained on; 0 is synchronous"
     )
     ranks: int = Field(1, ge=1, description="data-parallel ranks on this host")
+    rank_restarts: int = Field(
+        5,
+        ge=0,
+        description="times that a learner which has lost a rank of its own starts again by itself, with resume, "
+        "without a minute of life in between; then it ends with exit code 75",
+    )
     threads: int = Field(1, ge=1, description="CPU threads of each rank")
     seed: int = Field(0, ge=0, description="seed of the learner's random numbers")
     resume: bool = Field(False, description="continue the run of this name from its newest checkpoint")
@@ -267,6 +223,16 @@ class LearnerConfig(ProcessConfig):
     checkpoint: CheckpointConfig = CheckpointConfig()
     data: DataConfig = DataConfig()
     teachers: tuple[TeacherConfig, ...] = Field((), max_length=64, description="models to distill from, by opd")
+
+    @property
+    def gpus_wanted(self) -> int:
+        """One for each rank."""
+        return self.ranks
+
+    @property
+    def collective(self) -> str:
+        """Of its weight broadcasts."""
+        return "" if self.learns_from_files else self.weights.backend
 
     @property
     def exported_model(self) -> Path:
@@ -297,10 +263,10 @@ class LearnerConfig(ProcessConfig):
 
     @model_validator(mode="after")
     def _spread_where_needed(self) -> Self:
-        if self.algo.type == "online_dpo" and self.rollouts.drop_uniform_groups is False:
+        if self.algo.type in ("online_dpo", "best_of_k") and self.rollouts.drop_uniform_groups is False:
             raise ValueError(
-                "rollouts.drop_uniform_groups is false, and algo online_dpo compares the best of a group with its "
-                "worst: a group of equal rewards has neither; leave it out, or set it to true"
+                f"rollouts.drop_uniform_groups is false, and algo {self.algo.type} takes the best of a group: one of "
+                "equal rewards, as where all failed, has none; leave it out, or set it to true"
             )
         return self
 
@@ -308,6 +274,16 @@ class LearnerConfig(ProcessConfig):
     def _teachers_fit(self) -> Self:
         check_teachers(self.teachers, temperature=self.training.temperature)
         check_use(self.teachers, algo=self.algo.type)
+        return self
+
+    @model_validator(mode="after")
+    def _one_temperature(self) -> Self:
+        if isinstance(self.algo, DistillConfig) and self.algo.sft_weight and self.training.temperature != 1:
+            raise ValueError(
+                f"training.temperature is {self.training.temperature:g} and algo.sft_weight {self.algo.sft_weight:g}: "
+                "the likelihood of the data is wanted at temperature 1, and logprobs are computed at one temperature "
+                "only; set training.temperature to 1 or sft_weight to 0"
+            )
         return self
 
     @model_validator(mode="after")

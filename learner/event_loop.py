@@ -1,4 +1,7 @@
-"""What runs in the learner's event loop, beside the trainer's thread: HTTP, intake, fleet and publisher."""
+"""What runs in the learner's event loop, beside the trainer's thread: HTTP, intake, fleet and publisher.
+
+What the learner's parts are told, from its configuration.
+"""
 
 import asyncio
 import logging
@@ -7,30 +10,134 @@ from collections.abc import Coroutine
 from importlib.metadata import version
 
 from learner.config import LearnerConfig
-from learner.history.journal import RunLog
-from learner.intake.failures import DeadLetters
-from learner.intake.intake import Intake
+from learner.journal.journal import RunLog
+from learner.journal.run_folder import run_name
+from learner.leases.admission import GroupFilter, GroupRules
+from learner.leases.conversation import IntakeOptions
+from learner.leases.dead_letters import DEAD_LETTERS, DeadLetters
+from learner.leases.evaluation_leases import Evaluator
+from learner.leases.granting import LeaseTerms
+from learner.leases.intake import Intake
+from learner.ledger import LedgerConfig
 from learner.recovery import Recovered
-from learner.reports.measures import Measures
-from learner.reports.records import Records
+from learner.reports.metrics import Measures
+from learner.reports.run_records import Records
 from learner.reports.status import LearnerStatus
 from learner.teachers.teachers import Teachers
-from learner.terms import evaluator, intake_options, lease_terms, publisher_options
-from learner.weights.fleet import Fleet
-from learner.weights.generator_watch import IdleWatch
+from learner.trainer_thread import vocabulary_size
+from learner.weights.fleet import Fleet, IdleWatch
+from learner.weights.published import Shelf, add_routes
 from learner.weights.publisher import Publisher
-from learner.weights.reports import JoinReport, PublishReport
-from learner.weights.routes import add_routes
-from learner.weights.shelf import Shelf
+from learner.weights.snapshot import JoinReport, PublisherOptions, PublishReport
+from learner.weights.trusted_urls import TrustedUrls
 from protocol.fingerprints import fingerprint_directory
-from services.http_app import create_app
-from services.http_client import HttpClient
-from services.http_server import Listener, serve_http
-from services.metrics import Metrics
+from protocol.fleet import Fingerprints
+from protocol.generation import Sampling
+from services.http.app import create_app
+from services.http.client import HttpClient
+from services.http.metrics import Metrics
+from services.http.server import Listener, serve_http
+from services.http.status import RecentFailures, add_status_route
+from services.http.tls import client_tls
+from services.http.waiting import Waiting
 from services.process import Stop
-from services.sockets import RouterSocket
-from services.status import RecentFailures, add_status_route
-from services.waiting import Waiting
+from services.zmq.sockets import RouterSocket
+
+
+def ledger_config(config: LearnerConfig) -> LedgerConfig:
+    """The rules of leases and lag."""
+    return LedgerConfig(
+        groups_per_step=config.groups_per_step,
+        max_lag=config.max_lag,
+        on_lag=config.lag.on_lag,
+        straggler_timeout_s=config.lag.straggler_timeout_s,
+        max_drops_per_lease=config.lag.max_drops_per_lease,
+        lease_timeout_s=config.leases.timeout_s,
+        longest_attempt_s=config.leases.longest_attempt_s,
+        infrastructure_retries=config.leases.infrastructure_retries,
+        data_retries=config.leases.data_retries,
+    )
+
+
+def publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOptions:
+    """How weights are published."""
+    weights = config.weights
+    return PublisherOptions(
+        incarnation=incarnation,
+        backend=weights.backend,
+        host=weights.host,
+        bucket_bytes=weights.bucket_mb << 20,
+        bucket_timeout_s=weights.bucket_timeout_s,
+        meet_timeout_s=weights.meet_timeout_s,
+        commit_timeout_s=weights.commit_timeout_s,
+        pull_timeout_s=weights.pull_timeout_s,
+        parallel_pulls=weights.parallel_pulls,
+        slowest_pull_bytes_per_s=weights.pull_mb_per_s * 1e6,
+        probe_tolerance=weights.probe_tolerance,
+        dtype=config.training.publish_dtype,
+    )
+
+
+def evaluator(config: LearnerConfig, incarnation: int) -> Evaluator:
+    """Held-out evaluation."""
+    return Evaluator(
+        config=config.evaluation,
+        max_tokens=config.rollouts.max_tokens,
+        timeout_s=config.leases.timeout_s,
+        longest_attempt_s=config.leases.longest_attempt_s,
+        incarnation=incarnation,
+        stop_token_ids=config.rollouts.stop_token_ids,
+    )
+
+
+def group_filter(config: LearnerConfig) -> GroupFilter:
+    """Which groups are left out; of those without spread the algorithm judges where the configuration is silent."""
+    rollouts = config.rollouts
+    wanted = rollouts.drop_uniform_groups
+    return GroupFilter(
+        drop_uniform=config.algo.wants_spread if wanted is None else wanted,
+        min_mean_reward=rollouts.min_mean_reward,
+        max_mean_reward=rollouts.max_mean_reward,
+        rounds=rollouts.filter_rounds,
+    )
+
+
+def intake_options(config: LearnerConfig, incarnation: int, fingerprints: Fingerprints) -> IntakeOptions:
+    """How the learner speaks with env_services; reads the model's directory."""
+    rollouts = config.rollouts
+    return IntakeOptions(
+        run=run_name(config.run.folder),
+        incarnation=incarnation,
+        environment=rollouts.environment,
+        heartbeat_every_s=config.leases.heartbeat_every_s,
+        lease_timeout_s=config.leases.timeout_s,
+        tokenizer=fingerprints.tokenizer,
+        chat_template=fingerprints.chat_template,
+        rules=GroupRules(
+            vocabulary_size=vocabulary_size(config.model),
+            min_group_size=rollouts.min_group_size,
+            filters=group_filter(config),
+            max_reward=rollouts.max_reward,
+        ),
+        pacing=config.lag.pacing,
+    )
+
+
+def lease_terms(config: LearnerConfig) -> LeaseTerms:
+    """What every training lease says."""
+    rollouts = config.rollouts
+    return LeaseTerms(
+        group_size=rollouts.group_size,
+        sampling=Sampling(
+            temperature=config.training.temperature,
+            max_tokens=rollouts.max_tokens,
+            stop_token_ids=rollouts.stop_token_ids,
+        ),
+        seed=rollouts.seed,
+        timeout_s=config.leases.timeout_s,
+        total_groups=0 if config.evaluation.only else config.steps * config.groups_per_step,
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +173,11 @@ class Parts:
         self._fleet_stirred = asyncio.Event()
         self.fleet = self._make_fleet(incarnation)
         self.teachers = Teachers(
-            config.teachers, tokenizer=self.fleet.fingerprints.tokenizer, waits=self.waits, metrics=metrics
+            config.teachers,
+            tokenizer=self.fleet.fingerprints.tokenizer,
+            waits=self.waits,
+            metrics=metrics,
+            tls=client_tls(config.http.tls),
         )
         self.shelf = Shelf()
         self.idle = IdleWatch(fleet=self.fleet, client=client)
@@ -80,14 +191,14 @@ class Parts:
             joined=self._joined,
         )
         self.dead_letters = DeadLetters(
-            config.run.folder / "dead_letters.jsonl",
+            config.run.folder / DEAD_LETTERS,
             largest_share=config.leases.max_dead_letter_share,
             failed=measures.failed_write,
         )
         self.intake = self._make_intake(incarnation, socket)
         measures.books(self.intake.books)
         measures.lag_bound(lambda: recovered.ledger.max_lag)
-        self.intake.readmit(recovered.spare_groups)
+        self.intake.readmit(recovered.spare_groups())
         self.status = self._make_status(incarnation)
 
     def _make_fleet(self, incarnation: int) -> Fleet:
@@ -97,6 +208,9 @@ class Parts:
             announce_every_s=self.config.weights.announce_every_s,
             silence_s=self.config.weights.silence_s,
             changed=self._fleet_stirred.set,
+            url_fault=TrustedUrls(
+                hosts=self.config.weights.generator_hosts, by_certificate=self.config.http.tls_ca_file is not None
+            ).fault,
         )
 
     def _make_intake(self, incarnation: int, socket: RouterSocket) -> Intake:

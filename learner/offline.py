@@ -1,33 +1,132 @@
-"""Training on files: `sft`, `rm`, `dpo`, `distill`. The same trainer, without generators."""
+"""Training on files: `sft`, `rm`, `dpo`, `distill`. The same trainer, without generators.
 
+A run that is taken up goes on from its newest checkpoint as if it had never ended: weights, optimizer, random states
+and the place in the data are those of then, and `metrics.jsonl` is cut where its checkpoint stood.
+
+What is measured on examples that are held out, by the model as it stands. Rewards and scores have no unit.
+"""
+
+import asyncio
 import json
 import logging
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 import transformers
 from numpy.typing import NDArray
 
+from learner.algorithms.config import AlgorithmConfig, DpoConfig, RmConfig
+from learner.algorithms.presets.pairs import Sides, preference
 from learner.config import LearnerConfig
-from learner.data.examples import batches
+from learner.data.examples import Tokenized, batches
 from learner.data.reference_cache import CacheKey, cached_reference_logprobs, fingerprint_model, fingerprint_sequences
 from learner.data.splitting import length_statistics
-from learner.data.tokenizing import Tokenized
-from learner.history.durable_files import write_atomically
-from learner.history.line_file import LineFile
+from learner.journal.checkpoints import Checkpoint, Checkpoints, checkpoints_of
+from learner.journal.files import LineFile, write_atomically
+from learner.journal.run_folder import NothingToResume, hold_run_folder, open_run_folder
 from learner.offline_examples import Examples, Unit, in_step, read_units
-from learner.offline_measures import measure
-from learner.trainer_thread import TrainerThread
+from learner.trainer_thread import LearnerRanks, TrainerThread
 from learner.training.batch import TrainSequence
+from learner.training.finite import stop_after_skips
 from learner.training.trainer import Trainer
-from learner.training_setup import open_trainer
-from protocol.reward_models import RewardInput, write_reward_input
+from protocol.rewards import RewardInput, write_reward_input
 from services.process import Stop
+
+_AT_ONCE = 256
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+def measure(trainer: Trainer, algo: AlgorithmConfig, units: Sequence[Unit]) -> dict[str, float]:
+    """Accuracy and distributions of scores of pairs, or the mean negative log-likelihood, in nats per token."""
+    sequences = [sequence for unit in units for sequence in unit]
+    outputs = _outputs(trainer, sequences)
+    if isinstance(algo, RmConfig):
+        return of_scores(np.array([values[0] for values in outputs]).reshape(-1, 2))
+    examples = [values for values, sequence in zip(outputs, sequences, strict=True) if not sequence.mismatched]
+    likelihood = {"nll": -float(np.concatenate(examples).mean())}
+    if not isinstance(algo, DpoConfig):
+        return likelihood
+    known = _sums(_known(trainer, sequences)) if algo.uses_reference else None
+    if algo.loss == "kto":
+        assert known is not None, "kto has a reference"
+        return likelihood | _of_labels(algo.beta * (_sums(outputs) - known), sequences)
+    return likelihood | of_scores(_implicit_rewards(algo, outputs, known))
+
+
+def _implicit_rewards(
+    algo: DpoConfig, outputs: Sequence[NDArray[np.float32]], known: NDArray[np.float64] | None
+) -> NDArray[np.float64]:
+    """Of chosen and rejected as the loss itself compares them, [P, 2]."""
+    made = preference(
+        algo,
+        policy=_sides(_sums(outputs)),
+        reference=None if known is None else _sides(known),
+        lengths=_sides(np.array([float(len(values)) for values in outputs])),
+        shift=torch.zeros((), dtype=torch.float64),
+    )
+    return np.stack([made.chosen_rewards.numpy(), made.rejected_rewards.numpy()], axis=1)
+
+
+def _of_labels(rewards: NDArray[np.float64], sequences: Sequence[TrainSequence]) -> dict[str, float]:
+    """How often a good example's reward is above the reference point and a bad one's below (ties count half), that
+    point, and the rewards of both labels, as far as there are any.
+    """
+    mismatched = np.array([sequence.mismatched for sequence in sequences])
+    labels = np.array([sequence.label for sequence in sequences])[~mismatched]
+    point = max(0.0, float(rewards[mismatched].mean()))
+    above = rewards[~mismatched] - point
+    right = np.where(above == 0, 0.5, (above > 0) == labels)
+    found = {"accuracy": float(right.mean()), "reference_point": point}
+    for name, scores in (("good", above[labels] + point), ("bad", above[~labels] + point)):
+        if len(scores):
+            found |= _distribution(name, scores)
+    return found
+
+
+def of_scores(pairs: NDArray[np.floating]) -> dict[str, float]:
+    """Of the scores [P, 2] of chosen and rejected: how often the chosen one is higher (ties count half), and both
+    distributions.
+    """
+    chosen, rejected = pairs[:, 0], pairs[:, 1]
+    wins = (chosen > rejected).mean() + 0.5 * (chosen == rejected).mean()
+    found = {"accuracy": float(wins), "margin_mean": float((chosen - rejected).mean())}
+    return found | _distribution("chosen", chosen) | _distribution("rejected", rejected)
+
+
+def _distribution(name: str, scores: NDArray[np.floating]) -> dict[str, float]:
+    found = {f"{name}_mean": float(scores.mean()), f"{name}_deviation": float(scores.std())}
+    return found | {f"{name}_p{100 * q:g}": float(np.quantile(scores, q)) for q in _QUANTILES}
+
+
+def _sides(values: NDArray[np.float64]) -> Sides:
+    """Chosen and rejected stand in turn."""
+    return Sides(chosen=torch.from_numpy(values[0::2]), rejected=torch.from_numpy(values[1::2]))
+
+
+def _outputs(trainer: Trainer, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
+    return [
+        values
+        for start in range(0, len(sequences), _AT_ONCE)
+        for values in trainer.outputs(sequences[start : start + _AT_ONCE])
+    ]
+
+
+def _known(trainer: Trainer, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
+    if all(len(sequence.reference_logprobs) for sequence in sequences):
+        return [sequence.reference_logprobs[sequence.loss_mask] for sequence in sequences]
+    return trainer.reference_logprobs(sequences)
+
+
+def _sums(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
+    return np.array([float(part.sum(dtype=np.float64)) for part in parts])
+
 
 log = logging.getLogger(__name__)
 
@@ -36,23 +135,33 @@ _PROGRESS_EVERY_S = 5.0
 
 async def train_offline(config: LearnerConfig, stop: Stop) -> None:
     """Trains `steps` batches, measures what is held out before and after, and exports the model."""
-    async with TrainerThread() as thread:
-        opened = await thread.run(partial(open_trainer, config, argv=sys.argv, should_stop=thread.stopping))
-        try:
-            await thread.run(partial(_train, config, opened.trainer))
-        finally:
-            opened.close()
+    folder = config.run.folder
+    async with AsyncExitStack() as stack:
+        lock = stack.enter_context(await hold_run_folder(folder, resume=config.resume))
+        open_run_folder(lock, folder, resume=config.resume, journal=False)
+        ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
+        thread = await stack.enter_async_context(TrainerThread())
+
+        async def work() -> None:
+            trainer = await thread.run(partial(ranks.open_trainer, should_stop=thread.stopping))
+            await thread.run(partial(_train, config, trainer))
+
+        async with asyncio.TaskGroup() as group:
+            watch = group.create_task(lock.watch(), name="run_lock")
+            await ranks.watch.during(work())
+            watch.cancel()
 
 
 def _train(config: LearnerConfig, trainer: Trainer) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.model)
     examples = _with_reference(config, trainer, read_units(config, tokenizer))
     _say(config, examples)
-    config.run.folder.mkdir(parents=True, exist_ok=True)
-    metrics = LineFile(config.run.folder / "metrics.jsonl")
+    begun = _begun(config, trainer, examples)
+    metrics = LineFile(config.run.folder / "metrics.jsonl", end=begun.metrics_bytes)
     try:
-        before = _measured(config, trainer, examples, metrics, step=0)
-        _steps(config, trainer, examples.training, metrics)
+        if begun.before is None:
+            begun = replace(begun, before=_measured(config, trainer, examples, metrics, step=0))
+        _steps(config, trainer, examples.training, metrics, begun)
         after = _measured(config, trainer, examples, metrics, step=config.steps)
     finally:
         metrics.close()
@@ -60,9 +169,55 @@ def _train(config: LearnerConfig, trainer: Trainer) -> None:
     if examples.form is not None:
         write_reward_input(config.exported_model, RewardInput(format=examples.form, tokenize="apart"))
     trainer.close()
-    summary = {"algo": config.algo.type, "steps": config.steps, "before": before, "after": after}
+    summary = {"algo": config.algo.type, "steps": config.steps, "before": begun.before, "after": after}
     write_atomically(config.run.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
     log.info("the trained model is in %s", config.exported_model)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """How far a run is. `order` names the examples and how they are drawn: batch n follows from it and n alone.
+
+    `before`: what was measured before the first step. `metrics_bytes`: of `metrics.jsonl`; what follows them is of
+    steps that will be trained again.
+    """
+
+    order: str
+    step: int = 0
+    metrics_bytes: int = 0
+    before: dict[str, float] | None = None
+
+
+def _begun(config: LearnerConfig, trainer: Trainer, examples: Examples) -> _Begun:
+    """A new run, or one as its newest whole checkpoint has it. Raises NothingToResume."""
+    sequences = [_tokenized(sequence) for unit in examples.training for sequence in unit]
+    data = config.data
+    order = f"{fingerprint_sequences(sequences)}, seed {data.seed}, batches of {data.batch_size}"
+    checkpoint = _newest(config.run.folder) if config.resume else None
+    if checkpoint is None:
+        return _Begun(order=order)
+    begun = _Begun(**checkpoint.progress())
+    if begun.order != order:
+        raise NothingToResume(
+            f"{checkpoint.path} is of a run on other examples, or in another order ({begun.order}) than that of "
+            f"{data.path} now ({order}): restore file and settings, or start without --resume"
+        )
+    trainer.load(checkpoint.trainer)
+    log.info("resuming at step %d", begun.step)
+    return begun
+
+
+def _newest(folder: Path) -> Checkpoint | None:
+    found = checkpoints_of(folder)
+    for checkpoint in reversed(found):
+        fault = checkpoint.fault()
+        if fault is None:
+            return checkpoint
+        log.error("checkpoint %s cannot be used: %s", checkpoint.path.name, fault)
+    if found:
+        raise NothingToResume(f"no checkpoint in {folder} is whole: restore one, or start without --resume")
+    log.warning("there is no checkpoint in %s yet: the run begins with its first step", folder)
+    return None
 
 
 def _say(config: LearnerConfig, examples: Examples) -> None:
@@ -79,17 +234,33 @@ def _say(config: LearnerConfig, examples: Examples) -> None:
     )
 
 
-def _steps(config: LearnerConfig, trainer: Trainer, units: Sequence[Unit], metrics: LineFile) -> None:
-    order = batches(units, size=config.data.batch_size, seed=config.data.seed)
+def _steps(config: LearnerConfig, trainer: Trainer, units: Sequence[Unit], metrics: LineFile, begun: _Begun) -> None:
+    data, keep = config.data, config.checkpoint.keep
+    order = batches(units, size=data.batch_size, seed=data.seed, first=begun.step)
+    checkpoints = Checkpoints(config.run.folder, keep=keep)
     began = said = time.monotonic()
-    for step in range(1, config.steps + 1):
+    for step in range(begun.step + 1, config.steps + 1):
         made = trainer.train_step(in_step(next(order)), version=step - 1)
         metrics.write({"kind": "step", "step": step, **asdict(made)})
+        if made.skipped_updates:
+            log.error(
+                "step %d: %d updates had a gradient that is not finite and were left out", step, made.skipped_updates
+            )
+            stop_after_skips(made, most=config.training.max_skipped_updates)
         now = time.monotonic()
         if now - said > _PROGRESS_EVERY_S or step == config.steps:
-            left_s = (config.steps - step) * (now - began) / step
+            left_s = (config.steps - step) * (now - began) / (step - begun.step)
             log.info("step %d/%d  loss %.4f  ETA %.0f s", step, config.steps, made.loss, left_s)
             said = now
+        if step % config.checkpoint.every_steps == 0:
+            _checkpoint(checkpoints, trainer, replace(begun, step=step, metrics_bytes=metrics.end))
+
+
+def _checkpoint(checkpoints: Checkpoints, trainer: Trainer, progress: _Begun) -> None:
+    try:
+        checkpoints.write(version=progress.step, save_trainer=trainer.save, progress=asdict(progress))
+    except OSError as error:
+        log.warning("no checkpoint of step %d could be written: %s. The run goes on", progress.step, error)
 
 
 def _measured(

@@ -1,5 +1,6 @@
 """What algorithms that learn from files are given: units of one sequence, or of the two of a pair."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,16 +10,15 @@ import numpy as np
 from learner.algorithms.config import AlgorithmConfig, DistillConfig, DpoConfig, RmConfig, SftConfig
 from learner.config import LearnerConfig
 from learner.data.distillation import DistillationExample, read_distillation
-from learner.data.errors import DataError
-from learner.data.examples import read_examples
+from learner.data.examples import Tokenized, Tokenizer, read_examples
 from learner.data.preferences import LabelledCompletion, PreferencePair, read_labelled, read_pairs
+from learner.data.sources import DataError
 from learner.data.splitting import split
-from learner.data.tokenizing import Tokenized, Tokenizer
 from learner.training.batch import Candidates, TrainSequence
-from protocol.reward_models import RewardFormat
+from protocol.rewards import RewardFormat
 
 Unit = tuple[TrainSequence, ...]
-"""Sequences that are always trained together: one, or the chosen and the rejected of a pair."""
+"""Sequences that go together: one; the chosen and the rejected of a pair; or one and a mismatched one of its prompt."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ def read_units(config: LearnerConfig, tokenizer: Tokenizer) -> Examples:
         units = [_scored_pair(pair, tokenizer.eos_token_id or 0) for pair in pairs]
     else:
         units = [_Prompted(_prompt(unit[0]), unit) for unit in _units(algo, path, tokenizer)]
+        if isinstance(algo, DpoConfig) and algo.loss == "kto":
+            units = _with_mismatched(units, path, seed=config.data.seed)
     if isinstance(algo, DistillConfig):
         _check_taught(units[0].unit, config)
     parts = split(units, prompt=lambda one: one.prompt, share=config.data.held_out_share, seed=config.data.seed)
@@ -59,7 +61,7 @@ def read_units(config: LearnerConfig, tokenizer: Tokenizer) -> Examples:
 def in_step(units: Sequence[Unit]) -> list[TrainSequence]:
     """The sequences of a step's units, its pairs numbered."""
     return [
-        replace(sequence, pair=number if len(unit) == 2 else -1)
+        replace(sequence, pair=number if len(unit) == 2 and not unit[1].mismatched else -1)
         for number, unit in enumerate(units)
         for sequence in unit
     ]
@@ -93,6 +95,11 @@ def _form_of(pairs: Sequence[PreferencePair], path: Path) -> RewardFormat:
 def _check_taught(unit: Unit, config: LearnerConfig) -> None:
     """All records are alike in this."""
     cached = unit[0].candidates is not None
+    if cached and config.training.temperature != 1:
+        raise DataError(
+            f"{config.data.path} holds a teacher's logprobs, which are at temperature 1, and training.temperature is "
+            f"{config.training.temperature:g}: set it to 1, or let a teacher in learner.teachers answer at yours"
+        )
     if not cached and not config.teachers:
         raise DataError(
             f"{config.data.path} holds no logprobs of a teacher and no teacher is set: give the data `top_ids` and "
@@ -129,6 +136,40 @@ def _scored_pair(pair: PreferencePair, end: int) -> _Prompted:
 
 def _labelled(example: LabelledCompletion) -> Unit:
     return (_sequence(example.completion, label=example.label),)
+
+
+def _with_mismatched(units: Sequence[_Prompted], path: Path, *, seed: int) -> list[_Prompted]:
+    """Each unit with its prompt and the completion of a unit of another prompt, drawn at random, for kto's reference
+    point. Raises DataError if all prompts are alike.
+    """
+    order = sorted(range(len(units)), key=lambda index: units[index].prompt)
+    prompts = [units[index].prompt for index in order]
+    draw = np.random.default_rng(seed)
+    partners: dict[int, int] = {}
+    for index in range(len(units)):
+        first, end = bisect_left(prompts, units[index].prompt), bisect_right(prompts, units[index].prompt)
+        others = len(units) - (end - first)
+        if not others:
+            raise DataError(
+                f"{path} has one prompt only: kto compares with what the policy makes of completions of other prompts; "
+                "give it examples of two prompts or more, or take another loss"
+            )
+        place = int(draw.integers(others))
+        partners[index] = order[place if place < first else place + end - first]
+    return [
+        replace(unit, unit=(*unit.unit, _mismatched(unit.unit[0], units[partners[index]].unit[0])))
+        for index, unit in enumerate(units)
+    ]
+
+
+def _mismatched(prompted: TrainSequence, completed: TrainSequence) -> TrainSequence:
+    """The prompt of one with all that follows the prompt of the other."""
+    prompt, begin = int(prompted.loss_mask.argmax()), int(completed.loss_mask.argmax())
+    made = TrainSequence.supervised(
+        token_ids=np.concatenate([prompted.token_ids[:prompt], completed.token_ids[begin:]]),
+        loss_mask=np.concatenate([prompted.loss_mask[:prompt], completed.loss_mask[begin:]]),
+    )
+    return replace(made, mismatched=True)
 
 
 def _distilled(example: DistillationExample) -> Unit:

@@ -9,28 +9,31 @@ The event loop of the process owns intake, fleet and publisher; this thread owns
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import TypeVar, cast
 
 from learner.config import LearnerConfig
-from learner.evaluation.results import Evaluation, EvaluationResult
-from learner.guard import Guard
-from learner.history.checkpoints import Checkpoints, Evaluated
-from learner.intake.intake import Intake, TakenBatch
-from learner.reports.measures import Measures
-from learner.reports.records import Records
+from learner.evaluation.results import Evaluation
+from learner.journal.checkpoints import Checkpoints, Evaluated
+from learner.leases.intake import Intake, TakenBatch
+from learner.recovery import LoggedStep
+from learner.reports.metrics import Measures
+from learner.reports.run_records import Records
 from learner.reports.step_record import StepRecord, Timing, step_record
-from learner.sequences import Teaching, sequences_of
 from learner.teachers.config import index_of
 from learner.teachers.teachers import Teachers
-from learner.training.batch import TrainSequence
-from learner.training.metrics import StepMetrics
+from learner.training.batch import Teaching, TrainSequence, sequences_of
+from learner.training.finite import stop_after_skips
+from learner.training.guard import Guard
+from learner.training.step_metrics import StepMetrics
 from learner.training.trainer import Trainer
-from learner.weights.generator_watch import IdleWatch
+from learner.weights.fleet import IdleWatch
+from learner.weights.probe import Prober
 from learner.weights.publisher import Publisher
-from learner.weights.reports import Snapshot
+from learner.weights.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,7 +44,7 @@ _LAST_PUBLISH_S = 30.0
 class OnlineTraining:
     """The steps of one run, from `first_version` on. `run` is called in a thread of its own.
 
-    `first_probe` are the tokens whose logprobs prove the first publish; later ones use a text of the policy's own.
+    `first_probe` is the text whose logprobs prove the first publish; later ones use texts of the policy's own.
     `replay` are the batches of the log that are newer than the checkpoint: trained again, in order, without generators.
     They were taken under the bound of their time, so the guard follows them, and its bound holds from there on.
     """
@@ -61,7 +64,7 @@ class OnlineTraining:
         guard: Guard,
         first_probe: tuple[int, ...],
         first_version: int,
-        replay: Sequence[TakenBatch],
+        replay: Sequence[LoggedStep],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._config = config
@@ -77,8 +80,9 @@ class OnlineTraining:
         self._version = first_version
         self._replay = replay
         self._loop = loop
-        self._probe = first_probe
-        self._probe_is_text = False
+        self._prober = Prober(
+            first=first_probe, tokens=config.weights.probe_tokens, logprobs=self._trainer.probe_logprobs
+        )
         self._began: float | None = None
         self._underway: list[Future[None]] = []
         self._awaited: Future[object] | None = None
@@ -88,8 +92,9 @@ class OnlineTraining:
     def run(self) -> None:
         """Replays, publishes, evaluates, trains until `steps`, evaluates again, exports."""
         config = self._config
-        for batch in self._replay:
-            log.info("replaying the batch of step %d from the log", batch.version + 1)
+        for logged in self._replay:
+            log.info("replaying the batch of step %d from the log", logged.version + 1)
+            batch = logged.read()
             start = time.monotonic()
             metrics = self._train(batch)
             timing = Timing(time_s=0.0, wait_s=0.0, train_s=time.monotonic() - start, copy_s=0.0)
@@ -152,10 +157,26 @@ class OnlineTraining:
 
     def _train(self, batch: TakenBatch) -> StepMetrics:
         metrics = self._trainer.train_step(self._sequences(batch), version=batch.version)
+        if metrics.skipped_updates:
+            self._say_skipped(batch, metrics)
+            stop_after_skips(metrics, most=self._config.training.max_skipped_updates)
         self._version = batch.version + 1
-        if not self._probe_is_text:
-            self._probe, self._probe_is_text = _best_text(batch, count=self._config.weights.probe_tokens), True
+        self._prober.renew(batch.groups)
         return metrics
+
+    def _say_skipped(self, batch: TakenBatch, metrics: StepMetrics) -> None:
+        rewards = [one.reward for group in batch.groups for one in group.trajectories]
+        given = [one.reward for one in rewards if one.reward is not None]
+        log.error(
+            "step %d: %d updates had a gradient that is not finite and were left out, the weights stay as they were; "
+            "its leases: %s; rewards from %g to %g by %s",
+            batch.version + 1,
+            metrics.skipped_updates,
+            ", ".join(str(group.lease_id) for group in batch.groups),
+            min(given, default=math.nan),
+            max(given, default=math.nan),
+            ", ".join(sorted({one.verifier for one in rewards})),
+        )
 
     def _sequences(self, batch: TakenBatch) -> list[TrainSequence]:
         assert batch.version == self._version, f"a batch of version {batch.version} at version {self._version}"
@@ -177,15 +198,8 @@ class OnlineTraining:
 
     def _publish(self) -> None:
         copy = self._trainer.host_copy()
-        probe = self._trainer.probe_logprobs(self._probe)
-        self._publisher.offer(
-            Snapshot(
-                version=self._version,
-                tensors=[(tensor.name, tensor.value) for tensor in copy.tensors],
-                probe_token_ids=self._probe,
-                probe_logprobs=tuple(float(logprob) for logprob in probe),
-            )
-        )
+        tensors = [(tensor.name, tensor.value) for tensor in copy.tensors]
+        self._publisher.offer(Snapshot(version=self._version, tensors=tensors, probe=self._prober.probe()))
 
     async def _last_publish(self) -> None:
         """Generators outlive the learner: they are left with its last version, if they take it in time."""
@@ -197,19 +211,31 @@ class OnlineTraining:
 
     def _after_step(self) -> None:
         config = self._config
-        if self._version % config.checkpoint.every_steps == 0:
+        outgrown = self._checkpoints.outgrown(config.checkpoint.journal_mb << 20)
+        if outgrown or self._version % config.checkpoint.every_steps == 0:
             self._checkpoint()
         evaluation = config.evaluation
         if evaluation.tasks and self._version % evaluation.every_steps == 0 and self._version < config.steps:
             work = self._evaluate_beside(evaluation.tasks, self._version)
+            self._underway = [each for each in self._underway if not each.done() or each.exception() is not None]
             self._underway.append(asyncio.run_coroutine_threadsafe(work, self._loop))
+            self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        for evaluation in [each for each in self._underway if each.done()]:
+            evaluation.result()  # raises what ended it
+            self._underway.remove(evaluation)
 
     def _checkpoint(self) -> None:
         start = time.monotonic()
         try:
             ledger = self._call(self._intake.checkpoint())
             path = self._checkpoints.write(
-                version=self._version, ledger=ledger, guard=self._guard.state, save_trainer=self._trainer.save
+                version=self._version,
+                ledger=ledger,
+                guard=self._guard.state,
+                progress=self._records.progress(),
+                save_trainer=self._trainer.save,
             )
         except OSError as error:
             self._measures.failed_write("checkpoint")
@@ -226,26 +252,31 @@ class OnlineTraining:
         if self._config.evaluation.final_tasks:
             evaluation = self._call(self._evaluate(self._config.evaluation.final_tasks, self._version))
             if evaluation is not None:
-                self._evaluated(evaluation.result)
+                self._evaluated(evaluation)
 
     async def _evaluate(self, tasks: int, version: int) -> Evaluation | None:
         await self._publisher.wait_until_served(version)
         return await self._intake.evaluated(tasks=tasks, version=version)
 
     async def _evaluate_beside(self, tasks: int, version: int) -> None:
-        evaluation = await self._intake.evaluated(tasks=tasks, version=version)
+        evaluation = await self._intake.evaluated(tasks=tasks, version=version, beside=True)
         if evaluation is not None:
-            self._evaluated(evaluation.result)
+            self._evaluated(evaluation)
 
-    def _evaluated(self, result: EvaluationResult) -> None:
-        self._records.evaluation(result)
-        try:
-            self._checkpoints.evaluated(
-                Evaluated(version=result.version, accuracy=result.accuracy, reward=result.reward)
+    def _evaluated(self, evaluation: Evaluation) -> None:
+        self._records.evaluation(evaluation.result)
+        credit = _credit(evaluation)
+        if credit is None:
+            log.info(
+                "version %d gets no credit for its evaluation: later versions sampled more than half of it",
+                evaluation.result.version,
             )
+            return
+        try:
+            self._checkpoints.evaluated(credit)
         except OSError as error:
             self._measures.failed_write("evaluation")
-            log.warning("the evaluation of version %d could not be noted: %s", result.version, error)
+            log.warning("the evaluation of version %d could not be noted: %s", credit.version, error)
 
     def interrupt(self) -> None:
         """From the event loop: makes `run` raise CancelledError if it waits for the loop, or as soon as it would."""
@@ -264,12 +295,9 @@ class OnlineTraining:
         return future.result()
 
 
-def _best_text(batch: TakenBatch, *, count: int) -> tuple[int, ...]:
-    """The probe from the first batch on: the beginning of its best trajectory.
-
-    Text that the policy was made for. On other tokens a trained policy's logits grow so large that the type alone makes
-    large gaps: 1e-3 nats in float32, over 1 in bfloat16 were seen on random tokens.
-    """
-    trajectories = (trajectory for group in batch.groups for trajectory in group.trajectories)
-    best = max(trajectories, key=lambda trajectory: trajectory.reward.reward or 0.0)
-    return tuple(int(token) for token in best.token_ids[:count])
+def _credit(evaluation: Evaluation) -> Evaluated | None:
+    """What the evaluation says of its version by that one's own samples, if they answer at least half of the tasks."""
+    own = evaluation.own
+    if own is None or 2 * own.tasks < evaluation.result.tasks:
+        return None
+    return Evaluated(version=own.version, accuracy=own.accuracy, reward=own.reward)

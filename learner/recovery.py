@@ -1,20 +1,21 @@
 """Taking up a run: the newest checkpoint, the batches logged after it, and the groups that no batch has used yet.
 
-What is damaged is named, moved aside and done without: a checkpoint, by going back to the one before it (or to the
-initial model) and replaying the batches since; the journal, by going on from where its good part ends.
+What was logged is read twice, and never held whole: once to learn where each group stands, and each group once more
+when its step is trained again. What is damaged is named, moved aside and done without: a checkpoint, by going back to
+the one before it (or to the initial model) and replaying the batches since; the journal, by going on from where its
+good part ends.
 """
 
-import json
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from learner.guard import NEW_GUARD, GuardState
-from learner.history.checkpoints import Checkpoint, checkpoints_of
-from learner.history.durable_files import end_of_lines, unused
-from learner.history.journal import FOLDER
-from learner.history.lineage import History, resume_history
-from learner.history.segments import (
+from learner.journal.checkpoints import Checkpoint, checkpoints_of
+from learner.journal.files import unused
+from learner.journal.journal import FOLDER
+from learner.journal.run_folder import History, NothingToResume, resume_history
+from learner.journal.segments import (
     JournalDamaged,
     JournalUnknown,
     LoggedBatch,
@@ -22,24 +23,49 @@ from learner.history.segments import (
     LoggedGroup,
     Record,
     Segment,
+    group_at,
     read_segment,
     segments_of,
     set_aside,
 )
-from learner.intake.intake import TakenBatch
+from learner.leases.dead_letters import DEAD_LETTERS, dead_lettered_since
+from learner.leases.intake import TakenBatch
 from learner.ledger import Ledger, LedgerConfig
+from learner.training.guard import NEW_GUARD, GuardState
 from protocol.trajectories import TrajectoryGroup
 
 log = logging.getLogger(__name__)
 
 
-class NothingToResume(RuntimeError):
-    """No checkpoint can be used, and the journal does not go back to the start. The text names what was found."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a group's record stands, and the version of its oldest token."""
+
+    path: Path
+    at: int
+    oldest_version: int
+
+    def read(self) -> TrajectoryGroup:
+        return group_at(self.path, self.at)
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """A batch to train again. Its groups stay on the disk until they are read, or a resume would hold all at once."""
+
+    version: int
+    lease_ids: tuple[int, ...]
+    lags: tuple[int, ...]
+    places: tuple[_Place, ...] = field(repr=False)
+
+    def read(self) -> TakenBatch:
+        """The batch, as it was taken."""
+        return TakenBatch(version=self.version, groups=tuple(place.read() for place in self.places), lags=self.lags)
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """Where a learner begins: at `version`, with `batches` to train again and `spare_groups` for later ones.
+    """Where a learner begins: at `version`, with `batches` to train again and spare groups for later ones.
 
     `history` tells which versions that former lives published belong to these weights. `guard` is its state at
     `version`. The ledger begins with the configured bound: the logged batches were taken under that of their time.
@@ -47,16 +73,25 @@ class Recovered:
 
     ledger: Ledger
     version: int
-    trainer_folder: Path | None
-    batches: tuple[TakenBatch, ...]
-    spare_groups: tuple[TrajectoryGroup, ...]
     history: History
+    checkpoint: Checkpoint | None = None
+    batches: tuple[LoggedStep, ...] = ()
     guard: GuardState = NEW_GUARD
+    spare: tuple[_Place, ...] = field(default=(), repr=False)
 
     @property
     def replayed_version(self) -> int:
         """The version once the batches are trained again."""
         return self.version + len(self.batches)
+
+    @property
+    def trainer_folder(self) -> Path | None:
+        """The trainer's files; None for the initial model."""
+        return None if self.checkpoint is None else self.checkpoint.trainer
+
+    def spare_groups(self) -> Iterator[TrajectoryGroup]:
+        """The groups that no batch has used, read one by one: to be done before the journal goes on."""
+        return (place.read() for place in self.spare)
 
 
 def recover(folder: Path, *, config: LedgerConfig, resume: bool, incarnation: int = 1) -> Recovered:
@@ -65,8 +100,7 @@ def recover(folder: Path, *, config: LedgerConfig, resume: bool, incarnation: in
     Raises NothingToResume, and JournalUnknown for a journal that this run or this release cannot have written.
     """
     if not resume:
-        history = History(incarnation=incarnation, last_valid={})
-        return Recovered(Ledger(config), version=0, trainer_folder=None, batches=(), spare_groups=(), history=history)
+        return Recovered(Ledger(config), version=0, history=History(incarnation=incarnation, last_valid={}))
     checkpoint = _base(folder)
     ledger = Ledger(config) if checkpoint is None else Ledger.restore(config, checkpoint.ledger())
     version = ledger.version
@@ -75,9 +109,9 @@ def recover(folder: Path, *, config: LedgerConfig, resume: bool, incarnation: in
     history = resume_history(folder, incarnation=incarnation, version=logged.version)
     _move_aside(folder, logged, segments=segments, base=version)
     for batch in logged.batches:
-        ledger.replay(tuple(group.lease_id for group in batch.groups))
+        ledger.replay(batch.lease_ids)
     ledger.replay_filtered(logged.filtered)
-    ledger.replay_dead_lettered(_dead_lettered(folder / "dead_letters.jsonl"))
+    ledger.replay_dead_lettered(dead_lettered_since(version, folder / DEAD_LETTERS))
     spare = _spare(logged, history)
     log.info(
         "resuming at version %d: %d logged batches to replay, %d groups at hand",
@@ -88,10 +122,10 @@ def recover(folder: Path, *, config: LedgerConfig, resume: bool, incarnation: in
     return Recovered(
         ledger=ledger,
         version=version,
-        trainer_folder=None if checkpoint is None else checkpoint.trainer,
-        batches=tuple(logged.batches),
-        spare_groups=spare,
         history=history,
+        checkpoint=checkpoint,
+        batches=tuple(logged.batches),
+        spare=spare,
         guard=NEW_GUARD if checkpoint is None else checkpoint.guard(),
     )
 
@@ -123,22 +157,23 @@ class _Logged:
     """What a checkpoint does not cover. `version` is that after the batches; `damage` is where the good part ends."""
 
     version: int
-    groups: dict[int, TrajectoryGroup] = field(default_factory=dict)
-    batches: list[TakenBatch] = field(default_factory=list)
+    groups: dict[int, _Place] = field(default_factory=dict)
+    batches: list[LoggedStep] = field(default_factory=list)
     filtered: list[int] = field(default_factory=list)
     damage: JournalDamaged | None = None
 
     def add(self, record: Record, *, path: Path, at: int) -> None:
         match record:
             case LoggedGroup(group=group):
-                self.groups[group.lease_id] = group
+                assert group.oldest_version is not None, "the journal holds admissible groups only"
+                self.groups[group.lease_id] = _Place(path=path, at=at, oldest_version=group.oldest_version)
             case LoggedBatch():
                 self.batches.append(self._taken(record, path=path, at=at))
                 self.version += 1
             case LoggedFilter(lease_id=lease_id):
                 self.filtered.append(lease_id)
 
-    def _taken(self, batch: LoggedBatch, *, path: Path, at: int) -> TakenBatch:
+    def _taken(self, batch: LoggedBatch, *, path: Path, at: int) -> LoggedStep:
         if batch.version != self.version:
             raise JournalUnknown(
                 f"{path}: at byte {at} it holds a batch of version {batch.version}, expected {self.version}: is it of "
@@ -147,10 +182,9 @@ class _Logged:
         missing = [lease_id for lease_id in batch.lease_ids if lease_id not in self.groups]
         if missing:
             raise JournalDamaged(path, at, what=f"a batch names lease {missing[0]}, whose group is not in the journal")
-        members = tuple(self.groups[lease_id] for lease_id in batch.lease_ids)
-        oldest = [group.oldest_version for group in members]
-        lags = tuple(batch.version - version for version in oldest if version is not None)
-        return TakenBatch(version=batch.version, groups=members, lags=lags)
+        places = tuple(self.groups[lease_id] for lease_id in batch.lease_ids)
+        lags = tuple(batch.version - place.oldest_version for place in places)
+        return LoggedStep(version=batch.version, lease_ids=batch.lease_ids, lags=lags, places=places)
 
 
 def _read(segments: list[Segment], *, version: int) -> _Logged:
@@ -185,17 +219,10 @@ def _move_aside(folder: Path, logged: _Logged, *, segments: list[Segment], base:
             log.warning("%s is kept as %s", checkpoint.path, aside.name)
 
 
-def _spare(logged: _Logged, history: History) -> tuple[TrajectoryGroup, ...]:
-    used = {group.lease_id for batch in logged.batches for group in batch.groups} | set(logged.filtered)
-    left = [group for lease_id, group in logged.groups.items() if lease_id not in used]
-    spare = tuple(group for group in left if history.sampled(group))
+def _spare(logged: _Logged, history: History) -> tuple[_Place, ...]:
+    used = {lease_id for batch in logged.batches for lease_id in batch.lease_ids} | set(logged.filtered)
+    left = [place for lease_id, place in logged.groups.items() if lease_id not in used]
+    spare = tuple(place for place in left if history.sampled(place.read()))
     if len(spare) < len(left):
         log.warning("%d groups were sampled by versions that are lost: they are left out", len(left) - len(spare))
     return spare
-
-
-def _dead_lettered(path: Path) -> list[int]:
-    # What follows the last line's end was being written when the learner died; its lease is simply granted again.
-    end = end_of_lines(path)
-    lines = path.read_bytes()[:end].splitlines() if end else []
-    return [int(json.loads(line)["lease_id"]) for line in lines]

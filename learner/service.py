@@ -16,78 +16,84 @@ Nothing in the event loop waits for the trainer's thread, so no cycle of waits c
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
 from learner.config import LearnerConfig, LeaseConfig
-from learner.event_loop import Parts
-from learner.guard import Guard
-from learner.history.checkpoints import Checkpoints
-from learner.history.journal import FOLDER, Journal, NoJournal, RunLog
-from learner.history.run_folder import open_run_folder
+from learner.event_loop import Parts, ledger_config
+from learner.journal.checkpoints import Checkpoints
+from learner.journal.journal import FOLDER, Journal, NoJournal, RunLog
+from learner.journal.run_folder import hold_run_folder, open_run_folder
 from learner.online import OnlineTraining
 from learner.recovery import recover
-from learner.reports.curves import draw_curves
-from learner.reports.measures import Measures
-from learner.reports.records import Records
-from learner.reports.summary import summarize, table, write_summary
-from learner.terms import ledger_config
-from learner.trainer_thread import TrainerThread
-from learner.training_setup import OpenTrainer, first_probe, open_trainer
-from services.http_client import HttpClient
-from services.http_server import Listener
-from services.keys import ServerKeys
-from services.metrics import Metrics
+from learner.reports.metrics import Measures
+from learner.reports.run_records import Records
+from learner.reports.summary import draw_curves, summarize, table, write_summary
+from learner.trainer_thread import LearnerRanks, TrainerThread, first_probe
+from learner.training.guard import Guard
+from learner.training.trainer import Trainer
+from services.http.client import HttpClient
+from services.http.metrics import Metrics
+from services.http.server import Listener
+from services.http.status import recent_failures
+from services.http.tls import client_tls
 from services.process import Stop
-from services.sockets import RouterSocket
-from services.status import recent_failures
+from services.run_lock import RunLock
+from services.zmq.keys import ServerKeys
+from services.zmq.sockets import RouterSocket
 
 log = logging.getLogger(__name__)
 
 
 async def train_online(config: LearnerConfig, stop: Stop) -> None:
-    """Runs the learner until its last step. A stop cancels it; its files are whole at any moment."""
-    incarnation = open_run_folder(config.run.folder, resume=config.resume)
+    """Runs the learner until its last step. A stop cancels it; its files are whole at any moment.
+
+    First the folder is taken, then the ports are bound; only then is anything in the folder touched.
+    """
+    folder = config.run.folder
     async with AsyncExitStack() as stack:
+        lock = stack.enter_context(await hold_run_folder(folder, resume=config.resume))
         links = await open_links(config, stack)
+        incarnation = open_run_folder(lock, folder, resume=config.resume, journal=config.checkpoint.journal)
         measures = links.measures
         records = stack.enter_context(
-            Records(folder=config.run.folder, total_steps=config.steps, failed_write=measures.failed_write)
+            Records(folder=folder, total_steps=config.steps, failed_write=measures.failed_write)
         )
-        recovered = recover(
-            config.run.folder, config=ledger_config(config), resume=config.resume, incarnation=incarnation
-        )
+        recovered = recover(folder, config=ledger_config(config), resume=config.resume, incarnation=incarnation)
         if config.resume:
-            records.take_up(version=recovered.replayed_version, incarnation=incarnation)
-        journal = _journal(config, stack)
+            progress = {} if recovered.checkpoint is None else recovered.checkpoint.progress()
+            records.take_up(version=recovered.replayed_version, incarnation=incarnation, progress=progress)
         parts = Parts(
             config=config, metrics=links.metrics, measures=measures, incarnation=incarnation, socket=links.socket,
-            client=links.client,
-            records=records, recovered=recovered, journal=journal, failures=stack.enter_context(recent_failures()),
+            client=links.client, records=records, recovered=recovered, journal=_journal(config, stack, lock),
+            failures=stack.enter_context(recent_failures()),
         )  # fmt: skip
         stack.callback(parts.dead_letters.close)
+        ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
+        # What the thread writes to is closed after it has ended.
+        thread = await stack.enter_async_context(TrainerThread())
         await stack.enter_async_context(parts.teachers)
-        await beside_loops(parts, links, stack, stop, work=lambda opened: _train(parts, opened, links.thread))
+        loops = {**parts.loops(links.listener, stop), "run_lock": lock.watch()}
+        await beside_loops(loops, thread, ranks, work=lambda trainer: _train(parts, trainer, thread))
     sys.stdout.write(parts.closing_words)
 
 
 @dataclass(frozen=True)
 class Links:
-    """What a learner has open towards generators and env_services, its trainer's thread, and its measures."""
+    """What a learner has open towards generators and env_services, and its measures."""
 
     listener: Listener
     metrics: Metrics
     measures: Measures
     socket: RouterSocket
-    thread: TrainerThread
     client: HttpClient
 
 
 async def open_links(config: LearnerConfig, stack: AsyncExitStack) -> Links:
     """Opens them; `stack` closes them, in the opposite order."""
-    listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port))
+    listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port, tls=config.http.tls))
     metrics = Metrics("learner")
     measures = Measures(metrics)
     return Links(
@@ -95,38 +101,39 @@ async def open_links(config: LearnerConfig, stack: AsyncExitStack) -> Links:
         metrics=metrics,
         measures=measures,
         socket=await stack.enter_async_context(_lease_socket(config.leases, measures)),
-        thread=await stack.enter_async_context(TrainerThread()),
-        client=await stack.enter_async_context(HttpClient(token=config.weights.generator_token)),
+        client=await stack.enter_async_context(
+            HttpClient(token=config.weights.generator_token, tls=client_tls(config.http.tls))
+        ),
     )
 
 
 async def beside_loops(
-    parts: Parts,
-    links: Links,
-    stack: AsyncExitStack,
-    stop: Stop,
+    loops: Mapping[str, Coroutine[object, object, None]],
+    thread: TrainerThread,
+    ranks: LearnerRanks,
     *,
-    work: Callable[[OpenTrainer], Awaitable[None]],
+    work: Callable[[Trainer], Awaitable[None]],
 ) -> None:
-    """Runs the loops of the event loop until the trainer is open and `work` with it is done."""
+    """Runs the loops of the event loop until the trainer is open and `work` with it is done. Raises RankLost."""
+
+    async def with_trainer() -> None:
+        await work(await thread.run(partial(ranks.open_trainer, should_stop=thread.stopping)))
+
     async with asyncio.TaskGroup() as group:
-        loops = [group.create_task(loop, name=name) for name, loop in parts.loops(links.listener, stop).items()]
-        opening = partial(open_trainer, parts.config, argv=sys.argv, should_stop=links.thread.stopping)
-        opened = await links.thread.run(opening)
-        stack.callback(opened.close)
-        await work(opened)
-        for loop in loops:
-            loop.cancel()
+        tasks = [group.create_task(loop, name=name) for name, loop in loops.items()]
+        await ranks.watch.during(with_trainer())
+        for task in tasks:
+            task.cancel()
 
 
-async def _train(parts: Parts, opened: OpenTrainer, thread: TrainerThread) -> None:
+async def _train(parts: Parts, trainer: Trainer, thread: TrainerThread) -> None:
     """The trainer's thread from its first publish to the exported model, then the summary."""
     config, recovered = parts.config, parts.recovered
     if recovered.trainer_folder is not None:
-        await thread.run(partial(opened.trainer.load, recovered.trainer_folder))
+        await thread.run(partial(trainer.load, recovered.trainer_folder))
     training = OnlineTraining(
         config=config,
-        trainer=opened.trainer,
+        trainer=trainer,
         intake=parts.intake,
         publisher=parts.publisher,
         records=parts.records,
@@ -156,7 +163,7 @@ def _close(parts: Parts, *, train_wall_s: float) -> None:
     """Summary and curves of the whole run, over all starts of the learner."""
     config, records = parts.config, parts.records
     folder = config.run.folder
-    if len(records.steps) == records.former_steps and (folder / "summary.json").exists():
+    if records.tally.steps == records.former_steps and (folder / "summary.json").exists():
         log.info("no step was left to train: the summary of the run's former start still holds")
         return
     summary = summarize(
@@ -181,8 +188,8 @@ def _lease_socket(config: LeaseConfig, measures: Measures) -> RouterSocket:
     )
 
 
-def _journal(config: LearnerConfig, stack: AsyncExitStack) -> RunLog:
+def _journal(config: LearnerConfig, stack: AsyncExitStack, lock: RunLock) -> RunLog:
     if not config.checkpoint.journal:
         log.warning("checkpoint.journal is false: nothing of this run can be resumed")
         return NoJournal()
-    return stack.enter_context(Journal.open(config.run.folder / FOLDER))
+    return stack.enter_context(Journal.open(config.run.folder / FOLDER, may_write=lock.check))

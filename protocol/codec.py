@@ -18,10 +18,9 @@ import xxhash
 from pydantic import ValidationError
 
 from protocol import messages
-from protocol.arrays import DTYPES, code_of
 from protocol.errors import DamagedMessage, MalformedMessage, MessageTooLarge, ProtocolError, WrongProtocolVersion
 from protocol.messages import Message
-from protocol.versions import PROTOCOL_VERSION
+from protocol.model import DTYPES, PROTOCOL_VERSION, code_of
 
 Frame = bytes | memoryview
 

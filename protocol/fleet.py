@@ -4,14 +4,14 @@ New weights come in one of two ways, and both end with `Commit`: a broadcast to 
 or a download by one that has to catch up (`Pull`, then `PullPlan` and the chunks of each bucket, from the learner).
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from protocol.model import WireModel
-from protocol.versions import VersionText
+from protocol.model import VersionText, WireModel
 
 Digest = str
+ProbeText = Annotated[tuple[int, ...], Field(min_length=2, max_length=4096)]
 Backend = Literal["gloo", "nccl"]
 Condition = Literal["able", "stalled", "leaving"]
 """Of a generator: `able` takes weights and requests, the engine of a `stalled` one does not answer, and a `leaving` one
@@ -19,6 +19,11 @@ lets its requests end.
 """
 PULLED_EPOCH = 0
 """Stands for a download where a commit names the epoch of a broadcast."""
+MEETING_BYTES = 16
+"""The size of the broadcast with which the members of an NCCL group meet."""
+PULL_TOOK_TOO_LONG = "pull_took_too_long"
+"""The kind of a refusal by a generator whose download was not done in time."""
+MOST_PROBE_TEXTS = 64
 CHUNK_HASH_HEADER = "X-Headway-Xxh3"
 """The header of a chunk of a bucket: the xxh3 hash of its bytes, hexadecimal."""
 
@@ -40,12 +45,16 @@ class Announcement(WireModel):
 
     `instance` is drawn at random at each start of the process. Generators of one `kind` load equal bytes to parameters
     of equal checksum. `serving_version` is None while it serves no whole weights, or is not `able`.
+    `dtype` is that of its weights and activations. One without `staging` has no room for new weights beside the old: it
+    receives a broadcast within its commit, which therefore has to be asked for while the broadcast is sent.
     """
 
     generator_id: str = Field(min_length=1, max_length=256)
     instance: str = Field(default="", max_length=64)
     condition: Condition = "able"
     kind: str = Field(default="", max_length=256)
+    dtype: str = Field(default="", max_length=32)
+    staging: bool = True
     url: str = Field(min_length=1, max_length=2048)
     protocol_version: int
     fingerprints: Fingerprints
@@ -141,17 +150,17 @@ class PullPlan(WireModel):
 class Commit(WireModel):
     """`POST /v1/weights/commit`: at a token boundary, load what is staged and serve it as `version`.
 
-    `epoch` is that of the broadcast, or `PULLED_EPOCH`.
+    `epoch` is that of the broadcast, or `PULLED_EPOCH`. `probe` are texts whose logprobs are wanted.
     """
 
     version: VersionText
     epoch: int = Field(ge=0)
-    probe_token_ids: tuple[int, ...] = Field(default=(), max_length=4096)
+    probe: tuple[ProbeText, ...] = Field(default=(), max_length=MOST_PROBE_TEXTS)
 
 
 class Committed(WireModel):
     """The generator serves `version`. `fingerprint` is over the loaded parameters; `probe_logprobs` are those of the
-    probe's tokens 1…, given the ones before.
+    tokens 1… of each text of the probe, one text after another, or none if the engine was too busy to answer.
     """
 
     version: VersionText

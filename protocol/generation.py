@@ -4,9 +4,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from protocol.model import WireModel
+from protocol.model import VersionText, WireModel
 from protocol.trajectories import FinishReason, Purpose, VersionSpan
-from protocol.versions import VersionText
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 

@@ -7,14 +7,13 @@ An attempt at a lease is named by the learner's incarnation that granted it, the
 of the attempt: a restarted learner may give a number again.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from protocol.generation import Sampling
-from protocol.model import WireModel
+from protocol.model import VersionText, WireModel
 from protocol.trajectories import Purpose, TrajectoryGroup
-from protocol.versions import VersionText
 
 
 class Message(WireModel):
@@ -31,10 +30,19 @@ class EnvironmentInfo(WireModel):
     evaluation_tasks: int = Field(ge=0)
 
 
+MOST_GENERATORS = 4096
+"""In one fleet."""
+MOST_LEASES = 1 << 14
+"""Named in one message, which then stays within the limits of a header; a sender that has more says it in several."""
+
+WaitsFor = Literal["environment", "generators", "rewards", "learner"]
+
+
 class RunningLease(WireModel):
     """An attempt in progress, or finished and not acknowledged yet.
 
-    `oldest_version` is that of the oldest token so far, None before the first.
+    `oldest_version` is that of the oldest token so far, None before the first. `waits_for` says for whom the rollout
+    waits, a finished one for the learner; the time of waiting for rewards is not held against it.
     """
 
     incarnation: int = Field(ge=1)
@@ -42,13 +50,15 @@ class RunningLease(WireModel):
     attempt: int = Field(ge=0)
     purpose: Purpose
     oldest_version: VersionText | None = None
+    waits_for: WaitsFor | None = None
 
 
 class Hello(Message):
     """env_service → learner, first: who I am, what I can run at once, and what I hold of run `run` already.
 
     `instance` is made at the start of the process: another one under the same `env_id` is another holder, which knows
-    nothing of what the former one held. A restarted learner takes up `running` before it grants anything.
+    nothing of what the former one held. A restarted learner takes up `running` before it grants anything. `address`
+    says to people where the process is.
     """
 
     kind: ClassVar[str] = "hello"
@@ -59,7 +69,8 @@ class Hello(Message):
     tokenizer: str = Field(max_length=128)
     chat_template: str = Field(max_length=128)
     run: str = Field(default="", max_length=64)
-    running: tuple[RunningLease, ...] = Field(default=(), max_length=1 << 16)
+    running: tuple[RunningLease, ...] = Field(default=(), max_length=MOST_LEASES)
+    address: str = Field(default="", max_length=512)
 
 
 class Welcome(Message):
@@ -108,7 +119,7 @@ class Heartbeat(Message):
     """env_service → learner: these leases are alive here."""
 
     kind: ClassVar[str] = "heartbeat"
-    running: tuple[RunningLease, ...] = Field(max_length=1 << 16)
+    running: tuple[RunningLease, ...] = Field(max_length=MOST_LEASES)
 
 
 class Finished(Message):
@@ -144,7 +155,7 @@ class Cancelled(Message):
     """learner → env_service: stop rolling these out; nobody waits for them."""
 
     kind: ClassVar[str] = "cancelled"
-    leases: tuple[RunningLease, ...] = Field(min_length=1, max_length=1 << 16)
+    leases: tuple[RunningLease, ...] = Field(min_length=1, max_length=MOST_LEASES)
 
 
 class ServingGenerator(WireModel):
@@ -159,7 +170,7 @@ class Fleet(Message):
     """learner → env_service: who serves now. Sent on every change."""
 
     kind: ClassVar[str] = "fleet"
-    generators: tuple[ServingGenerator, ...] = Field(max_length=4096)
+    generators: tuple[ServingGenerator, ...] = Field(max_length=MOST_GENERATORS)
 
 
 class Goodbye(Message):

@@ -1,11 +1,19 @@
-"""HTTP bodies of the reward service: `POST /v1/score` and `GET /v1/verifiers`."""
+"""HTTP bodies of the reward service: `POST /v1/score` and `GET /v1/verifiers`.
 
-from typing import Self
+How a reward model wants its input: the file `headway_reward.json` in its directory.
 
-from pydantic import Field, JsonValue, model_validator
+The learner writes it beside a reward model that it has trained; for another one it is written by hand:
+
+    {"format": "chat", "tokenize": "whole", "max_tokens": 4096}
+"""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from protocol.model import WireModel
-from protocol.trajectories import ErrorKind
+from protocol.trajectories import ErrorKind, fault_of_reward
 
 
 class ScoreItem(WireModel):
@@ -46,19 +54,32 @@ class ScoreResult(WireModel):
     """A reward or an error, never a reward of 0 in place of an error.
 
     `latency_s` counts from the item's arrival; `attempts` are those of the service's own workers; `service_id` names
-    the instance. `cached`: the verifier had judged the same before.
+    the instance. `cached`: the verifier had judged the same before. A reward that nobody is to train on (see
+    `fault_of_reward`), wherever it comes from, becomes an error of kind `data`: the others of its answer stand.
     """
 
     id: str
     verifier: str
     verifier_version: str = ""
-    reward: float | None = Field(default=None, allow_inf_nan=False)
+    reward: float | None = None
     components: dict[str, float] = Field(default_factory=dict)
     latency_s: float = Field(ge=0)
     attempts: int = Field(default=1, ge=1)
     error: ScoreError | None = None
     service_id: str = Field(default="", max_length=256)
     cached: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_unfit_reward(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        reward, components = given.get("reward"), given.get("components")
+        fault = fault_of_reward(verifier=given.get("verifier"), reward=reward, components=components)
+        if fault is None:
+            return given
+        error = given.get("error") or ScoreError(kind="data", message=fault[:4096])
+        return {**given, "reward": None, "components": {}, "error": error}
 
     @model_validator(mode="after")
     def _reward_or_error(self) -> Self:
@@ -87,3 +108,42 @@ class VerifierList(WireModel):
     """`GET /v1/verifiers`."""
 
     verifiers: tuple[VerifierInfo, ...]
+
+
+REWARD_INPUT_FILE = "headway_reward.json"
+
+RewardFormat = Literal["chat", "plain"]
+Tokenize = Literal["apart", "whole"]
+
+
+class RewardInput(WireModel):
+    """`format`: `chat` is the model's chat template over the conversation, `plain` the prompt and the completion as
+    they stand.
+
+    `tokenize`: `apart` is what the learner trains on: prompt and completion are tokenized apart, as the policy samples
+    them, the end token of the tokenizer comes last, and the score is taken there. `whole` is what most published reward
+    models were trained on: all of the text in one piece, with what the chat template writes after the completion; of
+    plain text also with the tokens that the tokenizer adds by itself. `max_tokens`: the longest input; the model's own
+    limit if left out.
+    """
+
+    format: RewardFormat
+    tokenize: Tokenize = "whole"
+    max_tokens: int | None = Field(default=None, ge=1)
+
+
+def read_reward_input(model: Path) -> RewardInput | None:
+    """What the model's directory says; None if it says nothing. Raises ValueError that names the file."""
+    file = model / REWARD_INPUT_FILE
+    if not file.exists():
+        return None
+    try:
+        return RewardInput.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors())
+        raise ValueError(f"{file}: {faults} (expected {', '.join(RewardInput.model_fields)})") from error
+
+
+def write_reward_input(model: Path, given: RewardInput) -> None:
+    """Writes the file into the model's directory."""
+    (model / REWARD_INPUT_FILE).write_text(given.model_dump_json(indent=2) + "\n", encoding="utf-8")

@@ -1,11 +1,13 @@
-"""`GET /v1/status`: what a process says about itself. One shape for all four; ages are in seconds."""
+"""`GET /v1/status`: what a process says about itself. One shape for all four; ages are in seconds.
+
+HTTP bodies that every service shares.
+"""
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
-from protocol.model import WireModel
-from protocol.versions import VersionText
+from protocol.model import VersionText, WireModel
 
 Kind = Literal["learner", "generator", "reward-service", "env-service"]
 
@@ -95,3 +97,27 @@ class Status(Report):
     stopping: bool
     waits: tuple[WaitStatus, ...]
     failures: tuple[FailureStatus, ...]
+
+
+class ErrorDetail(WireModel):
+    """What was wrong, where, what was expected and what arrived."""
+
+    kind: str
+    message: str
+    field: str | None = None
+    expected: JsonValue = None
+    got: JsonValue = None
+
+
+class ErrorBody(WireModel):
+    """The body of every answer with status 4xx or 5xx."""
+
+    error: ErrorDetail
+
+
+class Readiness(WireModel):
+    """`/readyz`: ready, or whom the process waits for, and since how many seconds."""
+
+    ready: bool
+    waiting_for: tuple[str, ...] = ()
+    waiting_s: float = Field(default=0.0, ge=0)

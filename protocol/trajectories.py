@@ -1,14 +1,13 @@
 """The record of a rollout: its tokens, which of them were sampled, how probably, and under which weights."""
 
+import math
 from typing import Annotated, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from protocol.arrays import ByteRow, Float32Row, Int32Row
-from protocol.model import WireModel
-from protocol.versions import PolicyVersion, VersionText
+from protocol.model import ByteRow, Float32Row, Int32Row, PolicyVersion, VersionText, WireModel
 
 FinishReason = Literal["stop", "length", "abort"]
 ErrorKind = Literal["user", "data", "infrastructure"]
@@ -17,6 +16,24 @@ Purpose = Literal["train", "evaluate"]
 MAX_COMPONENTS = 256
 MAX_VERSION_CHARS = 1024
 """Of a verifier's version: that of a composite holds those of its parts."""
+LARGEST_REWARD = 1e6
+"""By its size. What lies beyond is no judgement but a fault (a sentinel, a time stamp, a division by almost 0), and one
+such number in a group hides what all others say.
+"""
+
+
+def fault_of_reward(*, verifier: object, reward: object, components: object) -> str | None:
+    """Why nobody is to train on what a verifier gave, in words that name it; None if nothing speaks against it.
+
+    A reward is finite and of at most LARGEST_REWARD, its components are finite.
+    """
+    parts = components.items() if isinstance(components, dict) else ()
+    for what, number in (("a reward", reward), *((f"a component {name!r}", part) for name, part in parts)):
+        if isinstance(number, float) and not math.isfinite(number):
+            return f"verifier {verifier} gave {what} of {number}, expected a finite number"
+    if isinstance(reward, float | int) and abs(reward) > LARGEST_REWARD:
+        return f"verifier {verifier} gave a reward of {str(reward)[:40]}, expected one of at most {LARGEST_REWARD:g}"
+    return None
 
 
 class VersionSpan(WireModel):
@@ -59,7 +76,7 @@ class RewardRecord(WireModel):
     requests for it over all endpoints.
     """
 
-    reward: float | None = Field(default=None, allow_inf_nan=False)
+    reward: float | None = None
     components: dict[str, float] = Field(default_factory=dict, max_length=MAX_COMPONENTS)
     verifier: str = Field(max_length=256)
     verifier_version: str = Field(default="", max_length=MAX_VERSION_CHARS)
@@ -74,6 +91,9 @@ class RewardRecord(WireModel):
     def _reward_or_error(self) -> Self:
         if (self.reward is None) == (self.error is None):
             raise ValueError("a reward record holds either a reward or an error, got both or neither")
+        fault = fault_of_reward(verifier=self.verifier, reward=self.reward, components=self.components)
+        if fault is not None:
+            raise ValueError(fault)
         return self
 
 

@@ -3,7 +3,7 @@
 import sys
 
 from reward_service.config import RewardServiceConfig
-from services.config import load_or_exit
+from services.config.models import load_or_exit
 
 
 def main() -> None:

@@ -1,33 +1,42 @@
 """The verifiers that come with the service, by name, and those that a configuration makes."""
 
+import importlib.metadata
+import logging
 from collections.abc import Iterable
+from dataclasses import replace
 
 from reward_service.code.arguments import CodeArguments
-from reward_service.code.judge import open_code
-from reward_service.composite import CompositeArguments, open_composite
-from reward_service.config import CustomVerifier, RewardServiceConfig
+from reward_service.code.code_judge import open_code
+from reward_service.config import RewardServiceConfig
 from reward_service.embeddings.verifier import embedding_verifier, encoder_verifier
-from reward_service.judges.verifier import judge_verifier
-from reward_service.lanes.contract import Verifier
-from reward_service.lanes.event_loop import on_event_loop
-from reward_service.lanes.inline import inline
-from reward_service.lanes.workers import in_workers
-from reward_service.remote.verifier import remote_verifier
-from reward_service.reward_models.verifier import reward_model_verifier
-from reward_service.verifier import load_function
-from reward_service.verifiers.arguments import MathArguments, ReasoningGymArguments
-from reward_service.verifiers.exact_match import ExactMatchArguments, exact_match
-from reward_service.verifiers.format import FormatArguments, well_formed
+from reward_service.endpoints.remote import remote_verifier
+from reward_service.judges.judge import judge_verifier
+from reward_service.reward_models.lane import reward_model_verifier
+from reward_service.verifier.config import CustomVerifier
+from reward_service.verifier.contract import Registry, Verifier
+from reward_service.verifier.runners import in_workers, inline, on_event_loop
+from reward_service.verifier.submission import load_function
+from reward_service.verifiers.arguments import (
+    JsonSchemaArguments,
+    MathArguments,
+    ReasoningGymArguments,
+    SimilarityArguments,
+)
+from reward_service.verifiers.composite import CompositeArguments, open_composite
 from reward_service.verifiers.ifeval.arguments import IfevalArguments
-from reward_service.verifiers.json_schema.arguments import JsonSchemaArguments
-from reward_service.verifiers.length import LengthArguments, length
+from reward_service.verifiers.lengths import LengthArguments, OverlongArguments, RepetitionArguments, length, overlong
 from reward_service.verifiers.multiple_choice import MultipleChoiceArguments, multiple_choice
 from reward_service.verifiers.numeric import NumericArguments, numeric
-from reward_service.verifiers.overlong import OverlongArguments, overlong
+from reward_service.verifiers.patterns import (
+    ExactMatchArguments,
+    FormatArguments,
+    RegexArguments,
+    exact_match,
+    well_formed,
+)
 from reward_service.verifiers.qa import QaArguments, qa
-from reward_service.verifiers.regex import RegexArguments
-from reward_service.verifiers.repetition import RepetitionArguments
-from reward_service.verifiers.similarity.arguments import SimilarityArguments
+
+logger = logging.getLogger(__name__)
 
 INCLUDED = (
     Verifier(
@@ -71,7 +80,7 @@ INCLUDED = (
         version="1",
         description="1 when the completion holds a JSON value that the schema allows, else 0, or a part.",
         arguments=JsonSchemaArguments,
-        open=in_workers("reward_service.verifiers.json_schema.checking:json_schema"),
+        open=in_workers("reward_service.verifiers.json_schema:json_schema"),
         packages=("jsonschema",),
     ),
     Verifier(
@@ -86,7 +95,7 @@ INCLUDED = (
         version="2",
         description="1 when the final answer (the last box or expression) equals a right one as mathematics.",
         arguments=MathArguments,
-        open=in_workers("reward_service.verifiers.math_answer:math_answer"),
+        open=in_workers("reward_service.verifiers.mathematics.math_answer:math_answer"),
         packages=("math-verify",),
     ),
     Verifier(
@@ -133,21 +142,21 @@ INCLUDED = (
         version="1",
         description="The weighted share of patterns that the completion matches, or does not where they are forbidden.",
         arguments=RegexArguments,
-        open=in_workers("reward_service.verifiers.regex:regex"),
+        open=in_workers("reward_service.verifiers.patterns:regex"),
     ),
     Verifier(
         name="repetition",
         version="1",
         description="0 for a completion that does not repeat itself, down to -scale for one that does nothing else.",
         arguments=RepetitionArguments,
-        open=in_workers("reward_service.verifiers.repetition:repetition"),
+        open=in_workers("reward_service.verifiers.lengths:repetition"),
     ),
     Verifier(
         name="similarity",
         version="1",
         description="How close the completion is to references, from 0 to 1, by n-grams or edits.",
         arguments=SimilarityArguments,
-        open=in_workers("reward_service.verifiers.similarity.comparing:similarity"),
+        open=in_workers("reward_service.verifiers.similarity:similarity"),
     ),
 )
 
@@ -171,3 +180,24 @@ def _custom(given: CustomVerifier) -> Verifier:
         arguments=loaded.arguments,
         open=on_event_loop(loaded.coroutine) if loaded.coroutine else in_workers(given.function, trusted=True),
     )
+
+
+def build_registry(config: RewardServiceConfig) -> Registry:
+    """The verifiers that come with the service, and those of the configuration. Reads all of each reward model's files.
+
+    Raises UserError.
+    """
+    return Registry([*_with_packages(INCLUDED), *configured(config)])
+
+
+def _with_packages(verifiers: Iterable[Verifier]) -> Iterable[Verifier]:
+    """Those whose packages are installed; the packages' versions become part of theirs."""
+    for verifier in verifiers:
+        try:
+            parts = [f"{package}-{importlib.metadata.version(package)}" for package in verifier.packages]
+        except importlib.metadata.PackageNotFoundError as error:
+            logger.warning(
+                "verifier %s is not offered: %s is missing; pip install 'headway[reward]'", verifier.name, error.name
+            )
+            continue
+        yield replace(verifier, version="+".join([verifier.version, *parts]))

@@ -1,12 +1,19 @@
-"""Logging of a process: one readable line, or one JSON object, for each record."""
+"""Logging of a process: one readable line, or one JSON object, for each record; a reader that stops stops nobody."""
 
 import json
 import logging
+import os
+import select
 import sys
+import threading
 import time
 from typing import Literal, TextIO
 
 _NAME_WIDTH = len("reward-service")
+_NEVER_BLOCKS = 4096  # bytes that a descriptor that is ready takes at once: POSIX's PIPE_BUF on Linux
+_MOST_PENDING = 256 << 10
+_FLUSH_S = 1.0
+_PATIENCE_S = 0.5
 _NOISY = ("uvicorn", "uvicorn.access", "uvicorn.error", "httpx", "httpcore", "asyncio")
 
 
@@ -46,12 +53,103 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields, ensure_ascii=False)
 
 
+class UnhurriedHandler(logging.StreamHandler[TextIO]):
+    """Writes lines to a stream, and never waits for its reader: a pager, a terminal on hold, a pipe that is full.
+
+    What is not taken at once is written by a thread, when there is room. Beyond a limit a reader is waited for while it
+    goes on reading; from one that has stopped lines are left out, and counted where they go on. A stream without a
+    descriptor is written to as usual.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._descriptor = _descriptor_of(stream)
+        self._pending = bytearray()
+        self._left_out = 0
+        self._took_at = time.monotonic()
+        self._thread: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queues the record's line, and writes what is taken."""
+        if self._descriptor is None:
+            super().emit(record)
+            return
+        try:
+            line = f"{self.format(record)}\n".encode(errors="replace")
+        except Exception:  # noqa: BLE001 - as the base class has it: a record that cannot be formatted ends nothing
+            self.handleError(record)
+            return
+        self._add(line)
+        while self._pending and self._is_writable(timeout_s=0.0):
+            self._write_some()
+        if self._pending and self._thread is None:
+            self._thread = threading.Thread(target=self._write_later, name="log", daemon=True)
+            self._thread.start()
+
+    def flush(self) -> None:
+        """Writes all, or as much as is taken in a second."""
+        ends_at = time.monotonic() + _FLUSH_S
+        with self.lock or threading.RLock():
+            while self._pending and (left := ends_at - time.monotonic()) > 0:
+                if self._is_writable(timeout_s=left):
+                    self._write_some()
+        if self._descriptor is None:
+            super().flush()
+
+    def _add(self, line: bytes) -> None:
+        if not self._pending:
+            self._took_at = time.monotonic()
+        while len(self._pending) > _MOST_PENDING:
+            left = self._took_at + _PATIENCE_S - time.monotonic()
+            if not self._is_writable(timeout_s=max(0.0, left)):
+                self._left_out += 1
+                return
+            self._write_some()
+        self._pending += line
+
+    def _write_some(self) -> None:
+        size = self._pending.rfind(b"\n", 0, _NEVER_BLOCKS) + 1 or _NEVER_BLOCKS
+        try:
+            written = os.write(self._descriptor or 0, self._pending[:size])
+        except BlockingIOError:
+            return
+        except OSError:  # the reader has left, or the terminal is gone
+            written = len(self._pending)
+        self._took_at = time.monotonic()
+        del self._pending[:written]
+        if not self._pending and self._left_out:
+            self._pending += b"[%d lines are missing here: nobody read them]\n" % self._left_out
+            self._left_out = 0
+
+    def _write_later(self) -> None:
+        while True:
+            writable = self._is_writable(timeout_s=_FLUSH_S)
+            with self.lock or threading.RLock():
+                if writable and self._pending:
+                    self._write_some()
+                if not self._pending:
+                    self._thread = None
+                    return
+
+    def _is_writable(self, *, timeout_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._descriptor or 0, select.POLLOUT)
+        return bool(poll.poll(1000 * timeout_s))
+
+
+def _descriptor_of(stream: TextIO) -> int | None:
+    try:
+        return stream.fileno()
+    except (AttributeError, OSError):
+        return None
+
+
 def configure_logging(
     process: str, *, level: str = "info", format: Literal["text", "json"] = "text", stream: TextIO | None = None
 ) -> None:
     """Send every record of `level` and above to `stream` (stderr), libraries that chatter only from warnings on."""
     formatter = JsonFormatter(process=process) if format == "json" else TextFormatter(process=process)
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = UnhurriedHandler(stream or sys.stderr)
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]

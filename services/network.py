@@ -1,8 +1,12 @@
 """Addresses: which of them other machines can reach, and what these then need."""
 
 import ipaddress
+import socket
 from collections.abc import Mapping
 from pathlib import Path
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted: a whole fleet comes back in the moment in which its learner does."""
 
 
 def is_loopback(host: str) -> bool:
@@ -49,3 +53,11 @@ def check_key_settings(address: str, files: Mapping[str, Path | None], *, insecu
         raise ValueError(f"insecure = true contradicts {', '.join(given)}: remove the one or the others")
     if not given:
         refuse_without_keys(address, insecure=insecure)
+
+
+def local_address(*, host: str, port: int) -> str:
+    """The address of this machine's interface that reaches `host`. Sends nothing. Raises OSError without a route."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])

@@ -12,9 +12,11 @@ A signal, or `stop.request`, cancels `main`; its context managers clean up. A lo
 """
 
 import asyncio
+import contextlib
 import ctypes
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -25,6 +27,19 @@ import uvloop
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+_MOST_FILES = 1 << 16
+ENDED, FAILED, WRONG_SETTINGS, START_AGAIN = 0, 1, 2, 75  # the last as EX_TEMPFAIL in sysexits.h
+"""Exit codes: it ended well, or as it was asked to; an error that a new start would meet again; settings with which it
+cannot run; what was lost may be there again, so start it again (a learner with `--resume true`), as after a signal.
+"""
+
+
+class StartAgain(Exception):
+    """Something outside of this process is gone, and a new start may do without it or find it again."""
+
+
+class WrongSettings(Exception):
+    """Settings that do not fit the place where the process runs, as turned out at its start."""
 
 
 class LoopCrashed(Exception):
@@ -63,16 +78,26 @@ Main = Callable[[Stop], Awaitable[None]]
 def run_process(name: str, main: Main, *, finish_s: float = 0.0, clean_up_s: float = 8.0) -> int:
     """Run `main` until it ends, raises, or SIGTERM or SIGINT arrives; returns the exit code.
 
-    0: it returned, or a stop was requested and it ended. 1: it raised; the reason is logged in one line, with the
-    traceback at debug. After a request, `main` has `finish_s` seconds to return by itself, is then cancelled, and has
-    `clean_up_s` seconds; if it still runs then, its tasks and threads are logged and the process exits at once with 1.
+    0: it returned, or a stop was requested and it ended. 1: it raised, or 75 for StartAgain and 2 for WrongSettings;
+    the reason is logged in one line, with the traceback at debug. After a request, `main` has `finish_s` seconds to
+    return by itself, is then cancelled, and has `clean_up_s` seconds; if it still runs then, its tasks and threads are
+    logged and the process exits at once with 1.
     """
+    _allow_many_files()
     watchdog = _Watchdog(clean_up_s)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_supervise(name, main, finish_s=finish_s, watchdog=watchdog))
     finally:
         watchdog.cancel()
+
+
+def _allow_many_files() -> None:
+    """Every peer is a connection, and every connection a file: as many as the system lets this process have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def run_loops(**loops: Coroutine[object, object, None]) -> None:
@@ -96,6 +121,18 @@ def parent_death_signal(signal_number: signal.Signals = signal.SIGTERM) -> None:
         if libc.prctl(_PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0) != 0:
             error = ctypes.get_errno()
             raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+
+
+def seal_descriptors() -> None:
+    """Have no child inherit what this process has open, but for stdin, stdout and stderr and what it is given by name.
+
+    To be called before each asyncio.create_subprocess_exec: uvloop does not close descriptors in a child.
+    """
+    folder = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+    for name in os.listdir(folder):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.set_inheritable(int(name), False)
 
 
 def describe_error(error: BaseException) -> str:
@@ -170,8 +207,20 @@ async def _run_main(main: Main, stop: Stop) -> int:
     except Exception as error:
         logger.critical("stopped by an error: %s", describe_error(error))
         logger.debug("traceback", exc_info=error)
-        return 1
-    return 0
+        return exit_code_of(error)
+    return ENDED
+
+
+def exit_code_of(error: BaseException) -> int:
+    """That of an error that ends the process, also if others came with it, or a loop was ended by it."""
+    if isinstance(error, StartAgain):
+        return START_AGAIN
+    if isinstance(error, WrongSettings):
+        return WRONG_SETTINGS
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    if isinstance(error, LoopCrashed) and error.__cause__ is not None:
+        inner = (error.__cause__,)
+    return max(map(exit_code_of, inner), default=FAILED)
 
 
 async def _end_on_request(work: asyncio.Task[int], stop: Stop, *, finish_s: float, watchdog: _Watchdog) -> None:

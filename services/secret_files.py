@@ -20,13 +20,17 @@ def read_secret(path: Path) -> str:
     A file of root's, as containers find mounted secrets, may be readable by its group, too.
     """
     text, status = _read(path)
-    if _is_open_to_others(status):
-        mode = stat.S_IMODE(status.st_mode)
-        raise SecretFileError(
-            f"{path} holds a secret, and its mode {mode:04o} lets others use it: chmod 600 {path}; "
-            "for a mounted secret set its mode (in Kubernetes defaultMode) to 0400"
-        )
+    _refuse_open(path, status)
     return _only_line(text, path)
+
+
+def check_only_ours(path: Path) -> None:
+    """Raises SecretFileError for a file that cannot be read, or that others can read, as `read_secret` does."""
+    try:
+        with path.open("rb") as file:
+            _refuse_open(path, os.fstat(file.fileno()))
+    except OSError as error:
+        raise SecretFileError(f"cannot read {path}: {error.strerror}") from error
 
 
 def read_public(path: Path) -> str:
@@ -62,6 +66,15 @@ def _only_line(text: str, path: Path) -> str:
         got = "none" if not lines else "more"
         raise SecretFileError(f"{path} is no key or token: expected one word on one line, got {got}")
     return lines[0]
+
+
+def _refuse_open(path: Path, status: os.stat_result) -> None:
+    if _is_open_to_others(status):
+        mode = stat.S_IMODE(status.st_mode)
+        raise SecretFileError(
+            f"{path} holds a secret, and its mode {mode:04o} lets others use it: chmod 600 {path}; "
+            "for a mounted secret set its mode (in Kubernetes defaultMode) to 0400"
+        )
 
 
 def _is_open_to_others(status: os.stat_result) -> bool:

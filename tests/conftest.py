@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -14,6 +15,11 @@ from tests.e2e.processes import ROOT, TAIL_CHARACTERS, Launcher, kill_marked, sc
 
 if TYPE_CHECKING:
     from learner.training.ranks import CommandChannel
+
+# The same examples each time; `make fuzz` asks for others.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("fuzz", max_examples=1000, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("same")
 
 LAUNCHERS = pytest.StashKey[list[Launcher]]()
 
@@ -106,7 +112,7 @@ def commands() -> Iterator["CommandChannel"]:
 
 
 def _run(*words: str) -> None:
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

@@ -1,8 +1,11 @@
-"""Two-digit addition: the smallest task on which learning shows."""
+"""Two-digit addition: the smallest task on which learning shows.
+
+The smallest environment: one prompt, one completion, one verifier.
+"""
 
 import numpy as np
 
-from env_service.environments.interface import Task, Verification
+from env_service.environments.interface import Action, Prompt, Step, Task, Verification
 from protocol.trajectories import Purpose
 
 _PAIRS = 10_000
@@ -35,3 +38,20 @@ class Addition:
         left, right = divmod((self._train if purpose == "train" else self._evaluation)[index], 100)
         answer = f"{left + right:03d}"
         return Task(prompt=f"{left:02d}+{right:02d}=", verification=Verification("exact_match", {"answer": answer}))
+
+
+class SingleTurn:
+    """Opens with the task's prompt and ends with the first completion, which the task's verifier judges."""
+
+    def __init__(self) -> None:
+        self._task: Task | None = None
+
+    def reset(self, task: Task, seed: int) -> Prompt:
+        """The task's prompt; the seed changes nothing."""
+        self._task = task
+        return task.prompt
+
+    def step(self, action: Action) -> Step:
+        """The end, whatever the action was."""
+        assert self._task is not None, "step before reset"
+        return Step(verification=self._task.verification)

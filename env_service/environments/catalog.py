@@ -1,13 +1,74 @@
-"""The environments that a config names."""
+"""The environments that a config names.
 
-from collections.abc import Iterable, Mapping
+The tasks of several environments, in shares.
+"""
 
-from env_service.config import AdditionTasks, JsonlTasks, MixTasks, ReasoningGymTasks, Tasks
-from env_service.environments.addition import Addition
-from env_service.environments.interface import OfferedEnvironment, TaskSource
+from bisect import bisect_right
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, zip_longest
+from math import ceil
+
+from env_service.environments.addition import Addition, SingleTurn
+from env_service.environments.interface import OfferedEnvironment, Task, TaskSource
 from env_service.environments.jsonl import JsonlTaskSource
-from env_service.environments.mix import Mix, Share
-from env_service.environments.single_turn import SingleTurn
+from env_service.environments.task_configs import AdditionTasks, JsonlTasks, MixTasks, ReasoningGymTasks, Tasks
+from protocol.trajectories import Purpose
+
+_MOST_TASKS = 100_000_000
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Share:
+    """The tasks of one environment, with the weight of its share."""
+
+    tasks: TaskSource
+    weight: float
+
+
+class Mix:
+    """Training tasks in the shares of their weights, as many as let every task of each part occur: those of a part that
+    has too few recur. Of the evaluation tasks each occurs once, and the parts take turns, so that the first few hold
+    some of each. Raises ValueError for a part without training tasks.
+    """
+
+    def __init__(self, shares: Sequence[Share]) -> None:
+        self._parts = [share.tasks for share in shares]
+        sizes = [tasks.train_tasks for tasks in self._parts]
+        if not all(sizes):
+            raise ValueError("an environment of a mix has no training tasks")
+        total = sum(share.weight for share in shares)
+        epoch = max(size * total / share.weight for size, share in zip(sizes, shares, strict=True))
+        if epoch > _MOST_TASKS:
+            raise ValueError(f"a mix would have {epoch:.3g} tasks in an epoch: make its weights less unequal")
+        self._ends = list(accumulate(ceil(epoch * share.weight / total * (1 - _ROUNDING)) for share in shares))
+        self._evaluation = _in_turn([tasks.evaluation_tasks for tasks in self._parts])
+
+    @property
+    def train_tasks(self) -> int:
+        return self._ends[-1]
+
+    @property
+    def evaluation_tasks(self) -> int:
+        return len(self._evaluation)
+
+    def task(self, purpose: Purpose, index: int) -> Task | Awaitable[Task]:
+        """The task of the part that has this index. Raises IndexError beyond the number of tasks."""
+        if purpose == "evaluate":
+            part, own = self._evaluation[index]
+            return self._parts[part].task(purpose, own)
+        if index >= self.train_tasks:
+            raise IndexError(index)
+        part = bisect_right(self._ends, index)
+        first = self._ends[part - 1] if part else 0
+        return self._parts[part].task(purpose, (index - first) % self._parts[part].train_tasks)
+
+
+def _in_turn(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """(part, index) of all tasks of parts of these sizes: the first of each part, then the second of each."""
+    rows = zip_longest(*([(part, index) for index in range(size)] for part, size in enumerate(sizes)))
+    return [place for row in rows for place in row if place is not None]
 
 
 def build(configs: Iterable[Tasks]) -> Mapping[str, OfferedEnvironment]:

@@ -2,15 +2,13 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from inspect import isawaitable
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 from pydantic import JsonValue
 
 from protocol.trajectories import Purpose
 
 Role = Literal["system", "user", "assistant", "tool"]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,8 @@ class TaskSource(Protocol):
 
 
 class Environment(Protocol):
-    """One conversation with the policy; each trajectory has an instance of its own. Methods may be coroutines.
+    """One conversation with the policy; each trajectory has an instance of its own. Methods may be coroutines; they are
+    called one at a time, in a thread beside the event loop, and coroutines run in the event loop.
 
     All instances of a group are reset with the same task and seed, and must open with the same prompt.
     """
@@ -97,11 +96,6 @@ class OfferedEnvironment:
     def task_count(self, purpose: Purpose) -> int:
         """Number of different tasks; valid indices are below it."""
         return self.tasks.train_tasks if purpose == "train" else self.tasks.evaluation_tasks
-
-
-async def settled(value: T | Awaitable[T]) -> T:
-    """The value itself, or what it resolves to."""
-    return await value if isawaitable(value) else value
 
 
 def text_of(prompt: Prompt) -> str:

@@ -6,8 +6,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from env_service.config import JsonlTasks
 from env_service.environments.interface import ChatMessage, Prompt, Role, Task, Verification
+from env_service.environments.task_configs import JsonlTasks
 from protocol.codec import describe
 from protocol.trajectories import Purpose
 

@@ -8,8 +8,8 @@ from typing import Protocol
 import reasoning_gym
 from pydantic import JsonValue
 
-from env_service.config import ReasoningGymTasks
 from env_service.environments.interface import ChatMessage, Prompt, Task, Verification
+from env_service.environments.task_configs import ReasoningGymTasks
 from protocol.trajectories import Purpose
 
 

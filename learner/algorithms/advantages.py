@@ -4,6 +4,13 @@ Shapes. S trajectories: `rewards` [S] float64 and `groups` [S] int64, equal for 
 may have any size and lie anywhere. M trained tokens: `sequences` [M] int64 is the trajectory (0 to S - 1) of each,
 those of one trajectory next to each other and in order. What the environment said is not among the tokens. Results have
 the dtype of the rewards and no gradient.
+
+Statistics of values within groups, given back to every member. S values, in any order, in groups of any sizes.
+
+Sums along trajectories that lie end to end: M entries, those of one trajectory next to each other and in order.
+
+`owners` [M] int64 says which trajectory an entry belongs to. Entries are trained tokens, or turns; what the environment
+said is not among them, so the entry after a completion's last token is the first token of the next completion.
 """
 
 from __future__ import annotations
@@ -14,9 +21,89 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.algorithms.grouping import Grouping
 from learner.algorithms.knobs import AdvantageScale
-from learner.algorithms.token_runs import at_end, discounted_sums, has_next
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Which values belong together. `index` [S] int64 numbers the groups from 0; `sizes` [S] int64, the size of the
+    group that each value is in. Every method takes values [S] and returns [S], one entry for each value.
+    """
+
+    index: Tensor
+    sizes: Tensor
+
+    @classmethod
+    def of(cls, labels: Tensor) -> Grouping:
+        """Values with equal labels are one group. `labels` [S] int64, or [S, k] where all k numbers must be equal."""
+        _, index, counts = torch.unique(
+            labels, dim=0 if labels.dim() > 1 else None, return_inverse=True, return_counts=True
+        )
+        return cls(index=index, sizes=counts[index])
+
+    def sums(self, values: Tensor) -> Tensor:
+        """The sum over the group, to the last bit the same for every order of the values."""
+        order = torch.argsort(values)
+        totals = values.new_zeros(len(values)).index_add_(0, self.index[order], values[order])
+        return totals[self.index]
+
+    def means(self, values: Tensor) -> Tensor:
+        """The mean over the group."""
+        return self.sums(values) / self.sizes
+
+    def deviations(self, values: Tensor) -> Tensor:
+        """The unbiased standard deviation of the group, 0 for a group of one."""
+        squares = self.sums((values - self.means(values)).square())
+        return (squares / (self.sizes - 1).clamp(min=1)).sqrt()
+
+    def minima(self, values: Tensor) -> Tensor:
+        """The smallest value of the group."""
+        return self._extreme(values, "amin")
+
+    def maxima(self, values: Tensor) -> Tensor:
+        """The largest value of the group."""
+        return self._extreme(values, "amax")
+
+    def varies(self, values: Tensor) -> Tensor:
+        """Bool [S]: whether two values of the group differ. Exact: no mean is involved, so nothing is rounded."""
+        return self.minima(values) != self.maxima(values)
+
+    def _extreme(self, values: Tensor, reduce: str) -> Tensor:
+        start = values.new_zeros(len(values))
+        return start.scatter_reduce(0, self.index, values, reduce=reduce, include_self=False)[self.index]
+
+
+def has_next(owners: Tensor) -> Tensor:
+    """Bool [M]: whether the next entry is of the same trajectory."""
+    follows = torch.zeros_like(owners, dtype=torch.bool)
+    follows[:-1] = owners[1:] == owners[:-1]
+    return follows
+
+
+def at_end(values: Tensor, *, owners: Tensor) -> Tensor:
+    """[M]: the value of its trajectory at a trajectory's last entry, 0 elsewhere. `values` is [S], indexed by owner."""
+    return torch.where(has_next(owners), 0.0, values[owners])
+
+
+def discounted_sums(values: Tensor, *, owners: Tensor, discount: float | Tensor) -> Tensor:
+    """x_t = values_t + discount_t x_{t+1} along each trajectory, [M]; `discount` is a number or [M].
+
+    By doubling: after round k every x_t sums 2^k entries, so that a trajectory of L entries takes log2(L) rounds over
+    all entries at once, instead of L steps.
+    """
+    sums = values.clone()
+    reach_weights = has_next(owners).to(values.dtype) * discount
+    reach = 1
+    while reach < len(sums) and bool(reach_weights.any()):
+        ahead = torch.zeros_like(sums)
+        ahead[:-reach] = sums[reach:]
+        sums = sums + reach_weights * ahead
+        weights_ahead = torch.zeros_like(reach_weights)
+        weights_ahead[:-reach] = reach_weights[reach:]
+        reach_weights = reach_weights * weights_ahead
+        reach *= 2
+    return sums
+
 
 EPSILON = 1e-6
 
@@ -24,10 +111,12 @@ EPSILON = 1e-6
 def group(*, rewards: Tensor, groups: Tensor, scale: AdvantageScale) -> Tensor:
     """(R - mean) / (d + 1e-6) within each group, d the unbiased standard deviation, the mean, or (`none`) nothing. [S].
 
+    With `scale = "batch"` d is the standard deviation over the rewards of all groups, so that a group of nearly equal
+    rewards is not blown up; where all rewards of the step are equal there is no group with spread either.
     A group without spread, or of one, has advantages of exactly 0. With `scale = "mean"` so has a group whose mean is
     not above 1e-6: dividing by it would turn signs around or blow a rounding error up. Adding a number to all rewards
-    of a group changes nothing under `std` and `none`. Sources: arXiv 2402.03300 (std), 2503.20783 (none), 2602.02710
-    (mean, which supposes rewards that are not negative).
+    of a group changes nothing under `std` and `none`. Sources: arXiv 2402.03300 (std), 2503.20783 (none), 2508.08221
+    (batch), 2602.02710 (mean, which supposes rewards that are not negative).
     """
     grouping = Grouping.of(groups)
     centred = _centred(rewards, grouping)
@@ -35,6 +124,9 @@ def group(*, rewards: Tensor, groups: Tensor, scale: AdvantageScale) -> Tensor:
         return centred
     if scale == "std":
         return centred / (grouping.deviations(rewards) + EPSILON)
+    if scale == "batch":
+        everyone = Grouping.of(torch.zeros_like(groups))
+        return centred / (everyone.deviations(rewards) + EPSILON)
     means = grouping.means(rewards)
     return torch.where(means > EPSILON, centred / (means.clamp(min=0.0) + EPSILON), 0.0)
 
@@ -56,8 +148,11 @@ def batch(
     sequences: Tensor,
     subtract_group_mean: bool,
     token_rewards: Tensor | None = None,
+    counted: Tensor | None = None,
 ) -> Tensor:
-    """Rewards-to-go, standardised over all trained tokens of the step, [M].
+    """Rewards-to-go, standardised over the trained tokens of the step, [M].
+
+    `counted` bool [M] are those that take part in the loss: the others stay out of mean and deviation, and have 0.
 
     A token's reward-to-go is its trajectory's reward, less the mean of the group if `subtract_group_mean`, plus the
     `token_rewards` [M] (a KL penalty, say) from that token to the trajectory's end, undiscounted. Adding a number to
@@ -67,7 +162,7 @@ def batch(
     to_go = outcomes[sequences]
     if token_rewards is not None:
         to_go = to_go + discounted_sums(token_rewards, owners=sequences, discount=1.0)
-    return standardise(to_go)
+    return standardise(to_go, counted=counted)
 
 
 @dataclass(frozen=True)
@@ -87,20 +182,22 @@ def gae(
     policy_lambda: float | Tensor,
     value_lambda: float | Tensor,
     whiten: bool = False,
+    counted: Tensor | None = None,
 ) -> Gae:
     """Generalised advantage estimation over the trained tokens: A_t = sum_k (gamma lambda)^k delta_{t+k}, with
     delta_t = r_t + gamma V_{t+1} - V_t and V = 0 after a trajectory's last token.
 
     `rewards` and `values` are per token, [M]; V_t is the critic's value of what token t was sampled from. The returns
     are A + V under `value_lambda`; the advantages are A under `policy_lambda` (each a number or [M]), standardised
-    over all tokens if `whiten`. Sources: arXiv 1506.02438; two lambdas: VC-PPO, arXiv 2503.01491.
+    over the `counted` tokens (bool [M], those that take part in the loss) if `whiten`. Sources: arXiv 1506.02438; two
+    lambdas: VC-PPO, arXiv 2503.01491.
     """
     follows = has_next(sequences)
     next_values = torch.where(follows, values.roll(-1), 0.0)
     deltas = rewards + gamma * next_values - values
     advantages = discounted_sums(deltas, owners=sequences, discount=gamma * policy_lambda)
     returns = values + discounted_sums(deltas, owners=sequences, discount=gamma * value_lambda)
-    return Gae(advantages=standardise(advantages) if whiten else advantages, returns=returns)
+    return Gae(advantages=standardise(advantages, counted=counted) if whiten else advantages, returns=returns)
 
 
 def length_adaptive_lambda(*, sequences: Tensor, alpha: float) -> Tensor:
@@ -123,17 +220,21 @@ def step_group(
     gamma_step: float,
     omega: float,
     scale: AdvantageScale,
+    turn_rewards: Tensor | None = None,
 ) -> Tensor:
     """The trajectory's advantage in its group plus omega times the turn's among equal states of the group, [M].
 
     `turns` [M] int64 is the turn of each token, ascending within a trajectory, and no turn is of two trajectories;
-    `turn_states` [T] int64, equal where the policy was given the same. A turn's return is the trajectory's reward times
-    gamma_step for each later turn; turns without trained tokens do not count. A state met once in its group adds 0.
-    Source: GiGPO, arXiv 2505.10978.
+    `turn_states` [T] int64, equal where the policy was given the same. A turn's return is the sum of its own reward and
+    of later ones, each times gamma_step for each turn between; turns without trained tokens do not count.
+    `turn_rewards` [T] are those of turns; what they leave of the trajectory's reward, all of it without them, is of the
+    last turn. A state met once in its group adds 0. Source: GiGPO, arXiv 2505.10978.
     """
     acted, turn_of_token = torch.unique(turns, return_inverse=True)  # [A] turns with trained tokens, [M]
     owners = torch.zeros_like(acted).scatter_(0, turn_of_token, sequences)
-    returns = discounted_sums(at_end(rewards, owners=owners), owners=owners, discount=gamma_step)
+    earned = rewards.new_zeros(len(acted)) if turn_rewards is None else turn_rewards[acted]
+    left = rewards - torch.zeros_like(rewards).index_add(0, owners, earned)
+    returns = discounted_sums(earned + at_end(left, owners=owners), owners=owners, discount=gamma_step)
     states = Grouping.of(torch.stack([groups[owners], turn_states[acted]], dim=1)).index
     of_trajectory = group(rewards=rewards, groups=groups, scale=scale)
     of_turn = group(rewards=returns, groups=states, scale=scale)

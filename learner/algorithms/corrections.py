@@ -1,12 +1,13 @@
 """Weights and filters for the gap between the proximal and the behavior policy (lag and engine numerics).
 
 w = exp(proximal - behavior) of a token, never its inverse. Tensors are [N]: the tokens of one microbatch, or of a whole
-step. Nothing here passes a gradient, and everything is finite for every logprob, -inf included.
+step; `sequences` [N] int64 numbers the `count` trajectories, each of which must be whole. Nothing here passes a
+gradient, and everything is finite for every logprob, -inf included.
 
 A filtered token leaves the numerator and the denominator. The numerator is the caller's sum of weight x loss, where a
 filtered token has weight 0. The denominator is a count over all microbatches and ranks, so it cannot come from inside a
-loss: take `kept_tokens` of the whole step before its first update, count with `counted_lengths`, and compute the
-aggregation's weights from these counts. Each microbatch then only multiplies.
+loss: take `kept_tokens` of the whole step before its first update, count those, and compute the aggregation's weights
+from these counts. Each microbatch then only multiplies. The same holds for the scale of `self_normalising_scale`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.per_sequence import sequence_lengths, sequence_means, sequence_sums
-from learner.algorithms.ratios import bounded, finite, log_gap, ratio
+from learner.algorithms.ratios import bounded, finite, log_gap, ratio, sequence_means, sequence_sums
 
-Weight = Literal["truncate", "sequence", "none"]
+Weight = Literal["truncate", "sequence", "geometric", "none"]
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,54 @@ class Window:
 class Rules:
     """Which corrections apply, together.
 
-    `weight`: `truncate` and `sequence` as the functions of these names, with `cap`; `none` is 1 or, under a
-    `token_window`, w itself, which is IcePop. The windows filter as `mask_token` and `mask_sequence` do.
+    `weight`: `truncate`, `sequence` and `geometric` as the functions of these names, within `floor` and `cap`; `none`
+    is 1 or, under a `token_window`, w itself, which is IcePop. The windows filter as `mask_token` and `mask_sequence`
+    do, `token_veto` as `veto`, `divergence_limit` as `mask_divergence`.
     """
 
     weight: Weight = "truncate"
     cap: float = 2.0
+    floor: float = 0.0
     token_window: Window | None = None
     sequence_window: Window | None = None
+    token_veto: float | None = None
+    divergence_limit: float | None = None
 
 
 @dataclass(frozen=True)
 class Corrected:
-    """`weights` [N], 0 where a token is filtered; `kept` [N] bool, which are not."""
+    """`weights` [N], 0 where a token is filtered; `kept` [N] bool, which are not; `bounded` [N] bool, of which cap or
+    floor took effect.
+    """
 
     weights: Tensor
     kept: Tensor
+    bounded: Tensor
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The tokens whose two policies are compared. `proximal_logprobs` and `behavior_logprobs` are [N]."""
+
+    proximal_logprobs: Tensor
+    behavior_logprobs: Tensor
+    sequences: Tensor
+    count: int
+
+    @property
+    def ratios(self) -> Tensor:
+        """w of each token, [N]."""
+        return importance_ratio(proximal_logprobs=self.proximal_logprobs, behavior_logprobs=self.behavior_logprobs)
+
+    @property
+    def logs(self) -> Tensor:
+        """log w of each token, [N]."""
+        return log_gap(numerator=self.proximal_logprobs, denominator=self.behavior_logprobs).detach()
+
+    @property
+    def log_means(self) -> Tensor:
+        """The mean of log w over each trajectory, [count]."""
+        return sequence_means(values=self.logs, sequences=self.sequences, count=self.count)
 
 
 def importance_ratio(*, proximal_logprobs: Tensor, behavior_logprobs: Tensor) -> Tensor:
@@ -62,105 +94,103 @@ def importance_ratio(*, proximal_logprobs: Tensor, behavior_logprobs: Tensor) ->
     return ratio(numerator=proximal_logprobs, denominator=behavior_logprobs).detach()
 
 
-def truncate(*, proximal_logprobs: Tensor, behavior_logprobs: Tensor, cap: float) -> Tensor:
-    """min(w, cap) per token.
+def truncate(gap: Gap) -> Tensor:
+    """w of each token; within a cap, truncated importance sampling (Ionides 2008, doi 10.1198/106186008X320456).
 
-    Truncated importance sampling: Ionides 2008, "Truncated Importance Sampling", doi 10.1198/106186008X320456.
+    With a floor as well, the truncation is two-sided: no token is left without a gradient.
     """
-    plain = importance_ratio(proximal_logprobs=proximal_logprobs, behavior_logprobs=behavior_logprobs)
-    return plain.clamp(max=cap)
+    return gap.ratios
 
 
-def sequence(
-    *, proximal_logprobs: Tensor, behavior_logprobs: Tensor, sequences: Tensor, count: int, cap: float
-) -> Tensor:
-    """min(product of w over the trajectory, cap), the same for each of its tokens.
+def sequence(gap: Gap) -> Tensor:
+    """The product of w over the trajectory, the same for each of its tokens.
 
-    `sequences` [N] int64 numbers the `count` trajectories, each whole. The unbiased correction of a whole trajectory
-    but for the cap; its variance grows with the length.
+    The unbiased correction of a whole trajectory but for its bounds; its variance grows with the length.
     """
-    gaps = log_gap(numerator=proximal_logprobs, denominator=behavior_logprobs).detach()
-    products = torch.exp(bounded(sequence_sums(values=gaps, sequences=sequences, count=count)))
-    return products.clamp(max=cap)[sequences]
+    sums = sequence_sums(values=gap.logs, sequences=gap.sequences, count=gap.count)
+    return torch.exp(bounded(sums))[gap.sequences]
 
 
-def mask_token(*, proximal_logprobs: Tensor, behavior_logprobs: Tensor, window: Window) -> Corrected:
-    """w where it is within `window`; a token outside is filtered. Source: IcePop (arXiv 2510.18855), 0.5 to 5."""
-    plain = importance_ratio(proximal_logprobs=proximal_logprobs, behavior_logprobs=behavior_logprobs)
-    kept = window.holds(plain)
-    return Corrected(weights=torch.where(kept, plain, 0.0), kept=kept)
+def geometric(gap: Gap) -> Tensor:
+    """The geometric mean of w over the trajectory, the same for each of its tokens.
 
-
-def mask_sequence(
-    *, proximal_logprobs: Tensor, behavior_logprobs: Tensor, sequences: Tensor, count: int, window: Window
-) -> Corrected:
-    """1, but a trajectory whose geometric mean of w is outside `window` is filtered whole.
-
-    `sequences` [N] int64 numbers the `count` trajectories, each whole. The mean is over all its trained tokens,
-    whatever another filter does to them; being per token, it means the same for a long trajectory as for a short one.
+    Biased, but of a variance that falls with the length; GSPO's ratio (arXiv 2507.18071) taken to the behavior policy.
     """
-    gaps = log_gap(numerator=proximal_logprobs, denominator=behavior_logprobs).detach()
-    means = torch.exp(bounded(sequence_means(values=gaps, sequences=sequences, count=count)))
-    kept = window.holds(means)[sequences]
-    return Corrected(weights=kept.to(gaps.dtype), kept=kept)
+    return torch.exp(bounded(gap.log_means))[gap.sequences]
 
 
-def kept_tokens(
-    *, rules: Rules, proximal_logprobs: Tensor, behavior_logprobs: Tensor, sequences: Tensor, count: int
-) -> Tensor:
-    """Which tokens pass all filters of `rules`, bool [M]. For the whole step, from logprobs before its first update."""
-    kept = torch.ones_like(proximal_logprobs, dtype=torch.bool)
+def mask_token(gap: Gap, window: Window) -> Tensor:
+    """Which tokens have w within `window`. Source: IcePop (arXiv 2510.18855), 0.5 to 5."""
+    return window.holds(gap.ratios)
+
+
+def mask_sequence(gap: Gap, window: Window) -> Tensor:
+    """Which tokens are of a trajectory whose geometric mean of w is within `window`.
+
+    The mean is over all its trained tokens, whatever another filter does to them; being per token, it means the same
+    for a long trajectory as for a short one.
+    """
+    return window.holds(torch.exp(bounded(gap.log_means)))[gap.sequences]
+
+
+def veto(gap: Gap, least: float) -> Tensor:
+    """Which tokens are of a trajectory none of whose tokens has w below `least`: one that the learner's policy would
+    hardly ever have sampled says that the rest was sampled from somewhere else. 1e-4 is usual.
+    """
+    extreme = (gap.ratios < least).to(gap.logs.dtype)
+    return (sequence_sums(values=extreme, sequences=gap.sequences, count=gap.count) == 0)[gap.sequences]
+
+
+def mask_divergence(gap: Gap, *, advantages: Tensor, limit: float) -> Tensor:
+    """Which tokens are not of a negative advantage in a trajectory whose mean of behavior - proximal is above `limit`.
+
+    That mean estimates KL(behavior || proximal), in nats per token. What is good is learned however it came about; what
+    is bad is pushed down only where the policy still does it. Source: the off-policy mask of DeepSeek-V3.2 (arXiv
+    2512.02556).
+    """
+    far = (-gap.log_means > limit)[gap.sequences]
+    return ~(far & (advantages < 0))
+
+
+def kept_tokens(gap: Gap, rules: Rules) -> Tensor:
+    """Which tokens pass those filters of `rules` that look at no advantage, bool [N].
+
+    For the whole step, from logprobs before its first update.
+    """
+    kept = torch.ones_like(gap.sequences, dtype=torch.bool)
     if rules.token_window is not None:
-        kept &= mask_token(
-            proximal_logprobs=proximal_logprobs, behavior_logprobs=behavior_logprobs, window=rules.token_window
-        ).kept
+        kept &= mask_token(gap, rules.token_window)
     if rules.sequence_window is not None:
-        kept &= mask_sequence(
-            proximal_logprobs=proximal_logprobs,
-            behavior_logprobs=behavior_logprobs,
-            sequences=sequences,
-            count=count,
-            window=rules.sequence_window,
-        ).kept
+        kept &= mask_sequence(gap, rules.sequence_window)
+    if rules.token_veto is not None:
+        kept &= veto(gap, rules.token_veto)
     return kept
 
 
-def correct(
-    *, rules: Rules, proximal_logprobs: Tensor, behavior_logprobs: Tensor, sequences: Tensor, count: int
-) -> Corrected:
+def kept_for(gap: Gap, rules: Rules, *, advantages: Tensor) -> Tensor:
+    """Which tokens pass all filters of `rules`, bool [N]."""
+    kept = kept_tokens(gap, rules)
+    if rules.divergence_limit is not None:
+        kept &= mask_divergence(gap, advantages=advantages, limit=rules.divergence_limit)
+    return kept
+
+
+def correct(gap: Gap, rules: Rules, *, advantages: Tensor) -> Corrected:
     """All corrections of `rules` at once: the weight that `rules.weight` names, 0 for filtered tokens."""
-    kept = kept_tokens(
-        rules=rules,
-        proximal_logprobs=proximal_logprobs,
-        behavior_logprobs=behavior_logprobs,
-        sequences=sequences,
-        count=count,
-    )
-    if rules.weight == "sequence":
-        weights = sequence(
-            proximal_logprobs=proximal_logprobs,
-            behavior_logprobs=behavior_logprobs,
-            sequences=sequences,
-            count=count,
-            cap=rules.cap,
-        )
-    elif rules.weight == "truncate":
-        weights = truncate(proximal_logprobs=proximal_logprobs, behavior_logprobs=behavior_logprobs, cap=rules.cap)
-    elif rules.token_window is not None:
-        weights = importance_ratio(proximal_logprobs=proximal_logprobs, behavior_logprobs=behavior_logprobs)
-    else:
-        weights = torch.ones_like(proximal_logprobs)
-    return Corrected(weights=torch.where(kept, weights, 0.0), kept=kept)
+    kept = kept_for(gap, rules, advantages=advantages)
+    plain = _plain_weights(gap, rules)
+    weights = plain if rules.weight == "none" else plain.clamp(rules.floor, rules.cap)
+    return Corrected(weights=torch.where(kept, weights, 0.0), kept=kept, bounded=kept & (weights != plain))
 
 
-def counted_lengths(*, kept: Tensor, sequences: Tensor, count: int, keep_original_count: bool = False) -> Tensor:
-    """Trained tokens that each trajectory counts for in the denominators, [count] int64.
+def self_normalising_scale(corrected: Corrected) -> float:
+    """One over the mean weight of the kept tokens, which are those of the whole step: sum(w x) / sum(w) in place of
+    sum(w x) / n. 1 where nothing is kept.
 
-    `kept` and `sequences` are [M], of the whole step. Filtered tokens do not count, unless `keep_original_count`.
+    Biased by O(1/n) and of less variance. Source: Hesterberg 1995, doi 10.1080/00401706.1995.10484303.
     """
-    if keep_original_count:
-        return sequence_lengths(sequences=sequences, count=count)
-    return sequence_sums(values=kept.to(torch.int64), sequences=sequences, count=count)
+    total = float(corrected.weights.sum())
+    return float(corrected.kept.sum()) / total if total > 0 else 1.0
 
 
 def interpolated_proximal(*, behavior_logprobs: Tensor, policy_logprobs: Tensor, lags: Tensor) -> Tensor:
@@ -172,3 +202,9 @@ def interpolated_proximal(*, behavior_logprobs: Tensor, policy_logprobs: Tensor,
     """
     alpha = 1.0 / (lags.to(policy_logprobs.dtype) + 1.0)
     return alpha * finite(behavior_logprobs.detach()) + (1.0 - alpha) * finite(policy_logprobs.detach())
+
+
+def _plain_weights(gap: Gap, rules: Rules) -> Tensor:
+    if rules.weight == "none":
+        return torch.ones_like(gap.logs) if rules.token_window is None else gap.ratios
+    return {"truncate": truncate, "sequence": sequence, "geometric": geometric}[rules.weight](gap)

@@ -1,4 +1,7 @@
-"""The knobs that algorithms share, in groups: each part of a preset brings its own. Loads no torch."""
+"""The knobs that algorithms share, in groups: each part of a preset brings its own. Loads no torch.
+
+Names of choices that configs and pure functions share. Loads no torch.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 Aggregation = Literal["token", "sequence_mean", "sequence_sum", "constant"]
-AdvantageScale = Literal["std", "none", "mean"]
-Correction = Literal["truncate", "sequence", "none"]
+AdvantageScale = Literal["std", "none", "mean", "batch"]
+Correction = Literal["truncate", "sequence", "geometric", "none"]
 Proximal = Literal["recompute", "interpolate", "behavior"]
-KlForm = Literal["k1", "k2", "k3"]
 
 
 class Knobs(BaseModel):
@@ -18,7 +20,7 @@ class Knobs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     wants_spread: ClassVar[bool] = False
-    """Whether groups of equal rewards are of no use to the algorithm."""
+    """Groups of equal rewards are of no use to the algorithm."""
 
     @property
     def uses_reference(self) -> bool:
@@ -76,8 +78,8 @@ class ScaleKnobs(Knobs):
         """The knob, with an algorithm's own default."""
         return Field(
             default,
-            description="What a group's centred rewards are divided by: their standard deviation, nothing, or their "
-            "mean.",
+            description="What a group's centred rewards are divided by: their standard deviation, nothing, their mean, "
+            "or the standard deviation of all rewards of the step (batch).",
         )
 
     advantage_scale: AdvantageScale = field("std")
@@ -113,17 +115,35 @@ class CorrectionKnobs(Knobs):
 
     correction: Correction = Field(
         "truncate",
-        description="Weight exp(proximal - behavior): of each token, or one for the whole trajectory (sequence), not "
-        "above correction_cap; or none.",
+        description="Weight exp(proximal - behavior): of each token; the product over the trajectory (sequence) or its "
+        "geometric mean (geometric) for each of its tokens; or none, uncorrected.",
     )
     correction_cap: float = Field(2.0, gt=0, description="Upper bound of the correction weight. Dimensionless.")
+    correction_floor: float = Field(
+        0.0, ge=0, description="Lower bound of the correction weight; above 0, no token loses all of its gradient."
+    )
+    self_normalise: bool = Field(
+        False, description="The correction weights are divided by their mean over the step's tokens."
+    )
     token_window: tuple[float, float] | None = Field(
         None, description="Tokens whose weight is outside are left out; 0.5 to 5 is IcePop's. none: off"
     )
     sequence_window: tuple[float, float] | None = Field(
         None, description="Trajectories whose geometric mean of weights is outside are left out. none: off"
     )
-    count_left_out: bool = Field(False, description="What the windows leave out still counts in means.")
+    token_veto: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="A trajectory is left out whole if one of its tokens has a weight below; 1e-4 is usual. none: off",
+    )
+    divergence_limit: float | None = Field(
+        None,
+        gt=0,
+        description="Tokens of negative advantage are left out where the trajectory's mean of behavior - proximal is "
+        "above, in nats per token; DeepSeek-V3.2's mask (arXiv 2512.02556), 0.5 to begin with. none: off",
+    )
+    count_left_out: bool = Field(False, description="What is left out by these still counts in means.")
     proximal: Proximal = Field(
         "recompute",
         description="The proximal policy's logprobs: those at the step's start, by interpolation between behavior and "
@@ -131,26 +151,40 @@ class CorrectionKnobs(Knobs):
     )
 
     @property
-    def has_window(self) -> bool:
+    def corrects(self) -> bool:
+        """Whether the loss takes a correction at all."""
+        return True
+
+    @property
+    def has_filter(self) -> bool:
         """Whether tokens can be left out."""
-        return self.token_window is not None or self.sequence_window is not None
+        filters = (self.token_window, self.sequence_window, self.token_veto, self.divergence_limit)
+        return any(given is not None for given in filters)
 
     def unused_knobs(self) -> dict[str, str]:
         unused = super().unused_knobs()
         if self.proximal == "behavior":
-            names = ("correction", "correction_cap", "token_window", "sequence_window", "count_left_out")
-            return unused | dict.fromkeys(names, "proximal is behavior, which leaves no gap to correct")
+            names = set(CorrectionKnobs.model_fields) - {"proximal"}
+            return unused | dict.fromkeys(sorted(names), "proximal is behavior, which leaves no gap to correct")
         if self.correction == "none":
-            unused["correction_cap"] = "correction is none"
-        if not self.has_window:
-            unused["count_left_out"] = "neither token_window nor sequence_window is set"
+            names = {"correction_cap", "correction_floor"}
+            if self.token_window is None:
+                names |= {"self_normalise"}
+            unused |= dict.fromkeys(sorted(names), "correction is none")
+        if not self.has_filter:
+            unused["count_left_out"] = "nothing is left out: no window, token_veto or divergence_limit is set"
         return unused
 
     @model_validator(mode="after")
-    def _windows_in_order(self) -> CorrectionKnobs:
+    def _bounds_in_order(self) -> CorrectionKnobs:
         for name, window in (("token_window", self.token_window), ("sequence_window", self.sequence_window)):
             if window is not None and not 0 <= window[0] <= window[1]:
                 raise ValueError(f"{name} is {list(window)}: expected two numbers, 0 <= low <= high")
+        if self.correction_floor > self.correction_cap:
+            raise ValueError(
+                f"correction_floor is {self.correction_floor:g}, above correction_cap, {self.correction_cap:g}: no "
+                "weight is within; lower the floor or raise the cap"
+            )
         return self
 
 
@@ -160,8 +194,8 @@ class PositiveKnobs(Knobs):
     positive_nll: float = Field(
         0.0,
         ge=0,
-        description="Weight of the negative log-likelihood of good trajectories, aggregated over those alone; 0.1 is "
-        "VAPO's (arXiv 2504.05118). 0 is off.",
+        description="Weight of the negative log-likelihood of good trajectories, uncorrected, aggregated over those "
+        "alone; 0.1 is VAPO's (arXiv 2504.05118). 0 is off.",
     )
     positive_reward: float = Field(1.0, description="Trajectories of at least this reward are good ones, as it came.")
 
@@ -173,4 +207,10 @@ class PositiveKnobs(Knobs):
 class EntropyKnobs(Knobs):
     """The bonus for a spread distribution."""
 
-    entropy_coefficient: float = Field(0.0, description="Weight of the mean entropy in the loss, per nat. 0 is off.")
+    entropy_coefficient: float = Field(
+        0.0, description="Weight of the mean entropy in the loss, per nat; uncorrected. 0 is off."
+    )
+
+
+KlForm = Literal["k1", "k2", "k3"]
+TruncationRule = Literal["keep", "mask", "penalise"]

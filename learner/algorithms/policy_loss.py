@@ -7,6 +7,8 @@ already. Losses and gradients are finite for every logprob, -inf included.
 
 Where the policy has not moved (policy = proximal = behavior) every loss here but that of likelihood has the gradient
 -advantage, which is REINFORCE's.
+
+The critic's loss and how well it predicts.
 """
 
 from __future__ import annotations
@@ -16,16 +18,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.algorithms.per_sequence import sequence_means
-from learner.algorithms.ratios import bounded, finite, log_gap, ratio
+from learner.algorithms.ratios import bounded, finite, log_gap, ratio, sequence_means, sequence_sums
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
     """`losses` [N] to be minimized; `clipped` [N] bool, true where a bound took effect, or None for a loss without one.
 
-    In `clip`, `sequence_clip` and `dppo` a clipped token has no gradient of the policy's gain; in `cispo`, `reinforce`
-    and `topr` it has one, with the bounded ratio as its weight.
+    In `clip`, `sequence_clip`, `gmpo` and `dppo` a clipped token has no gradient of the policy's gain; in `cispo`,
+    `reinforce` and `topr` it has one, with the bounded ratio as its weight.
     """
 
     losses: Tensor
@@ -64,6 +65,7 @@ def sequence_clip(
     count: int,
     clip_low: float,
     clip_high: float,
+    product: bool = False,
 ) -> PolicyLoss:
     """`clip` with the trajectory's ratio s = exp(mean over its tokens of policy - proximal) in place of each token's.
 
@@ -72,13 +74,58 @@ def sequence_clip(
     s_t = sg(s) exp(policy_t - sg(policy_t)). So advantages may differ from token to token, and where they do not, the
     mean over the trajectory's tokens has exactly the gradient of -min(s A, clip(s) A). Source: GSPO and GSPO-token
     (arXiv 2507.18071).
+
+    With `product`, s is the ratio of the probabilities of the whole trajectory, exp(sum over its tokens), and the sum
+    over the tokens has that gradient: the clip of RLOO in asynchronous RLHF (arXiv 2410.18252). A mean over many tokens
+    hardly leaves 0.8 to 1.2, their product does.
     """
     gaps = log_gap(numerator=policy_logprobs, denominator=proximal_logprobs).detach()
-    shared = bounded(sequence_means(values=gaps, sequences=sequences, count=count))[sequences]
-    own = finite(policy_logprobs)
-    moved = torch.exp(shared + (own - own.detach()))
+    over = sequence_sums if product else sequence_means
+    shared = bounded(over(values=gaps, sequences=sequences, count=count))[sequences]
+    moved = torch.exp(shared + _own_gradient(finite(policy_logprobs)))
     gain, clipped = _pessimistic(moved, advantages, low=1.0 - clip_low, high=1.0 + clip_high)
     return PolicyLoss(losses=-gain, clipped=clipped)
+
+
+def gmpo(
+    *,
+    policy_logprobs: Tensor,
+    proximal_logprobs: Tensor,
+    advantages: Tensor,
+    sequences: Tensor,
+    count: int,
+    clip_low: float,
+    clip_high: float,
+) -> PolicyLoss:
+    """-s A, s the geometric mean over the trajectory of its tokens' ratios, each of which is clipped first.
+
+    A token's log ratio, policy - proximal, is not above `clip_high` where A > 0 and not below -`clip_low` elsewhere, in
+    nats; a clipped token has no gradient. The gradient of s reaches each other token through its own logprob, as in
+    `sequence_clip`. Source: GMPO (arXiv 2507.20673), which clips at 0.4 both ways.
+    """
+    gaps = log_gap(numerator=policy_logprobs, denominator=proximal_logprobs)
+    limited = torch.where(advantages > 0, gaps.clamp(max=clip_high), gaps.clamp(min=-clip_low))
+    shared = bounded(sequence_means(values=limited.detach(), sequences=sequences, count=count))[sequences]
+    moved = torch.exp(shared + _own_gradient(limited))
+    return PolicyLoss(losses=-moved * advantages, clipped=limited.detach() != gaps.detach())
+
+
+def sapo(
+    *,
+    policy_logprobs: Tensor,
+    proximal_logprobs: Tensor,
+    advantages: Tensor,
+    temperature_positive: float,
+    temperature_negative: float,
+) -> PolicyLoss:
+    """-(4/tau) sigmoid(tau (r - 1)) A: a soft gate in place of the clip, tau by the sign of the advantage.
+
+    The weight of a token's gradient is r 4 p (1 - p), p the sigmoid: 1 at r = 1, and falling off to both sides without
+    ever being cut. A larger tau falls faster. Source: SAPO (arXiv 2511.20347): 1.0 for A > 0 and 1.05 elsewhere.
+    """
+    moved = ratio(numerator=policy_logprobs, denominator=proximal_logprobs)
+    tau = torch.where(advantages > 0, temperature_positive, temperature_negative)
+    return PolicyLoss(losses=-4.0 / tau * torch.sigmoid(tau * (moved - 1.0)) * advantages, clipped=None)
 
 
 def cispo(
@@ -160,8 +207,47 @@ def negative_log_likelihood(*, policy_logprobs: Tensor) -> Tensor:
     return -policy_logprobs
 
 
+def _own_gradient(values: Tensor) -> Tensor:
+    """0, with the gradient of `values`."""
+    return values - values.detach()
+
+
 def _pessimistic(moved: Tensor, advantages: Tensor, *, low: float, high: float) -> tuple[Tensor, Tensor]:
     """The smaller of the plain and the bounded gain, and where it is the bounded one."""
     plain = moved * advantages
     limited = moved.clamp(low, high) * advantages
     return torch.minimum(plain, limited), limited < plain
+
+
+@dataclass(frozen=True)
+class ValueLoss:
+    """`losses` [N] to be minimized; `clipped` [N] bool, true where the bound leaves no gradient, None without one."""
+
+    losses: Tensor
+    clipped: Tensor | None
+
+
+def value_loss(*, values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> ValueLoss:
+    """1/2 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2) per token, all [N].
+
+    `old_values` are the critic's when the step began, `returns` its targets; the gradient flows to `values`. Without
+    `clip`, 1/2 (V - R)^2. Source: PPO's reference implementation, as in arXiv 2005.12729.
+    """
+    plain = (values - returns).square()
+    if clip is None:
+        return ValueLoss(losses=plain / 2, clipped=None)
+    limited = (values.clamp(old_values - clip, old_values + clip) - returns).square()
+    return ValueLoss(losses=torch.maximum(plain, limited) / 2, clipped=limited > plain)
+
+
+def explained_variance(*, values: Tensor, returns: Tensor) -> float | None:
+    """1 - Var(returns - values)/Var(returns) over the M tokens of a whole step.
+
+    1 is perfect, 0 no better than a constant. None where the returns do not vary, so that there is nothing to explain.
+    """
+    # Equal returns can have a mean that differs from them by rounding; they have no spread all the same.
+    if returns.numel() < 2 or bool((returns == returns[0]).all()):
+        return None
+    targets = returns.detach().double()
+    unexplained = (targets - values.detach().double()).var(correction=0)
+    return float(1 - unexplained / targets.var(correction=0))

@@ -2,21 +2,23 @@
 
 Every logprob is the *sum* over the trained tokens of one sequence (`per_sequence.sequence_sums`), in nats at the
 sampling temperature, whatever the loss: the losses that average over length (`ipo`, `orpo`, `simpo`) take the
-`lengths` [P] too and divide themselves, so that nothing is averaged twice or in one place only. Gradients flow to
-`chosen_logprobs`, `rejected_logprobs`, `logprobs` and scores; losses and gradients are finite however far apart the two
-sides are. Losses are per pair, so that a caller who weights each with 1/(pairs of the step) gets the same total from
-any split into microbatches.
+`lengths` [P] too and divide themselves, so that nothing is averaged twice or in one place only. Some take the implicit
+rewards of both sides instead, beta (logprob - reference) as `reward` makes them. Gradients flow to `chosen_logprobs`,
+`rejected_logprobs`, `logprobs`, rewards and scores; losses and gradients are finite however far apart the two sides
+are. Losses are per pair, so that a caller who weights each with 1/(pairs of the step) gets the same total from any
+split into microbatches.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from learner.algorithms.ratios import finite, log_gap
+from learner.algorithms.ratios import bounded, finite, log_gap
 
 # The mean logprob per token that `orpo` counts at most: at 0 the odds are infinite.
 ORPO_CEILING = -1e-6
@@ -54,9 +56,114 @@ def dpo(
     and not at infinity. Sources: DPO (arXiv 2305.18290); the smoothed form is conservative DPO
     (https://ericmitchell.ai/cdpo.pdf).
     """
-    chosen = beta * log_gap(numerator=chosen_logprobs, denominator=chosen_reference_logprobs)
-    rejected = beta * log_gap(numerator=rejected_logprobs, denominator=rejected_reference_logprobs)
+    chosen = reward(chosen_logprobs, chosen_reference_logprobs, beta=beta)
+    rejected = reward(rejected_logprobs, rejected_reference_logprobs, beta=beta)
     return _pair_loss(_smoothed(chosen - rejected, label_smoothing), chosen, rejected)
+
+
+def length_normalised(
+    *,
+    chosen_logprobs: Tensor,
+    rejected_logprobs: Tensor,
+    chosen_reference_logprobs: Tensor,
+    rejected_reference_logprobs: Tensor,
+    chosen_lengths: Tensor,
+    rejected_lengths: Tensor,
+    beta: float,
+    label_smoothing: float = 0.0,
+) -> PairLoss:
+    """`dpo` whose rewards are per token: beta (logprob - reference) / length.
+
+    A long completion cannot win by its length. Source: Tulu 3 (arXiv 2411.15124), which takes a beta of 5.
+    """
+    chosen = _per_token(reward(chosen_logprobs, chosen_reference_logprobs, beta=beta), chosen_lengths)
+    rejected = _per_token(reward(rejected_logprobs, rejected_reference_logprobs, beta=beta), rejected_lengths)
+    return _pair_loss(_smoothed(chosen - rejected, label_smoothing), chosen, rejected)
+
+
+def reward(logprobs: Tensor, reference_logprobs: Tensor, *, beta: float) -> Tensor:
+    """beta (logprob - reference): the reward that the policy would be the best one for, but for a constant."""
+    return beta * log_gap(numerator=logprobs, denominator=reference_logprobs)
+
+
+def robust(*, chosen: Tensor, rejected: Tensor, label_smoothing: float) -> PairLoss:
+    """(-(1 - e) log sigmoid(h) + e log sigmoid(-h)) / (1 - 2e), h = chosen - rejected, the rewards of both sides.
+
+    Its mean over labels that are wrong with chance e, below 0.5, is DPO's loss on right ones. Not bounded below.
+    Source: arXiv 2403.00409.
+    """
+    h, e = chosen - rejected, label_smoothing
+    return _pair_loss((e * logsigmoid(-h) - (1.0 - e) * logsigmoid(h)) / (1.0 - 2.0 * e), chosen, rejected)
+
+
+def hinge(*, chosen: Tensor, rejected: Tensor) -> PairLoss:
+    """max(0, 1 - h), h = chosen - rejected: nothing more to learn from a pair that is 1 apart. Source: SLiC (arXiv
+    2305.10425), on DPO's rewards as in arXiv 2309.06657.
+    """
+    return _pair_loss((1.0 - (chosen - rejected)).clamp(min=0.0), chosen, rejected)
+
+
+def exo(*, chosen: Tensor, rejected: Tensor, label_smoothing: float) -> PairLoss:
+    """KL(p || q) of p = (sigmoid(h), sigmoid(-h)) against the labels q = (1 - e, e), h = chosen - rejected, e above 0.
+
+    The reverse of the divergence in DPO's loss: 0 where sigmoid(h) = 1 - e. Source: EXO (arXiv 2402.00856), e 1e-3.
+    """
+    h, e = chosen - rejected, label_smoothing
+    right = torch.sigmoid(h) * (logsigmoid(h) - math.log1p(-e))
+    wrong = torch.sigmoid(-h) * (logsigmoid(-h) - math.log(e))
+    return _pair_loss(right + wrong, chosen, rejected)
+
+
+def discopop(*, chosen: Tensor, rejected: Tensor, temperature: float = 0.05) -> PairLoss:
+    """(1 - m) -log sigmoid(h) + m exp(-h), m = sigmoid(h / temperature), h = chosen - rejected.
+
+    DPO's loss for pairs in the wrong order, an exponential one for the others. Source: DiscoPOP (arXiv 2406.08414).
+    """
+    h = chosen - rejected
+    mixed = torch.sigmoid(h / temperature)
+    return _pair_loss((1.0 - mixed) * -logsigmoid(h) + mixed * torch.exp(-bounded(h)), chosen, rejected)
+
+
+def apo_zero(*, chosen: Tensor, rejected: Tensor) -> PairLoss:
+    """sigmoid(-chosen) + sigmoid(rejected): raises the chosen side and lowers the other, each against the reference.
+
+    For pairs whose chosen side is better than what the model writes. Source: APO (arXiv 2408.06266).
+    """
+    return _pair_loss(torch.sigmoid(-chosen) + torch.sigmoid(rejected), chosen, rejected)
+
+
+def apo_down(*, chosen: Tensor, rejected: Tensor) -> PairLoss:
+    """sigmoid(chosen) + sigmoid(rejected - chosen): lowers both, the rejected side more.
+
+    For pairs whose chosen side is worse than what the model writes. Source: APO (arXiv 2408.06266).
+    """
+    return _pair_loss(torch.sigmoid(chosen) + torch.sigmoid(rejected - chosen), chosen, rejected)
+
+
+def nca(*, chosen: Tensor, rejected: Tensor) -> PairLoss:
+    """-log sigmoid(chosen) - 1/2 log sigmoid(-chosen) - 1/2 log sigmoid(-rejected): a finite best reward for each side.
+
+    The chosen side's likelihood does not fall with the rejected one's. Source: NCA (arXiv 2402.05369).
+    """
+    losses = -logsigmoid(chosen) - 0.5 * logsigmoid(-chosen) - 0.5 * logsigmoid(-rejected)
+    return _pair_loss(losses, chosen, rejected)
+
+
+def bco(*, chosen: Tensor, rejected: Tensor, shift: Tensor) -> PairLoss:
+    """-log sigmoid(chosen - shift) - log sigmoid(shift - rejected): a classifier of each side by itself.
+
+    `shift`, a scalar, is the mean reward of all completions so far. Source: BCO (arXiv 2404.04656).
+    """
+    losses = -logsigmoid(chosen - shift.detach()) - logsigmoid(shift.detach() - rejected)
+    return _pair_loss(losses, chosen, rejected)
+
+
+def sppo(*, chosen: Tensor, rejected: Tensor, beta: float) -> PairLoss:
+    """((chosen - 1/2)^2 + (rejected + 1/2)^2) / beta^2: the log ratios are to be 1/(2 beta) and minus that.
+
+    Source: SPPO (arXiv 2405.00675) with certain labels; beta is 1/eta, 1e-3 there.
+    """
+    return _pair_loss(((chosen - 0.5).square() + (rejected + 0.5).square()) / beta**2, chosen, rejected)
 
 
 def ipo(
@@ -121,17 +228,15 @@ def simpo(
     return _pair_loss(_smoothed(chosen - rejected - gamma, label_smoothing), chosen, rejected)
 
 
-def kto_divergence(*, logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """max(0, mean of logprob - reference) in nats, a scalar without gradient: the reference point of `kto`.
+def kto_divergence(*, gaps: Tensor) -> Tensor:
+    """max(0, the mean of `gaps` [K], logprob - reference), a scalar without gradient: the reference point of `kto`.
 
-    Both are [K], of one whole step on all ranks, before its first update: the maximum of a mean is not a sum, so an
-    estimate per microbatch would depend on the split. In the paper they are those of completions paired with another
-    task's prompt, so that the estimate does not follow the reward of the pairs being learned. Those of the step's own
-    sequences need no further pass; then the estimate is right for sequences that the policy sampled, and high for
-    sequences that were picked because they are good.
+    The sequences are prompts with completions of other prompts, so that what is good or bad about a completion does
+    not move the point that it is compared with; it then estimates how far the policy has moved as a whole. They are
+    those of the whole step on all ranks, before its first update: the maximum of a mean is no sum of parts. Source: KTO
+    (arXiv 2402.01306).
     """
-    gaps = log_gap(numerator=logprobs, denominator=reference_logprobs).detach()
-    return gaps.mean().clamp(min=0.0)
+    return gaps.detach().mean().clamp(min=0.0)
 
 
 def kto(
@@ -150,7 +255,7 @@ def kto(
     gap. A sequence far on either side has no gradient: it is not worth more than 0, nor less than its weight. Source:
     KTO (arXiv 2402.01306).
     """
-    rewards = beta * log_gap(numerator=logprobs, denominator=reference_logprobs)
+    rewards = reward(logprobs, reference_logprobs, beta=beta)
     gain = rewards - beta * divergence.detach()
     weights = torch.where(desirable, desirable_weight, undesirable_weight)
     # 1 - sigmoid(s) is sigmoid(-s), which keeps its digits where the loss is nearly 0.

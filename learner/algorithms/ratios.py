@@ -1,4 +1,7 @@
-"""Ratios of probabilities from logprobs, finite however far apart or impossible the two are. Tensors have any shape."""
+"""Ratios of probabilities from logprobs, finite however far apart or impossible the two are. Tensors have any shape.
+
+From values of tokens to values of sequences. N tokens of K sequences, without padding, in any order.
+"""
 
 from __future__ import annotations
 
@@ -29,3 +32,22 @@ def bounded(gap: Tensor) -> Tensor:
 def ratio(*, numerator: Tensor, denominator: Tensor) -> Tensor:
     """exp(numerator - denominator), the exponent within 20 either way, with the gradient of `numerator` only."""
     return torch.exp(bounded(log_gap(numerator=numerator, denominator=denominator)))
+
+
+def sequence_sums(*, values: Tensor, sequences: Tensor, count: int) -> Tensor:
+    """The sum of each sequence's `values` [N], as [count]; `sequences` [N] int64 says whose each token is.
+
+    A sequence without tokens has 0. Gradients flow to `values`.
+    """
+    return torch.zeros(count, dtype=values.dtype, device=values.device).index_add(0, sequences, values)
+
+
+def sequence_lengths(*, sequences: Tensor, count: int) -> Tensor:
+    """How many tokens each sequence has, [count] int64."""
+    return sequence_sums(values=torch.ones_like(sequences), sequences=sequences, count=count)
+
+
+def sequence_means(*, values: Tensor, sequences: Tensor, count: int) -> Tensor:
+    """The mean of each sequence's `values` [N], as [count]. A sequence without tokens has 0, not NaN."""
+    lengths = sequence_lengths(sequences=sequences, count=count).clamp(min=1)
+    return sequence_sums(values=values, sequences=sequences, count=count) / lengths

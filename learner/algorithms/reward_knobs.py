@@ -1,6 +1,8 @@
 """The knobs of rewards: what is done to them before they become advantages, and the pull towards the reference.
 
 Loads no torch.
+
+The knobs of policy gradients, put together from those of their parts. Loads no torch.
 """
 
 from __future__ import annotations
@@ -9,7 +11,16 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from learner.algorithms.knobs import KlForm, Knobs
+from learner.algorithms.knobs import (
+    AggregationKnobs,
+    ClipKnobs,
+    CorrectionKnobs,
+    EntropyKnobs,
+    KlForm,
+    Knobs,
+    PositiveKnobs,
+    ScaleKnobs,
+)
 
 Normalisation = Literal["none", "scale", "standardise"]
 
@@ -23,10 +34,15 @@ class KlLossKnobs(Knobs):
         description="Weight of the penalty towards the reference policy. 0 runs no reference pass. Nats to loss.",
     )
     kl_form: KlForm = Field("k3", description="Estimate of the divergence in the loss; in the reward it is k1.")
+    kl_ratio: bool = Field(
+        False,
+        description="The penalty in the loss is weighted by the ratio to the behavior policy, which makes it unbiased "
+        "on stale tokens (DeepSeek-V3.2, arXiv 2512.02556); uncorrected if false.",
+    )
 
     def unused_knobs(self) -> dict[str, str]:
         unused = super().unused_knobs()
-        return unused if self.kl_coefficient else {**unused, "kl_form": "kl_coefficient is 0"}
+        return unused if self.kl_coefficient else unused | dict.fromkeys(("kl_form", "kl_ratio"), "kl_coefficient is 0")
 
     @property
     def uses_reference(self) -> bool:
@@ -39,10 +55,10 @@ class KlLossKnobs(Knobs):
 
     @model_validator(mode="after")
     def _a_form_with_a_gradient(self) -> KlLossKnobs:
-        if self.uses_reference and not self.kl_is_in_reward and self.kl_form == "k1":
+        if self.uses_reference and not self.kl_is_in_reward and self.kl_form == "k1" and not self.kl_ratio:
             raise ValueError(
                 "kl_form is k1 and kl_in is loss: the expected gradient of k1 in a loss is 0, so it would hold nothing "
-                "back; set kl_form to k3 or k2, or kl_in to reward"
+                "back; set kl_form to k3 or k2, kl_ratio to true, or kl_in to reward"
             )
         return self
 
@@ -80,7 +96,7 @@ class KlKnobs(KlLossKnobs):
         if self.kl_in == "loss":
             reason = "kl_in is loss, and only a penalty in the reward adapts"
             return unused | dict.fromkeys(("kl_control", "kl_target", "kl_horizon"), reason)
-        unused["kl_form"] = "kl_in is reward, which takes k1"
+        unused |= dict.fromkeys(("kl_form", "kl_ratio"), "kl_in is reward, which takes k1 as it is")
         if self.kl_control == "fixed":
             unused |= dict.fromkeys(("kl_target", "kl_horizon"), "kl_control is fixed")
         return unused
@@ -95,15 +111,21 @@ class RewardKnobs(Knobs):
         "their mean (standardise).",
     )
     reward_scale: float = Field(1.0, gt=0, description="Rewards are multiplied by this.")
-    reward_clip: float | None = Field(None, gt=0, description="Rewards are clipped to +- this. none: off")
+    reward_clip: float | None = Field(
+        None, gt=0, description="Rewards are clipped to at most this, and to at least its negative. none: off"
+    )
+    reward_clip_low: float | None = Field(
+        None, description="Rewards are clipped to at least this; with reward_clip, in place of its negative. none: off"
+    )
     truncated: Literal["keep", "mask", "penalise"] = Field(
         "keep", description="Completions cut off at the longest length: trained, left out, or penalised."
     )
     truncated_penalty: float = Field(1.0, ge=0, description="What is taken off the reward of cut off completions.")
     overlong_length: int | None = Field(
-        None, gt=0, description="Length in tokens at which the soft penalty reaches -1. none: off"
+        None, gt=0, description="Length in tokens at which the soft penalty is whole. none: off"
     )
     overlong_buffer: int = Field(128, gt=0, description="Tokens before overlong_length over which it grows from 0.")
+    overlong_factor: float = Field(1.0, gt=0, description="What the whole soft penalty takes off the reward.")
     length_penalty: float = Field(
         0.0, ge=0, description="What is taken off the reward of a trajectory of length_limit tokens; less off shorter."
     )
@@ -127,7 +149,7 @@ class RewardKnobs(Knobs):
         if self.truncated != "penalise":
             unused["truncated_penalty"] = f"truncated is {self.truncated}"
         if self.overlong_length is None:
-            unused["overlong_buffer"] = "overlong_length is not set"
+            unused |= dict.fromkeys(("overlong_buffer", "overlong_factor"), "overlong_length is not set")
         for knob, of in (
             ("length_limit", "length_penalty"),
             ("relative_length_reward", "relative_length"),
@@ -136,3 +158,65 @@ class RewardKnobs(Knobs):
             if getattr(self, of) == 0:
                 unused[knob] = f"{of} is 0"
         return unused
+
+    @property
+    def reward_bounds(self) -> tuple[float | None, float | None]:
+        """The lowest and the highest reward after clipping; None does not bind."""
+        symmetric = None if self.reward_clip is None else -self.reward_clip
+        return (symmetric if self.reward_clip_low is None else self.reward_clip_low), self.reward_clip
+
+    @model_validator(mode="after")
+    def _bounds_that_fit(self) -> RewardKnobs:
+        low, high = self.reward_bounds
+        if low is not None and high is not None and low >= high:
+            raise ValueError(f"reward_clip_low is {low:g} and reward_clip {high:g}: every reward would be the same")
+        if self.overlong_length is not None and self.overlong_buffer > self.overlong_length:
+            raise ValueError(
+                f"overlong_buffer is {self.overlong_buffer} and overlong_length {self.overlong_length}: the penalty "
+                "would begin before the first token; lower overlong_buffer"
+            )
+        return self
+
+
+class SampledKnobs(AggregationKnobs, KlLossKnobs, EntropyKnobs):
+    """What every policy gradient has."""
+
+    @property
+    def masks_truncated(self) -> bool:
+        """Whether completions cut off at the longest length are left out of the loss."""
+        return False
+
+
+class UnshapedKnobs(SampledKnobs):
+    """What a policy gradient has whose advantages are not made of the trajectory's reward."""
+
+    truncated: Literal["keep", "mask"] = Field(
+        "keep", description="Completions cut off at the longest length: trained, or left out."
+    )
+
+    @property
+    def masks_truncated(self) -> bool:
+        return self.truncated == "mask"
+
+
+class StreamedKnobs(SampledKnobs, KlKnobs, RewardKnobs):
+    """What a policy gradient has whose advantages are made of the trajectory's reward."""
+
+    @property
+    def masks_truncated(self) -> bool:
+        return self.truncated == "mask"
+
+    @model_validator(mode="after")
+    def _means_to_divide_by(self) -> StreamedKnobs:
+        divides_by_means = isinstance(self, ScaleKnobs) and self.advantage_scale == "mean"
+        if divides_by_means and self.reward_normalisation == "standardise":
+            raise ValueError(
+                "reward_normalisation is standardise and advantage_scale is mean: standardised rewards have a mean of "
+                "about 0, which nothing can be divided by; set reward_normalisation to scale or none, or "
+                "advantage_scale to std"
+            )
+        return self
+
+
+class ClippedKnobs(StreamedKnobs, ClipKnobs, CorrectionKnobs, PositiveKnobs):
+    """What every algorithm with a clipped ratio to the proximal policy has."""

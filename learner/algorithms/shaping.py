@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.algorithms import kl
-from learner.algorithms.choices import KlForm, TruncationRule
-from learner.algorithms.grouping import Grouping
-from learner.algorithms.token_runs import at_end
+from learner.algorithms import divergences
+from learner.algorithms.advantages import Grouping, at_end
+from learner.algorithms.knobs import KlForm, TruncationRule
 
 EPSILON = 1e-6
 # One step's relative error moves the coefficient by no more than if the divergence were a fifth off its target.
@@ -126,7 +125,7 @@ def kl_rewards(*, policy_logprobs: Tensor, reference_logprobs: Tensor, beta: flo
 
     Source: arXiv 1909.08593 (k1).
     """
-    estimate = kl.penalty(form=form, policy_logprobs=policy_logprobs, reference_logprobs=reference_logprobs)
+    estimate = divergences.penalty(form=form, policy_logprobs=policy_logprobs, reference_logprobs=reference_logprobs)
     return -beta * estimate.detach()
 
 

@@ -24,10 +24,8 @@ import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from learner.data.errors import DataError
-from learner.data.examples import example_parts
-from learner.data.sources import read_records
-from learner.data.tokenizing import Tokenized, Tokenizer, tokenize
+from learner.data.examples import Tokenized, Tokenizer, example_parts, tokenize
+from learner.data.sources import DataError, read_records
 
 FORMAT = "headway-top-logprobs-1"
 _ABOVE_ONE = 1e-2  # how far the K probabilities may sum above 1, by rounding of half-precision logprobs

@@ -1,18 +1,171 @@
 """Examples for supervised training: records of `prompt` and `completion`, or `messages` of a conversation.
 
 A prompt of messages takes the assistant's reply, a text, or messages that go on.
+
+From texts and conversations to token ids and loss masks.
+
+A completion ends with the tokenizer's end token, which is trained on. Prompt and completion are tokenized apart, as the
+engine samples them, so that equal prompts have equal tokens whatever follows.
 """
 
-from collections.abc import Iterator, Sequence
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
+import jinja2
 import numpy as np
+from numpy.typing import NDArray
 
-from learner.data.errors import DataError
-from learner.data.sources import read_parsed
-from learner.data.tokenizing import Part, Tokenizer, conversation_parts, read_messages, reply_parts, tokenize
+from learner.data.sources import DataError, read_parsed
 from learner.training.batch import TrainSequence
+
+Message = Mapping[str, str]
+
+
+class Tokenizer(Protocol):
+    """What is used of a Hugging Face tokenizer."""
+
+    eos_token_id: int | None
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def apply_chat_template(
+        self, conversation: Sequence[Message], *, add_generation_prompt: bool, tokenize: bool
+    ) -> str: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of text; `trained`: it was written by the assistant, and is trained on."""
+
+    text: str
+    trained: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenized:
+    """A prompt with a completion of T tokens in all. `token_ids` int32 [T]; `loss_mask` bool [T], the tokens to train.
+
+    At least one token is trained, and never the first one, which nothing predicts.
+    """
+
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first trained one."""
+        return int(self.loss_mask.argmax())
+
+    @property
+    def trained_length(self) -> int:
+        """How many tokens are trained."""
+        return int(self.loss_mask.sum())
+
+    def without_tail(self) -> "Tokenized":
+        """Ends with the last trained token: a template's newline after the end token is never sampled nor scored."""
+        length = len(self.loss_mask) - int(self.loss_mask[::-1].argmax())
+        return Tokenized(token_ids=self.token_ids[:length], loss_mask=self.loss_mask[:length])
+
+
+def tokenize(parts: Iterable[Part], tokenizer: Tokenizer) -> Tokenized:
+    """The parts end to end, with an end token after the last one if it is trained. Raises DataError."""
+    end = tokenizer.eos_token_id
+    token_ids: list[int] = []
+    mask: list[bool] = []
+    for part in parts:
+        tokens = tokenizer.encode(part.text, add_special_tokens=False)
+        token_ids += tokens
+        mask += _until_end(tokens, end) if part.trained else [False] * len(tokens)
+    if end is not None and mask and mask[-1] and token_ids[-1] != end:
+        token_ids.append(end)
+        mask.append(True)
+    if not any(mask):
+        raise DataError("nothing is left to train on: the completion has no tokens")
+    if mask[0]:
+        raise DataError("the first token would be trained, yet nothing precedes it: the prompt is empty")
+    return Tokenized(token_ids=np.array(token_ids, dtype=np.int32), loss_mask=np.array(mask, dtype=np.bool_))
+
+
+def text_parts(*, prompt: str, completion: str) -> list[Part]:
+    """A prompt and its completion, as they stand. Raises DataError for an empty completion."""
+    if not completion:
+        raise DataError("the completion is empty, which leaves nothing to train on")
+    return [Part(prompt, False), Part(completion, True)]
+
+
+def conversation_parts(messages: Sequence[Message], tokenizer: Tokenizer, *, trained_from: int = 0) -> list[Part]:
+    """The template's text, cut so that what the assistant wrote in `messages[trained_from:]` is trained, and no more.
+
+    Ends with the last assistant's turn. Raises DataError.
+    """
+    parts: list[Part] = []
+    done = ""
+    for index in range(trained_from, len(messages)):
+        if messages[index]["role"] != "assistant":
+            continue
+        before = _template(messages[:index], tokenizer, open_turn=True)
+        after = _template(messages[: index + 1], tokenizer, open_turn=False)
+        if not before.startswith(done) or not after.startswith(before):
+            raise DataError("the chat template rewrites earlier turns, so that they cannot be told apart")
+        parts += [Part(before[len(done) :], False), Part(after[len(before) :], True)]
+        done = after
+    if not parts:
+        raise DataError("a conversation without an assistant's turn has nothing to train on")
+    return parts
+
+
+def reply_parts(prompt: object, completion: object, tokenizer: Tokenizer) -> list[Part] | None:
+    """A prompt and completion in any of their forms; None if they have none of them. Raises DataError."""
+    match prompt, completion:
+        case str(prompt_text), str(text):
+            return text_parts(prompt=prompt_text, completion=text)
+        case [*messages], str(text):
+            if not text:
+                raise DataError("the completion is empty, which leaves nothing to train on")
+            return _reply(read_messages(messages), [{"role": "assistant", "content": text}], tokenizer)
+        case [*messages], [*replies]:
+            return _reply(read_messages(messages), read_messages(replies), tokenizer)
+        case _:
+            return None
+
+
+def read_messages(messages: Sequence[object]) -> list[Message]:
+    """Messages with role and content. Raises DataError."""
+    return [_message(message) for message in messages]
+
+
+def _reply(prompt: Sequence[Message], reply: Sequence[Message], tokenizer: Tokenizer) -> list[Part]:
+    """Of all turns only the reply's are trained."""
+    if not prompt:
+        raise DataError("the prompt has no messages")
+    if not reply or reply[0]["role"] != "assistant":
+        raise DataError("a completion begins with an assistant's message")
+    return conversation_parts([*prompt, *reply], tokenizer, trained_from=len(prompt))
+
+
+def _message(message: object) -> Message:
+    match message:
+        case {"role": str(role), "content": str(content)}:
+            return {"role": role, "content": content}
+        case _:
+            raise DataError(f"expected messages with texts `role` and `content`, got {reprlib.repr(message)}")
+
+
+def _template(messages: Sequence[Message], tokenizer: Tokenizer, *, open_turn: bool) -> str:
+    try:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=open_turn, tokenize=False)
+    except jinja2.TemplateError as error:
+        raise DataError(f"the model's chat template refuses the conversation: {error}") from error
+
+
+def _until_end(tokens: Sequence[int], end: int | None) -> list[bool]:
+    """The mask of what the assistant wrote: a template's newline after the end token is never sampled."""
+    stop = len(tokens) - list(reversed(tokens)).index(end) if end is not None and end in tokens else len(tokens)
+    return [index < stop for index in range(len(tokens))]
+
 
 Example = TypeVar("Example")
 
@@ -25,14 +178,14 @@ def read_examples(path: Path, tokenizer: Tokenizer) -> list[TrainSequence]:
     return examples
 
 
-def batches(examples: Sequence[Example], *, size: int, seed: int) -> Iterator[list[Example]]:
-    """Endless batches: every epoch in another order, each example once an epoch."""
-    epoch = 0
+def batches(examples: Sequence[Example], *, size: int, seed: int, first: int = 0) -> Iterator[list[Example]]:
+    """Endless batches, from number `first` on: every epoch in another order, each example once an epoch."""
+    epoch, skipped = divmod(first * size, len(examples))
     queue: list[int] = []
     while True:
         while len(queue) < size:
-            queue += np.random.default_rng((seed, epoch)).permutation(len(examples)).tolist()
-            epoch += 1
+            queue += np.random.default_rng((seed, epoch)).permutation(len(examples)).tolist()[skipped:]
+            epoch, skipped = epoch + 1, 0
         yield [examples[index] for index in queue[:size]]
         del queue[:size]
 

@@ -17,10 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.data.errors import DataError
-from learner.data.sources import read_parsed
-from learner.data.tokenizing import Message, Tokenized, Tokenizer, read_messages, reply_parts, tokenize
-from protocol.reward_models import RewardFormat
+from learner.data.examples import Message, Tokenized, Tokenizer, read_messages, reply_parts, tokenize
+from learner.data.sources import DataError, read_parsed
+from protocol.rewards import RewardFormat
 
 _PAIR = (
     "expected `chosen` and `rejected` with a `prompt`, or as conversations that begin alike (lists of messages); "

@@ -17,8 +17,8 @@ import safetensors.numpy
 import xxhash
 from numpy.typing import NDArray
 
-from learner.data.tokenizing import Tokenized
-from learner.history.durable_files import sync_folder
+from learner.data.examples import Tokenized
+from learner.journal.files import sync_folder
 
 logger = logging.getLogger(__name__)
 

@@ -8,20 +8,148 @@ The format is told by the path's ending, or else by how the file begins:
     a folder with state.json           what `Dataset.save_to_disk` writes
     a folder with dataset_dict.json    what `DatasetDict.save_to_disk` writes: needs `#split`, as in `data/pairs#train`,
                                        unless there is only one
+
+Rows of Parquet and Arrow files, a batch of them in memory at a time.
+
+Hugging Face datasets saved on disk: which Arrow files a folder consists of. The `datasets` package is not needed.
+
+Faults of a data file.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from learner.data.columnar import read_arrow, read_parquet
-from learner.data.errors import DataError
-from learner.data.saved_dataset import files_of_saved
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+
+
+class DataError(ValueError):
+    """A record of a data file does not fit; the text names the file and the line or row."""
+
+
+Rows = Iterator[tuple[str, object]]
+
+_BATCH_ROWS = 256
+_FILE_MAGIC = b"ARROW1"
+
+
+def read_parquet(file: Path) -> Rows:
+    """Each row as an object of its columns. Raises DataError that names the file, and the row that was reached."""
+    reached = 0
+    with _faults_of(file, "Parquet"), pyarrow.parquet.ParquetFile(file) as opened:
+        for batch in opened.iter_batches(batch_size=_BATCH_ROWS):
+            for row in _rows(batch, before=reached):
+                reached += 1
+                yield row
+
+
+def read_arrow(file: Path) -> Rows:
+    """The same of an Arrow file, or of a stream, which `save_to_disk` writes."""
+    reached = 0
+    with _faults_of(file, "Arrow"), pyarrow.memory_map(str(file)) as source:
+        for batch in _record_batches(source):
+            for start in range(0, batch.num_rows, _BATCH_ROWS):
+                for row in _rows(batch.slice(start, _BATCH_ROWS), before=reached):
+                    reached += 1
+                    yield row
+
+
+def _record_batches(source: pyarrow.NativeFile) -> Iterator[pyarrow.RecordBatch]:
+    beginning = source.read(len(_FILE_MAGIC))
+    source.seek(0)
+    if beginning == _FILE_MAGIC:
+        reader = pyarrow.ipc.open_file(source)
+        yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
+    else:
+        yield from pyarrow.ipc.open_stream(source)
+
+
+def _rows(batch: pyarrow.RecordBatch, *, before: int) -> Rows:
+    for number, row in enumerate(batch.to_pylist(), start=before + 1):
+        yield f"row {number}", row
+
+
+@contextmanager
+def _faults_of(file: Path, format: str) -> Iterator[None]:
+    """What pyarrow says about a damaged file, with its name. What the reader's user raises is not touched."""
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{file} cannot be read as {format}: {error}") from error
+
+
+_STATE = "state.json"
+_SPLITS = "dataset_dict.json"
+
+
+def files_of_saved(folder: Path, *, split: str | None) -> list[Path]:
+    """The Arrow files of a folder that `save_to_disk` wrote, in order. Raises DataError."""
+    if (folder / _SPLITS).exists():
+        return _files_of_split(_one_split(folder, split=split))
+    if split is not None:
+        raise DataError(f"{folder} holds no {_SPLITS}, so it has no split {split!r}; leave out #{split}")
+    if not (folder / _STATE).exists():
+        raise DataError(
+            f"{folder} is a folder with neither {_STATE} nor {_SPLITS}: expected a dataset saved with save_to_disk; "
+            "name a file in it instead"
+        )
+    return _files_of_split(folder)
+
+
+def _one_split(folder: Path, *, split: str | None) -> Path:
+    names = _texts(folder / _SPLITS, _read(folder / _SPLITS).get("splits"))
+    offered = ", ".join(names)
+    if split is None and len(names) != 1:
+        raise DataError(f"{folder} has the splits {offered}: choose one, as in {folder}#{next(iter(names), 'train')}")
+    if split is not None and split not in names:
+        raise DataError(f"{folder} has no split {split!r}; it has {offered}")
+    return folder / (split or names[0])
+
+
+def _files_of_split(folder: Path) -> list[Path]:
+    state = folder / _STATE
+    values = _read(state)
+    if values.get("_indices_data_files"):
+        raise DataError(f"{state}: rows are picked by an index file; call flatten_indices() and save the dataset again")
+    entries = values.get("_data_files")
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in _list(state, entries)]
+    files = [folder / name for name in _texts(state, names)]
+    for file in files:
+        if not file.resolve().is_relative_to(folder.resolve()) or not file.is_file():
+            raise DataError(f"{state} names {file}, which is not a file in the folder; is the copy complete?")
+    return files
+
+
+def _read(file: Path) -> dict[str, object]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise DataError(f"{file} holds {type(values).__name__}, expected an object")
+    return values
+
+
+def _list(file: Path, value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise DataError(f"{file} names no files: expected a list `_data_files`, as save_to_disk writes it")
+    return value
+
+
+def _texts(file: Path, value: object) -> list[str]:
+    match value:
+        case [*names] if all(isinstance(name, str) for name in names):
+            return [str(name) for name in names]
+        case _:
+            raise DataError(f"{file} holds {value!r}, expected a list of names")
+
 
 Parsed = TypeVar("Parsed")
-Rows = Iterator[tuple[str, object]]
 
 _EXPECTED = "expected JSON lines (.jsonl), Parquet (.parquet), Arrow (.arrow) or a dataset saved with save_to_disk"
 

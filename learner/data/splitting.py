@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 import numpy as np
 import xxhash
 
-from learner.data.errors import DataError
-from learner.data.tokenizing import Tokenized
+from learner.data.examples import Tokenized
+from learner.data.sources import DataError
 
 Item = TypeVar("Item")
 

@@ -1,8 +1,12 @@
 """What a user can set about the judge of an evaluation. Loads no torch."""
 
-from pydantic import Field, SecretStr
+from pathlib import Path
+from typing import Annotated, Self
 
-from services.config import ConfigModel
+from pydantic import Field, SecretStr, model_validator
+
+from protocol.generation import LOWEST_TEMPERATURE
+from services.config.models import ConfigModel
 
 _DEFAULT_URL = "http://127.0.0.1:7320"
 
@@ -23,3 +27,68 @@ class JudgingConfig(ConfigModel):
     def addresses(self) -> tuple[str, ...]:
         """The reward services, without a slash at the end."""
         return tuple(url.rstrip("/") for url in self.urls or (_DEFAULT_URL,))
+
+
+class EvaluationConfig(ConfigModel):
+    """Held-out evaluation, by the same generators: during a run, or by itself (`headway eval`)."""
+
+    tasks: int = Field(200, ge=0, description="held-out tasks in an evaluation during the run; 0 turns it off")
+    every_steps: int = Field(50, ge=1, description="steps between evaluations")
+    final_tasks: int = Field(
+        500, ge=0, description="held-out tasks before the first and after the last step, and of an evaluation by itself"
+    )
+    share: float = Field(
+        0.5, gt=0, le=1, description="share of an env_service's places that an evaluation during the run takes at most"
+    )
+    samples: int = Field(1, ge=1, le=4096, description="completions of each held-out task")
+    k: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (), description="the k of pass@k and cons@k, at most samples; if left out 1, 2, 4, ... and samples itself"
+    )
+    temperature: float = Field(1.0, ge=0, description="sampling temperature; 0 is greedy")
+    success_reward: float = Field(1.0, description="a reward of at least this counts as solved")
+    only: bool = Field(False, description="evaluate the model on final_tasks tasks, train nothing, and end")
+    checkpoint: Path | None = Field(
+        None, description="checkpoint folder of a run of the same settings to evaluate instead of the model; with only"
+    )
+    output: Path | None = Field(
+        None, description="file for an evaluation by itself; evaluation.json in the run's folder if left out"
+    )
+    against: Path | None = Field(
+        None,
+        description="file of an earlier evaluation by itself to give a win rate against, or for a judge a JSONL of "
+        "prompt and completion; with only",
+    )
+    judge: JudgingConfig = Field(JudgingConfig(), description="judge of pairs, ours and those of against; with only")
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The k of pass@k and cons@k, ascending."""
+        powers = (1 << bit for bit in range(self.samples.bit_length()))
+        return tuple(sorted(set(self.k or (*powers, self.samples))))
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> Self:
+        if max(self.k, default=1) > self.samples:
+            raise ValueError(
+                f"k holds {max(self.k)} and samples is {self.samples}: pass@k needs k samples of a task; raise samples "
+                "or lower k"
+            )
+        if self.samples > 1 and self.temperature < LOWEST_TEMPERATURE:
+            raise ValueError(
+                f"samples is {self.samples} at temperature {self.temperature}: greedy samples are all the same; set "
+                "samples to 1, or raise temperature"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _by_itself(self) -> Self:
+        given = [name for name in ("checkpoint", "output", "against") if getattr(self, name) is not None]
+        if given and not self.only:
+            raise ValueError(f"{given[0]} needs an evaluation by itself, and only is false: set only to true")
+        if self.judge.verifier is not None and self.against is None:
+            raise ValueError("judge.verifier is set and against is not: set against to what ours is compared with")
+        if self.against is not None and self.against.suffix == ".jsonl" and self.judge.verifier is None:
+            raise ValueError(f"against is {self.against}, which has no rewards: set judge.verifier to a pairwise one")
+        if self.only and self.final_tasks == 0:
+            raise ValueError("only is true and final_tasks is 0: nothing would be evaluated; set final_tasks")
+        return self

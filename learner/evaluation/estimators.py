@@ -1,10 +1,13 @@
 """The numbers of an evaluation, as pure functions of rewards and answers. Tasks are the independent units throughout:
 the samples of one task are alike, so intervals count tasks, and are too wide rather than too narrow.
+
+What a completion answers, for votes among samples. Answers are compared as text: 1/2 and 0.5 are two answers.
 """
 
 import math
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _NORMAL_95 = 1.959963984540054
 """The normal distribution's 97.5 % quantile: intervals cover 95 %."""
@@ -73,3 +76,37 @@ def win_rate(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]])
 def _share_won(mine: Sequence[float], other: Sequence[float]) -> float:
     points = math.fsum(float(a > b) + 0.5 * float(a == b) for a in mine for b in other)
     return points / (len(mine) * len(other))
+
+
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BOX = "\\boxed{"
+_FOUND = ("extracted", "parsed")
+"""Reward components by which a verifier says whether it found an answer at all."""
+
+
+def answer_of(completion: str, *, components: Mapping[str, float]) -> str | None:
+    r"""The answer in a completion, None if there is none or the verifier, by its `components`, found none.
+
+    The thought before the last `</think>` does not count. The answer is the last `<answer>..</answer>`, else the whole
+    text; within it the last `\boxed{..}`, if there is one; with each white space made one space.
+    """
+    if any(components.get(name) == 0 for name in _FOUND):
+        return None
+    text = completion.rpartition("</think>")[2]
+    tagged = _TAG.findall(text)
+    given = str(tagged[-1]) if tagged else text
+    return " ".join((_last_boxed(given) or given).split()) or None
+
+
+def _last_boxed(text: str) -> str | None:
+    """The content of the last box, None if it never closes."""
+    start = text.rfind(_BOX)
+    if start < 0:
+        return None
+    start += len(_BOX)
+    depth = 1
+    for place in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[start:place]
+    return None

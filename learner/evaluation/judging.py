@@ -1,22 +1,127 @@
-"""Pairs of completions, ours and an opponent's, judged by a pairwise verifier of a reward service."""
+"""Pairs of completions, ours and an opponent's, judged by a pairwise verifier of a reward service.
+
+The completions that a judge compares ours with: an earlier evaluation's, or those of a file of one's own.
+"""
 
 import logging
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from learner.evaluation.baseline import Opponent
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from learner.evaluation.config import JudgingConfig
 from learner.evaluation.estimators import wilson_interval
-from learner.evaluation.report import JudgedComparison, NotComparable
+from learner.evaluation.report import EvaluationReport, JudgedComparison, NotComparable, read_report
 from learner.evaluation.results import TaskSamples
 from protocol.rewards import ScoreItem, VerifierInfo, VerifierList
-from services.http_client import HttpClient, ServiceError
+from services.http.client import HttpClient, ServiceError
+from services.http.tls import TlsContext
 from services.rewards.client import RewardClient
-from services.rewards.scored import Scored
+from services.rewards.items import Scored
 from services.rewards.settings import ClientSettings
+
+# So many tasks show how prompts of a file stand in prompts as the model reads them.
+_SHOWING_TASKS = 64
+
+
+@dataclass(frozen=True)
+class Opponent:
+    """What one of our tasks is compared with: the prompt as the judge is to read it, and at least one completion."""
+
+    prompt: str
+    completions: tuple[str, ...]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    prompt: str
+    completion: str
+
+
+Answers = Mapping[str, Sequence[str]]
+"""Completions by prompt."""
+
+
+def is_answers_file(path: Path) -> bool:
+    """Whether it is a JSONL file of one's own, and not an evaluation."""
+    return path.suffix == ".jsonl"
+
+
+def read_answers(path: Path) -> Answers:
+    """A file of lines {"prompt": ..., "completion": ...}; a prompt may have several. Raises NotComparable."""
+    answers: dict[str, list[str]] = {}
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in _lines(file, path):
+                answers.setdefault(line.prompt, []).append(line.completion)
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotComparable(f"evaluation.against cannot be read: {error}") from error
+    if not answers:
+        raise NotComparable(f'evaluation.against: {path} is empty; expected lines {{"prompt": ..., "completion": ...}}')
+    return answers
+
+
+def _lines(file: Collection[str] | Iterator[str], path: Path) -> Iterator[_Line]:
+    for number, text in enumerate(file, 1):
+        if not text.strip():
+            continue
+        try:
+            yield _Line.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise NotComparable(
+                f"evaluation.against: {path}, line {number}: {where and where + ': '}{first['msg']}; expected "
+                '{"prompt": text, "completion": text}'
+            ) from error
+
+
+def opponents_of(tasks: Sequence[TaskSamples], against: Answers | EvaluationReport) -> Mapping[int, Opponent]:
+    """By the index of each of our tasks that `against` has, too. The environments must be the same."""
+    if isinstance(against, EvaluationReport):
+        theirs = {task.task_index: tuple(sample.completion for sample in task.samples) for task in against.tasks}
+        return {
+            task.task_index: Opponent(task.prompt, theirs[task.task_index])
+            for task in tasks
+            if theirs.get(task.task_index)
+        }
+    before, after = surroundings(tasks, against)
+    found = {}
+    for task in tasks:
+        if not (task.prompt.startswith(before) and task.prompt.endswith(after)):
+            continue
+        prompt = task.prompt[len(before) : len(task.prompt) - len(after)]
+        if prompt in against:
+            found[task.task_index] = Opponent(prompt, tuple(against[prompt]))
+    return found
+
+
+def surroundings(tasks: Sequence[TaskSamples], prompts: Collection[str]) -> tuple[str, str]:
+    """What the chat template puts before and after a prompt: the pair with which most tasks have one of `prompts`.
+
+    A task's text is a prompt as the model reads it; a file of one's own has the prompt alone.
+    """
+    seen: Counter[tuple[str, str]] = Counter()
+    for task in tasks[:_SHOWING_TASKS]:
+        seen.update(
+            {
+                (task.prompt[:at], task.prompt[at + len(prompt) :])
+                for prompt in prompts
+                if (at := task.prompt.find(prompt)) >= 0
+            }
+        )
+    return max(seen, key=lambda pair: (seen[pair], -len(pair[0]) - len(pair[1])), default=("", ""))
+
+
+def read_against(path: Path) -> Answers | EvaluationReport:
+    """An earlier evaluation, or a file of one's own by its name's end. Raises NotComparable."""
+    return read_answers(path) if is_answers_file(path) else read_report(path)
+
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +141,10 @@ class _Pair:
     theirs: str
 
 
-async def check_judge(config: JudgingConfig) -> None:
+async def check_judge(config: JudgingConfig, *, tls: TlsContext | None = None) -> None:
     """Raises NotComparable unless a reward service has the verifier, and it takes a baseline."""
     problems = []
-    async with HttpClient(token=config.token) as client:
+    async with HttpClient(token=config.token, tls=tls) as client:
         for url in config.addresses:
             try:
                 listed = await client.get(f"{url}/v1/verifiers", VerifierList, deadline_s=_START_S, retries=1000)
@@ -69,7 +174,12 @@ def _takes_a_baseline(verifier: VerifierInfo) -> bool:
 
 
 async def judged(
-    tasks: Sequence[TaskSamples], opponents: Mapping[int, Opponent], *, config: JudgingConfig, against: Path
+    tasks: Sequence[TaskSamples],
+    opponents: Mapping[int, Opponent],
+    *,
+    config: JudgingConfig,
+    against: Path,
+    tls: TlsContext | None = None,
 ) -> JudgedComparison:
     """Each of our samples against one of the opponent's, in turn. Raises NotComparable if nothing could be judged."""
     assert config.verifier is not None, "no judge is set"
@@ -79,7 +189,7 @@ async def judged(
     if not pairs:
         raise NotComparable(f"evaluation.against: {against} has no prompt in common with this evaluation")
     settings = ClientSettings(deadline_s=config.timeout_s, patience_s=None, batch_items=_BATCH)
-    async with RewardClient(config.addresses, token=config.token, settings=settings) as client:
+    async with RewardClient(config.addresses, token=config.token, settings=settings, tls=tls) as client:
         scored = await client.score([_item(pair, config.verifier, number) for number, pair in enumerate(pairs)])
     return comparison_of(pairs, scored, verifier=config.verifier, against=against)
 

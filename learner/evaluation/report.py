@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from learner.evaluation.estimators import wilson_interval, win_rate
 from learner.evaluation.results import Evaluation, EvaluationResult, TaskSamples
-from learner.history.durable_files import write_atomically
+from learner.journal.files import write_atomically
 
 
 class NotComparable(ValueError):

@@ -59,11 +59,16 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation's numbers, and the samples by task in the order of indices. `environment` is the tasks'."""
+    """An evaluation's numbers, and the samples by task in the order of indices. `environment` is the tasks'.
+
+    `own`: the numbers of those tasks alone whose every token the version that was to be evaluated has sampled. Beside
+    training there may be few: generators move on, and what is sampled after that tells nothing of this version.
+    """
 
     environment: str
     result: EvaluationResult
     tasks: tuple[TaskSamples, ...]
+    own: EvaluationResult | None = None
 
 
 def result_of(

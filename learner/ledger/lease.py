@@ -38,12 +38,17 @@ class Lease:
 
 @dataclass(slots=True, kw_only=True)
 class RunningAttempt:
-    """version: a lower bound on the versions of the group's tokens. deadline: seconds on the caller's clock."""
+    """version: a lower bound on the versions of the group's tokens. Times are seconds on the caller's clock.
+
+    deadline: when it expires unless it is heard of. overdue_at: when it has taken too long, alive or not.
+    """
 
     attempt: int
     holder: str
     version: int
     deadline: float
+    heard_at: float
+    overdue_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +90,18 @@ class LeaseTable:
         self.open_up_to(lease_id + 1)
         return lease_id
 
-    def start(self, lease_id: int, *, holder: str, version: int, deadline: float) -> int:
+    def start(self, lease_id: int, *, holder: str, version: int, now: float, timeout_s: float, longest_s: float) -> int:
         """Pending to running. Returns the number of the new attempt."""
         del self.pending[lease_id]
         attempt = self._new_attempt(lease_id, Outcome.RUNNING)
-        self.running[lease_id] = RunningAttempt(attempt=attempt, holder=holder, version=version, deadline=deadline)
+        self.running[lease_id] = RunningAttempt(
+            attempt=attempt,
+            holder=holder,
+            version=version,
+            deadline=now + timeout_s,
+            heard_at=now,
+            overdue_at=now + longest_s,
+        )
         return attempt
 
     def stop(self, lease_id: int, outcome: Outcome, *, not_before: float = 0.0) -> EndedAttempt:

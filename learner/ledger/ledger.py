@@ -1,7 +1,7 @@
 """The rules of the ledger: what is granted, what is accepted, what a batch takes, and the bound on its lag."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from learner.ledger.lease import BufferedGroup, Closed, LeaseTable, Outcome
@@ -24,6 +24,9 @@ from learner.ledger.stragglers import Blockage, Remaining, blockage
 
 _LIVES_REMEMBERED = 64
 """For how many deaths of the learner in a row, each with all of its leases outstanding, their ids are believed."""
+
+_REASONS_KEPT = 64
+_REASON_CHARACTERS = 500
 
 
 class Ledger:
@@ -113,19 +116,37 @@ class Ledger:
 
     def _grant_one(self, *, now: float, holder: str) -> Grant:
         assert self._served is not None
-        version, deadline = self._served, now + self.config.lease_timeout_s
+        version = self._served
         lease_id = self._table.next_pending(now)
-        attempt = self._table.start(lease_id, holder=holder, version=version, deadline=deadline)
+        attempt = self._start(lease_id, now=now, holder=holder, version=version)
+        deadline = self._table.running[lease_id].deadline
         return Grant(lease_id=lease_id, attempt=attempt, holder=holder, version=version, deadline=deadline)
 
+    def _start(self, lease_id: int, *, now: float, holder: str, version: int) -> int:
+        return self._table.start(
+            lease_id,
+            holder=holder,
+            version=version,
+            now=now,
+            timeout_s=self.config.lease_timeout_s,
+            longest_s=self.config.longest_attempt_s,
+        )
+
     def heartbeat(
-        self, *, now: float, holder: str, running: Mapping[tuple[int, int], int | None]
+        self,
+        *,
+        now: float,
+        holder: str,
+        running: Mapping[tuple[int, int], int | None],
+        excused: Collection[tuple[int, int]] = (),
     ) -> tuple[AttemptId, ...]:
         """Extends the deadlines of the attempts that `holder` reports. Returns those that it should cancel.
 
         running: (lease id, attempt) -> the oldest version that any of the group's tokens was or will be sampled under,
             None if that is not known yet. An attempt is reported until its group is acknowledged; one that is not
             reported (its grant was lost, say) expires.
+        excused: those that wait for something that is not theirs: the time since they were last heard of is not counted
+            against them, and neither is any in which no generator serves.
         """
         unwanted: list[AttemptId] = []
         for (lease_id, attempt), oldest_version in running.items():
@@ -134,6 +155,9 @@ class Ledger:
                 unwanted.append(AttemptId(lease_id, attempt))
                 continue
             known.deadline = max(known.deadline, now + self.config.lease_timeout_s)
+            if self._served is None or (lease_id, attempt) in excused:
+                known.overdue_at += max(0.0, now - known.heard_at)
+            known.heard_at = now
             if oldest_version is not None:
                 known.version = max(known.version, oldest_version)
         return tuple(unwanted)
@@ -201,7 +225,7 @@ class Ledger:
         running = self._table.running.get(lease_id)
         if running is None or running.attempt != attempt:
             return FailureResult.IGNORED
-        self._reasons[f"{kind}: {reason}"] += 1
+        self._note(f"{kind}: {reason}")
         failures = self._table.leases[lease_id].failures
         failures[kind] += 1
         infrastructure = kind == "infrastructure"
@@ -217,8 +241,16 @@ class Ledger:
         return min(self.config.infrastructure_backoff_max_s, self.config.infrastructure_backoff_s * 2.0**doublings)
 
     def commonest_reasons(self, count: int) -> tuple[tuple[str, int], ...]:
-        """The reasons of failed attempts, as ("kind: reason", how often), the commonest first."""
+        """The reasons of failed attempts, as ("kind: reason", how often at least), the commonest first."""
         return tuple(self._reasons.most_common(count))
+
+    def _note(self, reason: str) -> None:
+        """Counts a reason. Of more kinds than there is place for, the commonest stay (Misra and Gries, 1982)."""
+        reason = reason[:_REASON_CHARACTERS]
+        if reason in self._reasons or len(self._reasons) < _REASONS_KEPT:
+            self._reasons[reason] += 1
+        else:
+            self._reasons = Counter({each: count - 1 for each, count in self._reasons.items() if count > 1})
 
     def expire(self, *, now: float) -> tuple[EndedAttempt, ...]:
         """Ends the attempts whose deadline has passed; their leases will be granted again, but not for ever."""
@@ -229,6 +261,25 @@ class Ledger:
         """The caller itself did nothing for so long: no silence of a holder counts from that time."""
         for running in self._table.running.values():
             running.deadline += seconds
+            running.heard_at += seconds
+            running.overdue_at += seconds
+
+    def overdue(self, *, now: float) -> tuple[EndedAttempt, ...]:
+        """Ends the attempts that take too long, however alive: each counts as a failure of its lease's data."""
+        late = [lease_id for lease_id, running in self._table.running.items() if running.overdue_at <= now]
+        return tuple(self._end_overdue(lease_id, now) for lease_id in late)
+
+    def _end_overdue(self, lease_id: int, now: float) -> EndedAttempt:
+        running = self._table.running[lease_id]
+        reason = (
+            f"not finished within {self.config.longest_attempt_s:g} s, though env_service {running.holder} says that "
+            "it is at work"
+        )
+        ended = EndedAttempt(
+            lease_id=lease_id, attempt=running.attempt, holder=running.holder, size=None, data_fault=True
+        )
+        result = self.fail(now=now, lease_id=lease_id, attempt=running.attempt, kind="data", reason=reason)
+        return replace(ended, given_up=reason) if result is FailureResult.DEAD_LETTERED else ended
 
     def holder_gone(self, holder: str) -> tuple[EndedAttempt, ...]:
         """Ends all attempts of a holder that is known to be gone, as if they had expired."""
@@ -244,7 +295,7 @@ class Ledger:
             return ended
         self._table.close(lease_id, Closed.DEAD_LETTERED)
         reason = f"{lease.expiries} attempts ended with the silence or the end of their env_service"
-        self._reasons[f"infrastructure: {reason}"] += 1
+        self._note(f"infrastructure: {reason}")
         return replace(ended, given_up=reason)
 
     def take(self, *, now: float) -> Batch | Waiting:
@@ -335,7 +386,7 @@ class Ledger:
         ledger = cls(config)
         ledger._table = LeaseTable.restored(snapshot)
         ledger._version = snapshot.version
-        ledger._reasons.update(snapshot.reasons)
+        ledger._reasons.update(dict(Counter(snapshot.reasons).most_common(_REASONS_KEPT)))
         return ledger
 
     def replay(self, lease_ids: tuple[int, ...]) -> None:
@@ -390,10 +441,7 @@ class Ledger:
         self._table.open_up_to(lease_id + 1)
         if lease_id not in self._table.pending:
             return None
-        deadline = now + self.config.lease_timeout_s
-        return self._table.start(
-            lease_id, holder=holder, version=oldest if version is None else version, deadline=deadline
-        )
+        return self._start(lease_id, now=now, holder=holder, version=oldest if version is None else version)
 
     def would_readmit(self, *, lease_id: int, oldest_version: int) -> Verdict:
         """The verdict that `readmit` would give; changes nothing, so that the journal can be written in between."""

@@ -17,6 +17,8 @@ class LedgerConfig:
     lease_timeout_s: an attempt of which no heartbeat spoke for so long is granted again.
     infrastructure_retries, data_retries: failures of each kind that a lease survives; the next one dead-letters it. As
         many expired attempts as infrastructure failures are survived in one life of the learner.
+    longest_attempt_s: an attempt that takes longer, though heartbeats speak of it, counts as a failure of its data.
+        Time in which nobody serves, or in which it waits for its rewards, is not counted.
     infrastructure_backoff_s: pause before the first retry after an infrastructure failure; it doubles with each further
         one, up to `infrastructure_backoff_max_s`. A data failure is retried without a pause.
     """
@@ -29,6 +31,7 @@ class LedgerConfig:
     infrastructure_retries: int
     data_retries: int
     max_drops_per_lease: int = 2
+    longest_attempt_s: float = 1500.0
     infrastructure_backoff_s: float = 1.0
     infrastructure_backoff_max_s: float = 60.0
 
@@ -69,6 +72,7 @@ class EndedAttempt:
     holder: None if the group had been delivered.
     size: as given to `accept`; None if the group had not been delivered.
     given_up: why the lease was dead-lettered with this attempt; None if it will be granted again.
+    data_fault: it counted as a failure of the lease's data.
     """
 
     lease_id: int
@@ -76,6 +80,7 @@ class EndedAttempt:
     holder: str | None
     size: int | None
     given_up: str | None = None
+    data_fault: bool = False
 
 
 class Verdict(StrEnum):

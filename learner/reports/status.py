@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from learner.intake.holders import Holder
+from learner.leases.env_services import Peer
 from learner.ledger import Ledger
-from learner.reports.measures import Measures
+from learner.reports.metrics import Measures
 from learner.weights.fleet import Fleet, Member
+from protocol.model import PolicyVersion
 from protocol.status import DiskStatus, EventStatus, PeerStatus, ProgressStatus, QueueStatus, Report
-from protocol.versions import PolicyVersion
 
 _LEAST_FREE_BYTES = 64 << 20
 
@@ -27,7 +27,7 @@ class LearnerStatus:
         incarnation: int,
         ledger: Ledger,
         fleet: Fleet,
-        env_services: Callable[[], Iterable[Holder]],
+        env_services: Callable[[], Iterable[Peer]],
         measures: Measures,
         teachers: Callable[[], tuple[PeerStatus, ...]] = tuple,
         clock: Callable[[], float] = time.monotonic,
@@ -96,7 +96,7 @@ class LearnerStatus:
             state=state,
         )
 
-    def _env_service(self, holder: Holder) -> PeerStatus:
+    def _env_service(self, holder: Peer) -> PeerStatus:
         return PeerStatus(
             name=holder.name,
             kind="env-service",

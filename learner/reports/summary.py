@@ -1,16 +1,21 @@
-"""The end of a run: `summary.json` for scripts, a table for people, and `curves.png`."""
+"""The end of a run: `summary.json` for scripts, a table for people, and `curves.png`.
+
+The picture of a run: reward and accuracy, lag, and where the time went, over steps.
+"""
 
 import json
 import logging
-import statistics
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+
 from learner.evaluation.results import EvaluationResult
 from learner.ledger import Books
-from learner.reports.records import Records
+from learner.reports.run_records import Records
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +25,7 @@ class Summary:
     """The numbers of a run. Shares are of the time between the first and the last training step, times in seconds.
 
     Accuracies are those of the evaluations of version 0 and of the last step, which are there whole as well. What was
-    not measured is None.
+    not measured is None. The medians of a long run are those of an even selection of its steps and publishes.
     `books` counts leases and attempts over the history of the final weights, so over all starts of the learner.
     `lag_histogram` counts trained trajectories by the lag of their oldest token, `token_lag_histogram` trained tokens.
     """
@@ -60,64 +65,46 @@ def summarize(
     records: Records, *, books: Books, max_lag: int, train_wall_s: float, generator_idle_share: float | None
 ) -> Summary:
     """The summary of a run of at least one step."""
-    steps = records.steps
-    assert steps, "a run of no steps has no summary"
-    trajectories = sum(step.trajectories for step in steps)
-    tail = steps[-max(1, len(steps) // 20) :]
-    head = steps[: len(tail)]
-    publishes = records.publishes[1:] or records.publishes
-    before, after = _evaluation(records, version=0), _evaluation(records, version=steps[-1].step)
+    tally = records.tally
+    assert tally.steps, "a run of no steps has no summary"
+    edge = max(1, tally.steps // 20)
+    before, after = (tally.evaluations.of_version(version) for version in (0, tally.last_step))
+    publish_s_median, publish_s_max, pause_s_median = tally.publish_times()
     return Summary(
         accuracy_before=None if before is None else before.accuracy,
         accuracy_after=None if after is None else after.accuracy,
         evaluation_before=before,
         evaluation_after=after,
-        reward_first=statistics.fmean(step.reward_mean for step in head),
-        reward_last=statistics.fmean(step.reward_mean for step in tail),
-        steps=len(steps),
+        reward_first=tally.curve.reward_of_first(edge),
+        reward_last=tally.curve.reward_of_last(edge),
+        steps=tally.steps,
         train_wall_s=train_wall_s,
-        completions_per_s=trajectories / train_wall_s,
-        tokens_per_s=sum(step.sampled_tokens for step in steps) / train_wall_s,
-        lag_histogram=_added(step.lag_counts for step in steps),
-        token_lag_histogram=_added(step.token_lag_counts for step in steps),
+        completions_per_s=tally.trajectories / train_wall_s,
+        tokens_per_s=tally.sampled_tokens / train_wall_s,
+        lag_histogram=tally.lag_counts,
+        token_lag_histogram=tally.token_lag_counts,
         max_lag=max_lag,
-        max_lag_seen=max(step.lag_max for step in steps),
-        learner_wait_share=sum(step.wait_s for step in steps) / train_wall_s,
+        max_lag_seen=tally.lag_max,
+        learner_wait_share=tally.wait_s / train_wall_s,
         generator_idle_share=generator_idle_share,
-        publish_s_median=_median([report.total_s for report in publishes]),
-        publish_s_max=max((report.total_s for report in publishes), default=None),
-        pause_s_median=_median([report.pause_s for report in publishes]),
-        train_step_s_median=statistics.median(step.train_s for step in steps),
-        probe_gap_max=max((report.probe_gap for report in records.publishes), default=None),
-        truncated_share=statistics.fmean(step.truncated_share for step in steps),
-        end_token_share=statistics.fmean(step.end_token_share for step in steps),
-        groups_trained=sum(step.groups for step in steps),
+        publish_s_median=publish_s_median,
+        publish_s_max=publish_s_max,
+        pause_s_median=pause_s_median,
+        train_step_s_median=tally.train_s.median() or 0.0,
+        probe_gap_max=tally.probe_gap.largest,
+        truncated_share=tally.truncated_share / tally.steps,
+        end_token_share=tally.end_token_share / tally.steps,
+        groups_trained=tally.groups,
         groups_dropped=books.dropped,
         groups_filtered=books.filtered,
         groups_dead_lettered=books.dead_lettered,
-        mixed_version_share=statistics.fmean(step.mixed_version_share for step in steps),
+        mixed_version_share=tally.mixed_version_share / tally.steps,
         books=books,
     )
 
 
-def _evaluation(records: Records, *, version: int) -> EvaluationResult | None:
-    """The newest of that version; a resumed run has none of version 0."""
-    return next((result for result in reversed(records.evaluations) if result.version == version), None)
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
-
-
 def _ms(seconds: float | None) -> str:
     return "not measured" if seconds is None else f"{seconds * 1e3:.0f} ms"
-
-
-def _added(counts: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    total: Counter[int] = Counter()
-    for count in counts:
-        total.update(count)
-    return dict(sorted(total.items()))
 
 
 def write_summary(summary: Summary, folder: Path) -> None:
@@ -169,3 +156,56 @@ def _share(value: float | None, *, of: str = "") -> str:
 def _histogram(counts: dict[int, int]) -> str:
     total = sum(counts.values())
     return "  ".join(f"{lag}: {count / total:.0%}" for lag, count in counts.items())
+
+
+_BLUE, _ORANGE, _GREY = "#1f6fb4", "#d95f02", "#8a8a8a"
+
+
+def draw_curves(records: Records, *, title: str, path: Path) -> None:
+    """Writes a PNG with three panels."""
+    points = records.tally.curve.points
+    counts = np.array([point.steps for point in points])
+    steps = np.array([point.last for point in points])
+    figure = Figure(figsize=(9.0, 7.2), layout="constrained")
+    rewards, lags, times = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1.4, 1.4))
+    figure.suptitle(title)
+
+    reward = np.array([point.reward for point in points]) / counts
+    rewards.plot(steps, reward, color=_BLUE, alpha=0.25, linewidth=0.8)
+    rewards.plot(steps, _smoothed(reward), color=_BLUE, label="reward of training rollouts (smoothed)")
+    rewards.plot(
+        [version for version, _ in records.tally.evaluations.points],
+        [accuracy for _, accuracy in records.tally.evaluations.points],
+        "o-", color=_ORANGE, markersize=4, label="held-out accuracy",
+    )  # fmt: skip
+    rewards.set_ylabel("reward, accuracy")
+    rewards.legend(loc="lower right", frameon=False)
+
+    lags.fill_between(steps, [point.lag_max for point in points], color=_GREY, alpha=0.3, label="largest", step="mid")
+    lags.plot(steps, _smoothed(np.array([point.lag for point in points]) / counts), color=_BLUE, label="mean")
+    lags.set_ylabel("lag (versions)")
+    lags.legend(loc="upper left", frameon=False, ncols=2)
+    lags.set_ylim(0, 1.4 * max(1, max(point.lag_max for point in points)))
+
+    parts = [("train", _BLUE, "train_s"), ("copy weights", _GREY, "copy_s"), ("wait for groups", _ORANGE, "wait_s")]
+    times.stackplot(
+        steps,
+        [_smoothed(np.array([getattr(point, name) for point in points]) / counts) for _, _, name in parts],
+        labels=[label for label, _, _ in parts], colors=[color for _, color, _ in parts], alpha=0.7,
+    )  # fmt: skip
+    times.set_ylabel("seconds per step")
+    times.set_xlabel("step")
+    times.legend(loc="upper right", frameon=False, ncols=3)
+    for axes in (rewards, lags, times):
+        axes.spines[["top", "right"]].set_visible(False)
+    rewards.set_ylim(min(0.0, reward.min()), max(1.0, reward.max()))
+    times.set_ylim(bottom=0)
+    figure.savefig(path, dpi=110)
+
+
+def _smoothed(values: npt.NDArray[np.float64] | Sequence[float]) -> npt.NDArray[np.float64]:
+    """A centred moving mean over a twentieth of the run, shorter at its ends."""
+    row = np.asarray(values, dtype=np.float64)
+    window = max(1, len(row) // 20)
+    kernel = np.ones(window)
+    return np.convolve(row, kernel, "same") / np.convolve(np.ones_like(row), kernel, "same")

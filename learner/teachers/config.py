@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from protocol.generation import MOST_SCORED_TOKENS
-from services.config import ConfigModel
+from services.config.models import ConfigModel
 from services.secret_files import read_secret
 
 _OF_URLS = ("token", "wait_s", "request_timeout_s", "requests_at_once", "request_tokens")

@@ -4,24 +4,28 @@ sequences ─▶ requests ─▶ endpoint ─▶ checked answer ─▶ logprobs
                 ▲            └─ is gone, hangs, starts, is busy: the same request elsewhere, without end
                 │            └─ fails, or answers nonsense: again, a few times
                 └────────────┘  refuses: TeacherFailed, since it would refuse it again
+
+The generators that serve one teacher: which of them is asked next.
+
+The Prometheus metrics of teachers, in the learner's registry.
 """
 
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from learner.teachers.config import TeacherConfig
-from learner.teachers.endpoints import Endpoints
-from learner.teachers.measures import TeacherMeasures
 from protocol.generation import MOST_SCORED_TOKENS, LogprobsAnswer, LogprobsRequest, SequenceLogprobs
-from protocol.http import Readiness
-from services.breaker import Breakers
-from services.http_client import (
+from protocol.status import Readiness
+from services.http.calls import Breakers, Call
+from services.http.client import (
     HttpClient,
     ServiceError,
     ServiceFailed,
@@ -29,6 +33,67 @@ from services.http_client import (
     ServiceTimeout,
     ServiceUnreachable,
 )
+from services.http.metrics import Metrics
+
+
+class Endpoints:
+    """Chooses by fewest requests under way, among those whose breaker admits one."""
+
+    def __init__(self, urls: Sequence[str], *, breakers: Breakers) -> None:
+        self._urls = [url.rstrip("/") for url in urls]
+        self._breakers = breakers
+        self._under_way: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._urls)
+
+    async def choose(self, *, avoid: Collection[str] = ()) -> str:
+        """The address of the next request; waits, without end, until one is not left alone.
+
+        One in `avoid` only if there is no other. To be followed by `call` without an await between them.
+        """
+        while True:
+            looked_at = self._breakers.now()
+            admitted = [url for url in self._urls if self._breakers[url].admits]
+            if admitted:
+                return min(admitted, key=lambda url: (url in avoid, self._under_way[url]))
+            await self._breakers.change(self._urls, since=looked_at)
+
+    @contextmanager
+    def call(self, url: str) -> Iterator[Call]:
+        """A request to one of them, under way while the body runs, which says how it went."""
+        self._under_way[url] += 1
+        try:
+            with self._breakers[url].call() as call:
+                yield call
+        finally:
+            self._under_way[url] -= 1
+
+
+class TeacherMeasures:
+    """Tokens that teachers have scored, requests that came to nothing, and how long steps waited for either."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._tokens = metrics.counter("teacher_tokens", "Tokens scored by a teacher.", labels=("teacher",))
+        self._failures = metrics.counter(
+            "teacher_failures", "Requests to a teacher that came to nothing.", labels=("teacher", "endpoint")
+        )
+        self._waited = metrics.counter(
+            "teacher_wait_seconds", "Time that steps waited for a teacher's logprobs.", labels=("teacher",)
+        )
+
+    def scored(self, teacher: str, tokens: int) -> None:
+        """Notes an answer."""
+        self._tokens.labels(teacher=teacher).inc(tokens)
+
+    def failed(self, teacher: str, endpoint: str) -> None:
+        """Notes a request without a usable answer."""
+        self._failures.labels(teacher=teacher, endpoint=endpoint).inc()
+
+    def waited(self, teacher: str, seconds: float) -> None:
+        """Notes a wait of a step."""
+        self._waited.labels(teacher=teacher).inc(seconds)
+
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +111,7 @@ class TeacherFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class TopLogprobs:
+class TeacherTopLogprobs:
     """The likeliest tokens at each of tokens 1 to T - 1 of a sequence, the likeliest first, at temperature 1.
 
     `token_ids` int32 and `logprobs` float32, in nats, both [T - 1, top].
@@ -96,13 +161,13 @@ class RemoteTeacher:
         """
         return [np.array(one.logprobs, dtype=np.float32) for one in await self._scored(sequences, top=0)]
 
-    async def top_logprobs(self, sequences: Sequence[NDArray[np.int32]], *, top: int) -> list[TopLogprobs]:
+    async def top_logprobs(self, sequences: Sequence[NDArray[np.int32]], *, top: int) -> list[TeacherTopLogprobs]:
         """For each sequence, at each of its tokens 1 to T - 1, the `top` tokens that the teacher holds likeliest there.
 
         Waits and raises as `logprobs` does.
         """
         return [
-            TopLogprobs(
+            TeacherTopLogprobs(
                 token_ids=np.array(one.top_token_ids, dtype=np.int32),
                 logprobs=np.array(one.top_logprobs, dtype=np.float32),
             )

@@ -1,9 +1,13 @@
-"""The teachers of a run: they are asked as soon as a group is accepted, so that no step waits for their logprobs."""
+"""The teachers of a run: they are asked as soon as a group is accepted, so that no step waits for their logprobs.
+
+Teachers in folders: what is looked at before the ranks load them.
+"""
 
 import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -11,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.teachers.config import TeacherConfig, teacher_of
-from learner.teachers.measures import TeacherMeasures
-from learner.teachers.remote import RemoteTeacher, TeacherFailed
+from learner.teachers.remote import RemoteTeacher, TeacherFailed, TeacherMeasures
+from protocol.fingerprints import fingerprint_directory
 from protocol.status import PeerStatus
 from protocol.trajectories import Trajectory, TrajectoryGroup
-from services.http_client import HttpClient
-from services.metrics import Metrics
-from services.status import peers_at
-from services.waiting import Waiting
+from services.http.client import HttpClient
+from services.http.metrics import Metrics
+from services.http.status import peers_at
+from services.http.tls import TlsContext
+from services.http.waiting import Waiting
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +41,16 @@ class Teachers:
     yet taken or forgotten has at most one entry. `tokenizer` is the fingerprint of the learner's tokenizer.
     """
 
-    def __init__(self, configs: Sequence[TeacherConfig], *, tokenizer: str, waits: Waiting, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        configs: Sequence[TeacherConfig],
+        *,
+        tokenizer: str,
+        waits: Waiting,
+        metrics: Metrics,
+        tls: TlsContext | None = None,
+    ) -> None:
+        self._tls = tls
         self._configs = tuple(configs)
         self._tokenizer = tokenizer
         self._waits = waits
@@ -50,7 +64,7 @@ class Teachers:
     async def __aenter__(self) -> Self:
         for config in self._configs:
             if config.urls:
-                client = await self._stack.enter_async_context(HttpClient(token=config.token))
+                client = await self._stack.enter_async_context(HttpClient(token=config.token, tls=self._tls))
                 self._clients[config.name] = client
                 self._remote[config.name] = RemoteTeacher(
                     config, client=client, tokenizer=self._tokenizer, measures=self._measures
@@ -164,3 +178,21 @@ def _placed(trajectory: Trajectory, found: NDArray[np.float32]) -> NDArray[np.fl
 
 def _key(group: TrajectoryGroup) -> _Key:
     return group.incarnation, group.lease_id, group.attempt
+
+
+def check_tokenizers(teachers: Sequence[TeacherConfig], *, model: Path) -> None:
+    """Reads the folders of teachers and of the learner's `model`.
+
+    Raises TeacherFailed for a teacher with another tokenizer than the learner's, unless its `same_tokenizer` is false;
+    FileNotFoundError for a folder without one.
+    """
+    folders = [(teacher, teacher.path) for teacher in teachers if teacher.path is not None and teacher.same_tokenizer]
+    own = fingerprint_directory(model).tokenizer if folders else ""
+    for teacher, path in folders:
+        found = fingerprint_directory(path).tokenizer
+        if found != own:
+            raise TeacherFailed(
+                f"teacher {teacher.name} in {path} has a tokenizer of fingerprint {found}, the learner's in {model} "
+                f"has {own}: its logprobs would be of other text. Use a teacher of the same tokenizer, or set "
+                "same_tokenizer = false for it if token ids mean the same in both"
+            )

@@ -23,7 +23,7 @@ MAX_PADDING = 0.2
 
 
 @dataclass(frozen=True)
-class Bucket:
+class LengthBucket:
     """Sequences of like length, seen as [sequences, longest].
 
     `rectangle` int64 [sequences * longest]: the row's token in each place, padding naming any. `places` int64 [n]: the
@@ -42,14 +42,14 @@ class PackedIndex:
     each token's is; absent if they come in the row's order.
     """
 
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[LengthBucket, ...]
     order: Tensor | None
 
     def to(self, device: torch.device) -> PackedIndex:
         """The same index on `device`."""
         return PackedIndex(
             buckets=tuple(
-                Bucket(
+                LengthBucket(
                     sequences=bucket.sequences,
                     longest=bucket.longest,
                     rectangle=bucket.rectangle.to(device),
@@ -65,7 +65,7 @@ def build_packed_index(rows: Sequence[NDArray[np.int64]], *, tokens: int) -> Pac
     """The index of a row of `tokens` tokens; `rows` are those of each sequence, and every token is in one at least."""
     owned = np.zeros(tokens, dtype=np.bool_)
     results: list[NDArray[np.int64]] = []
-    buckets: list[Bucket] = []
+    buckets: list[LengthBucket] = []
     for members in _similar(rows):
         bucket, kept = _bucket(members, owned)
         buckets.append(bucket)
@@ -91,7 +91,7 @@ def _similar(rows: Sequence[NDArray[np.int64]]) -> list[list[NDArray[np.int64]]]
     return groups
 
 
-def _bucket(members: Sequence[NDArray[np.int64]], owned: NDArray[np.bool_]) -> tuple[Bucket, NDArray[np.int64]]:
+def _bucket(members: Sequence[NDArray[np.int64]], owned: NDArray[np.bool_]) -> tuple[LengthBucket, NDArray[np.int64]]:
     """The bucket, and the row's tokens whose results it gives, which are marked as owned."""
     lengths = np.array([len(row) for row in members])
     longest = int(lengths.max())
@@ -103,7 +103,7 @@ def _bucket(members: Sequence[NDArray[np.int64]], owned: NDArray[np.bool_]) -> t
     places = np.flatnonzero(real)[first]
     kept = rectangle.reshape(-1)[places]
     owned[kept] = True
-    bucket = Bucket(
+    bucket = LengthBucket(
         sequences=len(members),
         longest=longest,
         rectangle=torch.from_numpy(rectangle.reshape(-1)),
@@ -128,7 +128,7 @@ class _ToRectangle(torch.autograd.Function):
         return summed.index_add_(0, rectangle, grads[0]), None
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, *, bucket: Bucket, scaling: float | None) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, *, bucket: LengthBucket, scaling: float | None) -> Tensor:
     """query [T, H, D]; key and value [T, K, D], H a multiple of K. Returns [n, H, D] for the bucket's kept places."""
     attended = torch.nn.functional.scaled_dot_product_attention(
         _as_rectangle(query, bucket),
@@ -141,7 +141,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *, bucket: Bucket, scalin
     return attended.transpose(1, 2).flatten(0, 1).index_select(0, bucket.places)
 
 
-def _as_rectangle(flat: Tensor, bucket: Bucket) -> Tensor:
+def _as_rectangle(flat: Tensor, bucket: LengthBucket) -> Tensor:
     """[T, H, D] to [sequences, H, longest, D]."""
     places: Tensor = _ToRectangle.apply(flat, bucket.rectangle)  # type: ignore[no-untyped-call]
     return places.view(bucket.sequences, bucket.longest, *flat.shape[1:]).transpose(1, 2)

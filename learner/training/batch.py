@@ -1,13 +1,20 @@
-"""The step's data as the trainer takes it: one record per trajectory, numpy only."""
+"""The step's data as the trainer takes it: one record per trajectory, numpy only.
+
+From groups of trajectories to what the trainer takes: tokens, masks, behavior logprobs, rewards and lags.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
+
+from learner.algorithms.presets.preset import Preset
+from protocol.trajectories import Trajectory, TrajectoryGroup, Turn
 
 Number = TypeVar("Number", np.int32, np.float32)
 
@@ -16,10 +23,14 @@ _NO_TOKENS = np.zeros(0, dtype=np.float32)
 
 @dataclass(frozen=True)
 class TrainTurn:
-    """The policy's turn from token `start` on; `state` tells what it was given: equal for equal states of a task."""
+    """The policy's turn from token `start` on; `state` tells what it was given: equal for equal states of a task.
+
+    `reward` is the turn's own, a part of the trajectory's.
+    """
 
     start: int
     state: int
+    reward: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +53,8 @@ class TrainSequence:
 
     Of a preference pair: `pair` is its number in the step, the chosen sequence comes before the rejected one, `margin`
     is how much better it is. `label`: whether an unpaired example is a good one. `teacher` is the index of the model to
-    ask, of those that the ranks hold, unless its logprobs are known already. Those are [T] float32 or empty:
+    ask, of those that the ranks hold, unless its logprobs are known already. A `mismatched` sequence, a prompt with the
+    completion of another one, is only measured. Those are [T] float32 or empty:
     `teacher_logprobs` and `reference_logprobs`.
     """
 
@@ -59,6 +71,7 @@ class TrainSequence:
     pair: int = -1
     margin: float = 0.0
     label: bool = True
+    mismatched: bool = False
     teacher: int = 0
     teacher_logprobs: NDArray[np.float32] = field(default_factory=lambda: _NO_TOKENS)
     reference_logprobs: NDArray[np.float32] = field(default_factory=lambda: _NO_TOKENS)
@@ -103,10 +116,11 @@ class TrainSequence:
 class FlatBatch:
     """S sequences end to end, N tokens in all: what is sent to the other ranks, and what is packed.
 
-    [S]: `lengths` int64, `mixed_versions`, `truncated` and `labels` bool, `rewards` and `margins` float64, `groups`,
-    `pairs` and `teachers` int64; `components` float64 [S x C], flat. [N]: as in `TrainSequence`; `turns` int64, the
-    number of the token's turn in the step, of which there are T; `turn_states` int64 [T]. What nobody gave is empty; of
-    `teacher_logprobs` that some sequences have, those of the others are 0, and `teachers` is -1 for who has them.
+    [S]: `lengths` int64; `mixed_versions`, `truncated`, `labels` and `mismatched` bool; `rewards` and `margins`
+    float64; `groups`, `pairs` and `teachers` int64; `components` float64 [S x C], flat. [N]: as in `TrainSequence`;
+    `turns` int64, the number of the token's turn in the step, of which there are T; [T]: `turn_states` int64 and
+    `turn_rewards` float64. What nobody gave is empty; of `teacher_logprobs` that some sequences have, those of the
+    others are 0, and `teachers` is -1 for who has them.
     `candidate_ids` and `candidate_logprobs` are [N x C], flat.
     """
 
@@ -119,6 +133,7 @@ class FlatBatch:
     pairs: NDArray[np.int64]
     margins: NDArray[np.float64]
     labels: NDArray[np.bool_]
+    mismatched: NDArray[np.bool_]
     teachers: NDArray[np.int64]
     token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
@@ -126,6 +141,7 @@ class FlatBatch:
     lags: NDArray[np.int32]
     turns: NDArray[np.int64]
     turn_states: NDArray[np.int64]
+    turn_rewards: NDArray[np.float64]
     teacher_logprobs: NDArray[np.float32]
     reference_logprobs: NDArray[np.float32]
     candidate_ids: NDArray[np.int32]
@@ -152,10 +168,10 @@ class FlatBatch:
 ARRAY_TYPES: Mapping[str, np.dtype[np.generic]] = {
     name: np.dtype(kind)
     for kind, names in {
-        "bool": ("mixed_versions", "truncated", "labels", "loss_mask"),
+        "bool": ("mixed_versions", "truncated", "labels", "mismatched", "loss_mask"),
         "int64": ("lengths", "groups", "pairs", "teachers", "turns", "turn_states"),
         "int32": ("token_ids", "lags", "candidate_ids"),
-        "float64": ("rewards", "components", "margins"),
+        "float64": ("rewards", "components", "margins", "turn_rewards"),
         "float32": ("behavior_logprobs", "teacher_logprobs", "reference_logprobs", "candidate_logprobs"),
     }.items()
     for name in names
@@ -177,6 +193,7 @@ def flatten(sequences: Sequence[TrainSequence]) -> FlatBatch:
         pairs=np.array([sequence.pair for sequence in sequences], dtype=np.int64),
         margins=np.array([sequence.margin for sequence in sequences], dtype=np.float64),
         labels=np.array([sequence.label for sequence in sequences], dtype=np.bool_),
+        mismatched=np.array([sequence.mismatched for sequence in sequences], dtype=np.bool_),
         teachers=np.array([-1 if len(s.teacher_logprobs) else s.teacher for s in sequences], dtype=np.int64),
         token_ids=np.concatenate([sequence.token_ids for sequence in sequences]).astype(np.int32, copy=False),
         loss_mask=np.concatenate([sequence.loss_mask for sequence in sequences]).astype(np.bool_, copy=False),
@@ -184,6 +201,7 @@ def flatten(sequences: Sequence[TrainSequence]) -> FlatBatch:
         lags=np.concatenate([sequence.lags for sequence in sequences]).astype(np.int32, copy=False),
         turns=turns,
         turn_states=np.array([turn.state for s in sequences for turn in _turns_of(s)], dtype=np.int64),
+        turn_rewards=np.array([turn.reward for s in sequences for turn in _turns_of(s)], dtype=np.float64),
         teacher_logprobs=_told(sequences),
         reference_logprobs=_known([sequence.reference_logprobs for sequence in sequences]),
         candidate_ids=_flat([s.candidates.token_ids for s in sequences if s.candidates is not None], np.int32),
@@ -226,3 +244,114 @@ def _told(sequences: Sequence[TrainSequence]) -> NDArray[np.float32]:
 
 def _flat(parts: Sequence[NDArray[Number]], kind: type[Number]) -> NDArray[Number]:
     return np.concatenate([part.reshape(-1) for part in parts]) if parts else np.zeros(0, dtype=kind)
+
+
+class LagBoundBroken(AssertionError):
+    """A token older than `max_lag` was about to enter a loss."""
+
+
+class ComponentMissing(RuntimeError):
+    """An algorithm weighs a component that a trajectory's reward does not have."""
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """Who teaches a group: the index of a model that the ranks hold, or logprobs of each trajectory, [T] each."""
+
+    index: int = 0
+    logprobs: Sequence[NDArray[np.float32]] | None = None
+
+    def of(self, trajectory: int) -> dict[str, Any]:
+        """The fields of a TrainSequence that it sets."""
+        return {"teacher": self.index} if self.logprobs is None else {"teacher_logprobs": self.logprobs[trajectory]}
+
+
+def sequences_of(
+    groups: Sequence[TrajectoryGroup],
+    *,
+    version: int,
+    max_lag: int,
+    preset: Preset,
+    teaching: Sequence[Teaching] | None = None,
+) -> list[TrainSequence]:
+    """One sequence for each trajectory that the preset selects of its group; of a pair the chosen one first.
+
+    `version` is the learner's; `teaching` says of each group who teaches it. Raises LagBoundBroken rather than letting
+    a token with lag > max_lag through, and ComponentMissing.
+    """
+    return [
+        replace(
+            _sequence(group.trajectories[index], version=version, max_lag=max_lag),
+            turns=_trajectory_turns(group.trajectories[index], preset, environment=group.environment),
+            components=_components(group.trajectories[index], preset, environment=group.environment),
+            group=number,
+            pair=number if preset.paired else -1,
+            **({} if teaching is None else teaching[number].of(index)),
+        )
+        for number, group in enumerate(groups)
+        for index in _selected(group, preset)
+    ]
+
+
+def _selected(group: TrajectoryGroup, preset: Preset) -> Sequence[int]:
+    rewards = [_reward(trajectory, group) for trajectory in group.trajectories]
+    return range(len(rewards)) if preset.select is None else preset.select(rewards)
+
+
+def _reward(trajectory: Trajectory, group: TrajectoryGroup) -> float:
+    reward = trajectory.reward.reward
+    assert reward is not None, f"lease {group.lease_id}: a trajectory without a reward reached the batch"
+    return reward
+
+
+def _components(trajectory: Trajectory, preset: Preset, *, environment: str) -> tuple[float, ...]:
+    have = trajectory.reward.components
+    missing = [name for name in preset.components if name not in have]
+    if missing:
+        raise ComponentMissing(
+            f"algo {preset.name} weighs the reward components {', '.join(preset.components)}, and a reward of "
+            f"environment {environment} has no {missing[0]}: verifier {trajectory.reward.verifier} gave "
+            f"{', '.join(sorted(have)) or 'none'}. Name in algo.components what the verifier gives, or use a verifier "
+            "that gives it"
+        )
+    return tuple(have[name] for name in preset.components)
+
+
+def _trajectory_turns(trajectory: Trajectory, preset: Preset, *, environment: str) -> tuple[TrainTurn, ...]:
+    """The policy's turns, with rewards of their own where the preset asks for them."""
+    have = trajectory.reward.components
+    names = [f"turn_{number}" for number in range(len(trajectory.turns))]
+    missing = [name for name in names if preset.turn_rewards and name not in have]
+    if missing:
+        raise ComponentMissing(
+            f"algo.turn_rewards is true, and a reward of environment {environment} for {len(names)} turns has no "
+            f"component {missing[0]}: it has {', '.join(sorted(have)) or 'none'}. Use an environment whose rewards "
+            "have turn_0, turn_1, ... for each turn, or set algo.turn_rewards to false"
+        )
+    return tuple(
+        TrainTurn(start=turn.start, state=_state(trajectory, turn), reward=have[name] if preset.turn_rewards else 0.0)
+        for turn, name in zip(trajectory.turns, names, strict=True)
+    )
+
+
+def _sequence(trajectory: Trajectory, *, version: int, max_lag: int) -> TrainSequence:
+    mask = trajectory.loss_mask.astype(np.bool_)
+    lags = np.where(mask, version - trajectory.token_versions(), 0).astype(np.int32)
+    if lags.max(initial=0) > max_lag or lags.min(initial=0) < 0:
+        raise LagBoundBroken(f"lags {lags.min()} to {lags.max()} at version {version}; the bound is 0 to {max_lag}")
+    return TrainSequence(
+        token_ids=trajectory.token_ids,
+        loss_mask=mask,
+        behavior_logprobs=trajectory.behavior_logprobs,
+        lags=lags,
+        mixed_versions=len({span.version for span in trajectory.version_spans}) > 1,
+        reward=trajectory.reward.reward or 0.0,
+        truncated=trajectory.turns[-1].finish_reason == "length",
+    )
+
+
+def _state(trajectory: Trajectory, turn: Turn) -> int:
+    """What the policy was given in this turn, as a number: the same tokens, the same number."""
+    given = np.ascontiguousarray(trajectory.token_ids[turn.start : turn.completion_start])
+    digest: int = xxhash.xxh3_64_intdigest(given.tobytes())
+    return digest - (1 << 63)

@@ -1,11 +1,17 @@
-"""What a user can set about training. Loads no torch."""
+"""What a user can set about training. Loads no torch.
+
+The learning rate as a plain function of the update's number.
+"""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from services.config.models import ConfigModel
 
 Dtype = Literal["float32", "bfloat16"]
 Schedule = Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"]
@@ -193,10 +199,19 @@ class TrainingConfig(BaseModel):
     logprob_chunk_tokens: int = Field(1024, gt=0, description="Tokens whose logits are held at once.")
     logprob_chunk_vocabulary: int = Field(65536, gt=0, description="Vocabulary entries whose logits are held at once.")
     report_entropy: bool = Field(True, description="Compute the policy's mean entropy over the trained tokens.")
+    max_skipped_updates: int = Field(
+        8,
+        ge=1,
+        description="Updates in a row that may be left out because their gradient is not finite; at so many the run "
+        "ends with an error.",
+    )
     collective_timeout_s: float = Field(
         600.0,
         gt=0,
-        description="Seconds after which a collective among the ranks fails because one of them is missing.",
+        description="Seconds after which a collective among the ranks fails because one of them is late.",
+    )
+    rank_silence_s: float = Field(
+        60.0, ge=2, description="Seconds after which a rank that says nothing, as one that hangs, is given up as lost."
     )
 
     @model_validator(mode="after")
@@ -210,3 +225,53 @@ class TrainingConfig(BaseModel):
                 f"zero_stage {needed}{' or more' if needed < 3 else ''}. Raise zero_stage, or set offload to none."
             )
         return self
+
+
+def learning_rate(config: OptimizerConfig, *, update: int) -> float:
+    """The learning rate of update number `update`, counted from 0.
+
+    Rises linearly to the peak, which update `warmup_updates` is the first to use. Then, with w the warm-up and t the
+    total:
+
+    - `constant` stays.
+    - `linear` and `cosine` fall along a line or half a cosine to `final_fraction` of the peak at t.
+    - `inverse_sqrt` falls as sqrt((w + 1) / (update + 1)) (arXiv 1706.03762).
+    - `wsd` stays, and falls along a line to `final_fraction` over the last `decay_updates` (arXiv 2404.06395).
+    """
+    if update < config.warmup_updates:
+        return config.learning_rate * (update + 1) / (config.warmup_updates + 1)
+    if config.schedule == "constant":
+        return config.learning_rate
+    if config.schedule == "inverse_sqrt":
+        return config.learning_rate * math.sqrt((config.warmup_updates + 1) / (update + 1))
+    remaining = 1.0 - _fallen(config, update=update)
+    if config.schedule == "cosine":
+        remaining = 0.5 * (1.0 - math.cos(math.pi * remaining))
+    return config.learning_rate * (config.final_fraction + (1.0 - config.final_fraction) * remaining)
+
+
+def _fallen(config: OptimizerConfig, *, update: int) -> float:
+    """How far the fall is done, from 0 to 1."""
+    assert config.total_updates is not None, "validated by OptimizerConfig"
+    span = config.decay_updates or max(config.total_updates - config.warmup_updates, 1)
+    return min(max((update - config.total_updates + span) / span, 0.0), 1.0)
+
+
+class GuardConfig(ConfigModel):
+    """When the lag bound is lowered for a while. A measure without a limit is not looked at; KL is in nats a token."""
+
+    enabled: bool = Field(True, description="whether the bound is lowered at all")
+    min_effective_sample_share: float | None = Field(
+        0.05, gt=0, lt=1, description="least effective sample size, as a share of the trained tokens"
+    )
+    max_behavior_kl: float | None = Field(
+        1.0, gt=0, description="largest KL of the sampling policies to the learner's, over all trained tokens"
+    )
+    max_mismatch_kl: float | None = Field(
+        0.1, gt=0, description="largest such KL at equal weights, which only the engine's numerics make"
+    )
+    max_importance_ratio: float | None = Field(
+        None, gt=1, description="largest importance ratio of a token; no limit if left out"
+    )
+    patience: int = Field(2, ge=1, description="steps in a row beyond a limit before the bound is halved")
+    recovery_steps: int = Field(20, ge=1, description="healthy steps in a row before the bound rises by one version")

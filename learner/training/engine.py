@@ -7,11 +7,13 @@ DeepSpeed divides gradients by the number of ranks and by its own count of micro
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
+import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, TypeVar, cast
@@ -27,6 +29,7 @@ import deepspeed
 from deepspeed.utils import safe_get_full_fp32_param
 
 from learner.training.config import Offload, OptimizerConfig, TrainingConfig
+from learner.training.ranks import raise_on_all
 
 Output_co = TypeVar("Output_co", covariant=True)
 CHECKPOINT_TAG = "deepspeed"
@@ -112,6 +115,9 @@ class Engine(Generic[Output_co]):
                 dist_init_required=False,
             )
         self._model: nn.Module = self._engine.module
+        self.skipped = 0
+        """Updates that were left out because their gradient was not finite; the same on every rank."""
+        self.skipped_in_row = 0
 
     @property
     def model(self) -> nn.Module:
@@ -137,18 +143,31 @@ class Engine(Generic[Output_co]):
         self._engine.backward(loss * self._ranks, scale_wrt_gas=False)
 
     def update(self, *, learning_rate: float) -> float:
-        """One AdamW step; gradients are 0 afterwards. Returns their global L2 norm before clipping."""
+        """One AdamW step; gradients are 0 afterwards. Returns their global L2 norm before clipping.
+
+        A gradient whose norm is not finite moves nothing, neither weights nor AdamW's means; it is counted.
+        """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        unsharded_norm = self._clip_unsharded()
-        self._engine.step()
-        if unsharded_norm is not None:
-            return unsharded_norm
+        norm = self._clip_and_step() if self._stage == 0 else self._step_sharded()
+        made = math.isfinite(norm)
+        self.skipped += not made
+        self.skipped_in_row = 0 if made else self.skipped_in_row + 1
+        return norm
+
+    def _step_sharded(self) -> float:
+        self._engine.step()  # under ZeRO it looks at the norm itself, and then says that it is infinite
         return float(self._engine.get_global_grad_norm() or 0.0)
 
-    def _clip_unsharded(self) -> float | None:
-        if self._stage != 0:
-            return None
+    def _clip_and_step(self) -> float:
+        norm = self._clip_unsharded()
+        if math.isfinite(norm):
+            self._engine.step()
+        else:
+            self.discard_gradients()
+        return norm
+
+    def _clip_unsharded(self) -> float:
         limit = self._optimizer.max_grad_norm
         norm = torch.nn.utils.get_total_norm(
             [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None], foreach=True
@@ -182,11 +201,22 @@ class Engine(Generic[Output_co]):
         assert weight is not None, "the optimizer has every parameter that is trained"
         return weight
 
+    def has_finite_weights(self) -> bool:
+        """Whether this rank's part of the weights is finite."""
+        # Under ZeRO-3 a parameter is empty outside of a pass, and its shard is elsewhere.
+        parts = (getattr(parameter, "ds_tensor", parameter) for parameter in self._model.parameters())
+        return all(bool(part.detach().isfinite().all()) for part in parts)
+
     def save(self, directory: Path) -> None:
-        """Writes what is trained of the model, and the optimizer, each rank its part."""
-        self._engine.save_checkpoint(
-            str(directory), tag=CHECKPOINT_TAG, save_latest=False, exclude_frozen_parameters=self._frozen
-        )
+        """Writes what is trained of the model, and the optimizer, each rank its part.
+
+        Raises OSError on every rank if one of them could not write.
+        """
+        with _deferred_writes(self._engine) as writes:
+            self._engine.save_checkpoint(
+                str(directory), tag=CHECKPOINT_TAG, save_latest=False, exclude_frozen_parameters=self._frozen
+            )
+        raise_on_all(writes.error, directory=directory)
 
     def load(self, directory: Path) -> None:
         """Reads what `save` wrote with the same number of ranks, ZeRO stage and types.
@@ -201,3 +231,41 @@ class Engine(Generic[Output_co]):
     def close(self) -> None:
         """Releases DeepSpeed's hooks and buffers."""
         self._engine.destroy()
+
+
+class _Writes:
+    """What DeepSpeed writes on this rank, and the first error that it met; after one nothing more is written."""
+
+    def __init__(self) -> None:
+        self.error: OSError | None = None
+
+    def deferring(self, write: Callable[..., object]) -> Callable[..., object]:
+        """`write`, but that it returns None instead of raising an error of the disk."""
+
+        def attempt(*arguments: object, **named: object) -> object:
+            if self.error is not None:
+                return None
+            try:
+                return write(*arguments, **named)
+            except torch.distributed.DistError:
+                raise
+            except OSError as error:
+                self.error = error
+            except RuntimeError as error:  # torch's own, for a disk that takes no more
+                self.error = OSError(errno.EIO, f"a checkpoint cannot be written: {str(error).splitlines()[0]}")
+            return None
+
+        return attempt
+
+
+@contextmanager
+def _deferred_writes(engine: deepspeed.DeepSpeedEngine) -> Iterator[_Writes]:
+    """Within it an error of the disk is kept: the ranks meet several times in a save, and none may stay away."""
+    writes = _Writes()
+    storage = engine.checkpoint_engine
+    storage.save, storage.makedirs = writes.deferring(storage.save), writes.deferring(storage.makedirs)
+    engine._copy_recovery_script = writes.deferring(engine._copy_recovery_script)
+    try:
+        yield writes
+    finally:
+        del storage.save, storage.makedirs, engine._copy_recovery_script

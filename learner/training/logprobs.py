@@ -2,6 +2,10 @@
 
 Logits are computed for a chunk of tokens by a chunk of the vocabulary, reduced in float32 (float64 for float64 inputs)
 by a running log-sum-exp, and computed again in the backward pass.
+
+A model's output projection as it is called in training: for logprobs and for the most probable tokens.
+
+The most probable next tokens, never holding the logits of all tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from learner.training.vocabulary import RunningSoftmax, accumulation_dtype, span_columns, span_logits, spans
 
@@ -217,3 +221,108 @@ class _GradientSums:
             for total in (self._to_hidden, self._to_weight, self._to_bias)
         )
         return hidden, weight, bias
+
+
+@dataclass(frozen=True)
+class TopTokens:
+    """At each of T positions C tokens by falling probability: `token_ids` int64, `logprobs` in nats, both [T, C]."""
+
+    token_ids: Tensor
+    logprobs: Tensor
+
+
+def top_tokens(
+    *, hidden: Tensor, weight: Tensor, bias: Tensor | None, count: int, temperature: float, chunking: Chunking
+) -> TopTokens:
+    """The `count` largest of log softmax((hidden weight^T + bias) / temperature), without gradient.
+
+    hidden [T, H], weight [V, H], bias [V] or none, 1 <= count <= V. The logprobs are normalised over the whole
+    vocabulary. Which of several equally probable tokens come first, and which are in, is not specified.
+    """
+    assert 1 <= count <= weight.shape[0], f"the top {count} of a vocabulary of {weight.shape[0]}"
+    with torch.no_grad():
+        parts = [
+            _top_rows(hidden[rows], weight, bias, count=count, temperature=temperature, vocabulary=chunking.vocabulary)
+            # Without tokens there is one chunk all the same, of none.
+            for rows in spans(hidden.shape[0], chunking.tokens) or [slice(0, 0)]
+        ]
+    return TopTokens(
+        token_ids=torch.cat([part.token_ids for part in parts]), logprobs=torch.cat([part.logprobs for part in parts])
+    )
+
+
+def _top_rows(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, *, count: int, temperature: float, vocabulary: int
+) -> TopTokens:
+    softmax = RunningSoftmax(hidden, with_entropy=False)
+    best = hidden.new_empty(hidden.shape[0], 0, dtype=accumulation_dtype(hidden.dtype))
+    token_ids = torch.empty_like(best, dtype=torch.int64)
+    for span in spans(weight.shape[0], vocabulary):
+        logits = span_logits(hidden, weight, bias, span, temperature=temperature)
+        highest, columns = logits.topk(min(count, logits.shape[1]))
+        softmax.add(logits)
+        token_ids = torch.cat([token_ids, columns + span.start], dim=1)
+        best, kept = torch.cat([best, highest], dim=1).topk(min(count, token_ids.shape[1]))
+        token_ids = token_ids.gather(1, kept)
+    return TopTokens(token_ids=token_ids, logprobs=softmax.logprobs(best))
+
+
+_CHUNKING = Chunking()
+
+
+class LogprobHead(nn.Linear):
+    """A model's output projection that can also give logprobs of targets, or the most probable tokens.
+
+    It is a module, and computes in `forward`, so that hooks which gather sharded parameters see it called, and it
+    returns plain tuples, which those hooks look into.
+    """
+
+    @classmethod
+    def sharing(cls, linear: nn.Linear) -> LogprobHead:
+        """A head with the very parameters of `linear`, so that ties to an embedding stay."""
+        head = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        head.weight = linear.weight
+        head.bias = linear.bias
+        return head
+
+    def forward(  # type: ignore[override]
+        self,
+        input: Tensor,
+        target: Tensor | None = None,
+        *,
+        candidates: Tensor | None = None,
+        top: int = 0,
+        temperature: float = 1.0,
+        chunking: Chunking = _CHUNKING,
+        with_entropy: bool = False,
+        entropy_gradient: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor | None, Tensor | None] | tuple[Tensor, Tensor]:
+        """Logits of `input` [..., H], unless more is asked for. With `input` [T, H]:
+
+        with `target` [T], the target's logprobs [T], the entropy [T] and the logprobs of `candidates` [T, C]; with
+        `top`, the token ids [T, top] and logprobs [T, top] of the most probable tokens.
+        """
+        if target is not None:
+            result = token_logprobs(
+                hidden=input,
+                weight=self.weight,
+                bias=self.bias,
+                target=target,
+                candidates=candidates,
+                temperature=temperature,
+                chunking=chunking,
+                with_entropy=with_entropy,
+                entropy_gradient=entropy_gradient,
+            )
+            return result.logprobs, result.entropy, result.candidates
+        if top:
+            best = top_tokens(
+                hidden=input,
+                weight=self.weight,
+                bias=self.bias,
+                count=top,
+                temperature=temperature,
+                chunking=chunking,
+            )
+            return best.token_ids, best.logprobs
+        return super().forward(input)

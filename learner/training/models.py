@@ -9,18 +9,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from learner.algorithms.preset import Preset
+from learner.algorithms.presets.preset import Preset
 from learner.training.adapters import add_adapters
 from learner.training.config import TrainingConfig
-from learner.training.critic import Critic
-from learner.training.critic_head import CriticHead
+from learner.training.critic import Critic, CriticHead
 from learner.training.engine import Engine
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch
+from learner.training.passes import Scorers
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
 from learner.training.reference import Reference, open_reference
 from learner.training.score_model import ScoreModel, load_score_model
-from learner.training.scoring import Scorers
 from learner.training.weights import torch_dtype
 
 Output = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
@@ -47,16 +46,29 @@ class Models:
             values=None if self.critic is None else self.critic.values,
         )
 
-    def save(self, directory: Path, *, leads: bool) -> None:
-        """Writes everything that moves, each rank its part."""
+    @property
+    def skipped(self) -> int:
+        """Updates of policy and critic that were left out since their gradient was not finite."""
+        return self.engine.skipped + (0 if self.critic is None else self.critic.engine.skipped)
+
+    @property
+    def skipped_in_row(self) -> int:
+        """How many of the newest updates, of the one that has more of them."""
+        return max(self.engine.skipped_in_row, 0 if self.critic is None else self.critic.engine.skipped_in_row)
+
+    def has_finite_weights(self) -> bool:
+        """Whether this rank's part of what is trained is finite."""
+        critic = self.critic is None or self.critic.engine.has_finite_weights()
+        return critic and self.engine.has_finite_weights()
+
+    def save(self, directory: Path) -> None:
+        """Writes what is trained, each rank its part. Raises OSError on all ranks if one cannot write."""
         self.engine.save(directory)
-        if self.reference is not None:
-            self.reference.save(directory, leads=leads)
         if self.critic is not None:
             self.critic.save(directory)
 
     def load(self, directory: Path) -> None:
-        """Reads what `save` wrote. Raises FileNotFoundError."""
+        """Reads what `save` wrote, and the reference. Raises FileNotFoundError."""
         self.engine.load(directory)
         if self.reference is not None:
             self.reference.load(directory)

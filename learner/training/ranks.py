@@ -2,30 +2,41 @@
 
 Rank 0 drives. The others wait in `CommandChannel.receive` for a line of text in the ranks' store, which unlike a
 collective may take as long as it likes, and answer by taking part in the collectives of what they were told.
+
+Sending rank 0's batch to the other ranks, as tensors and nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal
+from pathlib import Path
+from typing import Literal, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
+from learner.training.batch import ARRAY_TYPES, FlatBatch
 from services.process import parent_death_signal
 
 Action = Literal["train_step", "outputs", "reference", "host_copy", "probe", "save", "load", "stop"]
 LOOPBACK = "127.0.0.1"
 _POLL = timedelta(seconds=20)
+_READ_POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -72,18 +83,26 @@ class Followers:
     listener: socket.socket | None = None
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
+    def ended(self) -> dict[int, int]:
+        """The exit codes of the children that have ended, by rank; -n for signal n."""
+        codes = {rank: child.poll() for rank, child in enumerate(self.processes, start=1)}
+        return {rank: code for rank, code in codes.items() if code is not None}
+
     def failed(self) -> int | None:
         """The rank of a child that has ended with an error, if any has."""
-        return next((rank for rank, child in enumerate(self.processes, start=1) if child.poll() not in (None, 0)), None)
+        return next((rank for rank, code in self.ended().items() if code != 0), None)
 
     def close(self, *, timeout_s: float = 10.0) -> None:
         """Waits until the children, told to stop, have ended, and kills those that have not after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
         for child in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=timeout_s)
+                child.wait(timeout=max(0.0, deadline - time.monotonic()))
             if child.poll() is None:
                 child.kill()
                 child.wait()
+        if self.listener is not None:
+            self.listener.close()  # does nothing once the store has taken it over
 
 
 def start_followers(argv: Sequence[str], *, count: int) -> Followers:
@@ -135,17 +154,38 @@ class CommandChannel:
         self._store = store
         self._ranks = ranks
         self._next = 0
+        self._stopped = False
+        self.place = "opening"
+        """What this rank is doing, for whoever asks why it is late."""
+
+    def another_store(self) -> Store:
+        """The ranks' store over a connection of its own: a call that waits holds up all others of a connection."""
+        return self._store.clone()  # type: ignore[attr-defined, no-any-return]  # torch's stubs leave it out
 
     def send(self, command: Command) -> None:
         """Rank 0 only: tells every other rank."""
         assert self._ranks.leads, "only rank 0 gives commands"
+        self.place = f"{command.action} {self._next}"
+        self._stopped = command.action == "stop"
         if self._ranks.count > 1:
             self._store.set(f"command/{self._next}", json.dumps(vars(command)))
             self._next += 1
 
+    def stop(self, *, read_within_s: float = 0.0) -> None:
+        """Rank 0 only: ends the others, unless that was the last command; waits so long, at most, for all to read it.
+
+        A store that this process holds ends with it, and a rank that has not read it yet then has to guess.
+        """
+        if not self._stopped:
+            self.send(Command(action="stop"))
+        last, deadline = f"command/{self._next - 1}", time.monotonic() + read_within_s
+        while self._ranks.count > 1 and time.monotonic() < deadline and self._store.check([last]):
+            time.sleep(_READ_POLL_S)
+
     def receive(self) -> Command:
         """The next command. Waits as long as rank 0 lives; raises torch.distributed.DistError once it is gone."""
         key = f"command/{self._next}"
+        self.place = f"waiting for command {self._next}"
         while True:
             try:
                 self._store.wait([key], _POLL)
@@ -153,8 +193,9 @@ class CommandChannel:
             except dist.DistStoreError as error:
                 if "timeout" not in str(error).lower():
                     raise
-        self._next += 1
         command = Command(**json.loads(self._store.get(key)))
+        self.place = f"{command.action} {self._next}"
+        self._next += 1
         # Not every command has collectives, so rank 0 can be several ahead: who reads a line last removes it.
         readers = f"{key}/read"
         if self._store.add(readers, 1) == self._ranks.count - 1:
@@ -184,6 +225,8 @@ def open_process_group(ranks: Ranks, *, timeout_s: float, listener: socket.socke
             wait_for_workers=False,
             master_listen_fd=listener.detach() if listener is not None else None,
         )
+    # torchrun's own store outlives a start of the ranks, and holds what the former ones said.
+    store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     if ranks.address == LOOPBACK:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
@@ -196,7 +239,89 @@ def open_process_group(ranks: Ranks, *, timeout_s: float, listener: socket.socke
     return CommandChannel(PrefixStore("headway", store), ranks=ranks)
 
 
+def share_folder(folder: Path, commands: CommandChannel, *, ranks: Ranks) -> bool:
+    """Whether all ranks see the same folder, which rank 0 makes if need be. All ranks must call it."""
+    if ranks.count == 1:
+        return True
+    store = commands.another_store()
+    if ranks.leads:
+        folder.mkdir(parents=True, exist_ok=True)
+        mark = folder / f"ranks-{secrets.token_hex(8)}"
+        mark.touch()
+        store.set("shared", mark.name)
+    store.wait(["shared"])
+    seen = (folder / store.get("shared").decode()).exists()
+    blind = torch.tensor([int(not seen)])
+    dist.all_reduce(blind)
+    if ranks.leads:  # all have read it
+        store.delete_key("shared")
+        mark.unlink()
+    dist.barrier()
+    return int(blind.item()) == 0
+
+
 def close_process_group() -> None:
     """Leaves the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+def share_batch(batch: FlatBatch | None) -> FlatBatch:
+    """Rank 0 gives its batch, the others None; everybody returns it. All ranks must call it."""
+    if dist.get_world_size() == 1:
+        assert batch is not None, "rank 0 has the batch"
+        return batch
+    names = [field.name for field in dataclasses.fields(FlatBatch)]
+    given = {} if batch is None else {name: getattr(batch, name) for name in names}
+    lengths = np.array([len(given[name]) for name in names], dtype=np.int64) if given else None
+    sizes = _broadcast(lengths, len(names), np.dtype("int64")).tolist()
+    return FlatBatch(
+        **{name: _broadcast(given.get(name), size, ARRAY_TYPES[name]) for name, size in zip(names, sizes, strict=True)}
+    )
+
+
+def _broadcast(values: NDArray[Scalar] | None, size: int, dtype: np.dtype[Scalar]) -> NDArray[Scalar]:
+    if size == 0:  # nothing travels: what every rank knows, and gloo need not be asked to send no bytes
+        return np.empty(0, dtype=dtype)
+    buffer = np.empty(size, dtype=dtype) if values is None else np.ascontiguousarray(values)
+    # A view of the array's bytes: the collective writes into it.
+    dist.broadcast(torch.from_numpy(buffer.view(np.uint8)), src=0)
+    return buffer
+
+
+def summed_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """The sum of all ranks' tensors, in place; the same on all. All ranks must call it with the same shape."""
+    if dist.get_world_size() > 1:
+        dist.all_reduce(values)
+    return values
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether any rank says so; the same answer on all. All ranks must call it."""
+    return last_rank(flag) is not None
+
+
+def last_rank(flag: bool) -> int | None:
+    """The highest rank that says so, None if none does; the same answer on all. All ranks must call it."""
+    if dist.get_world_size() == 1:
+        return 0 if flag else None
+    votes = torch.tensor([dist.get_rank() if flag else -1])
+    dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+    found = int(votes.item())
+    return None if found < 0 else found
+
+
+def raise_on_all(error: OSError | None, *, directory: Path, did: str = "write") -> None:
+    """Raises on every rank if any rank has an error of its disk: its own, or one that names the other rank.
+
+    `did` is what it could not do to its part of `directory`. All ranks must call it; nobody waits for a rank that has
+    failed alone.
+    """
+    failed = last_rank(error is not None)
+    if error is not None:
+        raise error
+    if failed is not None:
+        raise OSError(errno.EIO, f"rank {failed} could not {did} its part of {directory}: its own log says why")

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from learner.training.attention import ATTENTION_NAME, register_packed_attention
-from learner.training.decoder import predicting_states
 from learner.training.packing import Microbatch
+from learner.training.policy import predicting_states
 from learner.training.vocabulary import accumulation_dtype
 from learner.training.weights import WeightSnapshot, write_model_directory
 

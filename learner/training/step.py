@@ -17,19 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.preset import Carried, LossTokens, Passes, Preset
+from learner.algorithms.presets.preset import Carried, LossTokens, Passes, Preset
 from learner.training.batch import FlatBatch
-from learner.training.config import TrainingConfig
-from learner.training.critic import Critic, CriticTargets, freezes_policy, value_measures
-from learner.training.critic_head import CriticHead
-from learner.training.distribution import any_rank
-from learner.training.metrics import MicrobatchRecord, StepMetrics, token_means
+from learner.training.config import TrainingConfig, learning_rate
+from learner.training.critic import Critic, CriticHead, CriticTargets, freezes_policy, value_measures
 from learner.training.models import Models
-from learner.training.packing import Microbatch, pack, plan
-from learner.training.prefixes import shared_prefixes
-from learner.training.ranks import Ranks
-from learner.training.schedule import learning_rate
-from learner.training.scoring import Credit, TokenScores, credit, score
+from learner.training.packing import Microbatch, pack, plan, shared_prefixes
+from learner.training.passes import Credit, TokenScores, credit, score
+from learner.training.ranks import Ranks, any_rank
+from learner.training.step_metrics import MicrobatchRecord, StepMetrics, token_means
 
 
 class TrainingStopped(Exception):
@@ -72,22 +68,26 @@ class Step:
         config: TrainingConfig,
         ranks: Ranks,
         should_stop: Callable[[], bool],
+        reached: Callable[[str], None],
     ) -> None:
+        """`reached` is told where in a step this rank is, for whoever asks why it is late."""
         self._models = models
         self._engine = models.engine
         self._preset = preset
         self._config = config
         self._ranks = ranks
         self._should_stop = should_stop
+        self._reached = reached
         self.carried = Carried()
         """What the algorithm carries to the next step; the same on every rank."""
 
     def run(self, batch: FlatBatch, *, first_update: int) -> StepMetrics:
         """Trains on `batch`; its first update is number `first_update` of the schedule. Raises TrainingStopped."""
-        started = time.perf_counter()
+        started, skipped_before = time.perf_counter(), self._models.skipped
         slices = _slices(batch, updates=self._config.updates_per_step)
         rows = [self._microbatches(batch, part) for part in slices]
-        data = self._data(batch, slices, [microbatch for row in rows for microbatch in row])
+        measured = self._microbatches(batch, only) if len(only := np.flatnonzero(batch.mismatched)) else []
+        data = self._data(batch, slices, [*(microbatch for row in rows for microbatch in row), *measured])
         scoring_s = time.perf_counter() - started
         frozen = self._models.critic is not None and freezes_policy(self._config, first_update=first_update)
         rates = [
@@ -105,20 +105,23 @@ class Step:
             [record for update in updates for record in update.records],
             updates=len(updates),
             samples_policy=self._preset.samples_policy,
-            ratio_moves=len(updates) > 1 or self._preset.ratio_to_behavior,
+            ratio_moves=len(updates) > 1 or self._preset.moves_at_once,
         )
-        self.carried = data.credit.carried
+        if data.credit.carried.is_finite:
+            self.carried = data.credit.carried
         return StepMetrics(
             **vars(replace(means, means={**measures, **means.means})),
             grad_norm=sum(update.grad_norm for update in updates) / len(updates),
             learning_rate=rates[-1],
             tokens=int(batch.lengths.sum()),
             trained_tokens=int(data.credit.kept.sum()),
-            sequences=len(batch.lengths),
+            sequences=sum(map(len, slices)),
             microbatches=sum(map(len, rows)) * self._ranks.count,
             updates=len(updates),
             forward_backward_s=scoring_s + sum(update.forward_backward_s for update in updates),
             optimizer_s=sum(update.optimizer_s for update in updates),
+            skipped_updates=self._models.skipped - skipped_before,
+            skipped_in_row=self._models.skipped_in_row,
         )
 
     def outputs(self, batch: FlatBatch, *, reference: bool) -> NDArray[np.float32]:
@@ -183,6 +186,7 @@ class Step:
         started = time.perf_counter()
         records = []
         for index, microbatch in enumerate(microbatches, start=1):
+            self._reached(f"update {number}, microbatch {index} of {len(microbatches)}")
             if any_rank(self._should_stop()):
                 self._discard_gradients()
                 raise TrainingStopped
@@ -260,9 +264,9 @@ def _critic_measures(data: _Data, losses: Sequence[float]) -> dict[str, float]:
 
 
 def _slices(batch: FlatBatch, *, updates: int) -> list[NDArray[np.int64]]:
-    """The sequences of each update; the two of a pair are in the same one."""
+    """The sequences of each update; the two of a pair are in the same one. What is only measured is in none."""
     paired = bool((batch.pairs >= 0).all())
-    units = np.arange(len(batch.lengths)).reshape(-1, 2 if paired else 1)
+    units = np.flatnonzero(~batch.mismatched).reshape(-1, 2 if paired else 1)
     return [part.reshape(-1) for part in np.array_split(units, updates) if len(part)]
 
 
@@ -293,4 +297,5 @@ def _loss_tokens(data: _Data, microbatch: Microbatch, *, logprobs: Tensor, entro
         margins=torch.from_numpy(data.batch.margins).float()[members].to(device)[pairs[:, 0]],
         reference_logprobs=None if reference is None else at_tokens(reference),
         entropy=entropy,
+        correction_scale=data.credit.correction_scale,
     )

@@ -5,6 +5,8 @@ call the same method, so that each collective finds all of its partners:
 
     rank 0     train_step: tell, share the batch ─┐   plan -> microbatches -> update -> sums over ranks -> StepMetrics
     the others follow: wait for a command ────────┘   the same plan, their own microbatches, the same update
+
+The random states of one rank, kept so that a resumed run draws what the former would have drawn.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from __future__ import annotations
 import errno
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +25,61 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from learner.algorithms.config import AlgorithmConfig
-from learner.algorithms.preset import Carried, Preset
-from learner.algorithms.registry import build_preset
+from learner.algorithms.presets.preset import Carried, Preset
+from learner.algorithms.presets.registry import build_preset
 from learner.algorithms.shaping import RunningMoments
 from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.config import TrainingConfig
-from learner.training.distribution import share_batch
-from learner.training.metrics import StepMetrics
+from learner.training.finite import NotFinite, check_probe, check_snapshot
 from learner.training.models import open_models
-from learner.training.packing import pack
+from learner.training.packing import pack, shared_prefixes
 from learner.training.policy import PolicyModel
-from learner.training.prefixes import shared_prefixes
-from learner.training.random_state import load_random_state, save_random_state
-from learner.training.ranks import Command, CommandChannel, Ranks
+from learner.training.ranks import Command, CommandChannel, Ranks, any_rank, raise_on_all, share_batch
 from learner.training.score_model import save_score_model
 from learner.training.step import Step, TrainingStopped
+from learner.training.step_metrics import StepMetrics
 from learner.training.weights import WeightSnapshot, host_copy, write_model_directory
+
+
+def save_random_state(path: Path, *, device: torch.device) -> None:
+    """Writes the states of torch (on the CPU, and on this rank's GPU), numpy and Python."""
+    version, words, gauss = random.getstate()
+    assert version == 3, "since Python 3.2"
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    assert name == "MT19937", "numpy's global generator is always this one"
+    tensors = {
+        "torch": torch.get_rng_state(),
+        "python_words": torch.tensor(words, dtype=torch.int64),
+        "python_gauss": _optional(gauss),
+        "numpy_keys": torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+        "numpy_place": torch.tensor([position, has_gauss], dtype=torch.int64),
+        "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
+    }
+    if device.type == "cuda":
+        tensors["cuda"] = torch.cuda.get_rng_state(device)
+    save_file(tensors, path)
+
+
+def load_random_state(path: Path, *, device: torch.device) -> None:
+    """Takes up what `save_random_state` wrote for the same kind of device."""
+    tensors = load_file(path)
+    torch.set_rng_state(tensors["torch"])
+    gauss = tensors["python_gauss"].tolist()
+    random.setstate((3, tuple(tensors["python_words"].tolist()), gauss[0] if gauss else None))
+    position, has_gauss = tensors["numpy_place"].tolist()
+    keys = tensors["numpy_keys"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, position, has_gauss, float(tensors["numpy_gauss"])))
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(tensors["cuda"], device)
+
+
+def _optional(value: float | None) -> Tensor:
+    return torch.tensor([] if value is None else [value], dtype=torch.float64)
+
 
 logger = logging.getLogger(__name__)
 
@@ -50,15 +90,22 @@ def _never() -> bool:
     return False
 
 
-@contextmanager
-def _writing(directory: Path) -> Iterator[None]:
-    """torch and safetensors have errors of their own for a disk that takes no more."""
+def _error_of(write: Callable[[], None], *, directory: Path) -> OSError | None:
+    """What the disk said to it. safetensors has an error of its own for a disk that takes no more."""
     try:
-        yield
-    except torch.distributed.DistError:
-        raise
-    except (SafetensorError, RuntimeError) as error:
-        raise OSError(errno.EIO, f"{directory} cannot be written: {str(error).splitlines()[0]}") from error
+        write()
+    except SafetensorError as error:
+        return OSError(errno.EIO, f"{directory} cannot be written: {str(error).splitlines()[0]}")
+    except OSError as error:
+        return error
+    return None
+
+
+def _missing(part: Path, ranks: Ranks) -> str:
+    return (
+        f"no checkpoint of {ranks.count} ranks in {part.parent}: rank {ranks.rank} expected {part}; name a folder that "
+        "save wrote with as many ranks"
+    )
 
 
 def _carried(found: dict[str, Any]) -> Carried:
@@ -90,10 +137,17 @@ class Trainer:
         self._models = open_models(
             model_path, config=config, preset=self._preset, teachers=teachers, device=ranks.device
         )
-        self._step = Step(self._models, preset=self._preset, config=config, ranks=ranks, should_stop=should_stop)
+        self._step = Step(
+            self._models,
+            preset=self._preset,
+            config=config,
+            ranks=ranks,
+            should_stop=should_stop,
+            reached=self._reached,
+        )
         has_ratio = self._preset.samples_policy and self._preset.advantages is not None
-        if config.updates_per_step == 1 and has_ratio and not self._preset.ratio_to_behavior:
-            logger.info("one update per step: the ratio to the proximal policy is 1, so its clip has no effect")
+        if config.updates_per_step == 1 and has_ratio and not self._preset.moves_at_once:
+            logger.info("one update per step: the ratio to the proximal policy is 1, so what bounds it has no effect")
 
     @property
     def preset(self) -> Preset:
@@ -102,7 +156,7 @@ class Trainer:
 
     @property
     def updates(self) -> int:
-        """Optimizer updates made since the initial model."""
+        """Optimizer updates since the initial model; those that were left out count, too."""
         return self._updates
 
     def train_step(self, sequences: Sequence[TrainSequence], *, version: int) -> StepMetrics:
@@ -114,19 +168,26 @@ class Trainer:
         return self._train_step(flatten(sequences))
 
     def host_copy(self) -> WeightSnapshot:
-        """The weights as of now in `publish_dtype`, on rank 0's CPU. Later steps do not change the copy."""
-        self._tell(Command(action="host_copy"))
-        return host_copy(self._models.engine, dtype=self._config.publish_dtype, keep=self._ranks.leads)
+        """The weights as of now in `publish_dtype`, on rank 0's CPU. Later steps do not change the copy.
 
-    def probe_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Logprobs at temperature 1, float32 [T-1] in nats, of tokens 1 to T-1 of a prompt, by the present weights."""
-        self._tell(Command(action="probe", path=json.dumps(list(token_ids))))
-        return self._probe(token_ids)
+        Raises NotFinite for weights that are not finite.
+        """
+        self._tell(Command(action="host_copy"))
+        return check_snapshot(host_copy(self._models.engine, dtype=self._config.publish_dtype, keep=self._ranks.leads))
+
+    def probe_logprobs(self, texts: Sequence[Sequence[int]]) -> list[float]:
+        """Logprobs at temperature 1, in nats, of the tokens 1… of each text by the present weights, end to end.
+
+        Raises NotFinite if one is not: no generator is to blame for what the learner itself cannot compute.
+        """
+        self._tell(Command(action="probe", path=json.dumps([list(text) for text in texts])))
+        return check_probe(self._probe(texts))
 
     def save(self, directory: Path) -> None:
         """Writes model, optimizer, progress of the schedule and random states; each rank writes its part.
 
-        Returns when all parts are written. Raises OSError when this rank cannot write its own.
+        Returns when all parts are written. Raises OSError, on every rank, when one cannot write its own; NotFinite
+        instead of writing weights that are not finite.
         """
         self._tell(Command(action="save", path=str(directory)))
         self._save(directory)
@@ -164,11 +225,13 @@ class Trainer:
                 self._obey(command)
             except TrainingStopped:
                 logger.info("rank %d left a step that was stopped", self._ranks.rank)
+            except (OSError, NotFinite) as error:  # rank 0 has one, too, and says what follows from it
+                logger.warning("rank %d: %s of %s: %s", self._ranks.rank, command.action, command.path, error)
         self._models.close()
 
     def close(self) -> None:
         """Ends the other ranks' `follow`, and releases the model. The process group stays open."""
-        self._tell(Command(action="stop"))
+        self._commands.stop()
         self._models.close()
 
     def _obey(self, command: Command) -> None:
@@ -184,6 +247,9 @@ class Trainer:
             self._save(Path(command.path))
         elif command.action == "load":
             self._load(Path(command.path))
+
+    def _reached(self, place: str) -> None:
+        self._commands.place = f"{self._commands.place.partition(',')[0]}, {place}"
 
     def _tell(self, command: Command) -> None:
         self._commands.send(command)
@@ -201,37 +267,47 @@ class Trainer:
             self._models.reference.after_step()
         return metrics
 
-    def _probe(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        token_count = len(token_ids)
-        assert token_count > 1, "a prompt of one token has no logprobs"
-        mask = np.arange(token_count) > 0
-        batch = flatten([TrainSequence.supervised(token_ids=np.array(token_ids, dtype=np.int32), loss_mask=mask)])
-        row = np.zeros(1, dtype=np.int64)
+    def _probe(self, texts: Sequence[Sequence[int]]) -> list[float]:
+        assert min(map(len, texts)) > 1, "a text of one token has no logprobs"
+        batch = flatten(
+            [
+                TrainSequence.supervised(token_ids=np.array(text, dtype=np.int32), loss_mask=np.arange(len(text)) > 0)
+                for text in texts
+            ]
+        )
+        row = np.arange(len(texts), dtype=np.int64)
         microbatch = pack(batch, row, prefixes=shared_prefixes(batch)).to(self._ranks.device)
         policy = self._models.trained
         assert isinstance(policy, PolicyModel), "generators sample from a policy"
         # The generators' logprobs of given tokens are those at temperature 1, whatever they sample at.
         with torch.no_grad(), policy.at_temperature(1.0):
             logprobs = self._models.engine.forward(microbatch)[0]
-        return logprobs.float().cpu().numpy()
+        return [float(logprob) for logprob in logprobs.float().cpu()]
 
     def _save(self, directory: Path) -> None:
+        if any_rank(not self._models.has_finite_weights()):
+            raise NotFinite(f"the learner's weights are not finite: they are not written to {directory}")
+        raise_on_all(_error_of(partial(self._save_progress, directory), directory=directory), directory=directory)
+        self._models.save(directory)  # rank 0 goes on when every rank's part is there
+
+    def _save_progress(self, directory: Path) -> None:
+        """What no other rank takes part in."""
         directory.mkdir(parents=True, exist_ok=True)
-        with _writing(directory):
-            save_random_state(self._random_state(directory), device=self._ranks.device)
-            if self._ranks.leads:
-                progress = {"updates": self._updates, "carried": asdict(self._step.carried)}
-                (directory / PROGRESS_FILE).write_text(json.dumps(progress), encoding="utf-8")
-            self._models.save(directory, leads=self._ranks.leads)
-        torch.distributed.barrier()  # rank 0 goes on when every rank's part is there
+        save_random_state(self._random_state(directory), device=self._ranks.device)
+        if self._models.reference is not None:
+            self._models.reference.save(directory, leads=self._ranks.leads)
+        if self._ranks.leads:
+            progress = {"updates": self._updates, "carried": asdict(self._step.carried)}
+            (directory / PROGRESS_FILE).write_text(json.dumps(progress), encoding="utf-8")
 
     def _random_state(self, directory: Path) -> Path:
         return directory / f"random_state_{self._ranks.rank}.safetensors"
 
     def _load(self, directory: Path) -> None:
         progress = directory / PROGRESS_FILE
-        if not progress.is_file():
-            raise FileNotFoundError(f"no checkpoint in {directory}: expected {progress}; name a folder that save wrote")
+        parts = (progress, self._random_state(directory))
+        missing = next((FileNotFoundError(_missing(part, self._ranks)) for part in parts if not part.is_file()), None)
+        raise_on_all(missing, directory=directory, did="read")
         self._models.load(directory)
         load_random_state(self._random_state(directory), device=self._ranks.device)
         found = json.loads(progress.read_text(encoding="utf-8"))

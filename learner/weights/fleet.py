@@ -4,14 +4,20 @@ A plain record without I/O; the learner's event loop owns it. Time is passed in,
 
     announce ──▶ catching up (serving None) ──committed──▶ serving ──suspend──▶ catching up
                       └───────────── lost, expel, silence ─────┴──▶ gone
+
+How much of the training time the generators had nothing to do: asked of each every few seconds.
 """
 
+import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.fleet import Announcement, AnnouncementAnswer, Fingerprints
-from protocol.messages import ServingGenerator
-from protocol.versions import PROTOCOL_VERSION, PolicyVersion
+from protocol.generation import GeneratorState
+from protocol.messages import MOST_GENERATORS, ServingGenerator
+from protocol.model import PROTOCOL_VERSION, PolicyVersion
+from services.http.client import HttpClient, ServiceError
 
 
 class JoinRefused(Exception):
@@ -30,6 +36,8 @@ class Member:
     last_seen: float
     serving: PolicyVersion | None = None
     fingerprint: str | None = None
+    doubted: str | None = None
+    """Why its weights may be wrong, if they may: it serves nothing, and is sent nothing."""
 
     @property
     def generator_id(self) -> str:
@@ -42,7 +50,7 @@ class Member:
     @property
     def able(self) -> bool:
         """Whether it can take weights now."""
-        return self.announcement.condition == "able"
+        return self.announcement.condition == "able" and self.doubted is None
 
 
 @dataclass
@@ -54,6 +62,7 @@ class Fleet:
     announce_every_s: float
     silence_s: float
     changed: Callable[[], None]
+    url_fault: Callable[[str], str | None] = lambda url: None
     _members: dict[str, Member] = field(default_factory=dict)
     _expelled: dict[tuple[str, str], str] = field(default_factory=dict)
     _superseded: set[tuple[str, str]] = field(default_factory=set)
@@ -61,12 +70,21 @@ class Fleet:
     def announce(self, announcement: Announcement, *, now: float) -> AnnouncementAnswer:
         """Takes a generator in, or notes that it is still there. Raises JoinRefused."""
         self._check(announcement)
+        self._check_room(announcement)
         member = self._members.get(announcement.generator_id)
         if member is None or _process(member.announcement) != _process(announcement):
             self._take_in(announcement, instead_of=member, now=now)
         else:
             self._heard_of(member, announcement, now=now)
         return AnnouncementAnswer(incarnation=self.incarnation, announce_every_s=self.announce_every_s)
+
+    def _check_room(self, announcement: Announcement) -> None:
+        if announcement.generator_id not in self._members and len(self._members) >= MOST_GENERATORS:
+            raise JoinRefused(
+                f"generator {announcement.generator_id}: the fleet has {len(self._members)} generators, and a learner "
+                f"takes at most {MOST_GENERATORS}: start fewer, or larger ones",
+                kind="fleet_full",
+            )
 
     def _take_in(self, announcement: Announcement, *, instead_of: Member | None, now: float) -> None:
         if instead_of is not None and instead_of.announcement.instance != announcement.instance:
@@ -96,6 +114,8 @@ class Fleet:
                 f"generator {name} speaks protocol version {announcement.protocol_version}, the learner "
                 f"{PROTOCOL_VERSION}: run the same release on both."
             )
+        if (fault := self.url_fault(announcement.url)) is not None:
+            raise JoinRefused(f"generator {name}: {fault}", kind="untrusted_url")
         for what in ("model", "tokenizer", "chat_template"):
             theirs, ours = getattr(announcement.fingerprints, what), getattr(self.fingerprints, what)
             if theirs != ours:
@@ -139,6 +159,25 @@ class Fleet:
             member.serving = None
             self.changed()
 
+    def doubt(self, generator_id: str, *, reason: str) -> None:
+        """The generator may serve something else than it was sent; whether it does is known when others are right."""
+        member = self._members.get(generator_id)
+        if member is not None:
+            member.serving, member.doubted = None, reason
+            self.changed()
+
+    def expel_doubted(self) -> dict[str, str]:
+        """Others are right, so the doubted are wrong. Returns who was expelled, and why."""
+        doubted = {name: member.doubted for name, member in self._members.items() if member.doubted is not None}
+        for name, reason in doubted.items():
+            self.expel(name, reason=reason)
+        return doubted
+
+    @property
+    def all_doubted(self) -> bool:
+        """Whether there is somebody, and nobody who is not doubted."""
+        return bool(self._members) and all(member.doubted is not None for member in self._members.values())
+
     def lost(self, generator_id: str) -> None:
         """The generator does not answer. It may announce itself again."""
         if self._members.pop(generator_id, None) is not None:
@@ -167,3 +206,62 @@ class Fleet:
 def _process(announcement: Announcement) -> tuple[str, str, str, int]:
     """What a process keeps for its life; with another one, it is another process under the same id."""
     return announcement.instance, announcement.url, announcement.backend, announcement.world_size
+
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 5.0
+
+
+class IdleWatch:
+    """Sums idle and passed seconds over all serving generators, between `begin` and `end`."""
+
+    def __init__(self, *, fleet: Fleet, client: HttpClient) -> None:
+        self._fleet = fleet
+        self._client = client
+        self._last: dict[str, GeneratorState] = {}
+        self._counting = False
+        self._idle_s = 0.0
+        self._passed_s = 0.0
+
+    @property
+    def share(self) -> float | None:
+        """Idle time over passed time; None if nothing was measured."""
+        return self._idle_s / self._passed_s if self._passed_s > 0 else None
+
+    async def begin(self) -> None:
+        """Training begins: count from now."""
+        await self._ask_all()
+        self._counting = True
+
+    async def end(self) -> None:
+        """Training has ended: count until now."""
+        await self._ask_all()
+        self._counting = False
+
+    async def run(self) -> None:
+        """Asks until cancelled."""
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            await self._ask_all()
+
+    async def _ask_all(self) -> None:
+        """All at the same time: silent ones must not add up."""
+        serving = self._fleet.serving()
+        for gone in self._last.keys() - {generator.generator_id for generator in serving}:
+            del self._last[gone]
+        async with asyncio.TaskGroup() as tasks:
+            for generator in serving:
+                tasks.create_task(self._ask(generator))
+
+    async def _ask(self, generator: ServingGenerator) -> None:
+        try:
+            state = await self._client.get(f"{generator.url}/v1/state", GeneratorState, deadline_s=5.0)
+        except ServiceError as error:
+            log.debug("no state of generator %s: %s", generator.generator_id, error)
+            return
+        before = self._last.get(generator.generator_id)
+        self._last[generator.generator_id] = state
+        if self._counting and before is not None and state.uptime_s >= before.uptime_s:
+            self._idle_s += state.idle_s - before.idle_s
+            self._passed_s += state.uptime_s - before.uptime_s

@@ -2,29 +2,59 @@
 
 Three proofs, each of something else. The hashes of the buckets, checked on arrival, prove the bytes. The checksum of
 the loaded parameters agrees between generators of one kind, and changes when the weights do (by more than a rounding of
-the engine's may hide): it catches a load that did not take place. The logprobs of a fixed text agree with the
-learner's: they catch a wrong load, not an old version.
+the engine's may hide): it catches a load that did not take place. The logprobs of the policy's own texts agree with the
+learner's, better than with the version before, and as well as those of like generators do: they catch a wrong load, and
+weights that are old.
+
+    a fault that another generator of this version does not have  ─▶ an outlier: it is expelled
+    a fault of the probe that all have, so far                    ─▶ doubted: they serve nothing, until one is right
+    a gap that like generators share, within `probe_tolerance`    ─▶ numerics: nobody's fault
+    logprobs of the learner's own that are not finite             ─▶ its own fault: the probe judges nobody
+
+The end of every way by which weights reach a generator: it commits, and its proofs are judged.
 """
 
+import logging
+import statistics
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-import numpy as np
+from pydantic import BaseModel
 
-from learner.weights.fleet import Member
-from learner.weights.shelf import Packed
-from protocol.fleet import Committed
-from protocol.versions import PolicyVersion
+from learner.weights.fleet import Fleet, Member
+from learner.weights.probe import HIGH_QUANTILE, ProbeGap
+from learner.weights.published import Packed
+from protocol.fleet import Commit, Committed
+from protocol.model import PolicyVersion
+from services.http.client import HttpClient, R, ServiceError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+TOLERANCES = {"float32": 0.02, "": 0.5}
+"""Nats, of the mean gap; others than float32 are half as wide. Two implementations of one model differed by 1e-5 and
+0.05, a wrong load by 0.5 to 2.5 (benchmarks/results/probe.md).
+"""
+_FLOORS = {"float32": 1e-4, "": 0.01}
+_TIMES = 3.0
+"""A generator whose gap is larger than so many times that of like ones, and the floor, is an outlier."""
+_HIGH_TOLERANCE = 5.0
+"""The high quantile may be so many times as large as the mean."""
+SURE = 14.0
+"""Evidence in nats that weights are old, at which it is believed: about one in a million is wrong."""
+_VERSIONS_KEPT = 4
+_PROCESSES_KEPT = 4096
 
 
 @dataclass(frozen=True)
 class Proof:
-    """A member's answer to a commit, and its gap in nats to the learner's logprobs of the probe."""
+    """A member's answer to a commit, and how far its logprobs of the probe are from the learner's."""
 
     member: Member
     answer: Committed
-    gap: float
+    gap: ProbeGap
 
     @property
     def name(self) -> str:
@@ -36,13 +66,28 @@ class Proof:
         announcement = self.member.announcement
         return announcement.kind, announcement.backend, announcement.world_size
 
+    @property
+    def process(self) -> tuple[str, str]:
+        return self.name, self.member.announcement.instance
+
 
 def proof_of(member: Member, answer: Committed, packed: Packed) -> Proof:
-    """The gap is the largest over the probe's tokens; infinite if the answer is not one of this probe."""
-    ours, theirs = np.array(packed.probe_logprobs), np.array(answer.probe_logprobs)
-    fits = ours.shape == theirs.shape and answer.version == str(packed.version)
-    gap = float(np.abs(ours - theirs).max(initial=0.0)) if fits else float("inf")
-    return Proof(member=member, answer=answer, gap=gap)
+    """The gap is infinite if the answer is not one of this probe."""
+    probe = packed.probe.within(member.announcement.max_model_len)
+    if answer.version != str(packed.version):
+        return Proof(member=member, answer=answer, gap=ProbeGap.of(probe, ()) if probe.texts else ProbeGap())
+    if probe.texts and not answer.probe_logprobs:
+        log.warning("generator %s had no time for the probe of version %s", member.generator_id, packed.version)
+        return Proof(member=member, answer=answer, gap=ProbeGap())
+    return Proof(member=member, answer=answer, gap=ProbeGap.of(probe, answer.probe_logprobs))
+
+
+@dataclass(frozen=True)
+class ProbeVerdict:
+    """Who serves something else than was sent, and why, by id: `outliers` for certain, `doubted` as far as is known."""
+
+    outliers: Mapping[str, str]
+    doubted: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -54,38 +99,53 @@ class _Loaded:
     fingerprint: str
 
 
+@dataclass
+class _Seen:
+    """What is known of one version: the checksum that is believed for each kind, and who stood the test."""
+
+    checksums: dict[tuple[str, str, int], str] = field(default_factory=dict)
+    good: dict[tuple[str, str], Proof] = field(default_factory=dict)
+
+
 class Proofs:
-    """Judges proofs. `probe_tolerance` bounds the gap in nats; where it is larger, three times the gap at join does."""
+    """Judges proofs. `probe_tolerance` bounds the mean gap in nats; None for the usual one of the numbers' type."""
 
-    def __init__(self, *, probe_tolerance: float) -> None:
+    def __init__(self, *, probe_tolerance: float | None, dtype: str) -> None:
         self._probe_tolerance = probe_tolerance
-        self._first_gaps: dict[tuple[str, str], float] = {}
+        self._dtype = dtype
         self._loaded: dict[tuple[str, str], _Loaded] = {}
-        self._believed: dict[tuple[str, str, int], tuple[PolicyVersion, str]] = {}
+        self._age: dict[tuple[str, str], float] = {}
+        self._seen: dict[PolicyVersion, _Seen] = {}
 
-    def faults(self, proofs: Sequence[Proof], packed: Packed) -> dict[str, str]:
-        """Who does not serve what was sent, and why, by id. The proofs are of commits of one version.
+    def judge(self, proofs: Sequence[Proof], packed: Packed) -> ProbeVerdict:
+        """The proofs are of commits of one version. One with a fault has no say in which checksum is right."""
+        seen = self._seen_of(packed.version)
+        outliers = {proof.name: fault for proof in proofs if (fault := self._load_fault(proof, packed)) is not None}
+        doubted = self._probe_faults([proof for proof in proofs if proof.name not in outliers], packed)
+        fine = [proof for proof in proofs if proof.name not in outliers | doubted]
+        for kind in {proof.likeness for proof in fine}:
+            alike = [proof for proof in fine if proof.likeness == kind]
+            outliers |= self._other_checksums(alike, packed, seen=seen)
+            outliers |= self._other_gaps(alike, packed, seen=seen)
+        for proof in fine:
+            if proof.name not in outliers:
+                seen.good[proof.process] = proof
+                self._loaded[proof.process] = _Loaded(packed.version, packed.digest, proof.answer.fingerprint)
+        _drop_oldest(self._loaded)
+        _drop_oldest(self._age)
+        if any(proof.gap.tokens for proof in seen.good.values()):  # so it is not the learner's fault, nor numerics
+            return ProbeVerdict(outliers=outliers | doubted, doubted={})
+        return ProbeVerdict(outliers=outliers, doubted=doubted)
 
-        One with a wrong probe, or a checksum that did not change, has no say in which checksum is right.
-        """
-        found = {proof.name: fault for proof in proofs if (fault := self._own_fault(proof, packed)) is not None}
-        for kind in {proof.likeness for proof in proofs}:
-            alike = [proof for proof in proofs if proof.likeness == kind and proof.name not in found]
-            found |= self._odd_ones_out(alike, packed)
-        for proof in proofs:
-            if proof.name not in found:
-                self._loaded[_process(proof)] = _Loaded(packed.version, packed.digest, proof.answer.fingerprint)
-        return found
+    def _seen_of(self, version: PolicyVersion) -> _Seen:
+        seen = self._seen.setdefault(version, _Seen())
+        for old in sorted(self._seen)[:-_VERSIONS_KEPT]:
+            if old != version:
+                del self._seen[old]
+        return seen
 
-    def _own_fault(self, proof: Proof, packed: Packed) -> str | None:
-        first = self._first_gaps.setdefault(_process(proof), proof.gap)
-        allowed = self._probe_tolerance if first == proof.gap else max(3 * first, self._probe_tolerance)
-        if not proof.gap <= allowed:
-            return (
-                f"its logprobs of the probe differ by {proof.gap:.3g} nats from the learner's at version "
-                f"{packed.version}; at most {allowed:.3g} is allowed"
-            )
-        before = self._loaded.get(_process(proof))
+    def _load_fault(self, proof: Proof, packed: Packed) -> str | None:
+        before = self._loaded.get(proof.process)
         if before and before.fingerprint == proof.answer.fingerprint and before.digest != packed.digest:
             return (
                 f"the checksum of its loaded weights is {before.fingerprint} at version {packed.version} as it was at "
@@ -93,19 +153,73 @@ class Proofs:
             )
         return None
 
-    def _odd_ones_out(self, alike: Sequence[Proof], packed: Packed) -> dict[str, str]:
+    def _probe_faults(self, proofs: Sequence[Proof], packed: Packed) -> dict[str, str]:
+        if not packed.probe.usable:
+            log.error(
+                "the learner's own logprobs of the probe are not finite at version %s: its weights are broken, and no "
+                "generator is judged by them",
+                packed.version,
+            )
+            return {}
+        return {proof.name: fault for proof in proofs if (fault := self._probe_fault(proof, packed)) is not None}
+
+    def _probe_fault(self, proof: Proof, packed: Packed) -> str | None:
+        gap, allowed = proof.gap, self._allowed(proof)
+        if not gap.finite:
+            return f"it did not answer the probe of version {packed.version} with a finite logprob for each token"
+        if gap.mean > allowed or gap.high > _HIGH_TOLERANCE * allowed:
+            return (
+                f"its logprobs of the probe differ by {gap.mean:.3g} nats in the mean, and by {gap.high:.3g} at the "
+                f"{HIGH_QUANTILE:.0%} quantile, from the learner's at version {packed.version}; at most {allowed:.3g} "
+                f"and {_HIGH_TOLERANCE * allowed:.3g} are allowed"
+            )
+        age = max(0.0, self._age.pop(proof.process, 0.0) + gap.age)
+        self._age[proof.process] = age
+        if age > SURE:
+            return (
+                f"its logprobs of the probe are not those of version {packed.version} but of the one before or an "
+                f"older one (evidence {age:.3g} nats, {SURE:g} are believed): it serves old weights"
+            )
+        return None
+
+    def _allowed(self, proof: Proof) -> float:
+        return self._probe_tolerance or max(TOLERANCES.get(t, TOLERANCES[""]) for t in self._types(proof))
+
+    def _types(self, proof: Proof) -> tuple[str, str]:
+        """Of the learner's numbers, and of the generator's."""
+        return self._dtype, proof.member.announcement.dtype or self._dtype
+
+    def _other_gaps(self, alike: Sequence[Proof], packed: Packed, *, seen: _Seen) -> dict[str, str]:
+        """Those that are much further from the learner than like generators are at this version."""
+        kind = alike[0].likeness
+        all_alike = {proof.process: proof for proof in (*seen.good.values(), *alike) if proof.likeness == kind}
+        floor = max(_FLOORS.get(t, _FLOORS[""]) for t in self._types(alike[0]))
+        found = {}
+        for proof in alike:
+            others = [o.gap for process, o in all_alike.items() if process != proof.process and o.gap.tokens]
+            if not others:
+                continue
+            mean = _TIMES * statistics.median(gap.mean for gap in others) + floor
+            high = _TIMES * statistics.median(gap.high for gap in others) + _HIGH_TOLERANCE * floor
+            if proof.gap.mean > mean or proof.gap.high > high:
+                found[proof.name] = (
+                    f"its logprobs of the probe differ by {proof.gap.mean:.3g} nats in the mean, and by "
+                    f"{proof.gap.high:.3g} at the {HIGH_QUANTILE:.0%} quantile, from the learner's at version "
+                    f"{packed.version}; from like generators at most {mean:.3g} and {high:.3g} are expected"
+                )
+        return found
+
+    def _other_checksums(self, alike: Sequence[Proof], packed: Packed, *, seen: _Seen) -> dict[str, str]:
         """Those whose checksum is not that of an earlier proof of this version, or else the commonest one.
 
         Among equally common ones that of the smallest probe gap is believed.
         """
-        if not alike:
-            return {}
-        version, fingerprint = self._believed.get(alike[0].likeness, (None, ""))
-        if version != packed.version:
+        kind = alike[0].likeness
+        if kind not in seen.checksums:
             counts = Counter(proof.answer.fingerprint for proof in alike)
-            most = max(alike, key=lambda proof: (counts[proof.answer.fingerprint], -proof.gap))
-            fingerprint = most.answer.fingerprint
-            self._believed[alike[0].likeness] = packed.version, fingerprint
+            most = max(alike, key=lambda proof: (counts[proof.answer.fingerprint], -proof.gap.mean))
+            seen.checksums[kind] = most.answer.fingerprint
+        fingerprint = seen.checksums[kind]
         return {
             proof.name: f"the checksum of its loaded weights at version {packed.version} is "
             f"{proof.answer.fingerprint}; the other generators' is {fingerprint}"
@@ -114,5 +228,61 @@ class Proofs:
         }
 
 
-def _process(proof: Proof) -> tuple[str, str]:
-    return proof.name, proof.member.announcement.instance
+def _drop_oldest(kept: dict[tuple[str, str], T]) -> None:
+    """Processes come and go for as long as a run lasts."""
+    while len(kept) > _PROCESSES_KEPT:
+        del kept[next(iter(kept))]
+
+
+class Commits:
+    """Asks members to commit, and takes those whose proofs are good into service."""
+
+    def __init__(self, *, fleet: Fleet, client: HttpClient, proofs: Proofs, timeout_s: float) -> None:
+        self._fleet = fleet
+        self._client = client
+        self._proofs = proofs
+        self._timeout_s = timeout_s
+
+    async def ask(self, member: Member, what: str, body: BaseModel, answer: type[R], *, deadline_s: float) -> R:
+        """One step of a weight sync. Raises ServiceError, which names the member's address."""
+        url = f"{member.url}/v1/weights/{what}"
+        return await self._client.post(url, body, answer, deadline_s=deadline_s, retries=0)
+
+    async def commit(self, member: Member, packed: Packed, *, epoch: int, receive_s: float = 0.0) -> Proof:
+        """The member loads and serves this version; its proof is not judged yet. Raises ServiceError.
+
+        `receive_s` is what it may take beside, for one that receives within its commit.
+        """
+        probe = packed.probe.within(member.announcement.max_model_len)
+        body = Commit(version=str(packed.version), epoch=epoch, probe=probe.texts)
+        answer = await self.ask(member, "commit", body, Committed, deadline_s=self._timeout_s + receive_s)
+        return proof_of(member, answer, packed)
+
+    async def proof(self, member: Member, packed: Packed, *, epoch: int) -> Proof | None:
+        """As `commit`, for one of many: a failure takes the member out of service, and None is returned."""
+        try:
+            return await self.commit(member, packed, epoch=epoch)
+        except ServiceError as error:
+            log.warning("generator %s did not commit version %s: %s", member.generator_id, packed.version, error)
+            self._fleet.suspend(member)
+            return None
+
+    def accept(self, proofs: Sequence[Proof], packed: Packed) -> list[Proof]:
+        """Those with good proofs serve the version from now on, and are returned; outliers are expelled.
+
+        Where no generator is right so far, nobody can say who is wrong: those in doubt serve nothing until one is.
+        """
+        present = [proof for proof in proofs if self._fleet.holds(proof.member)]
+        verdict = self._proofs.judge(present, packed)
+        for name, fault in verdict.outliers.items():
+            self._fleet.expel(name, reason=fault)
+        for name, fault in verdict.doubted.items():
+            log.warning("generator %s is doubted, and serves nothing until another one is right: %s", name, fault)
+            self._fleet.doubt(name, reason=fault)
+        good = [proof for proof in present if proof.name not in {*verdict.outliers, *verdict.doubted}]
+        expelled = dict(verdict.outliers) | (self._fleet.expel_doubted() if any(p.gap.tokens for p in good) else {})
+        for name, fault in expelled.items():
+            log.error("generator %s is expelled: %s", name, fault)
+        for proof in good:
+            self._fleet.committed(proof.name, version=packed.version, fingerprint=proof.answer.fingerprint)
+        return good

@@ -1,37 +1,47 @@
 """Weight sync, the learner's side: the newest weights to every generator, two-phase, while training goes on.
 
     trainer thread ──offer()──▶ pack ──▶ shelf ──┬─ rounds ─▶ those that serve: broadcast, one version at a time
-                                                 └─ joins ──▶ those that do not: a download each, beside the rounds
+                                                 └─ joins ──▶ those that do not: a few downloads, beside the rounds
 
 | loop   | waits for                            | and then                                                           |
 |--------|--------------------------------------|--------------------------------------------------------------------|
 | pack   | an offer                             | lays the newest out in buckets; offers made meanwhile coalesce     |
-| rounds | a packed version                     | broadcasts the newest to all that serve                            |
-| joins  | a change of the fleet, a round's end | begins a download for each that has to catch up, and waits for none |
+| rounds | a packed version                     | broadcasts the newest to all that serve, or wait for a download    |
+| joins  | a change of the fleet, a round's end | begins downloads for those that have to catch up, and waits for none |
+| doubts | a change of the fleet                | ends the run if all generators are doubted, and stay so            |
 
 Every wait but those in the table has a deadline; none of them is the trainer's.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from learner.weights.commits import Commits
+from learner.weights.broadcast import RoundResult, Rounds
+from learner.weights.catch_up import Joined, Joins
 from learner.weights.fleet import Fleet, Member
-from learner.weights.joins import Joined, Joins
-from learner.weights.options import PublisherOptions
-from learner.weights.plane import pack_buckets
-from learner.weights.proofs import Proofs
-from learner.weights.reports import JoinReport, PublishReport, Snapshot
-from learner.weights.rounds import RoundResult, Rounds
-from learner.weights.shelf import Packed, Shelf, digest_of
-from learner.weights.threads import in_thread
-from protocol.versions import PolicyVersion
-from services.http_client import HttpClient
-from services.waiting import Waiting
+from learner.weights.process_group import in_thread, pack_buckets
+from learner.weights.proofs import Commits, Proof, Proofs
+from learner.weights.published import Packed, Shelf, digest_of
+from learner.weights.snapshot import JoinReport, PublisherOptions, PublishReport, Snapshot
+from protocol.model import PolicyVersion
+from services.http.client import HttpClient
+from services.http.waiting import Waiting
 
 _ROUNDS_REST_S = 1.0
 """With no new version for so long, a member that has missed the last round by its download downloads again."""
+
+
+class NoGeneratorIsRight(RuntimeError):
+    """All generators serve something else than the learner's weights, as far as their logprobs tell."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        each = "; ".join(f"{member.generator_id}: {member.doubted}" for member in members)
+        super().__init__(
+            f"of {len(members)} generators none serves the learner's weights by its logprobs of the probe, so that the "
+            f"fault may be in what the learner publishes, or in numbers of too little precision ({each}). Compare the "
+            "model folders, engine.dtype and quantization with the learner's; weights.probe_tolerance allows more"
+        )
 
 
 class Publisher:
@@ -54,7 +64,7 @@ class Publisher:
         self._waits = waits
         self._published = published
         self._joined = joined
-        proofs = Proofs(probe_tolerance=options.probe_tolerance)
+        proofs = Proofs(probe_tolerance=options.probe_tolerance, dtype=options.dtype)
         self._commits = Commits(fleet=fleet, client=client, proofs=proofs, timeout_s=options.commit_timeout_s)
         self._offered: Snapshot | None = None
         self._broadcast: Packed | None = None
@@ -65,6 +75,7 @@ class Publisher:
         self._round_due = asyncio.Event()
         self._joins_due = asyncio.Event()
         self._progress = asyncio.Event()
+        self._doubts_due = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     def offer(self, snapshot: Snapshot) -> None:
@@ -79,6 +90,7 @@ class Publisher:
         """Somebody came, went, or serves another version."""
         self._wake()
         self._progress.set()
+        self._doubts_due.set()
 
     async def wait_until_served(self, version: int) -> None:
         """Returns when every serving generator, and at least one, holds `version` or a newer one."""
@@ -88,7 +100,7 @@ class Publisher:
                 await self._progress.wait()
 
     async def run(self) -> None:
-        """Publishes until cancelled."""
+        """Publishes until cancelled. Raises NoGeneratorIsRight."""
         async with asyncio.TaskGroup() as tasks:
             rounds = Rounds(fleet=self._fleet, commits=self._commits, options=self._options, tasks=tasks)
             joins = Joins(
@@ -98,6 +110,7 @@ class Publisher:
             tasks.create_task(self._pack(), name="pack")
             tasks.create_task(self._run_rounds(rounds, joins), name="rounds")
             tasks.create_task(self._run_joins(rounds, joins), name="joins")
+            tasks.create_task(self._watch_doubts(), name="doubts")
 
     def _wake(self) -> None:
         self._round_due.set()
@@ -117,8 +130,7 @@ class Publisher:
             version=PolicyVersion(self._options.incarnation, snapshot.version),
             buckets=pack_buckets(snapshot.tensors, bucket_bytes=self._options.bucket_bytes),
             digest=digest_of(snapshot.tensors),
-            probe_token_ids=snapshot.probe_token_ids,
-            probe_logprobs=snapshot.probe_logprobs,
+            probe=snapshot.probe,
         )
 
     async def _run_rounds(self, rounds: Rounds, joins: Joins) -> None:
@@ -127,16 +139,29 @@ class Publisher:
                 await self._round_due.wait()
                 self._round_due.clear()
                 packed = self._shelf.newest
-                if packed is None or packed is self._broadcast:
+                waiting = [member for member in joins.waiting if rounds.takes_joiner(member)]
+                if packed is None or (packed is self._broadcast and not self._may_begin_with(waiting)):
                     continue
-                members = [m for m in self._fleet.members() if rounds.takes(m) and m not in joins.busy | rounds.busy]
+                members = [*self._to_be_told(packed, rounds, joins), *waiting]
                 self._broadcast, self._rounds_rest = packed, False
                 if members:
-                    self._report(packed, await rounds.run(members, packed))
+                    joins.hand_over(waiting)
+                    self._report(packed, await rounds.run(members, packed), joiners=waiting)
                 self._wake()
                 self._loop.call_later(_ROUNDS_REST_S, self._rest_after, packed)
         finally:
             rounds.close()
+
+    def _may_begin_with(self, waiting: Sequence[Member]) -> bool:
+        """While nobody serves, a broadcast to those that wait for their download delays nobody."""
+        return bool(waiting) and self._fleet.served is None
+
+    def _to_be_told(self, packed: Packed, rounds: Rounds, joins: Joins) -> list[Member]:
+        """Those that serve an older version, if it has not been broadcast yet."""
+        if packed is self._broadcast:
+            return []
+        elsewhere = joins.busy | rounds.busy
+        return [member for member in self._fleet.members() if rounds.takes(member) and member not in elsewhere]
 
     async def _run_joins(self, rounds: Rounds, joins: Joins) -> None:
         while True:
@@ -145,6 +170,21 @@ class Publisher:
             behind = [m for m in self._fleet.members() if m not in rounds.busy and self._has_to_catch_up(m, rounds)]
             rounds.part_with(behind)
             joins.begin(behind)
+            if self._may_begin_with(joins.waiting):
+                self._round_due.set()
+
+    async def _watch_doubts(self) -> None:
+        """Nobody serves while all are doubted, so the run would wait for ever."""
+        while True:
+            await self._doubts_due.wait()
+            self._doubts_due.clear()
+            try:
+                async with asyncio.timeout(self._fleet.silence_s):
+                    while self._fleet.all_doubted:
+                        await self._doubts_due.wait()
+                        self._doubts_due.clear()
+            except TimeoutError:
+                raise NoGeneratorIsRight(self._fleet.members()) from None
 
     def _rest_after(self, packed: Packed) -> None:
         if self._broadcast is packed:
@@ -158,18 +198,22 @@ class Publisher:
             return False
         return member.serving is None or self._rounds_rest or not rounds.takes(member)
 
-    def _report(self, packed: Packed, result: RoundResult) -> None:
+    def _report(self, packed: Packed, result: RoundResult, *, joiners: Sequence[Member]) -> None:
+        seconds = result.prepare_s + result.commit_s
+        for proof in result.proofs:
+            if proof.member in joiners:
+                self._joined(_join_of(proof, packed, seconds=seconds))
         if result.proofs:
             answers = [proof.answer for proof in result.proofs]
             self._say_published(
                 PublishReport(
                     version=packed.version.number,
                     members=len(answers),
-                    total_s=result.prepare_s + result.commit_s,
+                    total_s=seconds,
                     prepare_s=result.prepare_s,
                     commit_s=result.commit_s,
                     pause_s=max(answer.pause_s for answer in answers),
-                    probe_gap=max(proof.gap for proof in result.proofs),
+                    probe_gap=max(proof.gap.mean for proof in result.proofs),
                 )
             )
         elif self._unreported is not None and self._unreported.packed is packed:
@@ -177,9 +221,8 @@ class Publisher:
 
     def _caught_up(self, joined: Joined) -> None:
         """A version that no round brings to anybody is published by the first download."""
-        proof, version = joined.proof, joined.packed.version
-        seconds = joined.pull_s + joined.commit_s
-        self._joined(JoinReport(generator_id=proof.name, version=version.number, seconds=seconds, probe_gap=proof.gap))
+        proof = joined.proof
+        self._joined(_join_of(proof, joined.packed, seconds=joined.pull_s + joined.commit_s))
         if all(member.serving is None or member is proof.member for member in self._fleet.members()):
             self._say_published(_publish_of(joined))
         else:
@@ -191,6 +234,10 @@ class Publisher:
             self._published(report)
 
 
+def _join_of(proof: Proof, packed: Packed, *, seconds: float) -> JoinReport:
+    return JoinReport(generator_id=proof.name, version=packed.version.number, seconds=seconds, probe_gap=proof.gap.mean)
+
+
 def _publish_of(joined: Joined) -> PublishReport:
     return PublishReport(
         version=joined.packed.version.number,
@@ -199,5 +246,5 @@ def _publish_of(joined: Joined) -> PublishReport:
         prepare_s=joined.pull_s,
         commit_s=joined.commit_s,
         pause_s=joined.proof.answer.pause_s,
-        probe_gap=joined.proof.gap,
+        probe_gap=joined.proof.gap.mean,
     )

@@ -1,8 +1,16 @@
-"""The arguments of `code`: a solution's language, the tests, and how the passed ones become a reward."""
+"""The arguments of `code`: a solution's language, the tests, and how the passed ones become a reward.
 
+What became of each case, and the reward of all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from reward_service.verifier.submission import DataError, Score
 
 _MODEL = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -105,7 +113,9 @@ class CheckTests(BaseModel):
     model_config = _MODEL
 
     kind: Literal["check"]
-    entry_point: str = Field(min_length=1, description="the solution's function, or Class.method")
+    entry_point: str = Field(
+        min_length=1, description="the solution's function, Class.method, or a method of its class Solution"
+    )
     cases: tuple[AssertCase, ...] = Field(strict=False, max_length=1000, description="code that defines check, each")
     setup: str = Field(
         "", description="Python that runs once before the cases, on the side of the tests: helpers of the prompt, say"
@@ -156,3 +166,53 @@ class CodeArguments(BaseModel):
     reference: str | None = Field(
         None, description="a right solution: if it does not pass every case, the tests are broken, and the item fails"
     )
+
+
+class Verdict(Enum):
+    """How a case ended. `ERROR`: the solution raised, crashed or took too much; `KILLED`: somebody killed its process;
+    `SKIPPED`: not to be counted.
+    """
+
+    PASSED = "passed"
+    WRONG = "wrong"
+    ERROR = "error"
+    KILLED = "killed"
+    TIMEOUT = "timeout"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A verdict and its share of the reward."""
+
+    verdict: Verdict
+    weight: float = 1.0
+
+
+NOTHING_EXTRACTED = Score(reward=0.0, components={"extracted": 0.0})
+
+
+def score_of(cases: Sequence[Case], *, reward: Literal["fraction", "all"]) -> Score:
+    """The reward and its components. Raises DataError if there is no case to count."""
+    counted = [case for case in cases if case.verdict is not Verdict.SKIPPED]
+    if not counted:
+        raise DataError("the tests hold no case that counts; give at least one that is not skipped")
+    passed = [case for case in counted if case.verdict is Verdict.PASSED]
+    fraction = sum(case.weight for case in passed) / sum(case.weight for case in counted)
+    if len(passed) == len(counted):
+        fraction = 1.0  # whatever the sum of weights has rounded to
+    value = fraction if reward == "fraction" else float(len(passed) == len(counted))
+    components = {
+        "extracted": 1.0,
+        "cases": float(len(counted)),
+        "passed": float(len(passed)),
+        "fraction": fraction,
+        "wrong": _count(counted, Verdict.WRONG),
+        "errors": _count(counted, Verdict.ERROR) + _count(counted, Verdict.KILLED),
+        "timeouts": _count(counted, Verdict.TIMEOUT),
+    }
+    return Score(reward=value, components=components)
+
+
+def _count(cases: Sequence[Case], verdict: Verdict) -> float:
+    return float(sum(case.verdict is verdict for case in cases))

@@ -3,21 +3,18 @@
 import asyncio
 import contextlib
 import json
+import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from reward_service.code.arguments import AssertTests, CheckTests, PytestTests
-from reward_service.code.budget import Budget
-from reward_service.code.harness.exchange import Message
-from reward_service.code.harness.plain import Json
-from reward_service.code.processes import Harness
-from reward_service.code.relay import Relay, Round
-from reward_service.code.served import Served, SolutionEnded, open_solution
-from reward_service.code.solution import Solution
-from reward_service.code.verdict import Case, Verdict
-from reward_service.sandbox.program import Running, Sandbox
-from reward_service.verifier import DataError
+from reward_service.code.arguments import AssertTests, Case, CheckTests, PytestTests, Verdict
+from reward_service.code.exchange import Relay, Round
+from reward_service.code.inside.channel import Message
+from reward_service.code.inside.plain import Json
+from reward_service.code.solution import Harness, Served, Solution, SolutionEnded, TimeBudget, end, open_solution
+from reward_service.verifier.program import Running, Sandbox
+from reward_service.verifier.submission import DataError
 
 # pytest and what tests compute: their process is the service's choice, not the solution's.
 _TESTS_MEMORY_MIB = 1024
@@ -37,8 +34,11 @@ class Suite:
     named: Mapping[str, float] = field(default_factory=dict)
 
 
-def suite_of(tests: AssertTests | CheckTests | PytestTests) -> Suite:
-    """The suite of an item's tests. Raises DataError for the names of files that cannot be."""
+def suite_of(tests: AssertTests | CheckTests | PytestTests, *, prelude: str) -> Suite:
+    """The suite of an item's tests, of which `check` finds what the prelude defines before its function.
+
+    Raises DataError for the names of files that cannot be.
+    """
     if isinstance(tests, PytestTests):
         files = {f"tests/{_checked(name)}": source.encode(errors="replace") for name, source in tests.files.items()}
         return Suite(module="run_pytest", start={"module": tests.module}, files=files, named=tests.weights)
@@ -46,6 +46,7 @@ def suite_of(tests: AssertTests | CheckTests | PytestTests) -> Suite:
     start: Message = {
         "kind": tests.kind,
         "setup": tests.setup,
+        "head": _head(prelude, tests.entry_point) if isinstance(tests, CheckTests) else "",
         "cases": [case.code for case in tests.cases],
         "entry_points": [*entry_points],
     }
@@ -60,7 +61,7 @@ class Checker:
     harness: Harness
     pairs: asyncio.Semaphore
 
-    async def run(self, *, solution: Solution, suite: Suite, budget: Budget) -> Sequence[Case]:
+    async def run(self, *, solution: Solution, suite: Suite, budget: TimeBudget) -> Sequence[Case]:
         """A verdict for each case. A case that a process does not survive costs that case; the rest run in new ones.
 
         Raises DataError where the tests are broken, InfrastructureError.
@@ -71,6 +72,7 @@ class Checker:
             known = [] if names is None else [name for number, name in enumerate(names) if number in verdicts]
             async with self._pair(solution=solution, suite=suite, budget=budget) as (served, tests):
                 done = await _round(served, tests, suite=suite, budget=budget, verdicts=verdicts, known=known)
+                await end(served.running, budget)
             if done.case is not None:
                 done.verdicts[done.case] = done.left or Verdict.ERROR
             names = done.collected if names is None else names
@@ -79,7 +81,9 @@ class Checker:
                 return _cases(suite, names=names, verdicts=verdicts, rest=done.left)
 
     @contextlib.asynccontextmanager
-    async def _pair(self, *, solution: Solution, suite: Suite, budget: Budget) -> AsyncIterator[tuple[Served, Running]]:
+    async def _pair(
+        self, *, solution: Solution, suite: Suite, budget: TimeBudget
+    ) -> AsyncIterator[tuple[Served, Running]]:
         """Both processes, which start beside each other: neither is waited for here."""
         seconds = budget.left_s
         program = self.harness.program(
@@ -87,6 +91,7 @@ class Checker:
             files=suite.files,
             seconds=seconds,
             memory_mib=min(_TESTS_MEMORY_MIB, self.harness.execution.max_memory_mib),
+            fresh=solution.fresh,
         )
         async with (
             self.pairs,
@@ -97,7 +102,13 @@ class Checker:
 
 
 async def _round(
-    served: Served, tests: Running, *, suite: Suite, budget: Budget, verdicts: Mapping[int, Verdict], known: list[str]
+    served: Served,
+    tests: Running,
+    *,
+    suite: Suite,
+    budget: TimeBudget,
+    verdicts: Mapping[int, Verdict],
+    known: list[str],
 ) -> Round:
     """One run of the tests over the cases without a verdict."""
     try:
@@ -105,13 +116,15 @@ async def _round(
             names: list[Json] = [*await served.names(deadline=deadline)]
     except TimeoutError:
         return Round(left=Verdict.TIMEOUT)
-    except SolutionEnded:
-        return Round(left=Verdict.ERROR)
+    except SolutionEnded as error:
+        return Round(left=error.verdict)
     nonce = secrets.token_hex(16)
     first = max(verdicts, default=-1) + 1
     start: Message = {**suite.start, "nonce": nonce, "names": names, "first": first, "known": [*known]}
     await tests.write(json.dumps(start).encode() + b"\n", deadline=budget.deadline)
-    return await Relay(solution=served, tests=tests, nonce=nonce, budget=budget).run()
+    done = await Relay(solution=served, tests=tests, nonce=nonce, budget=budget).run()
+    await end(tests, budget)
+    return done
 
 
 def _renumbered(done: Round, names: list[str] | None) -> Mapping[int, Verdict]:
@@ -150,6 +163,14 @@ def _weight(name: str, named: Mapping[str, float]) -> float:
         if key in named:
             return named[key]
     return 1.0
+
+
+def _head(prelude: str, entry_point: str) -> str:
+    """A prompt's code before the function, or class, that the solution is to write."""
+    name = re.escape(entry_point.partition(".")[0].removesuffix("()"))
+    return re.split(
+        rf"^(?:@.*\n)*(?:(?:async )?def {name}\b|class (?:{name}|Solution)\b)", prelude, maxsplit=1, flags=re.MULTILINE
+    )[0]
 
 
 def _checked(name: str) -> str:

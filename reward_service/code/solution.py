@@ -1,22 +1,173 @@
-"""A solution, and how it is started."""
+"""A solution, and how it is started.
 
+A solution's process that answers: its greeting, and one request at a time.
+
+The processes of the harness, which are talked to line by line, and their files.
+
+The time that the cases of one item have, together.
+"""
+
+import asyncio
+import importlib.resources
+import json
+import math
+import signal
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from reward_service.code.arguments import CodeArguments
-from reward_service.code.budget import whole_seconds
-from reward_service.code.processes import Harness
-from reward_service.sandbox.program import Limits, Program
+from reward_service.code.arguments import CodeArguments, Verdict
+from reward_service.code.inside.channel import Message
+from reward_service.verifier.program import ExecutionConfig, Limits, Program, Running, Sandbox
+from reward_service.verifier.submission import InfrastructureError
+
+# A case that timed out with less than this share of its time spent computing may have waited for us.
+_BUSY = 0.5
+
+
+class TimeBudget:
+    """Seconds for one case and for all. `deadline` is the item's, on the event loop's clock.
+
+    The solution's time is charged only while a case runs, so that a busy service takes nothing from it.
+    """
+
+    def __init__(self, *, case_s: float, total_s: float, deadline: float) -> None:
+        self._case_s = case_s
+        self._left_s = self._total_s = total_s
+        self._taken_s = self._computed_s = 0.0
+        self._returned = asyncio.Condition()
+        self.deadline = deadline
+
+    def next_s(self) -> float:
+        """Seconds that the next case has; 0 if there is none left."""
+        return max(0.0, min(self._case_s, self._left_s - self._taken_s))
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that all remaining cases have together."""
+        return max(0.0, self._left_s)
+
+    @property
+    def was_idle(self) -> bool:
+        """Whether so much of the charged time went by without computing that a case may have timed out for that."""
+        idle_s = self._total_s - self._left_s - self._computed_s
+        return idle_s > _BUSY * min(self._case_s, self._total_s)
+
+    def charge(self, seconds: float) -> None:
+        """A case has taken that long."""
+        self._left_s -= seconds
+
+    def computed(self, cpu_s: float) -> None:
+        """Processes of the item have used that much of a processor."""
+        self._computed_s += cpu_s
+
+    @asynccontextmanager
+    async def share(self) -> AsyncIterator[float]:
+        """The seconds of a case that runs beside others, which is to be charged within; 0 if there are none left.
+
+        As long as others may give some back, it waits until there are enough for a whole case.
+        """
+        async with self._returned:
+            await self._returned.wait_for(lambda: not self._taken_s or self._left_s - self._taken_s >= self._case_s)
+            seconds = self.next_s()
+            self._taken_s += seconds
+        try:
+            yield seconds
+        finally:
+            self._taken_s -= seconds
+            async with self._returned:
+                self._returned.notify_all()
+
+    @contextmanager
+    def case(self) -> Iterator[float]:
+        """Charges the time within, and gives the case's deadline.
+
+        Raises InfrastructureError instead of TimeoutError where it was the item's deadline that came first.
+        """
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        own = started + self.next_s()
+        try:
+            yield min(own, self.deadline)
+        except TimeoutError:
+            if own > self.deadline:
+                raise late() from None
+            raise
+        finally:
+            self.charge(clock() - started)
+
+
+def late() -> InfrastructureError:
+    """The item's deadline has come."""
+    return InfrastructureError("deadline: the tests took longer than the item had; raise deadline_s")
+
+
+def whole_seconds(seconds: float) -> float:
+    """At least 1: a limit on CPU time is in whole seconds."""
+    return float(max(1, math.ceil(seconds)))
+
+
+# What a process may take beside the time of its cases: to start, to load its modules.
+START_S = 60.0
+
+_PACKAGE = "reward_service.code.inside"
+_FOLDER = _PACKAGE.replace(".", "/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Harness:
+    """The modules of the harness at the paths by which they import each other, and the operator's maxima.
+
+    The longest line between the sides is what is kept of a program's output.
+    """
+
+    files: Mapping[str, bytes]
+    execution: ExecutionConfig
+
+    def program(
+        self, *, module: str, files: Mapping[str, bytes], seconds: float, memory_mib: int, fresh: bool
+    ) -> Program:
+        """A process that runs a module of the harness, beside which it finds `files`. Its cases have `seconds`."""
+        most = self.execution
+        limits = Limits(
+            wall_s=min(START_S + seconds, most.max_wall_s),
+            cpu_s=min(whole_seconds(START_S + seconds), most.max_cpu_s),
+            memory_mib=memory_mib,
+            output_bytes=most.max_output_bytes,
+        )
+        return Program(
+            argv=("python", "main.py"),
+            files={**self.files, **files, "main.py": _entry(module)},
+            limits=limits,
+            fresh=fresh,
+        )
+
+
+def load_harness(execution: ExecutionConfig) -> Harness:
+    """Read the files of the harness."""
+    folder = importlib.resources.files(_PACKAGE)
+    modules = [file for file in folder.iterdir() if file.name.endswith(".py")]
+    packages = {"reward_service/__init__.py": b"", "reward_service/code/__init__.py": b""}
+    files = {f"{_FOLDER}/{module.name}": module.read_bytes() for module in modules}
+    return Harness(files={**packages, **files}, execution=execution)
+
+
+def _entry(module: str) -> bytes:
+    # Nothing is run twice, so there is nothing to cache.
+    return f"import sys\nsys.dont_write_bytecode = True\nfrom {_PACKAGE}.{module} import main\nmain()\n".encode()
+
 
 _FILE = "solution"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """The code of one completion, and what its processes may take."""
+    """The code of one completion, and what its processes may take. `fresh`: they get sandboxes launched just now."""
 
     language: str
     code: str
     memory_mib: int
+    fresh: bool = False
 
     def program(self, *, stdin: bytes, wall_s: float, output_bytes: int) -> Program:
         """The whole program, run once."""
@@ -24,12 +175,15 @@ class Solution:
         limits = Limits(
             wall_s=wall_s, cpu_s=whole_seconds(wall_s), memory_mib=self.memory_mib, output_bytes=output_bytes
         )
-        return Program(argv=(self.language, name), files={name: self._source()}, stdin=stdin, limits=limits)
+        files = {name: self._source()}
+        return Program(argv=(self.language, name), files=files, stdin=stdin, limits=limits, fresh=self.fresh)
 
     def served(self, harness: Harness, *, seconds: float) -> Program:
-        """The process that answers requests about the solution (`harness.solution`)."""
+        """The process that answers requests about the solution (`inside.host`)."""
         files = {f"{_FILE}.py": self._source()}
-        return harness.program(module="solution", files=files, seconds=seconds, memory_mib=self.memory_mib)
+        return harness.program(
+            module="host", files=files, seconds=seconds, memory_mib=self.memory_mib, fresh=self.fresh
+        )
 
     def _source(self) -> bytes:
         return self.code.encode(errors="replace")
@@ -41,3 +195,77 @@ def solution_of(code: str, *, arguments: CodeArguments) -> Solution:
     if prelude and not prelude.endswith("\n"):
         prelude += "\n"
     return Solution(language=arguments.language, code=prelude + code, memory_mib=arguments.memory_mib)
+
+
+class SolutionEnded(Exception):
+    """The solution's process has ended, or has broken the exchange. `verdict`: on the case that it was at."""
+
+    def __init__(self, message: str, *, verdict: Verdict = Verdict.ERROR) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """The process. `has_time`: its own limit leaves room to start and to wait beside the time of its cases."""
+
+    running: Running
+    has_time: bool
+
+    async def names(self, *, deadline: float) -> list[str]:
+        """The names that the solution defines. Raises SolutionEnded if it cannot be loaded, TimeoutError."""
+        greeting = parsed(await self.line(deadline=deadline))
+        names = greeting.get("ready")
+        if not isinstance(names, list):
+            raise SolutionEnded(str(greeting.get("failed", "it did not load")))
+        return [name for name in names if isinstance(name, str)]
+
+    async def line(self, *, deadline: float) -> bytes:
+        """The next line. Raises SolutionEnded, TimeoutError, InfrastructureError if it is the sandbox that has died."""
+        line = await self.running.readline(deadline=deadline)
+        if not line:
+            async with asyncio.timeout_at(deadline):
+                ended = await self.running.ended()
+            if ended.timed_out and self.has_time:
+                raise InfrastructureError("the solution's process was held up for longer than its cases may take")
+            verdict = (
+                Verdict.TIMEOUT
+                if ended.timed_out
+                else Verdict.KILLED
+                if ended.signal == signal.SIGKILL
+                else Verdict.ERROR
+            )
+            raise SolutionEnded("it ended", verdict=verdict)
+        if not line.endswith(b"\n"):
+            raise SolutionEnded("it wrote a line without end")
+        return line
+
+    async def send(self, line: bytes, *, deadline: float) -> None:
+        """Raises TimeoutError if it does not read."""
+        await self.running.write(line, deadline=deadline)
+
+
+@asynccontextmanager
+async def open_solution(
+    *, sandbox: Sandbox, solution: Solution, harness: Harness, seconds: float
+) -> AsyncIterator[Served]:
+    """Start the solution's process, whose cases have `seconds`; leaving kills it."""
+    program = solution.served(harness, seconds=seconds)
+    async with sandbox.open(program) as running:
+        yield Served(running=running, has_time=program.limits.wall_s >= START_S + seconds)
+
+
+async def end(running: Running, budget: TimeBudget) -> None:
+    """End a process, and count what it has computed. Raises NeverBegan."""
+    budget.computed((await running.killed()).cpu_s)
+
+
+def parsed(line: bytes) -> Message:
+    """A line as an object. Raises SolutionEnded for anything else."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise SolutionEnded("it wrote a line that is not JSON") from error
+    if not isinstance(message, dict):
+        raise SolutionEnded("it wrote a line that is no object")
+    return message

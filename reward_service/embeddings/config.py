@@ -1,12 +1,15 @@
-"""What a user can set about a similarity of embeddings."""
+"""What a user can set about a similarity of embeddings.
+
+What a task may say to a similarity of embeddings.
+"""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from reward_service.endpoints.config import CacheConfig, EndpointConfig
-from services.config import ConfigModel
+from services.config.models import ConfigModel
 
 
 class EmbeddingConfig(EndpointConfig):
@@ -42,3 +45,19 @@ class EncoderConfig(ConfigModel):
     compute_timeout_s: float = Field(60.0, gt=0, description="seconds for one batch; then its process is killed")
     start_timeout_s: float = Field(300.0, gt=0, description="seconds for its process to load it")
     cache: CacheConfig = CacheConfig(entries=2048)
+
+
+Text = Annotated[str, Field(min_length=1, max_length=1 << 20)]
+
+
+class EmbeddingArguments(BaseModel):
+    """What the completion is compared with."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    references: tuple[Text, ...] = Field(
+        min_length=1, max_length=64, strict=False, description="texts that the completion should be close to in meaning"
+    )
+    pick: Literal["best", "mean"] = Field(
+        default="best", description="of several references: the closest one's similarity, or the mean"
+    )

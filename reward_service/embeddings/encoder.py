@@ -12,16 +12,14 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from reward_service.embeddings.arguments import SimilarityArguments
-from reward_service.embeddings.config import EncoderConfig
+from reward_service.embeddings.config import EmbeddingArguments, EncoderConfig
 from reward_service.embeddings.messages import Encoded, EncoderToLoad, Texts
-from reward_service.embeddings.similarity import Similarity
-from reward_service.embeddings.vectors import Vector, unit
+from reward_service.embeddings.vectors import Similarity, Vector, unit
+from reward_service.endpoints.asking import AskingLane
 from reward_service.endpoints.endpoint import InputRefused
-from reward_service.endpoints.lane import AskingLane
 from reward_service.reward_models.folder import fingerprint as fingerprint_of
-from reward_service.verifier import InfrastructureError, UserError
-from reward_service.worker_process import WorkerDied, WorkerProcess, worker_environment
+from reward_service.verifier.submission import InfrastructureError, UserError
+from reward_service.verifier.worker_pool import WorkerDied, WorkerProcess, worker_environment
 
 
 class Encoder:
@@ -87,11 +85,11 @@ class Encoder:
                 await self.process.stop()
 
 
-class EncoderLane(AskingLane[SimilarityArguments]):
+class EncoderLane(AskingLane[EmbeddingArguments]):
     """The lane of a similarity by an encoder."""
 
     def __init__(self, similarity: Similarity, *, encoder: Encoder) -> None:
-        super().__init__(arguments=SimilarityArguments, function=similarity.judge, asked=encoder)
+        super().__init__(arguments=EmbeddingArguments, function=similarity.judge, asked=encoder)
         self._encoder = encoder
 
     async def loaded(self) -> None:

@@ -17,18 +17,18 @@ import transformers
 from protocol.rewards import ScoreError
 from reward_service.embeddings.messages import Encoded, EncoderToLoad, Texts
 from reward_service.reward_models.folder import fingerprint
-from reward_service.verifier import UserError
-from reward_service.worker import serve_lines
+from reward_service.verifier.submission import UserError
+from reward_service.verifier.worker import serve_lines
 
 
-class _Output(Protocol):
+class _EncoderOutput(Protocol):
     last_hidden_state: torch.Tensor
 
 
-class _Model(Protocol):
+class _EncoderModel(Protocol):
     """What is used of a Hugging Face model."""
 
-    def __call__(self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> _Output: ...
+    def __call__(self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> _EncoderOutput: ...
 
 
 class _Tokenizer(Protocol):
@@ -63,13 +63,13 @@ def load(given: EncoderToLoad) -> "LoadedEncoder":
         raise UserError(f"the weights in {given.path} lack {', '.join(missing[:5])}: is it an encoder?")
     tokenizer = transformers.AutoTokenizer.from_pretrained(given.path, local_files_only=True)
     model.eval().to(given.device)
-    return LoadedEncoder(model=cast(_Model, model), tokenizer=cast(_Tokenizer, tokenizer), given=given)
+    return LoadedEncoder(model=cast(_EncoderModel, model), tokenizer=cast(_Tokenizer, tokenizer), given=given)
 
 
 class LoadedEncoder:
     """A model that makes embeddings: of each text its pooled hidden states of the last layer, at length 1."""
 
-    def __init__(self, *, model: _Model, tokenizer: _Tokenizer, given: EncoderToLoad) -> None:
+    def __init__(self, *, model: _EncoderModel, tokenizer: _Tokenizer, given: EncoderToLoad) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._given = given

@@ -1,8 +1,12 @@
-"""Embeddings of texts: kept ones, or asked for, those of all requests together."""
+"""Embeddings of texts: kept ones, or asked for, those of all requests together.
+
+The similarity of a completion to references, whoever makes the embeddings.
+"""
 
 import asyncio
 import base64
 import math
+import statistics
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +15,13 @@ from typing import TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
 
-from reward_service.embeddings.config import EmbeddingConfig
-from reward_service.endpoints.batching import Batcher
+from protocol.rewards import ScoreItem
+from reward_service.embeddings.config import EmbeddingArguments, EmbeddingConfig
+from reward_service.endpoints.asking import Batcher
 from reward_service.endpoints.cache import Cache, key_of
 from reward_service.endpoints.endpoint import Endpoint
-from reward_service.verifier import InfrastructureError
+from reward_service.verifier.submission import InfrastructureError, Outcome, Score
+from reward_service.verifiers.extraction import strip_thinking
 
 PATH = "/embeddings"
 
@@ -28,20 +34,20 @@ class EmbeddingRequest(RootModel[dict[str, JsonValue]]):
     model_config = ConfigDict(frozen=True)
 
 
-class _Answered(BaseModel):
+class _AnsweredTexts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class _Embedding(_Answered):
+class _Embedding(_AnsweredTexts):
     index: int
     embedding: tuple[float, ...] = Field(min_length=1)
 
 
-class _Usage(_Answered):
+class _Usage(_AnsweredTexts):
     total_tokens: int = Field(0, ge=0)
 
 
-class EmbeddingAnswer(_Answered):
+class EmbeddingAnswer(_AnsweredTexts):
     """An embedding for each text, by its index."""
 
     data: tuple[_Embedding, ...]
@@ -126,3 +132,22 @@ def cosine(one: Vector, other: Vector) -> float:
     if not math.isfinite(product):  # min and max would make a 1 of it
         raise InfrastructureError("an embedding holds a number that is not finite")
     return max(-1.0, min(1.0, product))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Similarity:
+    """`keep_thinking`: the completion's thought is compared, too."""
+
+    vectors: Vectors
+    keep_thinking: bool
+
+    async def judge(self, item: ScoreItem, arguments: EmbeddingArguments, deadline: float) -> Outcome:
+        """The cosine, from -1 to 1. Of a completion without text 0, since nothing has no direction."""
+        completion = item.completion if self.keep_thinking else strip_thinking(item.completion)
+        if not completion.strip():
+            return Outcome(result=Score(reward=0.0, components={"empty": 1.0}))
+        embeddings = await self.vectors.of([completion, *arguments.references], deadline=deadline)
+        similarities = [cosine(embeddings[0].vector, other.vector) for other in embeddings[1:]]
+        reward = max(similarities) if arguments.pick == "best" else statistics.fmean(similarities)
+        score = Score(reward=reward, components={"empty": 0.0})
+        return Outcome(result=score, cached=all(each.kept for each in embeddings))

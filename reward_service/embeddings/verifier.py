@@ -5,16 +5,13 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from reward_service.embeddings.arguments import SimilarityArguments
-from reward_service.embeddings.config import EmbeddingConfig, EncoderConfig
+from reward_service.embeddings.config import EmbeddingArguments, EmbeddingConfig, EncoderConfig
 from reward_service.embeddings.encoder import EncoderLane, encoder_fingerprint, open_encoder
-from reward_service.embeddings.similarity import Similarity
-from reward_service.embeddings.vectors import Requests, Vectors
-from reward_service.endpoints.batching import open_batcher
+from reward_service.embeddings.vectors import Requests, Similarity, Vectors
+from reward_service.endpoints.asking import AskingLane, open_batcher
 from reward_service.endpoints.cache import key_of, open_cache
 from reward_service.endpoints.endpoint import open_endpoint
-from reward_service.endpoints.lane import AskingLane
-from reward_service.lanes.contract import Lane, Surroundings, Verifier
+from reward_service.verifier.contract import Lane, Surroundings, Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +27,7 @@ def embedding_verifier(config: EmbeddingConfig) -> Verifier:
     async def opened(surroundings: Surroundings) -> AsyncIterator[Lane]:
         metrics = surroundings.metrics
         async with (
-            open_endpoint(config, metrics=metrics) as endpoint,
+            open_endpoint(config, metrics=metrics, tls=surroundings.config.http.tls) as endpoint,
             open_cache(config.cache) as cache,
             open_batcher(
                 Requests(config, endpoint=endpoint).send,
@@ -42,13 +39,13 @@ def embedding_verifier(config: EmbeddingConfig) -> Verifier:
             depends = json.dumps([config.url, config.model, config.extra], sort_keys=True)
             vectors = Vectors(prefix=config.prefix, settings=depends, batcher=batcher, cache=cache)
             similarity = Similarity(vectors=vectors, keep_thinking=config.keep_thinking)
-            yield AskingLane(arguments=SimilarityArguments, function=similarity.judge, asked=endpoint)
+            yield AskingLane(arguments=EmbeddingArguments, function=similarity.judge, asked=endpoint)
 
     return Verifier(
         name=config.name,
         version=f"1+{config.model}+{key_of(settings)[:_FINGERPRINT_CHARS]}",
         description=_DESCRIPTION,
-        arguments=SimilarityArguments,
+        arguments=EmbeddingArguments,
         open=opened,
     )
 
@@ -82,6 +79,6 @@ def encoder_verifier(config: EncoderConfig) -> Verifier:
         name=config.name,
         version=f"1+{told[:_FINGERPRINT_CHARS]}",
         description=_DESCRIPTION,
-        arguments=SimilarityArguments,
+        arguments=EmbeddingArguments,
         open=opened,
     )

@@ -7,6 +7,10 @@
 
 A place is freed when another request ends; the breaker's rest and a pause are over by themselves. Whoever asks bounds
 it all by the item's deadline.
+
+What may be spent at a service in the life of the process.
+
+When the next request to a service may begin.
 """
 
 import asyncio
@@ -18,20 +22,74 @@ from typing import TypeVar
 
 from pydantic import BaseModel, SecretStr
 
-from reward_service.endpoints.budget import Budget
-from reward_service.endpoints.config import EndpointConfig
-from reward_service.endpoints.pace import Pace
-from reward_service.metrics import ScoringMetrics
-from reward_service.verifier import DataError, InfrastructureError, UserError, VerifierError
-from services.breaker import Breakers, BreakerSettings, Call
-from services.http_client import (
-    HttpClient,
-    ServiceError,
-    ServiceRefused,
-    ServiceTimeout,
-    ServiceUnreachable,
-)
+from reward_service.endpoints.config import EndpointConfig, LimitsConfig
+from reward_service.verifier.metrics import ScoringMetrics
+from reward_service.verifier.submission import DataError, InfrastructureError, UserError, VerifierError
+from services.http.calls import Breakers, BreakerSettings, Call
+from services.http.client import HttpClient, ServiceError, ServiceRefused, ServiceTimeout, ServiceUnreachable
+from services.http.tls import TlsFiles, public_tls
 from services.secret_files import SecretFileError, read_secret
+
+
+class SpendingBudget:
+    """Counts requests and tokens. Those under way when the tokens run out are still paid."""
+
+    def __init__(self, limits: LimitsConfig) -> None:
+        self._limits = limits
+        self.requests = 0
+        self.tokens = 0
+
+    def take_request(self) -> None:
+        """Count a request that is about to be sent. Raises InfrastructureError if nothing is left."""
+        for what, spent, most in (
+            ("requests", self.requests, self._limits.most_requests),
+            ("tokens", self.tokens, self._limits.most_tokens),
+        ):
+            if most is not None and spent >= most:
+                raise InfrastructureError(
+                    f"budget: {spent} {what} are spent, and limits.most_{what} is {most}: raise it and start the "
+                    "service again"
+                )
+        self.requests += 1
+
+    def spend(self, *, tokens: int) -> None:
+        """Count what an answer has cost."""
+        self.tokens += tokens
+
+
+class RequestPace:
+    """Gives turns to requests, in the order in which they ask: at most `per_s` a second, none in a pause."""
+
+    def __init__(self, *, per_s: float | None) -> None:
+        self._gap_s = 0.0 if per_s is None else 1.0 / per_s
+        self._next = float("-inf")
+        self._paused_until = float("-inf")
+        self._front = asyncio.Lock()
+
+    def pause(self, seconds: float) -> None:
+        """No turns for so long, in seconds from now."""
+        self._paused_until = max(self._paused_until, _now() + seconds)
+
+    async def turn(self, *, deadline: float) -> None:
+        """Wait for a turn. Raises InfrastructureError at once if a pause lasts beyond `deadline`."""
+        self._check(deadline)
+        async with self._front:
+            while (begin := max(self._next, self._paused_until)) > _now():
+                self._check(deadline)
+                await asyncio.sleep(begin - _now())
+            self._next = _now() + self._gap_s
+
+    def _check(self, deadline: float) -> None:
+        if self._paused_until > deadline:
+            rest_s = self._paused_until - _now()
+            raise InfrastructureError(
+                f"busy: the service wants to be left alone for {rest_s:.1f} s more, beyond the item's deadline"
+            )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -83,8 +141,8 @@ class Endpoint:
         self._breaker = self._breakers[config.url]
         self._backoff_s = backoff_s
         self._places = asyncio.Semaphore(config.limits.concurrency)
-        self._pace = Pace(per_s=config.limits.requests_per_s)
-        self._budget = Budget(config.limits)
+        self._pace = RequestPace(per_s=config.limits.requests_per_s)
+        self._budget = SpendingBudget(config.limits)
         self.last_problem = "no request has failed"
 
     def __str__(self) -> str:
@@ -184,10 +242,15 @@ def _refusal(said: str, *, status: int) -> InfrastructureError:
 
 
 @asynccontextmanager
-async def open_endpoint(config: EndpointConfig, *, metrics: ScoringMetrics) -> AsyncIterator[Endpoint]:
-    """The endpoint with its connections. Raises UserError if there is no key where the configuration says."""
-    key = api_key(config)
-    async with HttpClient(token=key, max_connections=config.limits.concurrency) as http:
+async def open_endpoint(
+    config: EndpointConfig, *, metrics: ScoringMetrics, tls: TlsFiles | None = None
+) -> AsyncIterator[Endpoint]:
+    """The endpoint with its connections. `tls` names a CA that is believed beside the system's.
+
+    Raises UserError if there is no key where the configuration says.
+    """
+    key, trust = api_key(config), public_tls(tls or TlsFiles())
+    async with HttpClient(token=key, max_connections=config.limits.concurrency, tls=trust) as http:
         yield Endpoint(config, http=http, key=key, metrics=metrics)
 
 

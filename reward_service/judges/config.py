@@ -1,9 +1,12 @@
-"""What a user can set about a judge."""
+"""What a user can set about a judge.
+
+What a task may say to a judge.
+"""
 
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from reward_service.endpoints.config import CacheConfig, EndpointConfig
 from reward_service.judges.template import PLACEHOLDERS, Kind, strange_placeholders
@@ -69,3 +72,18 @@ def check_template(template: str, *, kind: Kind, name: str) -> None:
         raise ValueError(
             f"judge {name}: the template lacks {{{missing[0]}}}, which is to be judged; it can use {shown}"
         )
+
+
+class ScoreArguments(BaseModel):
+    """What the judge is shown beside the prompt and the completion."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    reference: str | None = Field(default=None, description="a right answer, for a template that has {reference}")
+    rubric: str | None = Field(default=None, description="criteria for this task in place of the judge's own")
+
+
+class PairwiseArguments(ScoreArguments):
+    """The completion is compared with `baseline`."""
+
+    baseline: str = Field(description="the completion that this one is compared with")

@@ -5,9 +5,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from protocol.rewards import ScoreItem
-from reward_service.reward_models.folder import RewardModel
-from reward_service.reward_models.messages import Message, ModelJob
-from reward_service.verifier import UserError, validate_arguments
+from reward_service.reward_models.folder import Message, ModelJob, RewardModel
+from reward_service.verifier.submission import UserError, validate_arguments
 
 
 class ConversationMessage(BaseModel):

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.config import ConfigModel
+from services.config.models import ConfigModel
 
 
 class RewardModelConfig(ConfigModel):

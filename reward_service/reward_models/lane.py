@@ -6,6 +6,8 @@
 `start_timeout_s` and for a batch at most `compute_timeout_s`; `judge` waits until its item's own deadline. While a
 batch is being scored the next one gathers. When the process dies it is started again, and the items of its batch are
 tried one by one: the one that killed it takes nobody along.
+
+A reward model as a verifier of the service.
 """
 
 import asyncio
@@ -15,13 +17,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from protocol.rewards import ScoreError, ScoreItem
-from reward_service.jobs import Reply
-from reward_service.lanes.contract import Lane
-from reward_service.reward_models.arguments import job_of
-from reward_service.reward_models.folder import RewardModel
-from reward_service.reward_models.messages import Batch, ModelJob, ModelToLoad, Rewards
-from reward_service.verifier import InfrastructureError, Outcome, Score, UserError, error_of
-from reward_service.worker_process import WorkerDied, WorkerProcess, worker_environment
+from reward_service.reward_models.arguments import RewardModelArguments, job_of
+from reward_service.reward_models.config import RewardModelConfig
+from reward_service.reward_models.folder import (
+    ModelBatch,
+    ModelJob,
+    ModelToLoad,
+    RewardModel,
+    Rewards,
+    open_reward_model,
+)
+from reward_service.verifier.contract import Lane, Surroundings, Verifier
+from reward_service.verifier.submission import InfrastructureError, Outcome, Score, UserError, error_of
+from reward_service.verifier.worker_pool import Reply, WorkerDied, WorkerProcess, worker_environment
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +66,7 @@ class RewardModelLane(Lane):
         self._loaded = asyncio.Event()
         self._fault: str | None = None
         self.process = WorkerProcess(
-            command=("reward_service.reward_models.worker", _to_load(model).model_dump_json()),
+            command=("reward_service.reward_models.model_worker", _to_load(model).model_dump_json()),
             environment={**worker_environment(inherit=True, threads=model.config.threads), "HF_HUB_OFFLINE": "1"},
             start_timeout_s=model.config.start_timeout_s,
         )
@@ -155,7 +163,7 @@ class RewardModelLane(Lane):
             waiting.settle(_outcome(reply, attempts=number))
 
     async def _exchange(self, batch: Sequence[_Waiting]) -> Sequence[Reply]:
-        line = Batch(jobs=tuple(waiting.job for waiting in batch)).model_dump_json().encode()
+        line = ModelBatch(jobs=tuple(waiting.job for waiting in batch)).model_dump_json().encode()
         self._events.batch(len(batch))
         completed = False
         try:
@@ -224,3 +232,29 @@ def _outcome(reply: Reply, *, attempts: int) -> Outcome:
 
 def _failed(message: str, *, attempts: int) -> Outcome:
     return Outcome(result=ScoreError(kind="infrastructure", message=message), attempts=attempts)
+
+
+def reward_model_verifier(given: RewardModelConfig) -> Verifier:
+    """Its version holds the fingerprint of its files, so that each reward says which model gave it.
+
+    Reads all of the model's files. Raises UserError for a directory that holds no reward model.
+    """
+    model = open_reward_model(given)
+    logger.info("reward model %s: %s, fingerprint %s", given.name, given.path, model.fingerprint)
+
+    @asynccontextmanager
+    async def opened(surroundings: Surroundings) -> AsyncIterator[Lane]:
+        metrics = surroundings.metrics
+        events = LaneEvents(
+            killed=metrics.killed_workers.labels(given.name).inc, batch=metrics.batch_items.labels(given.name).observe
+        )
+        async with open_lane(model=model, events=events, max_waiting=surroundings.config.max_pending_items) as lane:
+            yield lane
+
+    return Verifier(
+        name=given.name,
+        version=f"1+{model.fingerprint}",
+        description="What a reward model says about the completion: a sequence-classification model with one label.",
+        arguments=RewardModelArguments,
+        open=opened,
+    )

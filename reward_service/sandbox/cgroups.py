@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from reward_service.verifier import UserError
+from reward_service.verifier.submission import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reward_service.sandbox.cgroups import open_parents
-from reward_service.sandbox.config import ExecutionConfig, SandboxKind
-from reward_service.sandbox.launches import bubblewrap_launch, unsafe_launch
+from reward_service.sandbox.launch import bubblewrap_launch, unsafe_launch
+from reward_service.sandbox.owners import end_orphans
 from reward_service.sandbox.pool import SandboxPool, Users
-from reward_service.sandbox.program import Ended, Limits, Program
 from reward_service.sandbox.sessions import for_sessions
-from reward_service.verifier import InfrastructureError, UserError
+from reward_service.verifier.program import Ended, ExecutionConfig, Limits, Program, SandboxKind
+from reward_service.verifier.submission import InfrastructureError, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ async def open_sandboxes(*, kind: SandboxKind, config: ExecutionConfig) -> Async
     if kind == "off":
         yield None
         return
+    await asyncio.to_thread(end_orphans)
     first = config.first_uid if kind == "required" and os.geteuid() == 0 else None
     async with AsyncExitStack() as stack:
         opened = unsafe_launch(config) if kind == "unsafe" else bubblewrap_launch(config, uid=first)

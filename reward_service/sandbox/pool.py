@@ -10,12 +10,10 @@ from types import TracebackType
 from typing import Self
 
 from reward_service.sandbox.cgroups import Parents
-from reward_service.sandbox.config import ExecutionConfig
-from reward_service.sandbox.place import Launch, Place
-from reward_service.sandbox.program import Ended, Limits, Program, Running
-from reward_service.sandbox.running import RunningProgram
+from reward_service.sandbox.slot import Launch, Place, RunningProgram
 from reward_service.sandbox.streams import close_all
-from reward_service.verifier import InfrastructureError, UserError
+from reward_service.verifier.program import Ended, ExecutionConfig, Limits, Program, Running
+from reward_service.verifier.submission import InfrastructureError, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +136,8 @@ class SandboxPool:
 
     async def _start(self, place: Place, program: Program) -> RunningProgram:
         limits = program.limits
-        handles = await place.offered(disk_mib=limits.disk_mib if self._launch.isolated else self._launch.disk_mib)
+        disk_mib = limits.disk_mib if self._launch.isolated else self._launch.disk_mib
+        handles = await place.offered(disk_mib=disk_mib, fresh=program.fresh)
         try:
             place.limit(memory_mib=limits.memory_mib, processes=limits.processes)
         except OSError as error:
@@ -203,8 +202,11 @@ def check_files(files: Mapping[str, bytes], limits: Limits) -> None:
         raise UserError(f"{len(files)} files: a program may bring {_MOST_FILES}")
     if sum(map(len, files.values())) > limits.disk_mib << 20:
         raise UserError(f"the program's files are larger than its disk of {limits.disk_mib} MiB (limit disk_mib)")
+    folders = {str(parent) for name in files for parent in PurePosixPath(name).parents}
     for name in files:
         path = PurePosixPath(name)
+        if str(path) in folders:
+            raise UserError(f"{name!r} is a file and a folder with files in it")
         if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or name.endswith("/"):
             raise UserError(f"the name of a file must be a relative path without '..', got {name!r}")
 

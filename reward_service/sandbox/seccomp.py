@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reward_service.verifier import UserError
+from reward_service.verifier.submission import UserError
 
 _ALLOW = 0x7FFF0000
 _KILL = 0x80000000

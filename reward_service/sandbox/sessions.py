@@ -19,10 +19,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 import reward_service.sandbox.session_inside as session_inside
 from protocol.execution import ExecuteRequest
-from reward_service.sandbox.config import ExecutionConfig
 from reward_service.sandbox.pool import SandboxPool, check_files, check_language, check_limits
-from reward_service.sandbox.program import Ended, Limits, Program, Running
-from reward_service.verifier import InfrastructureError, UserError, VerifierError
+from reward_service.verifier.program import Ended, ExecutionConfig, Limits, Program, Running
+from reward_service.verifier.submission import InfrastructureError, UserError, VerifierError
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ class CallEnded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Call:
+class _SessionCall:
     request: ExecuteRequest
     limits: Limits
     starts: bool
@@ -53,7 +52,7 @@ class _Call:
 @dataclass(kw_only=True)
 class _Session:
     language: str
-    calls: asyncio.Queue[_Call] = field(default_factory=lambda: asyncio.Queue(maxsize=_MAX_CALLS))
+    calls: asyncio.Queue[_SessionCall] = field(default_factory=lambda: asyncio.Queue(maxsize=_MAX_CALLS))
     task: asyncio.Task[None] | None = None
 
 
@@ -115,7 +114,7 @@ class Sessions:
             raise UserError(f"session {name!r} runs {session.language}, got code in {request.language}")
         answer: asyncio.Future[CallEnded] = asyncio.get_running_loop().create_future()
         try:
-            session.calls.put_nowait(_Call(request=request, limits=limits, starts=starts, answer=answer))
+            session.calls.put_nowait(_SessionCall(request=request, limits=limits, starts=starts, answer=answer))
         except asyncio.QueueFull:
             raise TooManySessions(f"{_MAX_CALLS} calls of session {name!r} wait already") from None
         return await answer
@@ -209,7 +208,7 @@ def for_sessions(config: ExecutionConfig) -> ExecutionConfig:
     return config.model_copy(update=more)
 
 
-async def _exchange(call: _Call, running: Running) -> tuple[Ended, bool]:
+async def _exchange(call: _SessionCall, running: Running) -> tuple[Ended, bool]:
     """One call, and whether it was the last. Raises UserError if the code has broken the exchange."""
     asked = {"code": call.request.code, "files": call.request.files, "stdin": call.request.stdin}
     started = time.monotonic()

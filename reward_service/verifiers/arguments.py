@@ -1,8 +1,13 @@
-"""The arguments of the verifiers that run in workers, apart from their code so that the service need not load it."""
+"""The arguments of the verifiers that run in workers, apart from their code so that the service need not load it.
+
+The arguments of `similarity`.
+
+The arguments of `json_schema`, apart from its code so that the service need not load jsonschema.
+"""
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 
 Extraction = Literal["tag", "boxed", "whole"]
 
@@ -53,3 +58,57 @@ class ReasoningGymArguments(BaseModel):
         strict=False,
         description=r"tag: the last <answer>..</answer>; boxed: the last \boxed{..}; whole: all of the text, stripped",
     )
+
+
+Metric = Literal["bleu", "rouge_l", "chrf", "jaccard", "edit"]
+Reference = Annotated[str, StringConstraints(max_length=100_000)]
+
+
+class SimilarityArguments(BaseModel):
+    """The references and the metric; each metric gives 1 for a text equal to the reference."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    metric: Metric = Field(
+        description="bleu: sentence BLEU-4 with add-one smoothing, which is not sacrebleu's default; rouge_l: F1 of "
+        "the longest common subsequence of words, where unlike in rouge-score punctuation and all scripts count; chrf: "
+        "sacrebleu's chrF2; jaccard: n-grams of words in common; edit: 1 - edit distance / longer length"
+    )
+    references: tuple[Reference, ...] = Field(
+        min_length=1, max_length=16, strict=False, description="texts to be close to, each compared by itself"
+    )
+    aggregate: Literal["max", "mean"] = Field("max", description="what the reward is of several references")
+    case: bool = Field(False, description="upper and lower case differ")
+    n: int = Field(1, ge=1, le=8, description="words of an n-gram, for jaccard only")
+    strip_thinking: bool = Field(True, description="judge only what stands after the last </think>")
+
+
+Place = Literal["fenced", "last_value", "whole"]
+Draft = Literal["2020-12", "2019-09", "7", "6", "4"]
+JsonSchema = dict[str, JsonValue] | bool
+
+
+class JsonSchemaArguments(BaseModel):
+    """The schema, and how the value is found and judged."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    # The wire calls it `schema`, a name that pydantic's models already use.
+    json_schema: JsonSchema = Field(
+        alias="schema", description="a JSON Schema; references must lead into itself or a draft's own schema"
+    )
+    draft: Draft = Field("2020-12", description="draft of a schema that does not name its own in $schema")
+    extract: tuple[Place, ...] = Field(
+        ("fenced", "whole"),
+        min_length=1,
+        strict=False,
+        description="where the value is: the first place that there is. fenced: the last block fenced as json, or "
+        "without a language; last_value: the last object or array, between any text; whole: all of the text",
+    )
+    partial: bool = Field(
+        False,
+        description="reward of an object that is not valid: valid required properties / (required properties + 1)",
+    )
+    allow_duplicate_keys: bool = Field(False, description="take an object with a key twice, and the last value of it")
+    allow_nan: bool = Field(False, description="take NaN and Infinity, which are not JSON")
+    strip_thinking: bool = Field(True, description="judge only what stands after the last </think>")

@@ -8,16 +8,27 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from reward_service.extraction import TAIL_CHARS, last_boxed, last_line, last_tagged, statements, strip_thinking
-from reward_service.verifier import Score, Submission
+from reward_service.verifier.submission import Score, Submission
+from reward_service.verifiers.extraction import (
+    TAIL_CHARS,
+    boxed_together,
+    last_line,
+    last_tagged,
+    statements,
+    strip_thinking,
+)
 
 _DEFAULT_CHOICES = 10  # A to J
 _LATEX = re.compile(r"\\(?:text(?:bf|it|rm|sf)?|math(?:rm|bf|sf|it)|mbox|operatorname|boxed)\s?|\\[,;:! ]|[{}$*`_]")
-_LEAD = re.compile(r"(?:(?:the|option|choice|answer|letter|correct|is|are|be|both|either)\b[\s:]*)*", re.IGNORECASE)
+_LEAD = re.compile(
+    r"(?:(?:the|option|choice|answer|letter|correct|is|are|be|both|either|for sure|definitely|clearly|probably"
+    r"|certainly|thus|hence|therefore|so)\b[\s:,]*)*",
+    re.IGNORECASE,
+)
 _LETTER = re.compile(r"\(\s?([A-Za-z])\s?\)|\[([A-Za-z])\]|([A-Za-z])(?![\w'’])")
 # What may follow a letter that is an option; after "A" as an article comes a noun.
 _AFTER = re.compile(
-    r"\s*(?:$|[.,;:!?)\]\-–—=/&]|\n|(?:because|since|as|for|which|with|and|or|is|that|due|so|given|\()(?:\s|$)|\()"
+    r"\s*(?:$|[.,;:!?)\]\-–—=/&。，；、）]|\n|(?:because|since|as|for|which|with|and|or|is|that|due|so|given|not|non|rather|\()(?:\s|$)|\()"
 )
 _ANOTHER = re.compile(r"[\s,/&]*(?:(?:or|and)\b\s*)?(?:(?:option|choice)\s*)?\(?([A-Z])\)?(?![\w'’])")
 _JOINER = re.compile(r"\s*(?:,|/|&|or\b|and\b)")
@@ -26,11 +37,13 @@ _CORRECT = re.compile(
     r"(?:correct|right|best|true|appropriate|answer)\b"
 )
 _CHOSEN = re.compile(
-    r"\b(?:choose|chose|select|pick|going with|go with|choosing|selecting|picking)\s(?=\S)", re.IGNORECASE
+    r"(?:\b(?:choose|chose|select|pick|going with|go with|choosing|selecting|picking)"
+    r"|\b(?:selection|pick|guess|it|that) is|\bit's|\bnot \(?[A-Za-z]\)?,? but)\s(?=\S)|选(?:择|项)?\s?",
+    re.IGNORECASE,
 )
 _MAX_CHOSEN_CHARS = 200
 _MAX_STATEMENTS = 20
-_LONE_LETTER = re.compile(r"[(\[]?[A-Za-z][)\].:]?")
+_LONE_LETTER = re.compile(r"[(\[]?[A-Za-z][)\].:]{0,2}")
 _LINE_LETTER = re.compile(r"[(\[]?([A-Z])([)\].:]|(?=\s))")
 _SPACE = re.compile(r"\s+")
 
@@ -76,8 +89,9 @@ class _Chosen:
 def multiple_choice(submission: Submission, arguments: MultipleChoiceArguments) -> Score:
     r"""1 when the final statement names the right option and no other, else 0.
 
-    That is the last <answer>..</answer>, else the last \boxed{..}, else the last of: "the answer is ..", "(B) is
-    correct", "I choose B", a last line that is an option. The last `TAIL_CHARS` characters are read.
+    That is the last <answer>..</answer>, else the last \boxed{..}, else what the last `####` marks, else the last of:
+    "the answer is ..", "(B) is correct", "I choose B", a last line that is an option. The last `TAIL_CHARS` characters
+    are read.
     """
     text = strip_thinking(submission.completion)[-TAIL_CHARS:]
     chosen = _final(text, _Options(letters=arguments.letters(), texts=arguments.options or ()))
@@ -109,9 +123,15 @@ class _Options:
 
 
 def _final(text: str, options: _Options) -> _Chosen | None:
-    for content in (last_tagged(text), last_boxed(text)):
-        if content is not None:
-            return _named(content, options)
+    tagged, box = last_tagged(text), ", ".join(boxed_together(text))
+    if tagged is not None:
+        return _named(tagged, options)
+    # A box may hold the value, and a later sentence say which option that is.
+    if box and (chosen := _named(box, options)) is not None:
+        return chosen
+    _, marker, after = text.rpartition("####")
+    if marker and (marked := _named(after.strip().partition("\n")[0], options)) is not None:
+        return marked
     found = [*_stated(text, options), *_line(text, options)]
     return max(found, key=lambda one: one[0])[1] if found else None
 
@@ -185,7 +205,7 @@ def _named(content: str, options: _Options) -> _Chosen | None:
 
 def _is_choice(written: str, after: str, letter: str, options: _Options) -> bool:
     """Whether a letter in no brackets is an option: a capital, or all that there is."""
-    if not after.strip(" .,:;!?"):
+    if not after.strip(" .,:;!?。"):
         return True
     return written.isupper() and (_AFTER.match(after) is not None or options.text_starts(letter, after))
 

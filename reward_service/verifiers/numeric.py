@@ -1,15 +1,113 @@
-r"""`numeric`: the completion's number is the right one, within tolerances."""
+"""`numeric`: the completion's number is the right one, within tolerances.
+
+Numbers as people write them: `1,234.5`, `1.234,5`, `-3/4`, `2 1/2`, `6.02 x 10^23`, `$5`, `12 %`.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from reward_service.extraction import TAIL_CHARS, last_boxed, last_stated, last_tagged, strip_thinking
-from reward_service.verifier import Score, Submission
-from reward_service.verifiers.numbers_in_text import DecimalMark, Found, numbers, tidied
+from reward_service.verifier.submission import Score, Submission
+from reward_service.verifiers.extraction import TAIL_CHARS, boxed_together, last_stated, last_tagged, strip_thinking
+
+DecimalMark = Literal["point", "comma"]
+
+_MAX_DIGITS = 1000
+_MAX_EXPONENT = 5000
+_MAX_POWER_BITS = 20_000
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
+_LATEX_GAP = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,!;: ]|[\u00a0\u2009\u202f'’_])(?=\d{3}(?!\d))")
+_SPACED = re.compile(r"(?<![\d.,/])\d{1,3}(?: \d{3})+(?![\d/])")
+_DASHES = str.maketrans({"−": "-", "–": "-", "﹣": "-", "－": "-", "％": "%", "×": "x", "⁄": "/"})
+
+
+@dataclass(frozen=True, slots=True)
+class FoundNumber:
+    """A number, whether it is a percentage (`12 %` is 12 here), and where in the tidied text it stands."""
+
+    value: Fraction
+    percent: bool
+    start: int
+    end: int
+
+
+def tidied(text: str, *, mark: DecimalMark) -> str:
+    """The text with ASCII signs, superscripts as `^5`, and the usual separator of thousands."""
+    text = _RAISED.sub(lambda match: "^" + match.group().translate(_SUPERSCRIPTS), text).translate(_DASHES)
+    text = text.replace(r"\times", " x ").replace(r"\cdot", " x ").replace(r"\%", "%").replace(r"\$", "$")
+    text = _LATEX_GAP.sub("," if mark == "point" else ".", text)
+    return _SPACED.sub(lambda match: match.group().replace(" ", ""), text)
+
+
+def numbers(text: str, *, mark: DecimalMark) -> Iterator[FoundNumber]:
+    """The numbers in a tidied text, in order. One beyond any size that we compute with is left out."""
+    for match in _pattern(mark).finditer(text):
+        value = _value(match, mark)
+        if value is not None:
+            yield FoundNumber(value, match["percent"] is not None, match.start(), match.end())
+
+
+@cache
+def _pattern(mark: DecimalMark) -> re.Pattern[str]:
+    group, point = (",", r"\.") if mark == "point" else (r"\.", ",")
+    plain = rf"(?:\d{{1,3}}(?:{group}\d{{3}})+(?!\d)|\d+)(?:{point}\d+)?|(?<!\d){point}\d+"
+    exponent = r"[eE](?P<e>[+-]?\d+)(?![\w.])|\s*[xX*]\s*10\s?\^\s?\{?\s?(?P<ten>[+-]?\d+)\s?\}?"
+    return re.compile(
+        rf"(?<![A-Za-z0-9_.^])(?P<sign>(?<![\d)\]}}])[-+])?\s?(?:[$€£¥]\s?)?(?P<minus>-)?(?:"
+        rf"\\[dt]?frac\s?\{{\s?(?P<above>-?\d+)\s?\}}\s?\{{\s?(?P<below>\d+)\s?\}}"
+        rf"|(?P<number>{plain})(?:{exponent})?"
+        rf"(?:\s?\\[dt]?frac\s?\{{(?P<over>\d+)\}}\s?\{{(?P<under>\d+)\}}|\s(?P<part>\d+)/(?P<whole>\d+)(?!\d)"
+        rf"|\s?/\s?(?P<divisor>{plain})(?!/)|\s?\^\s?\{{?\s?(?P<power>-?\d{{1,3}})(?!\d)\s?\}}?)?"
+        r")(?P<percent>\s?(?:%|percent\b|per\scent\b))?"
+    )
+
+
+def _value(match: re.Match[str], mark: DecimalMark) -> Fraction | None:
+    if len(match.group()) > _MAX_DIGITS:
+        return None
+    sign = -1 if (match["sign"] == "-") != (match["minus"] is not None) else 1
+    try:
+        return sign * _magnitude(match, mark)
+    except (ZeroDivisionError, OverflowError):
+        return None
+
+
+def _magnitude(match: re.Match[str], mark: DecimalMark) -> Fraction:
+    if match["above"] is not None:
+        return Fraction(int(match["above"]), int(match["below"]))
+    value = _decimal(match["number"], mark) * _power_of_ten(match["e"] or match["ten"] or "0")
+    if match["over"] is not None:
+        return value + Fraction(int(match["over"]), int(match["under"]))
+    if match["part"] is not None:
+        return value + Fraction(int(match["part"]), int(match["whole"]))
+    if match["power"] is not None:
+        return _power(value, int(match["power"]))
+    return value if match["divisor"] is None else value / _decimal(match["divisor"], mark)
+
+
+def _power(value: Fraction, exponent: int) -> Fraction:
+    if abs(exponent) * max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_POWER_BITS:
+        raise OverflowError("a power of so many digits")
+    return value**exponent
+
+
+def _decimal(text: str, mark: DecimalMark) -> Fraction:
+    group, point = (",", ".") if mark == "point" else (".", ",")
+    return Fraction(text.replace(group, "").replace(point, "."))
+
+
+def _power_of_ten(text: str) -> Fraction:
+    exponent = int(text)
+    if abs(exponent) > _MAX_EXPONENT:
+        raise OverflowError(f"10 to the power of {text}")
+    return Fraction(10) ** exponent
+
 
 Place = Literal["tag", "boxed", "stated", "last"]
 Percent = Literal["either", "share", "number"]
@@ -18,6 +116,8 @@ _MAX_END_CHARS = 2000
 _MAX_CONTENT_CHARS = 1000
 _ALTERNATIVES = re.compile(r"\b(?:or|and)\b|[,;]")
 
+_NEGATED = re.compile(r"\b(?:not|isn't|never)\s+[*_$(]*$", re.IGNORECASE)
+_RANGE = re.compile(r"\b(?:between|from)\s*[$(\[]*$")
 _OR = re.compile(r"\W*(?:\w+\W+)?or\W+")
 
 
@@ -79,18 +179,25 @@ def _end_of(text: str) -> str:
     return text if len(text) <= _MAX_END_CHARS else text[-_MAX_END_CHARS:].partition(" ")[2]
 
 
-def _in(text: str, mark: DecimalMark) -> Iterator[Found]:
+def _in(text: str, mark: DecimalMark) -> Iterator[FoundNumber]:
     return numbers(tidied(text, mark=mark), mark=mark)
 
 
-def _given(text: str, arguments: NumericArguments) -> Found | None:
+def _given(text: str, arguments: NumericArguments) -> FoundNumber | None:
     for place in arguments.extract:
         if place == "last":
-            return next(reversed(tuple(_in(_end_of(text), arguments.decimal_mark))), None)
+            return _last(_end_of(text), arguments.decimal_mark)
         content = _PLACES[place](text)
         if content is not None:
             return _said(content[:_MAX_CONTENT_CHARS], arguments.decimal_mark, final=place != "stated")
     return None
+
+
+def _last(text: str, mark: DecimalMark) -> FoundNumber | None:
+    """The last number that is not denied: `it is not 5`."""
+    text = tidied(text, mark=mark)
+    found = [one for one in numbers(text, mark=mark) if not _NEGATED.search(text[max(0, one.start - 20) : one.start])]
+    return found[-1] if found else None
 
 
 def _stated(text: str) -> str | None:
@@ -98,16 +205,22 @@ def _stated(text: str) -> str | None:
     return after.strip().partition("\n")[0] if marker else last_stated(text)
 
 
-_PLACES: dict[Place, Callable[[str], str | None]] = {"tag": last_tagged, "boxed": last_boxed, "stated": _stated}
+def _boxed(text: str) -> str | None:
+    return ", ".join(boxed_together(text)) or None
 
 
-def _said(content: str, mark: DecimalMark, *, final: bool) -> Found | None:
+_PLACES: dict[Place, Callable[[str], str | None]] = {"tag": last_tagged, "boxed": _boxed, "stated": _stated}
+
+
+def _said(content: str, mark: DecimalMark, *, final: bool) -> FoundNumber | None:
     """The first number after the last equals sign. `final`: nothing but the answer should stand there."""
     text = tidied(content, mark=mark).rpartition("=")[2]
     found = list(numbers(text, mark=mark))
     if not found:
         return None
     first, *others = found
+    if others and _RANGE.search(text[: first.start]):
+        return None
     if any(other.value != first.value for other in others):
         between = text[first.end : others[0].start]
         if _ALTERNATIVES.search(between) if final else _OR.fullmatch(between):
@@ -115,7 +228,7 @@ def _said(content: str, mark: DecimalMark, *, final: bool) -> Found | None:
     return first
 
 
-def _is_right(gold: int | float | str, given: Found, arguments: NumericArguments) -> bool:
+def _is_right(gold: int | float | str, given: FoundNumber, arguments: NumericArguments) -> bool:
     if isinstance(gold, str):
         right = next(_in(gold, arguments.decimal_mark))
         value, percent = right.value, right.percent

@@ -9,16 +9,24 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from reward_service.extraction import TAIL_CHARS, last_boxed, last_line, last_stated, last_tagged, strip_thinking
-from reward_service.verifier import Score, Submission
+from reward_service.verifier.submission import Score, Submission
+from reward_service.verifiers.extraction import (
+    TAIL_CHARS,
+    last_boxed,
+    last_line,
+    last_stated,
+    last_tagged,
+    strip_thinking,
+)
 
 Place = Literal["tag", "boxed", "stated", "last_line", "whole"]
 Mode = Literal["loose", "soft", "strict"]
 _NonEmpty = Annotated[str, Field(min_length=1, max_length=10_000)]
 _ARTICLES = frozenset(("a", "an", "the"))
-# One word of any script; of those that are written without spaces, each character.
-_UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0e7f"
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+# Characters of scripts that are written without spaces: each is a word.
+UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0e7f"
+_WORD = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
+_ROMAN = re.compile(r"\\(?:text(?:bf|it|rm|sf)?|math(?:rm|bf|it|sf)|mbox)(?![a-z])\s?")
 
 
 class QaArguments(BaseModel):
@@ -78,9 +86,14 @@ def _whole(text: str) -> str | None:
     return text or None
 
 
+def _boxed(text: str) -> str | None:
+    box = last_boxed(text)
+    return None if box is None else _ROMAN.sub("", box)
+
+
 _PLACES: dict[Place, Callable[[str], str | None]] = {
     "tag": last_tagged,
-    "boxed": last_boxed,
+    "boxed": _boxed,
     "stated": last_stated,
     "last_line": last_line,
     "whole": _whole,

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 import reasoning_gym
 from pydantic import JsonValue
 
-from reward_service.extraction import last_boxed, last_tagged, strip_thinking
-from reward_service.verifier import DataError, Score, Submission, UserError
+from reward_service.verifier.submission import DataError, Score, Submission, UserError
 from reward_service.verifiers.arguments import Extraction, ReasoningGymArguments
+from reward_service.verifiers.extraction import last_boxed, last_tagged, strip_thinking
 
 # Their scorers pass the completion to `eval`, or to sympy's parse_expr, which does: each was seen to run code in it.
 EVALUATING_DATASETS = frozenset(

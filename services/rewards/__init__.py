@@ -1,1 +1,1 @@
-"""The client of reward services: `services.rewards.client.RewardClient`, and for scripts `services.rewards.sync`."""
+"""The client of reward services: `services.rewards.client.RewardClient`, and for scripts `score_sync` beside it."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from services.rewards.entries import Part
+from services.rewards.items import Part
 
 
 @dataclass(eq=False)

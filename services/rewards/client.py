@@ -6,6 +6,8 @@ score(items) ─▶ by verifier ─▶ route ─▶ pieces ─▶ round of reque
 
 async with RewardClient(urls=["http://rewards-0:7320", "http://rewards-1:7320"], token=token) as client:
     results = await client.score(items)
+
+Scoring from a script, without an event loop of one's own.
 """
 
 import asyncio
@@ -17,22 +19,21 @@ from typing import Self
 from pydantic import SecretStr
 
 from protocol.rewards import ScoreItem
-from services.contacts import Contact
-from services.metrics import Metrics
-from services.rewards.entries import Entry
-from services.rewards.metrics import RewardMetrics
+from services.http.contacts import Contact
+from services.http.metrics import Metrics
+from services.http.tls import TlsContext, TlsFiles, client_tls
+from services.http.waiting import Waiting
+from services.rewards.items import Entry, RewardMetrics, Scored
 from services.rewards.routes import Routes
-from services.rewards.scored import Scored
 from services.rewards.settings import ClientSettings, RewardService
 from services.rewards.settling import Settling
-from services.waiting import Waiting
 
 
 class RewardClient:
     """A client of the services at `urls`, and of `services`, which may be for certain verifiers only.
 
     An async context manager: leaving it ends what still runs. `token` is shown to those that have none of their own.
-    `metrics` are those of the process that it works in.
+    `metrics` are those of the process that it works in, `tls` says whose certificates are believed.
     """
 
     def __init__(
@@ -43,12 +44,13 @@ class RewardClient:
         token: SecretStr | None = None,
         settings: ClientSettings | None = None,
         metrics: Metrics | None = None,
+        tls: TlsContext | None = None,
     ) -> None:
         self._settings = settings or ClientSettings()
         every = [*(RewardService(url=url) for url in urls), *services]
         self._urls = tuple(dict.fromkeys(service.url for service in every))
         counted = RewardMetrics(metrics or Metrics("reward-client"))
-        self._routes = Routes(every, token=token, settings=self._settings, metrics=counted)
+        self._routes = Routes(every, token=token, settings=self._settings, metrics=counted, tls=tls)
         self._settling = Settling(routes=self._routes, settings=self._settings, metrics=counted)
         self._numbers = count()
         self._calls: set[asyncio.Task[None]] = set()
@@ -110,3 +112,26 @@ class RewardClient:
 
     def _entry(self, item: ScoreItem) -> Entry:
         return Entry(item, wire_id=str(next(self._numbers)), item_attempts=self._settings.item_attempts)
+
+
+def score_sync(
+    items: Sequence[ScoreItem],
+    *,
+    urls: Sequence[str],
+    token: str | None = None,
+    settings: ClientSettings | None = None,
+    tls: TlsFiles | None = None,
+) -> list[Scored]:
+    """A reward or an error for each item, in order, by the services at `urls`; see `RewardClient.score`.
+
+    `tls` names the CA of services at https:// addresses, and a certificate to show. Connections last for one call: one
+    with many items is cheaper than many calls. Not from within an event loop.
+    """
+
+    async def score() -> list[Scored]:
+        trust = None if tls is None else client_tls(tls)
+        secret = None if token is None else SecretStr(token)
+        async with RewardClient(urls, token=secret, settings=settings, tls=trust) as client:
+            return await client.score(items)
+
+    return asyncio.run(score())

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from protocol.rewards import ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
-from services.http_client import HttpClient, ServiceFailed, ServiceUnreachable
-from services.verdicts import see_alive
+from services.http.calls import see_alive
+from services.http.client import HttpClient, ServiceFailed, ServiceUnreachable
 
 _LINES = "application/x-ndjson"
 

@@ -6,18 +6,16 @@ from contextlib import AsyncExitStack
 
 from pydantic import SecretStr
 
-from protocol.http import Readiness
-from services.breaker import Breakers
-from services.contacts import Contact
-from services.http_client import HttpClient, ServiceError
+from protocol.status import Readiness
+from services.http.calls import Breakers
+from services.http.client import HttpClient, ServiceError
+from services.http.contacts import Contact
+from services.http.tls import TlsContext
 from services.rewards.batches import Batches
-from services.rewards.endpoints import RewardEndpoints
-from services.rewards.entries import Part
 from services.rewards.exchange import Exchange
-from services.rewards.hedging import Hedges
-from services.rewards.metrics import RewardMetrics
-from services.rewards.rounds import Rounds
-from services.rewards.settings import ClientSettings, RewardService
+from services.rewards.items import Part, RewardMetrics
+from services.rewards.rounds import RewardEndpoints, Rounds
+from services.rewards.settings import ClientSettings, Hedges, RewardService
 
 _READY_S = 5.0
 
@@ -55,8 +53,10 @@ class Routes:
         token: SecretStr | None,
         settings: ClientSettings,
         metrics: RewardMetrics,
+        tls: TlsContext | None = None,
     ) -> None:
         self._settings = settings
+        self._tls = tls
         self._metrics = metrics
         self._breakers = Breakers("reward service", settings=settings.rests)
         self._hedges = Hedges(settings.hedging) if settings.hedging is not None else None
@@ -115,7 +115,7 @@ class Routes:
         url = service.url.rstrip("/")
         secret = "" if token is None else token.get_secret_value()
         if secret not in self._clients:
-            self._clients[secret] = HttpClient(token=token, max_connections=2 * self._settings.requests)
+            self._clients[secret] = HttpClient(token=token, tls=self._tls)
         self._http[url] = self._clients[secret]
         for urls in [self._claimed.setdefault(name, []) for name in service.verifiers] or [self._general]:
             if url not in urls:

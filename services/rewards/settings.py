@@ -1,13 +1,63 @@
-"""Whom a client of reward services asks, and how much it tries."""
+"""Whom a client of reward services asks, and how much it tries.
+
+When a second service is asked for what a first one is slow with, and how much of that is afforded.
+"""
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
 
 from pydantic import SecretStr
 
-from services.backoff import Backoff
-from services.breaker import BreakerSettings
-from services.rewards.hedging import HedgeSettings
+from services.http.calls import Backoff, BreakerSettings
+
+_WINDOW = 256
+_LEAST_OBSERVATIONS = 32
+_LEAST_DELAY_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class HedgeSettings:
+    """Items without an answer are asked of a second service after `after_s` seconds, or, if that is None, after the
+    `percentile` of their verifier's recent latencies. At most `share` of all items, and `burst` more, are asked twice.
+    """
+
+    after_s: float | None = None
+    percentile: float = 0.95
+    share: float = 0.05
+    burst: int = 16
+
+
+class Hedges:
+    """The latencies seen, by verifier, and what may still be asked twice."""
+
+    def __init__(self, settings: HedgeSettings) -> None:
+        self._settings = settings
+        self._budget = float(settings.burst)
+        self._latencies: dict[str, deque[float]] = {}
+
+    def sent(self, items: int) -> None:
+        """So many items were asked for the first time."""
+        self._budget = min(self._settings.burst + items, self._budget + self._settings.share * items)
+
+    def answered(self, verifier: str, latency_s: float) -> None:
+        """An item had its reward so many seconds after it was sent."""
+        self._latencies.setdefault(verifier, deque(maxlen=_WINDOW)).append(latency_s)
+
+    def delay_s(self, verifier: str) -> float | None:
+        """How long an answer is waited for; None while too few are known to say what is slow."""
+        if self._settings.after_s is not None:
+            return self._settings.after_s
+        seen = sorted(self._latencies.get(verifier, ()))
+        if len(seen) < _LEAST_OBSERVATIONS:
+            return None
+        return max(_LEAST_DELAY_S, seen[min(len(seen) - 1, int(self._settings.percentile * len(seen)))])
+
+    def afford(self, items: int) -> int:
+        """How many of so many items may be asked twice; they are taken from the budget."""
+        afforded = min(items, int(self._budget))
+        self._budget -= afforded
+        return afforded
 
 
 @dataclass(frozen=True, kw_only=True)

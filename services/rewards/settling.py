@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from protocol.trajectories import ErrorKind
-from services.http_client import ServiceError, ServiceTimeout
-from services.rewards.entries import Entry, Part
-from services.rewards.metrics import RewardMetrics
+from services.http.calls import fault_of, is_busy, is_too_large
+from services.http.client import ServiceError, ServiceTimeout
+from services.rewards.items import Entry, Part, RewardMetrics
 from services.rewards.routes import Route, Routes
 from services.rewards.settings import ClientSettings
-from services.verdicts import fault_of, is_busy, is_too_large
 
 
 class Settling:

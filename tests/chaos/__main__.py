@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from tests.chaos.outcomes import Outcome, write_outcome
-from tests.chaos.random_run import RANDOM, random_run
+from tests.chaos.random_run import RANDOM, RANDOM_RANKS, random_run
 from tests.chaos.scenarios import SCENARIOS
 from tests.chaos.trial import run_trial
 from tests.e2e.processes import ROOT
@@ -19,7 +19,9 @@ RESULTS = ROOT / "benchmarks/results"
 def main() -> int:
     """The exit code is 1 if an invariant was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--scenario", action="append", choices=[*SCENARIOS, RANDOM], help="default: all of them")
+    parser.add_argument(
+        "--scenario", action="append", choices=[*SCENARIOS, RANDOM, RANDOM_RANKS], help="default: all of them"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of every choice that is left to chance")
     parser.add_argument("--faults", type=int, default=30, help="of the random run")
     parser.add_argument("--model", type=Path, default=ROOT / "models/addition", help="the demo's model")
@@ -31,11 +33,12 @@ def main() -> int:
         for name, stage in SCENARIOS.items():
             print(f"{name:24} {stage.play.__doc__}")
         print(f"{RANDOM:24} {random_run.__doc__}")
+        print(f"{RANDOM_RANKS:24} The same with a learner of two ranks.")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no process is left behind
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     broken = 0
-    for name in arguments.scenario or [*SCENARIOS, RANDOM]:
+    for name in arguments.scenario or [*SCENARIOS, RANDOM, RANDOM_RANKS]:
         outcome = _play(name, arguments, folder=folder / name)
         write_outcome(outcome, lines=arguments.results / "chaos.jsonl", table=arguments.results / "chaos.md")
         print(
@@ -51,8 +54,9 @@ def _play(name: str, arguments: argparse.Namespace, *, folder: Path) -> Outcome:
     def say(text: str) -> None:
         print(f"{time.monotonic() - began:7.1f} s  {name}: {text}", flush=True)
 
-    if name == RANDOM:
-        return random_run(folder=folder, faults=arguments.faults, seed=arguments.seed, say=say)
+    if name in (RANDOM, RANDOM_RANKS):
+        ranks = 1 if name == RANDOM else 2
+        return random_run(folder=folder, faults=arguments.faults, seed=arguments.seed, say=say, ranks=ranks)
     model = arguments.model.resolve()
     return run_trial(name, SCENARIOS[name], folder=folder, model=model, seed=arguments.seed, say=say)
 

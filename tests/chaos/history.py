@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
-from protocol.versions import PolicyVersion
 from tests.chaos.journal_reader import (
     BatchRecord,
     FilterRecord,

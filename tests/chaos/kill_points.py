@@ -7,7 +7,7 @@ from signal import SIGKILL
 
 from tests.chaos.control_watch import Moment
 from tests.chaos.faults import send
-from tests.chaos.system import LEARNER, System
+from tests.chaos.system import LEARNER, RANKS_END_S, System
 
 PATIENCE_S = 240.0
 
@@ -62,21 +62,22 @@ def kill_in_sync(system: System, name: str, path: str, moment: Moment) -> float:
     return trap.sprung_at
 
 
-def kill_learner_in_publish(system: System, name: str) -> float:
-    """SIGKILL to the learner when one generator, `name`, has begun to receive a version; when it was."""
-    trap = system.watches[name].trap("prepare", "middle", lambda: system.signal(LEARNER, SIGKILL))
+def kill_learner_in_publish(system: System, name: str, *, rank: int | None = None) -> float:
+    """SIGKILL to the learner, or to one of its ranks, when generator `name` has begun to receive a version; when."""
+    trap = system.watches[name].trap("prepare", "middle", lambda: send(SIGKILL, system.victims(rank)))
     assert trap.sprung.wait(PATIENCE_S), f"no publish to {name} for {PATIENCE_S:g} s"
-    system.nodes[LEARNER].process.wait(timeout_s=10)
+    system.nodes[LEARNER].process.wait(timeout_s=RANKS_END_S)
     assert trap.sprung_at is not None
     return trap.sprung_at
 
 
-def kill_learner_in_checkpoint(system: System) -> float:
-    """SIGKILL to the learner while a draft of a checkpoint is in the run's folder; when it was."""
+def kill_learner_in_checkpoint(system: System, *, rank: int | None = None) -> float:
+    """SIGKILL to the learner, or to one of its ranks, while a draft of a checkpoint is in the run's folder; when."""
+    victims = system.victims(rank)
     _at_once(lambda: list(system.run.path.glob("*draft*")), what="a draft of a checkpoint")
-    system.signal(LEARNER, SIGKILL)
+    send(SIGKILL, victims)
     struck = time.monotonic()
-    system.nodes[LEARNER].process.wait(timeout_s=10)
+    system.nodes[LEARNER].process.wait(timeout_s=RANKS_END_S)
     return struck
 
 

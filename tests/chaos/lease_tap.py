@@ -81,16 +81,18 @@ TapRecord = Grant | Finish | Failure | Acknowledgement
 
 @dataclass
 class Disturbance:
-    """What happens to the next `times` messages of these kinds."""
+    """What happens to the next `times` messages of these kinds, or to those that `only` picks of them."""
 
     direction: Direction
     action: Action
     kinds: Collection[str]
     times: int
     delay_s: float = 0.0
+    only: Callable[[Message], bool] = lambda message: True
 
     def takes(self, direction: Direction, message: Message | None) -> bool:
         wanted = self.times > 0 and direction == self.direction and message is not None and message.kind in self.kinds
+        wanted = wanted and message is not None and self.only(message)
         self.times -= wanted
         return wanted
 

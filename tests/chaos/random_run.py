@@ -18,7 +18,7 @@ from tests.chaos.system import LEARNER, System, chaos_system
 from tests.chaos.trial import Trial, finish
 from tests.e2e.processes import ROOT, Launched
 
-RANDOM = "random-over-the-demo"
+RANDOM, RANDOM_RANKS = "random-over-the-demo", "random-over-the-demo-two-ranks"
 DEMO = ROOT / "examples/addition/run.toml"
 SIZE = RunSize(steps=700, groups_per_step=32, max_lag=4)
 ACCURACY_WITHIN = 0.03
@@ -35,12 +35,12 @@ class Fault:
     undo: Callable[[], None]
 
 
-def random_run(*, folder: Path, faults: int, seed: int, say: Callable[[str], None]) -> Outcome:
+def random_run(*, folder: Path, faults: int, seed: int, say: Callable[[str], None], ranks: int = 1) -> Outcome:
     """The demo without faults and then with many: kills, hangs, troubled links and messages, a full disk, the clock."""
     began = time.monotonic()
-    outcome = Outcome(scenario=RANDOM, seed=seed)
-    quiet = _demo(folder / "quiet", outcome, faults=0, seed=seed, say=say)
-    chaotic = _demo(folder / "chaotic", outcome, faults=faults, seed=seed, say=say)
+    outcome = Outcome(scenario=RANDOM if ranks == 1 else RANDOM_RANKS, seed=seed)
+    quiet = _demo(folder / "quiet", outcome, faults=0, seed=seed, say=say, ranks=ranks)
+    chaotic = _demo(folder / "chaotic", outcome, faults=faults, seed=seed, say=say, ranks=ranks)
     outcome.notes.append(f"accuracy on 2,000 held-out problems: {quiet} without faults, {chaotic} with {faults}")
     if quiet is None or chaotic is None or chaotic < quiet - ACCURACY_WITHIN:
         outcome.complaints.append(f"accuracy {chaotic} with faults, {quiet} without; within {ACCURACY_WITHIN} expected")
@@ -48,9 +48,11 @@ def random_run(*, folder: Path, faults: int, seed: int, say: Callable[[str], Non
     return outcome
 
 
-def _demo(folder: Path, outcome: Outcome, *, faults: int, seed: int, say: Callable[[str], None]) -> float | None:
+def _demo(
+    folder: Path, outcome: Outcome, *, faults: int, seed: int, say: Callable[[str], None], ranks: int
+) -> float | None:
     """One run of the demo; its final accuracy."""
-    with chaos_system(folder, model=ROOT / "models/addition", size=SIZE, run_file=DEMO) as system:
+    with chaos_system(folder, model=ROOT / "models/addition", size=SIZE, run_file=DEMO, ranks=ranks) as system:
         trial = Trial(system=system, random=Random(seed), outcome=outcome, say=say)
         system.start_all()
         try:
@@ -96,6 +98,16 @@ def _kill(name: str) -> Callable[[Trial], Fault]:
         return Fault(f"{name} killed", trial.random.uniform(0.0, 5.0), lambda: None)
 
     return strike
+
+
+def _kill_learner(trial: Trial) -> Fault:
+    trial.kill_learner()
+    return Fault("the learner killed", trial.random.uniform(0.0, 5.0), lambda: None)
+
+
+def _hang_learner(trial: Trial) -> Fault:
+    for_s = trial.random.uniform(0.5, 40.0)
+    return Fault(f"the learner hangs for {for_s:.0f} s", for_s, trial.hang_learner())
 
 
 def _kill_engine(trial: Trial) -> Fault:
@@ -179,7 +191,7 @@ def _clock(trial: Trial) -> Fault:
 
 
 FAULTS: tuple[Callable[[Trial], Fault], ...] = (
-    _kill("g1"), _kill("g2"), _kill("e1"), _kill("r1"), _kill(LEARNER), _kill(LEARNER), _kill_engine,
-    _hang("g1"), _hang("g2", engine_only=True), _hang("e1"), _hang("r1"), _hang(LEARNER),
+    _kill("g1"), _kill("g2"), _kill("e1"), _kill("r1"), _kill_learner, _kill_learner, _kill_engine,
+    _hang("g1"), _hang("g2", engine_only=True), _hang("e1"), _hang("r1"), _hang_learner,
     _trouble, _trouble, _cut, _messages, _full_disk, _clock,
 )  # fmt: skip

@@ -3,8 +3,10 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from signal import SIGKILL
+from signal import SIGCONT, SIGKILL, SIGSTOP
 
+from protocol.messages import Finished, Message
+from services.process import START_AGAIN
 from tests.chaos.control_watch import CONTROL, TRAFFIC
 from tests.chaos.faults import limit_file_size, send
 from tests.chaos.journal_reader import journal_end
@@ -12,7 +14,7 @@ from tests.chaos.kill_points import kill_in_sync, kill_learner_in_checkpoint, ki
 from tests.chaos.lease_tap import Disturbance
 from tests.chaos.network import Trouble
 from tests.chaos.run_config import LONGEST_DEADLINE_S
-from tests.chaos.system import LEARNER
+from tests.chaos.system import LEARNER, RANKS_END_S
 from tests.chaos.trial import Stage, Trial
 
 HANG_S = LONGEST_DEADLINE_S + 4.0
@@ -97,16 +99,16 @@ def _leave(trial: Trial, name: str) -> None:
 
 
 def learner_killed(trial: Trial) -> None:
-    """At random moments; every fourth in a checkpoint, every fourth in a publish."""
+    """At random moments, every fourth in a checkpoint, every fourth in a publish; of several ranks one by chance."""
     for number in range(LEARNER_KILLS):
         trial.expected.add(LEARNER)
         if number % 4 == 1:
-            what, struck = "in a checkpoint", kill_learner_in_checkpoint(trial.system)
+            what, struck = "in a checkpoint", kill_learner_in_checkpoint(trial.system, rank=trial.any_rank())
         elif number % 4 == 3:
-            what, struck = "in a publish", kill_learner_in_publish(trial.system, "g1")
+            what, struck = "in a publish", kill_learner_in_publish(trial.system, "g1", rank=trial.any_rank())
         else:
             time.sleep(trial.random.uniform(0.0, 4.0))
-            what, struck = "at a random moment", trial.kill(LEARNER)
+            what, struck = "at a random moment", trial.kill_learner()
         trial.restart(LEARNER)
         if not trial.recover(f"learner killed {what}", since=struck):
             return
@@ -117,16 +119,49 @@ def hangs(trial: Trial) -> None:
     for name, engine_only in (("g1", False), ("g1", True), ("e1", False), ("r1", False), (LEARNER, False)):
         what = f"{name}'s engine hangs" if engine_only else f"{name} hangs"
         struck = time.monotonic()
-        go_on = trial.system.hang(name, engine_only=engine_only)
+        go_on = trial.hang_learner() if name == LEARNER else trial.system.hang(name, engine_only=engine_only)
         if name != LEARNER:
             trial.recover(f"{what}, another one works", since=struck)
         time.sleep(max(0.0, struck + HANG_S - time.monotonic()))
         go_on()
         resumed = time.monotonic()
+        if LEARNER in trial.expected:  # it has given up a rank
+            trial.revive()
         trial.recover(f"{what} for {HANG_S:g} s and goes on", since=resumed)
         trial.revive()
         for generator in ("g1", "g2"):
             trial.serves(generator)
+
+
+def ranks_hang(trial: Trial) -> None:
+    """SIGSTOP of each rank in turn for longer than every deadline: one that is silent is given up, rank 0 is not."""
+    for rank in (1, 0, 1):
+        struck = time.monotonic()
+        process, victims = trial.system.nodes[LEARNER].process, trial.system.victims(rank)
+        send(SIGSTOP, victims)
+        time.sleep(HANG_S)
+        send(SIGCONT, victims)
+        if rank:
+            trial.expected.add(LEARNER)
+            if process.wait(timeout_s=RANKS_END_S) != START_AGAIN:
+                trial.complain(f"the learner did not ask for a new start: {process.text()[-600:]}")
+            trial.revive()
+        trial.recover(f"rank {rank} of two hangs for {HANG_S:g} s", since=struck)
+        for generator in ("g1", "g2"):
+            trial.serves(generator)
+
+
+def full_disk_of_a_rank(trial: Trial) -> None:
+    """No file of rank 1 can grow for a while: checkpoints fail, and the run goes on."""
+    system = trial.system
+    (rank,) = system.victims(1)
+    learner = system.nodes[LEARNER].process
+    struck = time.monotonic()
+    limit_file_size(rank, 1)
+    system.wait(lambda: "no checkpoint of version" in learner.text(), "a checkpoint that fails", timeout_s=60)
+    trial.recover("the disk of rank 1 is full at a checkpoint", since=struck)
+    limit_file_size(rank, None)
+    trial.recover("rank 1 has room again", since=time.monotonic())
 
 
 def hangs_alone(trial: Trial) -> None:
@@ -241,16 +276,101 @@ def env_and_reward_killed(trial: Trial) -> None:
         trial.recover(f"{' and '.join(names)} killed and started again", since=struck)
 
 
+def started_twice(trial: Trial) -> None:
+    """A second learner of the same run, on other ports: while the first works, hangs, and is resumed after a kill."""
+    system = trial.system
+    _second_start(trial, "while the first one works")
+    go_on = system.hang(LEARNER)
+    _second_start(trial, "with --resume, while the first one hangs", "--resume", "true")
+    go_on()
+    trial.recover("a second start while the learner hangs", since=time.monotonic())
+    trial.kill(LEARNER)
+    steps = system.steps()
+    trial.restart(LEARNER)
+    trial.recover("learner killed after a second start", since=time.monotonic())
+    _second_start(trial, "with --resume, while the first one is resumed", "--resume", "true")
+    if system.steps() < steps:
+        trial.complain(f"the run is at step {system.steps()} after {steps}")
+
+
+def _second_start(trial: Trial, when: str, *words: str) -> None:
+    system, folder = trial.system, trial.system.run.path.parent
+    others = ("--http.port", "0", "--leases.address", "tcp://127.0.0.1:*")
+    second = system.launch("learner", "--config", str(system.run_file), *others, *words)
+    code, said = second.wait(timeout_s=120), second.text()
+    if code != 1 or "is that of process" not in said:
+        trial.complain(f"a second start {when} ended with {code}: {said[-300:]}")
+    if (left := sorted(path.name for path in folder.iterdir())) != [system.run.path.name]:
+        trial.complain(f"a second start {when} left {left} in {folder}")
+    trial.note(f"a second start {when} is refused")
+
+
+def never_ending(trial: Trial) -> None:
+    """The first attempts at three leases never end, though their env_service says that it is at work."""
+    system = trial.system
+    for number in range(3):
+        lease_id = (system.steps() + 2 * system.size.max_lag) * system.size.groups_per_step + number
+
+        def is_first_attempt(message: Message, lease_id: int = lease_id) -> bool:
+            return isinstance(message, Finished) and (message.group.lease_id, message.group.attempt) == (lease_id, 0)
+
+        system.tap.disturb(
+            Disturbance(direction="up", action="drop", kinds={"finished"}, times=1 << 30, only=is_first_attempt)
+        )
+        waited = _reaches(trial, lease_id // system.size.groups_per_step + system.size.max_lag + 2)
+        trial.note(f"lease {lease_id} never ends at its first attempt: training is past it after {waited:.1f} s")
+        system.tap.calm()
+        trial.recover(f"the group of lease {lease_id} comes at last", since=time.monotonic())
+
+
+def _reaches(trial: Trial, step: int) -> float:
+    system = trial.system
+    return system.wait(lambda: system.steps() >= step, f"step {step}", timeout_s=120)
+
+
+def namesakes(trial: Trial) -> None:
+    """A second env_service is started under the name of the first, by mistake; then the first one dies."""
+    first, second = "e1", "e2"
+    for name in (first, second):
+        _restart_as(trial, name, "same")
+    for name in (first, second):
+        other = second if name == first else first
+        trial.system.wait(lambda: _is_refused(trial), "one of them to be told that the name is taken", timeout_s=60)
+        struck = trial.kill(name)
+        trial.recover(f"{name} is killed, {other} goes by the name", since=struck)
+        trial.expected.discard(name)
+        trial.system.start(name, "--env-id", "same")
+        trial.recover(f"{name} is started under the name of {other}", since=time.monotonic())
+
+
+def _restart_as(trial: Trial, name: str, env_id: str) -> None:
+    trial.kill(name)
+    trial.system.start(name, "--env-id", env_id)
+    trial.expected.discard(name)
+
+
+def _is_refused(trial: Trial) -> bool:
+    return any("the name same is taken" in trial.system.nodes[name].process.text() for name in ("e1", "e2"))
+
+
 TWO_OF_EACH = ("e1", "e2"), ("r1", "r2")
 SCENARIOS: dict[str, Stage] = {
     "generator-one-of-two": Stage(generator_killed_one_of_two, steps=400),
     "generator-the-only-one": Stage(generator_killed_the_only_one, steps=200, generators=("g1",)),
     "generator-joins": Stage(generator_joins, steps=800, first=("g1",)),
     "learner-killed": Stage(learner_killed, steps=300),
+    "learner-killed-two-ranks": Stage(learner_killed, steps=300, ranks=2),
+    "ranks-hang": Stage(ranks_hang, steps=150, ranks=2),
+    "full-disk-of-a-rank": Stage(full_disk_of_a_rank, steps=60, generators=("g1",), ranks=2),
+    "started-twice": Stage(started_twice, steps=100, generators=("g1",)),
     "env-and-reward-killed": Stage(
         env_and_reward_killed, steps=300, generators=("g1",), envs=TWO_OF_EACH[0], rewards=TWO_OF_EACH[1]
     ),
     "hangs": Stage(hangs, steps=400, envs=TWO_OF_EACH[0], rewards=TWO_OF_EACH[1]),
+    "never-ending": Stage(
+        never_ending, steps=200, generators=("g1",), learner_words=("--leases.longest-attempt-s", "8")
+    ),
+    "namesakes": Stage(namesakes, steps=120, generators=("g1",), envs=TWO_OF_EACH[0]),
     "hangs-alone": Stage(hangs_alone, steps=120, generators=("g1",)),
     "network": Stage(network, steps=600, generators=("g1",)),
     "messages": Stage(messages, steps=200, generators=("g1",)),

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import httpx
 
+from services.process import START_AGAIN
 from tests.chaos.control_watch import ControlWatch
 from tests.chaos.faults import engine_core, send, tree
 from tests.chaos.history import History, read_history
@@ -34,6 +35,9 @@ from tests.e2e.run_files import RunFolder, free_ports
 
 SHIM = Path(__file__).with_name("clock_shim")
 LEARNER = "learner"
+RANK_SILENCE_S = 5.0
+RANKS_END_S = 20.0
+"""Longest time from the death of one rank to the end of all of them."""
 
 
 @dataclass
@@ -96,6 +100,7 @@ class System:
     watches: dict[str, ControlWatch]
     archive: Archive
     tasks_once: bool = True
+    ranks: int = 1
     starts: dict[int, Place] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
 
@@ -130,10 +135,22 @@ class System:
         """Sends a signal to all of a node's processes."""
         send(number, self.pids(name, engine_only=engine_only))
 
+    def victims(self, rank: int | None) -> list[int]:
+        """The learner's processes, or that of one of its ranks: without rank 0 there are no others, either."""
+        found = tree(self.nodes[LEARNER].process.pid)
+        return [found[rank]] if rank is not None and rank < len(found) else found
+
     def kill(self, name: str) -> None:
         """SIGKILL to all of a node's processes; returns when it is gone."""
         self.signal(name, SIGKILL)
         self.nodes[name].process.wait(timeout_s=10)
+
+    def kill_learner(self, rank: int | None) -> None:
+        """SIGKILL to the learner, or to one of its ranks; returns when all of it is gone, and says how if by itself."""
+        process, victims = self.nodes[LEARNER].process, self.victims(rank)
+        send(SIGKILL, victims)
+        code = process.wait(timeout_s=RANKS_END_S)
+        assert process.pid in victims or code == START_AGAIN, f"it ended with {code}, expected {START_AGAIN}"
 
     def hang(self, name: str, *, engine_only: bool = False) -> Callable[[], None]:
         """SIGSTOP; returns what lets it go on."""
@@ -249,6 +266,7 @@ def chaos_system(
     rewards: Sequence[str] = ("r1",),
     run_file: Path | None = None,
     learner_words: Sequence[str] = (),
+    ranks: int = 1,
 ) -> Iterator[System]:
     """Nothing is started yet. At the end everything is killed. `run_file` is another one than the short epoch's."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -271,6 +289,9 @@ def chaos_system(
         reward_urls = [f"http://127.0.0.1:{links[f'reward:{name}'].port}" for name in rewards]
         path = run_file or write_config(folder, model=model, size=size, reward_urls=reward_urls)
         archive = stack.enter_context(Archive(run=run, folder=folder / "archive"))
+        if ranks > 1:  # whoever watches the history starts it again, and so knows where each of its lives begins
+            silence = ("--training.rank-silence-s", str(RANK_SILENCE_S))
+            learner_words = (*learner_words, "--ranks", str(ranks), "--rank-restarts", "0", *silence)
         where = ("--run.name", "chaos", "--run.directory", str(folder / "runs"))
         nodes = [
             Node(LEARNER, "learner", (*_learner_words(ports), *where, *learner_words), ports[LEARNER]),
@@ -281,7 +302,7 @@ def chaos_system(
         system = System(
             launch=launch, folder=folder, run_file=path, size=size, network=network, tap=tap,
             nodes={node.name: node for node in nodes}, links=links, watches=watches, archive=archive,
-            tasks_once=run_file is None,
+            tasks_once=run_file is None, ranks=ranks,
         )  # fmt: skip
         try:
             yield system

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.versions import PolicyVersion
+from protocol.model import PolicyVersion
 from tests.chaos.history import Acknowledged, Batch, Filtered, Group, History, Life, Publish, Step
 from tests.chaos.invariants import CHECKS, Books, Terms, books_balance, complaints
 from tests.chaos.lease_tap import AttemptKey

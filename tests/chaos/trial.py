@@ -6,14 +6,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from signal import SIGCONT
+from signal import SIGCONT, SIGSTOP
 
 from tests.chaos.books import books_of
+from tests.chaos.faults import send
 from tests.chaos.invariants import books_balance, complaints
 from tests.chaos.kill_points import recovery
 from tests.chaos.outcomes import Outcome
 from tests.chaos.run_config import RunSize
-from tests.chaos.system import LEARNER, System, chaos_system
+from tests.chaos.system import LEARNER, RANKS_END_S, System, chaos_system
 from tests.chaos.weights_check import serves_exported_weights
 
 JOIN_S = 300.0
@@ -74,6 +75,35 @@ class Trial:
         self.system.kill(name)
         return time.monotonic()
 
+    def kill_learner(self) -> float:
+        """SIGKILL to the learner, of several ranks to one by chance; when it was."""
+        self.expected.add(LEARNER)
+        struck = time.monotonic()
+        self.system.kill_learner(self.any_rank())
+        return struck
+
+    def any_rank(self) -> int | None:
+        """One of the learner's ranks, None if it has only one."""
+        return None if self.system.ranks == 1 else self.random.randrange(self.system.ranks)
+
+    def hang_learner(self) -> Callable[[], None]:
+        """SIGSTOP to the learner, of several ranks to one by chance; returns what lets it go on.
+
+        A rank that is silent for too long is given up by the others, which then end.
+        """
+        rank = self.any_rank()
+        victims = self.system.victims(rank)
+        send(SIGSTOP, victims)
+
+        def go_on() -> None:
+            send(SIGCONT, victims)
+            process = self.system.nodes[LEARNER].process
+            if rank and not all(Path(f"/proc/{victim}").exists() for victim in victims):
+                self.expected.add(LEARNER)
+                process.wait(timeout_s=RANKS_END_S)
+
+        return go_on
+
     def restart(self, name: str) -> None:
         """Starts a node that was killed."""
         self.expected.discard(name)
@@ -106,6 +136,8 @@ class Stage:
     first: Sequence[str] | None = None
     envs: Sequence[str] = ("e1",)
     rewards: Sequence[str] = ("r1",)
+    learner_words: Sequence[str] = ()
+    ranks: int = 1
 
 
 def run_trial(name: str, stage: Stage, *, folder: Path, model: Path, seed: int, say: Callable[[str], None]) -> Outcome:
@@ -114,7 +146,14 @@ def run_trial(name: str, stage: Stage, *, folder: Path, model: Path, seed: int, 
     outcome = Outcome(scenario=name, seed=seed)
     size = RunSize(steps=stage.steps)
     with chaos_system(
-        folder, model=model, size=size, generators=stage.generators, envs=stage.envs, rewards=stage.rewards
+        folder,
+        model=model,
+        size=size,
+        generators=stage.generators,
+        envs=stage.envs,
+        rewards=stage.rewards,
+        ranks=stage.ranks,
+        learner_words=stage.learner_words,
     ) as system:
         trial = Trial(system=system, random=Random(seed), outcome=outcome, say=say)
         with _told(trial):

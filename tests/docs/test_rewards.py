@@ -8,21 +8,21 @@ from pathlib import Path
 import httpx
 import pytest
 
-from env_service.config import EnvServiceConfig, JsonlTasks
+from env_service.config import EnvServiceConfig
 from env_service.environments.interface import Task
 from env_service.environments.jsonl import JsonlTaskSource
+from env_service.environments.task_configs import JsonlTasks
 from protocol.execution import ExecuteRequest
-from protocol.http import Readiness
 from protocol.rewards import ScoreItem, ScoreRequest
-from reward_service.app import build_app
+from protocol.status import Readiness
 from reward_service.config import RewardServiceConfig
-from reward_service.included import INCLUDED
-from reward_service.metrics import make_metrics
-from reward_service.registry import build_registry
-from reward_service.scoring import Scorer
-from reward_service.verifier import validate_arguments
-from services.config import load_config
-from services.metrics import Metrics
+from reward_service.included import INCLUDED, build_registry
+from reward_service.requests.scoring import Scorer
+from reward_service.service import build_app
+from reward_service.verifier.metrics import make_metrics
+from reward_service.verifier.submission import validate_arguments
+from services.config.models import load_config
+from services.http.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learner.history.journal import LoggedBatch, LoggedGroup, read_journal
+from learner.journal.journal import LoggedBatch, LoggedGroup, read_journal
 from protocol.trajectories import TrajectoryGroup
 
 GROUPS_PER_STEP = 8

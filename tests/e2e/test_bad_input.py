@@ -13,7 +13,7 @@ import zmq
 from protocol.codec import Frame, decode, encode, sealed
 from protocol.fingerprints import fingerprint_directory
 from protocol.messages import Heartbeat, Message, Refused
-from protocol.versions import PROTOCOL_VERSION
+from protocol.model import PROTOCOL_VERSION
 from tests.e2e.long_lived_system import LongLivedSystem, generate
 from tests.e2e.processes import until
 from tests.e2e.run_files import RunFolder

@@ -1,6 +1,7 @@
 """One generator, one env_service, several learners: killed and resumed, with two ranks, synchronous."""
 
 import json
+import os
 import re
 import signal
 
@@ -8,8 +9,9 @@ import httpx
 import pytest
 
 from tests.e2e.long_lived_system import LongLivedSystem, generate
-from tests.e2e.processes import until
+from tests.e2e.processes import marked, script, until
 from tests.e2e.run_files import GROUPS_PER_STEP, RunFolder, token_lags
+from tests.process_ends import all_end, children_of
 
 pytestmark = pytest.mark.e2e
 
@@ -79,6 +81,53 @@ def test_two_ranks_with_sharded_gradients_train_as_one(system: LongLivedSystem) 
     assert all(line["probe_gap"] < 1e-3 for line in run.metrics("publish"))
     mismatches = [line["mismatch_kl"] for line in run.metrics("step") if line["mismatch_kl"] is not None]
     assert max(map(abs, mismatches)) < 1e-5
+
+
+SHORT = ("--evaluation.tasks", "0", "--evaluation.final-tasks", "0", "--checkpoint.every-steps", "5")
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGKILL, "rank 1 was killed by SIGKILL"), (signal.SIGSTOP, "rank 1 is silent for 2 s")]
+)
+def test_a_learner_that_loses_a_rank_starts_again_by_itself_and_goes_on(
+    system: LongLivedSystem, number: signal.Signals, said: str
+) -> None:
+    words = ("--steps", "16", "--ranks", "2", "--training.rank-silence-s", "2", *SHORT)
+    name = f"lost-by-{number.name}"
+    with system.learner(name, *words) as (learner, run):
+        until(lambda: len(run.steps()) >= 7, what="7 steps", timeout_s=90, during=[learner, *system.services.values()])
+        (lost,) = children_of(learner.pid)
+        os.kill(lost, number)
+        assert all_end([lost], timeout_s=20)
+        assert learner.wait(timeout_s=120) == 0, learner.text()
+    assert said in learner.text()
+    assert "starting again with --resume (1 of 5)" in learner.text()
+    assert sorted({*run.steps(), *(line["step"] for line in run.metrics("replay"))}) == list(range(1, 17))
+    assert not [words for words in marked(system.launch.mark).values() if "learner" in words]
+
+
+def test_a_learner_that_may_not_start_again_by_itself_asks_for_it(system: LongLivedSystem) -> None:
+    words = ("--steps", "16", "--ranks", "2", "--rank-restarts", "0", *SHORT)
+    with system.learner("asks", *words) as (learner, run):
+        until(lambda: len(run.steps()) >= 2, what="2 steps", timeout_s=90, during=[learner, *system.services.values()])
+        (lost,) = children_of(learner.pid)
+        os.kill(lost, signal.SIGKILL)
+        assert learner.wait(timeout_s=20) == 75, learner.text()
+    assert "stopped by an error: RankLost: rank 1 was killed by SIGKILL" in learner.text()
+    assert not [words for words in marked(system.launch.mark).values() if "learner" in words]
+
+
+def test_a_run_under_torchrun_ends_and_a_lost_rank_is_started_again(system: LongLivedSystem) -> None:
+    words = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--monitor-interval", "0.2")
+    command = ("--no-python", script("learner"), "--config", str(system.run_file.path), "--run.name", "torchrun")
+    torchrun = system.launch("torchrun", *words, *command, "--steps", "12", *SHORT)
+    run = system.run_file.run("torchrun")
+    until(lambda: len(run.steps()) >= 7, what="7 steps", timeout_s=90, during=[torchrun, *system.services.values()])
+    os.kill(children_of(torchrun.pid)[1], signal.SIGKILL)
+    assert torchrun.wait(timeout_s=120) == 0, torchrun.text()
+    assert sorted({*run.steps(), *(line["step"] for line in run.metrics("replay"))}) == list(range(1, 13))
+    assert len(run.metrics("resume")) == 1
+    assert run.summary()["groups_trained"] == 12 * GROUPS_PER_STEP
 
 
 def test_max_lag_0_is_synchronous(system: LongLivedSystem) -> None:

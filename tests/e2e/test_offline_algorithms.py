@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from protocol.reward_models import RewardInput, read_reward_input
+from protocol.rewards import RewardInput, read_reward_input
 from tests.e2e.processes import Launched, Launcher, marked, until
 from tests.e2e.run_files import RunFolder, free_ports
 
@@ -172,6 +173,30 @@ def test_dpo_keeps_the_references_logprobs_and_takes_them_the_next_time(
     assert after["accuracy"] > 0.8
     assert after["margin_mean"] > 0
     assert loads(first.path / "model") > 0
+
+
+def test_a_killed_run_on_files_is_taken_up_and_a_fresh_one_leaves_it_alone(
+    offline: Offline, pairs: Path, model: Path
+) -> None:
+    words = (
+        "--algo", "dpo", "--steps", "400", "--data.batch-size", "16", "--checkpoint.every-steps", "3",
+        "--data.path", str(pairs),
+    )  # fmt: skip
+    run = RunFolder(offline.folder / "runs" / "killed")
+    learner = offline.start("killed", model, *words)
+    until(lambda: (run.path / "checkpoint-00000006").exists(), what="a checkpoint", timeout_s=90, during=[learner])
+    second = offline.start("killed", model, *words)
+    assert second.wait(timeout_s=60) == 1
+    assert re.search(r"the run in .*/killed is that of process \d+ on .*: stop it first", second.text())
+    learner.send(signal.SIGKILL)
+    learner.wait(timeout_s=5)
+    done = max(line["step"] for line in run.metrics("step"))
+    run, said = offline.trained("killed", model, *words[:3], f"{done + 5}", *words[4:], "--resume", "true")
+    assert re.search(r"resuming at step \d+", said)
+    assert [line["step"] for line in run.metrics("step")] == list(range(1, done + 6)), "each step is there once"
+    offline.trained("killed", model, *words[:3], "2", *words[4:])
+    assert [line["step"] for line in run.metrics("step")] == [1, 2]
+    assert len(list(run.path.parent.glob("killed*"))) == 2, "the run before is kept beside it"
 
 
 def test_a_student_is_distilled_from_a_teacher_in_a_folder(

@@ -12,8 +12,8 @@ from learner.teachers.remote import TeacherFailed
 from learner.teachers.teachers import Teachers
 from protocol.fingerprints import fingerprint_directory
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
-from services.metrics import Metrics
-from services.waiting import Waiting
+from services.http.metrics import Metrics
+from services.http.waiting import Waiting
 from tests.e2e.processes import Launcher, until
 from tests.e2e.run_files import free_ports
 

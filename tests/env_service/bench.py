@@ -6,22 +6,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from env_service.config import AdditionTasks
+from env_service.completions import Progress
 from env_service.environments import catalog
 from env_service.environments.interface import OfferedEnvironment
-from env_service.fleet import GeneratorFleet
-from env_service.generation import Generation
-from env_service.metrics import RolloutMetrics
-from env_service.progress import Progress
+from env_service.environments.task_configs import AdditionTasks
+from env_service.environments.tokenization import Tokenization
+from env_service.generation import Generation, GeneratorFleet
+from env_service.outcomes import RolloutMetrics
 from env_service.rollout import Rollout
 from env_service.scoring import Scoring
-from env_service.tokenization import Tokenization
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import Failed, Finished, Lease
-from services.backoff import Backoff
-from services.breaker import Breakers, BreakerSettings
-from services.http_client import HttpClient
-from services.metrics import Metrics
+from services.http.calls import Backoff, Breakers, BreakerSettings
+from services.http.client import HttpClient
+from services.http.metrics import Metrics
 from services.rewards.client import RewardClient
 from services.rewards.settings import ClientSettings
 from tests.env_service.peers import END, ScriptedGenerator, ScriptedRewards, lease, part, served, serving
@@ -89,6 +87,7 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
             extra: Sequence[OfferedEnvironment] = (),
             timeout_s: float = 20.0,
             silence_s: float = 5.0,
+            environment_timeout_s: float = 5.0,
         ) -> Bench:
             generators = [ScriptedGenerator(script) for script in scripts or (well,)]
             judges = list(rewards or [ScriptedRewards(exact)])
@@ -127,6 +126,7 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
                 ),
                 scoring=Scoring(client),
                 timeout_s=timeout_s,
+                environment_timeout_s=environment_timeout_s,
                 metrics=metrics,
             )
             return Bench(rollout, fleet, generators, judges, pauses, process_metrics)

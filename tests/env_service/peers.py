@@ -13,7 +13,7 @@ from protocol.generation import GeneratePart, GenerateRequest, Sampling
 from protocol.messages import Fleet, Granted, Hello, Lease, Message, ServingGenerator, Welcome
 from protocol.rewards import ScoreError, ScoreRequest, ScoreResponse, ScoreResult
 from protocol.trajectories import ErrorKind, Purpose, VersionSpan
-from services.sockets import RouterSocket
+from services.zmq.sockets import RouterSocket
 
 END = 12
 M = TypeVar("M", bound=Message)

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 
 from protocol.messages import Acknowledged, Finished, Goodbye
-from services.sockets import RouterSocket
+from services.zmq.sockets import RouterSocket
 from tests.env_service.peers import (
     END,
     ScriptedGenerator,

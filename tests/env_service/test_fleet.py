@@ -2,9 +2,9 @@
 
 import asyncio
 
-from env_service.fleet import GeneratorFleet
+from env_service.generation import GeneratorFleet
 from protocol.messages import ServingGenerator
-from services.breaker import Breakers, BreakerSettings
+from services.http.calls import Breakers, BreakerSettings
 from tests.env_service.peers import serving
 
 A, B, C = (serving(name, f"http://{name}") for name in "abc")

@@ -1,8 +1,8 @@
 """A learner that is away for long: finished groups wait for it, and are no more than what it had granted."""
 
-from env_service.lease_key import key_of
+from env_service.leases import key_of
 from tests.env_service.peers import eventually, lease, serving
-from tests.env_service.test_link import conversing, finished
+from tests.env_service.test_connection import conversing, finished
 
 
 async def test_the_outbox_of_an_absent_learner_holds_each_granted_lease_once_and_nothing_else() -> None:

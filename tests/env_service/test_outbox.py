@@ -1,7 +1,6 @@
 """When outcomes are due."""
 
-from env_service.lease_key import LeaseKey
-from env_service.outbox import Outbox
+from env_service.leases import LeaseKey, Outbox
 from protocol.messages import Failed
 
 FAILED = Failed(incarnation=1, lease_id=1, attempt=0, purpose="train", data_fault=False, reason="r")

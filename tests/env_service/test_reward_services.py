@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from env_service.config import EnvServiceConfig
-from env_service.reward_services import client_settings, reward_client
+from env_service.scoring import client_settings, reward_client
 from protocol.rewards import ScoreItem
-from services.config import load_config
-from services.config_sources import ConfigError
-from services.metrics import Metrics
-from services.rewards.hedging import HedgeSettings
+from services.config.models import load_config
+from services.config.sources import ConfigError
+from services.http.metrics import Metrics
+from services.rewards.settings import HedgeSettings
 from tests.env_service.peers import ScriptedRewards, served
 
 

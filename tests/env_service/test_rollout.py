@@ -1,12 +1,15 @@
 """Rollouts against scripted generators and reward services."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from env_service.completions import Progress
+from env_service.environments.addition import SingleTurn
 from env_service.environments.interface import (
     Action,
     ChatMessage,
@@ -17,12 +20,11 @@ from env_service.environments.interface import (
     TaskSource,
     Verification,
 )
-from env_service.environments.single_turn import SingleTurn
-from env_service.tokenization import Tokenization
+from env_service.environments.tokenization import Tokenization
 from protocol.codec import decode, encode
 from protocol.generation import GeneratePart, GenerateRequest
-from protocol.http import ErrorBody, ErrorDetail
 from protocol.messages import Finished
+from protocol.status import ErrorBody, ErrorDetail
 from protocol.trajectories import Purpose, VersionSpan
 from tests.env_service.bench import MakeBench, Script, exact, well
 from tests.env_service.peers import END, ScriptedRewards, lease, part
@@ -317,3 +319,61 @@ async def test_an_environment_may_be_asynchronous_and_speak_in_messages(bench: M
 
     assert group.prompt_text == "<|end|><|user|>1+1=\n<|assistant|>"
     assert made.rewards[0].requests[0].items[0].prompt == "1+1="
+
+
+class _Stuck(SingleTurn):
+    """Its step does not come back before `release` is set; `begun` is set when it is called."""
+
+    release = threading.Event()
+    begun = threading.Event()
+
+    def step(self, action: Action) -> Step:
+        self.begun.set()
+        self.release.wait()
+        return super().step(action)
+
+
+class _Dreaming(SingleTurn):
+    async def step(self, action: Action) -> Step:  # type: ignore[override]
+        await asyncio.Event().wait()
+        return super().step(action)
+
+
+@pytest.mark.parametrize("kind", [_Stuck, _Dreaming])
+async def test_an_environment_that_never_comes_back_is_a_fault_of_the_data_and_holds_up_nobody(
+    bench: MakeBench, kind: type[SingleTurn]
+) -> None:
+    _Stuck.release.clear()
+    _Stuck.begun.clear()
+    made = await bench(extra=[_offered("odd", _OneTask(), kind)], environment_timeout_s=0.2)
+    try:
+        stuck = asyncio.create_task(made.failed(lease(environment="odd")))
+        others = [asyncio.create_task(made.finished(lease(lease_id=number))) for number in range(3)]
+        failed = await stuck
+        assert failed.data_fault
+        assert failed.reason == "the environment's step did not come back within 0.2 s"
+        assert [(await each).group.lease_id for each in others] == [0, 1, 2]
+    finally:
+        _Stuck.release.set()
+
+
+async def test_the_thread_of_a_cancelled_rollout_that_is_stuck_is_left_to_itself(bench: MakeBench) -> None:
+    _Stuck.release.clear()
+    _Stuck.begun.clear()
+    made = await bench(extra=[_offered("odd", _OneTask(), _Stuck)], environment_timeout_s=0.2)
+    try:
+        stuck = asyncio.create_task(made.rollout.run(lease(environment="odd"), Progress()))
+        assert await asyncio.to_thread(_Stuck.begun.wait, 5)
+        stuck.cancel()
+        assert (await made.finished(lease(lease_id=4))).group.lease_id == 4
+    finally:
+        _Stuck.release.set()
+
+
+async def test_a_rollout_that_ends_in_its_environment_is_a_fault_of_the_data(bench: MakeBench) -> None:
+    made = await bench(extra=[_offered("odd", _OneTask(), _Dreaming)], timeout_s=0.2)
+    failed = await made.failed(lease(environment="odd"))
+    assert (failed.data_fault, failed.reason) == (
+        True,
+        "not finished within 0.2 s: it was waiting for its environment",
+    )

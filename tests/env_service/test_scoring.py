@@ -8,14 +8,13 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from env_service.failures import DataFailure, InfrastructureFailure
+from env_service.outcomes import DataFailure, InfrastructureFailure
 from env_service.scoring import Scoring
 from protocol.rewards import ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
-from services.backoff import Backoff
-from services.breaker import BreakerSettings
+from services.http.calls import Backoff, BreakerSettings
+from services.http.waiting import Waiting
 from services.rewards.client import RewardClient
 from services.rewards.settings import ClientSettings
-from services.waiting import Waiting
 from tests.env_service.peers import ScriptedRewards, eventually, hanging, served
 
 LONG_REST = BreakerSettings(rest_s=1000.0, rest_max_s=1000.0)

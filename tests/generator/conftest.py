@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 import xxhash
 
-from generator.options import EngineOptions, prepare_environment
+from generator.engine.options import EngineOptions, prepare_environment
 from protocol.fleet import BucketSpec, JoinGroup, Prepare, TensorSpec
 from protocol.generation import GeneratePart, Sampling
 from protocol.trajectories import VersionSpan
@@ -21,7 +21,7 @@ from protocol.trajectories import VersionSpan
 if TYPE_CHECKING:
     import torch
 
-    from generator.engine import Engine
+    from generator.engine.engine import Engine
 
 BUCKET_LIMIT_BYTES = 200_000
 BUCKET_TIMEOUT_S = 1.5
@@ -270,7 +270,7 @@ async def start_rig(*, folder: Path, tied: bool, change: Callable[[EngineOptions
     # vLLM warns at import of things that are not ours to change.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from generator.engine import Engine
+        from generator.engine.engine import Engine
 
         policy = Policy(folder=folder, tied=tied)
         engine = await Engine.start(options=options)

@@ -10,11 +10,11 @@ import xxhash
 from fastapi import FastAPI, Response
 
 from protocol.fleet import CHUNK_HASH_HEADER, PullPlan
-from protocol.http import Readiness
-from services.http_app import create_app, json_answer
-from services.http_server import Listener, serve_http
-from services.metrics import Metrics
-from services.refusals import RequestRefused
+from protocol.status import Readiness
+from services.http.app import create_app, json_answer
+from services.http.gates import RequestRefused
+from services.http.metrics import Metrics
+from services.http.server import Listener, serve_http
 from tests.generator.conftest import Bucket
 
 CHUNK_BYTES = 50_000

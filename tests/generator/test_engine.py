@@ -1,11 +1,10 @@
 import asyncio
-import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
-from generator.weight_plan import WeightSyncError
+from generator.weights.plan import WeightSyncError
 from protocol.generation import Sampling
 from tests.generator.conftest import (
     PROMPT,
@@ -17,7 +16,6 @@ from tests.generator.conftest import (
     pack,
     plan_of,
     sample,
-    start_rig,
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -45,33 +43,6 @@ async def test_logprobs_agree_with_transformers_after_each_update_of_a_tied_mode
         assert max(largest_gap(rig, completion) for completion in completions) < TOLERANCE
         assert {span.version for completion in completions for span in completion.spans} == {version}
         assert all(covers(completion) for completion in completions)
-
-
-async def test_logprobs_agree_with_transformers_after_an_update_of_an_untied_model_without_staging(
-    tmp_path: Path,
-) -> None:
-    rig = await start_rig(
-        folder=tmp_path, tied=False, change=lambda options: dataclasses.replace(options, staging="none")
-    )
-    try:
-        assert await gaps(rig) < TOLERANCE
-        rig.policy.change(seed=1)
-        sender = await rig.connect()
-        buckets = pack(rig.policy.tensors())
-        await rig.engine.stage(plan_of(buckets, version="1.1"))
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(asyncio.to_thread(sender.send, buckets))
-            tasks.create_task(rig.engine.commit(version="1.1"))
-        assert await gaps(rig) < TOLERANCE
-
-        await rig.engine.stage(plan_of(buckets, version="1.2"))
-        with pytest.raises(WeightSyncError) as silent:
-            await rig.engine.commit(version="1.2")
-        assert not silent.value.unloaded
-        assert await gaps(rig) < TOLERANCE
-        assert rig.engine.version == "1.1"
-    finally:
-        await rig.engine.shutdown()
 
 
 async def test_score_agrees_with_transformers(rig: Rig) -> None:
@@ -253,3 +224,48 @@ def with_a_wrong_shape(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 def written(bucket: Bucket, path: Path) -> str:
     path.write_bytes(bucket.payload.numpy().tobytes())
     return str(path)
+
+
+async def test_a_probe_does_not_wait_behind_the_requests_that_wait(rig: Rig) -> None:
+    await rig.publish()
+    waiting = 80  # more than the engine samples at once, 64
+    begun = asyncio.Event()
+    ended = 0
+
+    async def ask(number: int) -> None:
+        nonlocal ended
+        sampling = Sampling(max_tokens=60 if number < waiting else 40)
+        async for _ in rig.engine.generate(
+            request_id=f"{rig.next_request()}", prompt_token_ids=PROMPT, n=4, sampling=sampling
+        ):
+            begun.set()
+        ended += 1
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(waiting):
+            group.create_task(ask(number))
+        await begun.wait()
+        await rig.engine.score(request_id="first", token_ids=PROMPT, before_others=True)
+        assert ended < waiting // 2, "requests that waited were begun before it"
+
+
+async def test_the_weights_are_hashed_after_the_pause(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    ask, resume = rig.engine.llm.collective_rpc, rig.engine.llm.resume_generation
+
+    async def asked(method: str, **given: object) -> object:
+        calls.append(method)
+        return await ask(method, **given)
+
+    async def resumed() -> None:
+        calls.append("resume")
+        await resume()
+
+    monkeypatch.setattr(rig.engine.llm, "collective_rpc", asked)
+    monkeypatch.setattr(rig.engine.llm, "resume_generation", resumed)
+    before = await rig.engine.fingerprint()
+    rig.policy.change(seed=77)
+    await rig.publish()
+    assert calls.index("headway_load") < calls.index("resume")
+    assert "headway_begin_fingerprint" not in calls[calls.index("headway_load") : calls.index("resume")]
+    assert await rig.engine.fingerprint() != before

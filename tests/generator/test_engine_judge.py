@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from reward_service.config import RewardServiceConfig
-from services.http_server import Listener, serve_http
+from services.http.server import Listener, serve_http
 from tests.generator.conftest import VOCABULARY, start_rig
 from tests.reward_service.serving import item_of, serving
 

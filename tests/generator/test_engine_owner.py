@@ -5,7 +5,7 @@ import sys
 
 OWNER = """
 import multiprocessing, os, threading
-from generator.owner import OwnerTie
+from generator.engine.die_with_parent import OwnerTie
 
 def child(tie):
     print(os.getpid(), flush=True)

@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from protocol.generation import LogprobsAnswer, LogprobsRequest
-from protocol.http import Readiness
-from services.http_app import create_app
-from services.http_client import HttpClient, ServiceRefused
-from services.http_server import Listener, serve_http
-from services.metrics import Metrics
-from services.refusals import RequestRefused
+from protocol.status import Readiness
+from services.http.app import create_app
+from services.http.client import HttpClient, ServiceRefused
+from services.http.gates import RequestRefused
+from services.http.metrics import Metrics
+from services.http.server import Listener, serve_http
 from tests.generator.conftest import Rig, sample
 from tests.generator.test_engine import TOLERANCE
 from tests.generator.test_weight_sync import serving_of, until
 
 if TYPE_CHECKING:
-    from generator.scoring import Scoring
+    from generator.logprobs import Scoring
     from generator.serving import Serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -30,8 +30,8 @@ SEQUENCES = ((3, 4, 5, 9, 11, 2, 30), (7, 7), tuple(3 + number % 20 for number i
 
 
 def scoring_of(rig: Rig) -> "Scoring":
-    from generator.measures import Measures
-    from generator.scoring import Scoring
+    from generator.logprobs import Scoring
+    from generator.metrics import Measures
 
     return Scoring(
         engine=rig.engine,

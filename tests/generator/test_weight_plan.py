@@ -2,7 +2,7 @@
 
 import pytest
 
-from generator.weight_plan import WeightSyncError, check_plan
+from generator.weights.plan import WeightSyncError, check_plan
 from protocol.fleet import BucketSpec, TensorSpec
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from generator.weight_plan import WeightSyncError
-from protocol.fleet import PULLED_EPOCH, Commit, Pull
-from services.http_client import HttpClient
-from services.metrics import Metrics
-from services.refusals import RequestRefused
+from generator.weights.plan import WeightSyncError
+from protocol.fleet import PULL_TOOK_TOO_LONG, PULLED_EPOCH, Commit, Pull
+from services.http.client import HttpClient
+from services.http.gates import RequestRefused
+from services.http.metrics import Metrics
 from tests.generator.conftest import Rig, largest_gap, pack, sample
 from tests.generator.scripted_learner import ScriptedLearner
 from tests.generator.test_engine import TOLERANCE, covers, gaps
@@ -39,7 +39,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def serving_of(rig: Rig) -> "Serving":
-    from generator.measures import Measures
+    from generator.metrics import Measures
     from generator.serving import Serving
 
     return Serving(
@@ -54,9 +54,8 @@ def serving_of(rig: Rig) -> "Serving":
 
 @asynccontextmanager
 async def sync_with(rig: Rig, learner: ScriptedLearner) -> AsyncIterator["tuple[WeightSync, Serving]"]:
-    from generator.measures import Measures
-    from generator.puller import Puller
-    from generator.weight_sync import WeightSync
+    from generator.metrics import Measures
+    from generator.weight_sync import Puller, WeightSync
 
     serving = serving_of(rig)
     rig.sender = None
@@ -83,8 +82,9 @@ async def test_a_downloaded_version_is_committed_and_agrees_with_the_learners_lo
     learner = changed(rig, seed=21)
     async with sync_with(rig, learner) as (sync, serving):
         await sync.pull(Pull(version=learner.version, deadline_s=60.0))
-        committed = await sync.commit(Commit(version=learner.version, epoch=PULLED_EPOCH, probe_token_ids=PROBE))
-        assert committed.probe_logprobs == pytest.approx(rig.policy.logprobs(PROBE), abs=TOLERANCE)
+        committed = await sync.commit(Commit(version=learner.version, epoch=PULLED_EPOCH, probe=(PROBE, PROBE[1:])))
+        expected = (*rig.policy.logprobs(PROBE), *rig.policy.logprobs(PROBE[1:]))
+        assert committed.probe_logprobs == pytest.approx(expected, abs=TOLERANCE)
         assert (serving.version, serving.condition) == (learner.version, "able")
     assert await gaps(rig) < TOLERANCE
 
@@ -108,7 +108,7 @@ async def test_a_download_that_does_not_end_leaves_the_old_weights_serving_and_n
     async with sync_with(rig, learner) as (sync, _):
         with pytest.raises(RequestRefused, match=f"version {learner.version} from {learner.url} failed") as refusal:
             await sync.pull(Pull(version=learner.version, deadline_s=1.0))
-        assert refusal.value.problem.kind == "pull_failed"
+        assert refusal.value.problem.kind == PULL_TOOK_TOO_LONG
         with pytest.raises(RequestRefused, match="meet again first"):
             await sync.commit(Commit(version=learner.version, epoch=PULLED_EPOCH))
         with pytest.raises(RequestRefused, match="not kept here"):
@@ -175,7 +175,7 @@ async def test_requests_that_wait_for_weights_are_handed_back_without_tokens(rig
 async def test_an_engine_that_is_stopped_is_noticed_and_its_requests_go_back_until_it_answers_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from generator.engine_watch import watch_answers
+    from generator.service import watch_answers
 
     await rig.publish()
     monkeypatch.setattr(rig.engine._calls, "stall_timeout_s", 2.0)

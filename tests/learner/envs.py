@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from learner.config import EvaluationConfig
-from learner.history.journal import Journal, Record, read_journal
-from learner.intake.admission import GroupRules
-from learner.intake.evaluation import Evaluator
-from learner.intake.failures import DeadLetters
-from learner.intake.filters import GroupFilter
-from learner.intake.granting import LeaseTerms
-from learner.intake.intake import Intake
-from learner.intake.options import IntakeOptions
+from learner.evaluation.config import EvaluationConfig
+from learner.journal.journal import Journal, Record, read_journal
+from learner.leases.admission import GroupFilter, GroupRules
+from learner.leases.conversation import IntakeOptions
+from learner.leases.dead_letters import DeadLetters
+from learner.leases.evaluation_leases import Evaluator
+from learner.leases.granting import LeaseTerms
+from learner.leases.intake import Intake
 from learner.ledger import Ledger, LedgerConfig
 from learner.weights.fleet import Fleet
 from protocol.generation import Sampling
@@ -31,10 +30,10 @@ from protocol.messages import (
     RunningLease,
     Welcome,
 )
+from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
-from protocol.versions import PolicyVersion
-from services.sockets import DealerSocket, RouterSocket
-from services.waiting import Waiting
+from services.http.waiting import Waiting
+from services.zmq.sockets import DealerSocket, RouterSocket
 from tests.learner.generators import FINGERPRINTS, announcement
 from tests.learner.samples import INCARNATION, LEDGER
 
@@ -72,6 +71,7 @@ class ScriptedEnv:
         environments: Sequence[EnvironmentInfo] = (ADDITION,),
         running: Sequence[RunningLease] = (),
         run: str = RUN,
+        address: str = "",
     ) -> Hello:
         return Hello(
             env_id=self.name,
@@ -82,6 +82,7 @@ class ScriptedEnv:
             chat_template=chat_template,
             run=run,
             running=tuple(running),
+            address=address,
         )
 
     async def send(self, message: Message) -> None:
@@ -147,9 +148,9 @@ class Learner:
         return list(read_journal(self.folder / "journal"))
 
     @asynccontextmanager
-    async def env(self, name: str) -> AsyncIterator[ScriptedEnv]:
-        async with DealerSocket.connect(self.router.address, identity=name) as dealer:
-            yield ScriptedEnv(dealer=dealer, name=name)
+    async def env(self, name: str, *, instance: str = "i0") -> AsyncIterator[ScriptedEnv]:
+        async with DealerSocket.connect(self.router.address, identity=f"{name}/{instance}") as dealer:
+            yield ScriptedEnv(dealer=dealer, name=name, instance=instance)
 
 
 def options(*, filters: GroupFilter) -> IntakeOptions:

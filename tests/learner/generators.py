@@ -3,19 +3,22 @@
 import asyncio
 import contextlib
 import datetime
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import xxhash
 from fastapi import Depends, FastAPI, Response
+from numpy.typing import NDArray
 from starlette.types import Receive, Scope, Send
 
 from protocol.fleet import (
     CHUNK_HASH_HEADER,
+    PULL_TOOK_TOO_LONG,
     Announcement,
     BucketSpec,
     Commit,
@@ -29,13 +32,13 @@ from protocol.fleet import (
     Pull,
     PullPlan,
 )
-from protocol.http import Readiness
-from protocol.versions import PROTOCOL_VERSION
-from services.http_app import create_app, json_answer, json_body
-from services.http_client import HttpClient
-from services.http_server import Listener, serve_http
-from services.metrics import Metrics
-from services.refusals import RequestRefused
+from protocol.model import PROTOCOL_VERSION, PolicyVersion
+from protocol.status import Readiness
+from services.http.app import create_app, json_answer, json_body
+from services.http.client import HttpClient
+from services.http.gates import RequestRefused
+from services.http.metrics import Metrics
+from services.http.server import Listener, serve_http
 
 FINGERPRINTS = Fingerprints(model="m", tokenizer="t", chat_template="c")
 c10d: Any = dist
@@ -101,9 +104,9 @@ def unpacked(data: torch.Tensor, spec: BucketSpec) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def probe_logprobs(token_ids: tuple[int, ...]) -> tuple[float, ...]:
+def probe_logprobs(texts: tuple[tuple[int, ...], ...]) -> tuple[float, ...]:
     """What learner and generators agree on."""
-    return tuple(-0.1 * token for token in token_ids[1:])
+    return tuple(-0.1 * token for text in texts for token in text[1:])
 
 
 class _BrokenAnswer(Response):
@@ -114,8 +117,37 @@ class _BrokenAnswer(Response):
 
 
 @dataclass
+class Link:
+    """What generators download over: with more than `most` at once none of them is done in time."""
+
+    most: int
+    now: int = 0
+    largest: int = 0
+    downloads: int = 0
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        self.now += 1
+        self.downloads += 1
+        self.largest = max(self.largest, self.now)
+        try:
+            yield
+        finally:
+            self.now -= 1
+
+    async def check(self) -> None:
+        """Raises RequestRefused if it is too slow for all who are on it now."""
+        await asyncio.sleep(0.02)
+        if self.now > self.most:
+            await asyncio.sleep(0.02)  # those that came on it with this one shall see it too
+            raise RequestRefused(409, PULL_TOOK_TOO_LONG, "the download took more than 0.02 s")
+
+
+@dataclass
 class ScriptedGenerator:
-    """`gap` is added to its logprobs of the probe, `loads_wrong` changes its checksum, `stale_checksum` is always told.
+    """`gap` is added to its logprobs of the probe, or of every `each`th token; `says` gives them all by version.
+
+    `loads_wrong` changes its checksum, `stale_checksum` is always told.
 
     At a step (`group`, `prepare`, `pull`, `commit`) it waits for the event in `hold`, and fails if `refuses` says so.
     `dies_in_prepare` is asked at each prepare. `learner` is where it downloads from.
@@ -123,17 +155,21 @@ class ScriptedGenerator:
 
     name: str
     gap: float = 0.0
+    each: int = 1
     loads_wrong: bool = False
     learner: str = ""
+    link: Link = field(default_factory=lambda: Link(most=1000))
     instance: str = "1"
     condition: Condition = "able"
     hold: dict[str, asyncio.Event] = field(default_factory=dict)
     refuses: Callable[[str], bool] = lambda _: False
     stale_checksum: str = ""
+    says: Callable[[int], NDArray[np.float64]] | None = None
     dies_in_prepare: Callable[[Prepare], bool] = lambda _: False
     url: str = ""
     preparing: asyncio.Event = field(default_factory=asyncio.Event)
     pulls: list[str] = field(default_factory=list)
+    limits: list[float] = field(default_factory=list)
     joins: list[JoinGroup] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -209,8 +245,11 @@ class ScriptedGenerator:
         @app.post("/v1/weights/pull")
         async def pull(body: Annotated[Pull, Depends(json_body(Pull))]) -> Response:
             self.pulls.append(body.version)
+            self.limits.append(body.deadline_s)
             await self._scripted("pull")
-            self._staged = await self._download(body.version)
+            with self.link.used():
+                await self.link.check()
+                self._staged = await self._download(body.version)
             return json_answer(Prepared(version=body.version, receive_s=0.01))
 
         @app.post("/v1/weights/commit")
@@ -266,6 +305,12 @@ class ScriptedGenerator:
             staged |= receive_bucket(group, bucket, timeout_s=self.joins[-1].bucket_timeout_s)
         return staged
 
+    def _probe(self, body: Commit) -> tuple[float, ...]:
+        if self.says is not None:
+            return tuple(map(float, self.says(PolicyVersion.parse(body.version).number)))
+        right = probe_logprobs(body.probe)
+        return tuple(logprob + (0.0 if number % self.each else self.gap) for number, logprob in enumerate(right))
+
     def _commit(self, body: Commit) -> Response:
         self.weights, self.version = self._staged, body.version
         self.commits.append(body)
@@ -276,7 +321,7 @@ class ScriptedGenerator:
             Committed(
                 version=body.version,
                 fingerprint=self.stale_checksum or (f"wrong {digest}" if self.loads_wrong else digest),
-                probe_logprobs=tuple(logprob + self.gap for logprob in probe_logprobs(body.probe_token_ids)),
+                probe_logprobs=self._probe(body),
                 load_s=0.01,
                 pause_s=0.002,
             )

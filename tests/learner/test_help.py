@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from learner.algorithms.config import AlgorithmConfig
 from learner.config import LearnerConfig
-from services.config import help_text
+from services.config.models import help_text
 
 SCHEMA = TypeAdapter(AlgorithmConfig).json_schema()
 ALGORITHMS = tuple(SCHEMA["discriminator"]["mapping"])

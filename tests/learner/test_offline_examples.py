@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from learner.config import LearnerConfig
-from learner.data.errors import DataError
+from learner.data.sources import DataError
 from learner.offline_examples import Examples, in_step, read_units
 from tests.learner.data.character_tokenizer import CharacterTokenizer, shown
 
@@ -69,11 +69,32 @@ def test_pairs_of_one_prompt_are_held_out_together(tmp_path: Path, algo: str) ->
 
 
 def test_kto_reads_labels_and_sft_examples(tmp_path: Path) -> None:
-    records = [{**EXAMPLE, "label": True}, {**EXAMPLE, "label": False}]
+    records = [{**EXAMPLE, "label": True}, {"prompt": "1+1=", "completion": "3", "label": False}]
     labelled = read(tmp_path, {"type": "dpo", "loss": "kto"}, *records).training
-    assert [(len(unit), unit[0].label) for unit in labelled] == [(1, True), (1, False)]
+    assert [(len(unit), unit[0].label) for unit in labelled] == [(2, True), (2, False)]
     ((example,),) = read(tmp_path, {"type": "sft"}, EXAMPLE).training
     assert shown(example) == ("2+2=4|", "....^^")
+
+
+def test_kto_puts_each_prompt_before_the_completion_of_another_prompt(tmp_path: Path) -> None:
+    """Four of six records share a prompt: theirs meet the completions of the two others, never each other's."""
+    records = [{"prompt": "a=", "completion": str(number), "label": True} for number in range(4)]
+    records += [{"prompt": f"{name}=", "completion": name, "label": False} for name in "bc"]
+    units = read(tmp_path, {"type": "dpo", "loss": "kto"}, *records).training
+    for example, mismatched in units:
+        prompt, completion = shown(example)[0][:2], shown(mismatched)[0][2:]
+        assert mismatched.mismatched
+        assert not example.mismatched
+        assert shown(mismatched) == (prompt + completion, "..^^")
+        assert (completion[0] in "bc") if prompt == "a=" else (completion[0] != prompt[0])
+    again = read(tmp_path, {"type": "dpo", "loss": "kto"}, *records).training
+    assert [shown(unit[1]) for unit in again] == [shown(unit[1]) for unit in units]
+    assert [sequence.pair for sequence in in_step(units)] == [-1] * 12
+
+
+def test_kto_needs_a_second_prompt(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has one prompt only: kto compares .* give it examples of two prompts"):
+        read(tmp_path, {"type": "dpo", "loss": "kto"}, {**EXAMPLE, "label": True}, {**EXAMPLE, "label": False})
 
 
 def test_a_teachers_logprobs_of_the_data_are_candidates_at_the_trained_tokens(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What is measured on held-out examples, against numbers worked out by hand."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from learner.algorithms.config import DpoConfig, RmConfig, SftConfig
-from learner.offline_measures import measure, of_scores
+from learner.offline import measure, of_scores
 from learner.training.batch import TrainSequence
 from learner.training.trainer import Trainer
 
@@ -86,10 +86,57 @@ def test_dpo_takes_the_references_logprobs_that_are_known() -> None:
     assert found["accuracy"] == 0.0
 
 
-@pytest.mark.parametrize("loss", ["orpo", "simpo"])
-def test_what_has_no_reference_is_measured_by_its_likelihood_alone(loss: str) -> None:
-    config = DpoConfig.model_validate({"loss": loss})
-    assert measure(fixed(), config, [(sequence(1, 2), sequence(1, 4))]).keys() == {"nll"}
+UNIT = (sequence(1, 1, 2), sequence(1, 4))
+"""Chosen: logprobs -1 and -2; rejected: -4; the trainer's reference gives half of them."""
+
+
+@pytest.mark.parametrize(
+    ("config", "chosen", "rejected"),
+    [
+        # Per token: gaps (-1.5)/2 and -2, times 0.1.
+        ({"loss": "ipo"}, -0.075, -0.2),
+        ({"loss": "length_normalised", "beta": 0.1}, -0.075, -0.2),
+        # Mean logprobs -1.5 and -4, times 0.1 and 2.
+        ({"loss": "orpo"}, -0.15, -0.4),
+        ({"loss": "simpo"}, -3.0, -8.0),
+        # Sums -3 and -4, less -1.5 and -2; without a reference as they are.
+        ({"loss": "hinge"}, -0.15, -0.2),
+        ({"loss": "bco"}, -0.15, -0.2),
+        ({"loss": "sigmoid", "reference_free": True}, -0.3, -0.4),
+    ],
+)
+def test_pairs_are_measured_as_their_loss_sees_them(config: dict[str, object], chosen: float, rejected: float) -> None:
+    trainer = FixedTrainer()
+    algo = DpoConfig.model_validate(config)
+    found = measure(fixed(trainer), algo, [UNIT])
+    assert [found["chosen_mean"], found["rejected_mean"]] == pytest.approx([chosen, rejected])
+    assert found["accuracy"] == 1.0
+    assert found["nll"] == pytest.approx(7 / 3)
+    assert trainer.asked_reference == int(algo.uses_reference)
+
+
+def test_by_length_the_longer_of_two_completions_does_not_win_or_lose() -> None:
+    """Sums -3 and -2.5 (rewards -0.15, -0.125): wrong for dpo; per token -0.75 and -1.25: right for ipo."""
+    unit = (sequence(1, 1, 2), sequence(1, 5, reference=None))
+    halved = (replace(unit[0]), replace(unit[1], token_ids=np.array([1, 2], dtype=np.int32)))
+    assert measure(fixed(), DpoConfig(), [halved])["accuracy"] == 0.0
+    assert measure(fixed(), DpoConfig(loss="ipo"), [halved])["accuracy"] == 1.0
+
+
+def test_kto_is_measured_against_the_reference_point_of_mismatched_completions() -> None:
+    """Gaps are minus half the ids: good -0.5, bad -2 and 0.5 of reference -4.5 for -4; beta 1. Mismatched gaps 1, -0.5:
+    mean 0.25. Above it is only the last, a bad one: right is the first bad one alone, 1 of 3.
+    """
+    good, bad = sequence(1, 1, reference=-0.5), replace(sequence(1, 4, reference=-2.0), label=False)
+    worse = replace(sequence(1, 4, reference=-4.5), label=False)
+    up = replace(sequence(1, 1, reference=-2.0), mismatched=True)
+    down = replace(sequence(1, 1, reference=-0.5), mismatched=True)
+    found = measure(fixed(), DpoConfig(loss="kto", beta=1.0), [(good, up), (bad, down), (worse,)])
+    assert found["reference_point"] == pytest.approx(0.25)
+    assert found["accuracy"] == pytest.approx(1 / 3)
+    assert found["good_mean"] == pytest.approx(-0.5)
+    assert found["bad_mean"] == pytest.approx(-0.75)
+    assert found["nll"] == pytest.approx(3.0)
 
 
 def test_many_examples_are_measured_in_parts_and_in_order() -> None:

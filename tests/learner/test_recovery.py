@@ -1,7 +1,9 @@
 """Taking up a run after a crash: the same weights come of it, and no group is lost or trained twice."""
 
+import gc
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -9,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from learner.guard import NEW_GUARD, GuardState
-from learner.history.checkpoints import Checkpoints, checkpoints_of
-from learner.history.journal import FOLDER, Journal, JournalUnknown
-from learner.history.lineage import History
-from learner.history.segments import read_segment, segments_of
+from learner.journal.checkpoints import Checkpoints, checkpoints_of
+from learner.journal.journal import FOLDER, Journal, JournalUnknown
+from learner.journal.run_folder import History, NothingToResume
+from learner.journal.segments import read_segment, segments_of
 from learner.ledger import Batch, Ledger, Verdict
-from learner.recovery import NothingToResume, Recovered, recover
+from learner.recovery import Recovered, recover
+from learner.training.guard import NEW_GUARD, GuardState
+from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
-from protocol.versions import PolicyVersion
 from tests.learner.samples import LEDGER, group
 
 PER_STEP = LEDGER.groups_per_step
@@ -121,14 +123,14 @@ class Lives:
         life = self._life(recovered.ledger)
         if recovered.trainer_folder is not None:
             life.trainer.load(recovered.trainer_folder)
-        for one in recovered.spare_groups:
+        for one in recovered.spare_groups():
             assert one.oldest_version is not None
             answer = life.ledger.readmit(lease_id=one.lease_id, oldest_version=one.oldest_version, size=1)
             if answer.verdict is Verdict.ACCEPTED:
                 life.buffer[one.lease_id] = one
         for batch in recovered.batches:
             assert batch.version == life.ledger.version
-            life.train(tuple(member.lease_id for member in batch.groups))
+            life.train(tuple(member.lease_id for member in batch.read().groups))
         life.ledger.served_changed(life.ledger.version)
         return life, recovered
 
@@ -156,7 +158,7 @@ def used(trainer: FakeTrainer) -> list[int]:
 
 def test_a_fresh_run_starts_at_version_0_with_nothing(lives: Lives) -> None:
     recovered = recover(lives.folder, config=LEDGER, resume=False)
-    assert (recovered.version, recovered.batches, recovered.spare_groups, recovered.trainer_folder) == (0, (), (), None)
+    assert (recovered.version, recovered.batches, recovered.spare, recovered.trainer_folder) == (0, (), (), None)
 
 
 def test_logged_batches_are_replayed_in_order_after_the_newest_checkpoint(lives: Lives) -> None:
@@ -207,7 +209,7 @@ def test_groups_that_no_batch_has_used_are_taken_up_and_none_is_trained_twice(li
     waiting = first.ledger.books().buffered
 
     second, recovered = lives.resume()
-    assert len(recovered.spare_groups) == waiting == PER_STEP * 2
+    assert len(recovered.spare) == waiting == PER_STEP * 2
     assert second.ledger.books().buffered == waiting
     for _ in range(4):
         second.step()
@@ -235,7 +237,7 @@ def test_what_the_checkpoint_covers_is_neither_replayed_nor_held(lives: Lives) -
     _, recovered = lives.resume()
     assert recovered.batches == ()
     trained = set(used(first.trainer))
-    assert all(one.lease_id not in trained for one in recovered.spare_groups)
+    assert all(one.lease_id not in trained for one in recovered.spare_groups())
 
 
 def test_leases_that_were_filtered_or_given_up_stay_closed(lives: Lives) -> None:
@@ -247,7 +249,7 @@ def test_leases_that_were_filtered_or_given_up_stay_closed(lives: Lives) -> None
     second, recovered = lives.resume()
     books = recovered.ledger.books()
     assert (books.filtered, books.dead_lettered) == (1, 1)
-    assert [one.lease_id for one in recovered.spare_groups] == [2]
+    assert [one.lease_id for one in recovered.spare_groups()] == [2]
     second.ledger.served_changed(0)
     assert [grant.lease_id for grant in second.ledger.grant(now=0.0, holder="e", room=2)] == [3, 4]
     books.check()
@@ -261,7 +263,7 @@ def test_a_spare_group_that_has_become_too_old_is_rolled_out_again(lives: Lives)
         first.step()
     first.checkpoint()
     second, recovered = lives.resume()
-    assert 9 in [one.lease_id for one in recovered.spare_groups]
+    assert 9 in [one.lease_id for one in recovered.spare_groups()]
     assert second.ledger.books().pending >= 1
     second.ledger.books().check()
 
@@ -403,7 +405,7 @@ def test_a_resume_does_without_what_follows_damage_at_any_place(lives: Lives, tm
             assert third.trainer.weights == second.trainer.weights
             finishes(third, steps=1)
             assert again.history.last_valid[1] == recovered.replayed_version
-            for one in (*again.spare_groups, *(one for batch in again.batches for one in batch.groups)):
+            for one in (*again.spare_groups(), *(one for batch in again.batches for one in batch.read().groups)):
                 assert again.history.sampled(one)
 
 
@@ -425,7 +427,7 @@ def test_what_lost_versions_sampled_is_left_out_and_sampled_again(
     assert [history.contains(PolicyVersion(1, number)) for number in (0, 2, 3, 4)] == [True, True, False, False]
     assert history.contains(PolicyVersion(2, 99))
     assert not history.contains(PolicyVersion(3, 0)), "of a life that is yet to come"
-    assert all(history.sampled(one) for one in recovered.spare_groups)
+    assert all(history.sampled(one) for one in recovered.spare_groups())
     finishes(second, steps=4)
 
     third, recovered = lives.resume()
@@ -440,8 +442,8 @@ def test_a_group_of_a_lost_version_that_the_good_part_holds_is_left_out(lives: L
     first.journal.append_group(stamped(group(50, version=1), 1))
     first.journal.append_group(stamped(group(51, version=2), 1))
     _, recovered = lives.resume()
-    assert 50 in {one.lease_id for one in recovered.spare_groups}
-    assert 51 not in {one.lease_id for one in recovered.spare_groups}
+    assert 50 in {one.lease_id for one in recovered.spare_groups()}
+    assert 51 not in {one.lease_id for one in recovered.spare_groups()}
 
 
 def test_a_missing_segment_in_the_middle_ends_the_good_part(lives: Lives) -> None:
@@ -524,3 +526,28 @@ def test_a_fresh_run_knows_its_own_versions_only() -> None:
     history = History(incarnation=1, last_valid={})
     assert history.contains(PolicyVersion(1, 7))
     assert not history.contains(PolicyVersion(2, 0))
+
+
+def groups_in_memory() -> int:
+    gc.collect()
+    with warnings.catch_warnings():  # some module's objects warn when they are asked for their class
+        warnings.simplefilter("ignore")
+        return sum(isinstance(each, TrajectoryGroup) for each in gc.get_objects())
+
+
+def test_a_resume_holds_no_more_than_the_batch_that_it_reads(lives: Lives) -> None:
+    life = lives.begin()
+    for _ in range(5):
+        life.step()
+    life.sample()
+    before = groups_in_memory()
+    recovered = recover(lives.folder, config=LEDGER, resume=True, incarnation=2)
+    assert len(recovered.batches) == 5
+    assert groups_in_memory() == before
+    for batch in recovered.batches:
+        taken = batch.read()
+        assert groups_in_memory() == before + PER_STEP
+        assert tuple(group.lease_id for group in taken.groups) == batch.lease_ids
+        del taken
+    assert len(list(recovered.spare_groups())) > 0
+    assert groups_in_memory() == before

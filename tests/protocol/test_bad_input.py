@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protocol.codec import Frame, Limits, decode, sealed
 from protocol.errors import DamagedMessage, MalformedMessage, MessageTooLarge, ProtocolError, WrongProtocolVersion
-from protocol.versions import PROTOCOL_VERSION
+from protocol.model import PROTOCOL_VERSION
 
 VECTORS = {
     file.stem: [bytes.fromhex(line) for line in file.read_text(encoding="ascii").splitlines()][:-1]

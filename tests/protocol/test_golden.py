@@ -67,7 +67,9 @@ LEASE = messages.Lease(
     sampling=Sampling(max_tokens=48, stop_token_ids=(2, 0), seed=17, temperature=0.75),
     timeout_s=60.0,
 )
-RUNNING = messages.RunningLease(incarnation=1, lease_id=1 << 40, attempt=2, purpose="train", oldest_version="1.42")
+RUNNING = messages.RunningLease(
+    incarnation=1, lease_id=1 << 40, attempt=2, purpose="train", oldest_version="1.42", waits_for="rewards"
+)
 WAITING = messages.RunningLease(incarnation=2, lease_id=9, attempt=0, purpose="evaluate")
 
 EXAMPLES: dict[str, messages.Message] = {

@@ -1,9 +1,11 @@
 """The HTTP bodies: JSON and back, and nothing in them that is not theirs."""
 
+import re
+
 import pytest
 from pydantic import ValidationError
 
-from protocol import fleet, generation, http, rewards
+from protocol import fleet, generation, rewards, status
 from protocol.model import WireModel
 from protocol.trajectories import VersionSpan
 
@@ -100,13 +102,13 @@ BODIES: list[WireModel] = [
             ),
         ),
     ),
-    fleet.Commit(version="1.7", epoch=1, probe_token_ids=(1, 2, 3)),
+    fleet.Commit(version="1.7", epoch=1, probe=((1, 2, 3), (4, 5))),
     fleet.Commit(version="1.7", epoch=fleet.PULLED_EPOCH),
     fleet.Committed(version="1.7", fingerprint="00ff", probe_logprobs=(-1.0, -0.5), load_s=0.1, pause_s=0.03),
-    http.ErrorBody(
-        error=http.ErrorDetail(kind="user", message="n is 0", field="n", expected="at least 1", got={"n": 0})
+    status.ErrorBody(
+        error=status.ErrorDetail(kind="user", message="n is 0", field="n", expected="at least 1", got={"n": 0})
     ),
-    http.Readiness(ready=False, waiting_for=("generator",), waiting_s=2.5),
+    status.Readiness(ready=False, waiting_for=("generator",), waiting_s=2.5),
 ]
 NAMES = [type(body).__name__ for body in BODIES]
 
@@ -175,9 +177,8 @@ def test_a_body_cannot_be_changed(body: WireModel) -> None:
         (generation.Sampling, '{"max_tokens": 16, "presence_penalty": 3.0}', "presence_penalty"),
         (rewards.ScoreRequest, '{"items": []}', "items"),
         (rewards.ScoreResult, '{"id": "a", "verifier": "v", "latency_s": 0}', "either a reward or an error"),
-        (rewards.ScoreResult, '{"id": "a", "verifier": "v", "latency_s": 0, "reward": NaN}', "finite number"),
-        (http.Readiness, "[]", "object"),
-        (http.Readiness, "{", "Invalid JSON"),
+        (status.Readiness, "[]", "object"),
+        (status.Readiness, "{", "Invalid JSON"),
         (rewards.ScoreItem, '{"id": "a", "verifier": "v", "completion": "\\ud800"}', "Invalid JSON"),
         (
             rewards.ScoreItem,
@@ -191,6 +192,29 @@ def test_a_body_that_does_not_fit_is_refused_with_its_field(
 ) -> None:
     with pytest.raises(ValidationError, match=complaint):
         body_type.model_validate_json(text)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "complaint"),
+    [
+        ('"reward": NaN', "verifier v gave a reward of nan, expected a finite number"),
+        ('"reward": -Infinity', "verifier v gave a reward of -inf"),
+        ('"reward": 1.0, "components": {"length": NaN}', "verifier v gave a component 'length' of nan"),
+        ('"reward": 1e9', "verifier v gave a reward of 1000000000.0, expected one of at most 1e\\+06"),
+        (f'"reward": 1{"0" * 400}', "verifier v gave a reward of 1000"),
+    ],
+)
+def test_a_reward_that_nobody_is_to_train_on_is_an_error_of_its_verifier_and_spoils_no_other(
+    numbers: str, complaint: str
+) -> None:
+    good = '{"id": "b", "verifier": "v", "latency_s": 0, "reward": 1.0}'
+    bad = f'{{"id": "a", "verifier": "v", "latency_s": 0, {numbers}}}'
+    response = rewards.ScoreResponse.model_validate_json(f'{{"service_id": "s", "results": [{bad}, {good}]}}')
+    error = response.results[0].error
+    assert error is not None
+    assert (error.kind, response.results[0].reward, response.results[0].components) == ("data", None, {})
+    assert re.match(complaint, error.message)
+    assert response.results[1].reward == 1.0
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ SECONDS = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 VERSIONS = st.builds("{}.{}".format, st.integers(0, 999_999_999), st.integers(0, 999_999_999))
 REWARDS = st.builds(
     RewardRecord,
-    reward=st.floats(allow_nan=False, allow_infinity=False),
-    components=st.dictionaries(st.text(max_size=8), st.floats(allow_nan=False), max_size=3),
+    reward=st.floats(-1e6, 1e6),
+    components=st.dictionaries(st.text(max_size=8), st.floats(allow_nan=False, allow_infinity=False), max_size=3),
     verifier=NAMES,
     verifier_version=st.text(max_size=8),
     service_id=NAMES,

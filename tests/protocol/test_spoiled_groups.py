@@ -11,7 +11,7 @@ import pytest
 
 from protocol.codec import Frame, decode, sealed
 from protocol.errors import MalformedMessage
-from protocol.versions import PROTOCOL_VERSION
+from protocol.model import PROTOCOL_VERSION
 
 VECTOR = [
     bytes.fromhex(line)
@@ -169,6 +169,14 @@ def nan_reward(draft: Draft) -> None:
     draft.trajectory["reward"]["reward"] = float("nan")
 
 
+def infinite_component(draft: Draft) -> None:
+    draft.trajectory["reward"]["components"] = {"length": float("inf")}
+
+
+def enormous_reward(draft: Draft) -> None:
+    draft.trajectory["reward"]["reward"] = 1e6 + 1
+
+
 def reward_and_error(draft: Draft) -> None:
     draft.trajectory["reward"]["error"] = "also"
 
@@ -254,7 +262,9 @@ SPOILED: list[tuple[Callable[[Draft], None], str]] = [
     (byte_string_for_a_field, r"Keys should be strings"),
     (nan_logprob, r"behavior_logprobs holds a value that is not finite"),
     (infinite_logprob, r"behavior_logprobs holds a value that is not finite"),
-    (nan_reward, r"reward\.reward: .*finite number"),
+    (nan_reward, r"verifier .* gave a reward of nan, expected a finite number"),
+    (infinite_component, r"verifier .* gave a component 'length' of inf, expected a finite number"),
+    (enormous_reward, r"verifier .* gave a reward of 1000001.0, expected one of at most 1e\+06"),
     (reward_and_error, r"either a reward or an error"),
     (negative_token, r"no negative id"),
     (mask_of_two, r"loss_mask holds something other than 0 and 1"),

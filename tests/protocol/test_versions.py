@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from protocol.versions import PolicyVersion, VersionText
+from protocol.model import PolicyVersion, VersionText
 
 PARTS = st.integers(0, 999_999_999)
 TEXT = TypeAdapter(VersionText)

@@ -9,14 +9,16 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from protocol.http import Readiness
-from reward_service.app import build_app
-from reward_service.config import CustomVerifier, RewardServiceConfig, Sandbox, WorkerConfig
-from reward_service.metrics import make_metrics
-from reward_service.registry import build_registry
-from reward_service.scoring import Scorer
-from services.config import HttpConfig
-from services.metrics import Metrics
+from protocol.status import Readiness
+from reward_service.config import RewardServiceConfig
+from reward_service.included import build_registry
+from reward_service.requests.scoring import Scorer
+from reward_service.service import build_app
+from reward_service.verifier.config import CustomVerifier, WorkerConfig
+from reward_service.verifier.metrics import make_metrics
+from reward_service.verifier.program import SandboxKind
+from services.config.models import HttpConfig
+from services.http.metrics import Metrics
 
 SAMPLES = (
     "contains",
@@ -39,7 +41,7 @@ SAMPLES = (
 
 
 def config_with_samples(
-    *, workers: WorkerConfig, token: str | None = None, max_pending_items: int = 1000, sandbox: Sandbox = "required"
+    *, workers: WorkerConfig, token: str | None = None, max_pending_items: int = 1000, sandbox: SandboxKind = "required"
 ) -> RewardServiceConfig:
     """A configuration that names every sample verifier."""
     samples = tuple(CustomVerifier(name=name, function=f"sample_verifiers:{name}", version="7") for name in SAMPLES)
@@ -61,7 +63,7 @@ async def open_scorer() -> AsyncIterator[Callable[..., Awaitable[Scorer]]]:
     async with AsyncExitStack() as stack:
 
         async def opened(
-            *, workers: WorkerConfig | None = None, max_pending_items: int = 1000, sandbox: Sandbox = "required"
+            *, workers: WorkerConfig | None = None, max_pending_items: int = 1000, sandbox: SandboxKind = "required"
         ) -> Scorer:
             config = config_with_samples(
                 workers=workers or WorkerConfig(count=1), max_pending_items=max_pending_items, sandbox=sandbox

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from reward_service.verifier import DataError, Score, Submission
+from reward_service.verifier.submission import DataError, Score, Submission
 
 
 class NoArguments(BaseModel):

@@ -6,15 +6,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from protocol.http import Readiness
 from protocol.rewards import ScoreItem, ScoreRequest, ScoreResult
-from reward_service.app import build_app
+from protocol.status import Readiness
 from reward_service.config import RewardServiceConfig
-from reward_service.metrics import make_metrics
-from reward_service.registry import Registry, build_registry
-from reward_service.scoring import Scorer
-from services.http_server import Listener, serve_http
-from services.metrics import Metrics
+from reward_service.included import build_registry
+from reward_service.requests.scoring import Scorer
+from reward_service.service import build_app
+from reward_service.verifier.contract import Registry
+from reward_service.verifier.metrics import make_metrics
+from services.http.metrics import Metrics
+from services.http.server import Listener, serve_http
 
 
 def item_of(verifier: str, completion: str, *, prompt: str = "", **arguments: object) -> ScoreItem:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -123,3 +124,48 @@ def test_a_repetition_after_the_service_was_killed_is_judged_by_its_successor(tm
         pipe.write_text("77")  # returns when the verifier has read it
         results = running.result(timeout=200).json()["results"]
     assert check_all_right_or_failed(results) == (ITEMS + 1, 0)
+
+
+MIXED_CONFIG = CONFIG.replace('sandbox = "off"', 'execution = { cgroup = "off", concurrency = 3, spare = 1 }')
+ADD = "```python\ndef add(a, b):\n    return a + b\n```"
+COUNTS = "```python\nimport sys\nprint(len(sys.stdin.read()))\n```"
+
+
+def mixed_batch() -> list[dict[str, JsonValue]]:
+    """Right answers, judged in worker processes, in the service, and by programs in the sandbox."""
+    call: JsonValue = {"kind": "call", "entry_point": "add", "cases": [{"arguments": [1, 2], "expected": 3}]}
+    check: JsonValue = {"kind": "assert", "cases": [{"code": "assert add(1, 2) == 3"}]}
+    stdio: JsonValue = {"kind": "stdio", "cases": [{"stdin": "x" * 9, "stdout": "9"}]}
+    one_of_each: list[dict[str, JsonValue]] = [
+        {"verifier": "math", "completion": "The answer is 4.", "arguments": {"answer": "4"}},
+        {"verifier": "length_slowly", "completion": "x"},
+        {"verifier": "exact_match", "completion": "a", "arguments": {"answer": "a"}},
+        {"verifier": "code", "completion": ADD, "arguments": {"tests": call, "timeout_s": 30.0}},
+        {"verifier": "code", "completion": ADD, "arguments": {"tests": check, "timeout_s": 30.0}},
+        {"verifier": "code", "completion": COUNTS, "arguments": {"tests": stdio, "timeout_s": 30.0}},
+    ]
+    return [{"id": str(number), **item} for number, item in enumerate(one_of_each * 4)]
+
+
+def kill_at_the_first_line(process: subprocess.Popen[str], client: httpx.Client, asked: dict[str, object]) -> None:
+    """Kill the service as soon as it has judged one item; what it still sends is right."""
+    with client.stream("POST", "/v1/score", json=asked, headers={"Accept": "application/x-ndjson"}) as answer:
+        for line in answer.iter_lines():
+            assert httpx.Response(200, content=line).json()["reward"] == 1.0
+            process.send_signal(signal.SIGKILL)
+
+
+def test_right_programs_and_answers_score_one_however_often_service_and_workers_are_killed(tmp_path: Path) -> None:
+    asked: dict[str, object] = {"items": mixed_batch(), "deadline_s": 200}
+    for _ in range(2):
+        with real_service(tmp_path, MIXED_CONFIG) as (process, client), pytest.raises(httpx.TransportError):
+            kill_at_the_first_line(process, client, asked)
+    with real_service(tmp_path, MIXED_CONFIG) as (process, client), ThreadPoolExecutor(1) as thread:
+        running = thread.submit(client.post, "/v1/score", json=asked)
+        kill_workers(process.pid, times=3, running=running)  # keepers of sandboxes among them
+        results = running.result(timeout=240).json()["results"]
+        errors = [result["error"]["kind"] for result in results if result["error"]]
+        assert set(errors) <= {"infrastructure"}
+        assert {result["reward"] for result in results if not result["error"]} <= {1.0}
+        again = client.post("/v1/score", json=asked).json()["results"]
+        assert [result["reward"] for result in again] == [1.0] * len(again), again

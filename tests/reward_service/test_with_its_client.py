@@ -4,18 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from protocol.http import Readiness
 from protocol.rewards import ScoreItem
-from reward_service.app import build_app
-from reward_service.config import WorkerConfig
-from reward_service.metrics import make_metrics
-from reward_service.registry import build_registry
-from reward_service.scoring import Scorer
-from services.http_server import Listener, serve_http
-from services.metrics import Metrics
+from protocol.status import Readiness
+from reward_service.included import build_registry
+from reward_service.requests.scoring import Scorer
+from reward_service.service import build_app
+from reward_service.verifier.config import WorkerConfig
+from reward_service.verifier.metrics import make_metrics
+from services.http.metrics import Metrics
+from services.http.server import Listener, serve_http
 from services.rewards.client import RewardClient
-from services.rewards.hedging import HedgeSettings
-from services.rewards.settings import ClientSettings
+from services.rewards.settings import ClientSettings, HedgeSettings
 from tests.reward_service.conftest import config_with_samples
 
 

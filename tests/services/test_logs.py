@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -45,3 +46,35 @@ def test_chatter_of_libraries_is_left_out() -> None:
     configure_logging("learner", level="debug", stream=stream)
     logging.getLogger("uvicorn.error").info("started")
     assert stream.getvalue() == ""
+
+
+def test_a_reader_that_stops_does_not_stop_the_process_and_finds_what_is_missing() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as screen, os.fdopen(writer, "w") as stream:
+        configure_logging("learner", stream=stream)
+        for step in range(10_000):
+            logging.getLogger("x").info("step %05d %s", step, "x" * 80)
+        seen = bytearray()
+        while b"lines are missing here" not in seen:
+            seen += screen.readline()
+    lines = seen.decode().splitlines()
+    steps = [int(line.split()[3]) for line in lines[:-1]]
+    assert steps == list(range(len(steps))), "what is read is in order and whole"
+    assert lines[-1] == f"[{10_000 - len(steps)} lines are missing here: nobody read them]"
+
+
+def test_lines_come_at_once_and_in_order_to_one_who_reads() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as screen, os.fdopen(writer, "w") as stream:
+        configure_logging("learner", stream=stream)
+        for word in ("one", "two"):
+            logging.getLogger("x").info(word)
+            assert screen.readline().decode().split()[-1] == word
+
+
+def test_a_long_record_is_written_whole() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as screen, os.fdopen(writer, "w") as stream:
+        configure_logging("learner", stream=stream)
+        logging.getLogger("x").info("y" * 200_000)
+        assert screen.readline().decode().count("y") == 200_000

@@ -173,3 +173,37 @@ def test_signal_handlers_are_taken_back_at_the_end() -> None:
 
     run_process("learner", main)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_sealed_descriptors_are_in_no_child_of_the_event_loop() -> None:
+    code, text = run_child("""
+        from services.process import seal_descriptors
+        async def main(stop):
+            left = os.dup(2)
+            os.set_inheritable(left, True)
+            seal_descriptors()
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", "import os, sys; os.fstat(int(sys.argv[1]))", str(left), stderr=-3
+            )
+            assert await child.wait() == 1, "the child has what was open"
+        sys.exit(run_process("learner", main))
+    """)
+    assert code == 0, text
+
+
+ASKING = """
+from services.process import StartAgain, WrongSettings
+async def ask():
+    raise {name}("what is gone")
+async def main(stop):
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_loops(asks=ask()))
+sys.exit(run_process("learner", main))
+"""
+
+
+@pytest.mark.parametrize(("name", "expected"), [("StartAgain", 75), ("WrongSettings", 2), ("ValueError", 1)])
+def test_an_error_says_by_the_exit_code_whether_a_new_start_may_help(name: str, expected: int) -> None:
+    code, log = run_child(ASKING.format(name=name))
+    assert code == expected, log
+    assert f"stopped by an error: asks: {name}: what is gone" in log

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from learner.algorithms import advantages, policy_loss
 from learner.algorithms.config import (
     DapoConfig,
@@ -16,9 +19,9 @@ from learner.algorithms.config import (
     ReinforcePpConfig,
 )
 from learner.algorithms.knobs import ClipKnobs
-from learner.algorithms.policy_gradient import TokenLoss, group_level, policy_gradient
-from learner.algorithms.preset import Advantages, LossTokens, Passes, Preset, ScoredBatch
-from learner.algorithms.rewards import Rewards
+from learner.algorithms.presets.policy_gradient import TokenLoss, group_level, policy_gradient
+from learner.algorithms.presets.preset import Advantages, LossTokens, Passes, Preset, ScoredBatch
+from learner.algorithms.presets.rewards import Rewards
 
 
 def grpo(config: GrpoConfig | DrGrpoConfig | DapoConfig | MaxRlConfig) -> Preset:
@@ -34,12 +37,12 @@ def grpo(config: GrpoConfig | DrGrpoConfig | DapoConfig | MaxRlConfig) -> Preset
 def gdpo(config: GdpoConfig) -> Preset:
     """Each component of the reward in its group, their weighted sum over the step; the clip."""
 
-    def estimate(batch: ScoredBatch, rewards: Rewards) -> Advantages:
+    def estimate(batch: ScoredBatch, rewards: Rewards, kept: Tensor) -> Advantages:
         made = advantages.per_component(
             components=batch.components,
             groups=batch.groups,
             weights=tuple(config.components.values()),
-            counted=~batch.truncated if config.masks_truncated else None,
+            counted=torch.bincount(batch.sequences[kept], minlength=len(batch.rewards)) > 0,
         )
         return Advantages(advantages=made[batch.sequences])
 
@@ -50,7 +53,7 @@ def gdpo(config: GdpoConfig) -> Preset:
 def reinforce_pp(config: ReinforcePpConfig) -> Preset:
     """Rewards to go, standardised over the step's tokens, and the clip."""
 
-    def estimate(batch: ScoredBatch, rewards: Rewards) -> Advantages:
+    def estimate(batch: ScoredBatch, rewards: Rewards, kept: Tensor) -> Advantages:
         return Advantages(
             advantages=advantages.batch(
                 rewards=rewards.of_trajectories,
@@ -58,6 +61,7 @@ def reinforce_pp(config: ReinforcePpConfig) -> Preset:
                 sequences=batch.sequences,
                 subtract_group_mean=config.group_baseline,
                 token_rewards=rewards.of_tokens,
+                counted=kept,
             )
         )
 
@@ -67,7 +71,7 @@ def reinforce_pp(config: ReinforcePpConfig) -> Preset:
 def gigpo(config: GigpoConfig) -> Preset:
     """The trajectory's advantage in its group, and the turn's among equal states; the clip."""
 
-    def estimate(batch: ScoredBatch, rewards: Rewards) -> Advantages:
+    def estimate(batch: ScoredBatch, rewards: Rewards, kept: Tensor) -> Advantages:
         return Advantages(
             advantages=advantages.step_group(
                 rewards=rewards.with_tokens(batch),
@@ -78,16 +82,18 @@ def gigpo(config: GigpoConfig) -> Preset:
                 gamma_step=config.step_discount,
                 omega=config.step_weight,
                 scale=config.advantage_scale,
+                turn_rewards=batch.turn_rewards if config.turn_rewards else None,
             )
         )
 
-    return policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config))
+    made = policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config))
+    return replace(made, turn_rewards=config.turn_rewards)
 
 
 def ppo(config: PpoConfig) -> Preset:
     """Generalised advantages from a critic, and the clip."""
 
-    def estimate(batch: ScoredBatch, rewards: Rewards) -> Advantages:
+    def estimate(batch: ScoredBatch, rewards: Rewards, kept: Tensor) -> Advantages:
         assert batch.values is not None, "the preset asked for the critic's values"
         alpha = config.length_adaptive_alpha
         made = advantages.gae(
@@ -100,6 +106,7 @@ def ppo(config: PpoConfig) -> Preset:
             else advantages.length_adaptive_lambda(sequences=batch.sequences, alpha=alpha),
             value_lambda=config.value_lambda,
             whiten=config.whiten,
+            counted=kept,
         )
         return Advantages(advantages=made.advantages, returns=made.returns)
 

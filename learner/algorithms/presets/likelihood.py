@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms import distillation_losses
+from learner.algorithms import divergences
 from learner.algorithms.aggregation import token_weights
 from learner.algorithms.config import BestOfKConfig, DistillConfig, SftConfig
 from learner.algorithms.knobs import AggregationKnobs
-from learner.algorithms.policy_gradient import mean_of
 from learner.algorithms.policy_loss import negative_log_likelihood
-from learner.algorithms.preset import Loss, LossTokens, Preset
+from learner.algorithms.presets.policy_gradient import mean_of
+from learner.algorithms.presets.preset import Loss, LossTokens, Preset
 
 
 def sft(config: SftConfig) -> Preset:
@@ -23,7 +23,7 @@ def sft(config: SftConfig) -> Preset:
 
 
 def best_of_k(config: BestOfKConfig) -> Preset:
-    """The same, of the best trajectory of each group."""
+    """The same, of the best trajectory of each group with spread."""
     return Preset(name=config.type, loss=_likelihood, weights=_weights(config), select=best, samples_policy=True)
 
 
@@ -39,8 +39,8 @@ def distill(config: DistillConfig) -> Preset:
 
 
 def best(rewards: Sequence[float]) -> Sequence[int]:
-    """The first best of a group's rewards."""
-    return (int(np.argmax(rewards)),)
+    """The first best of a group's rewards; nothing if all are equal, as where the whole group failed."""
+    return (int(np.argmax(rewards)),) if max(rewards) > min(rewards) else ()
 
 
 def _likelihood(tokens: LossTokens) -> Loss:
@@ -58,9 +58,9 @@ def _divergences(config: DistillConfig, tokens: LossTokens) -> Tensor:
     assert tokens.teacher_logprobs is not None, "the batch holds a teacher's candidates"
     student, teacher = tokens.candidate_logprobs, tokens.teacher_logprobs
     if config.divergence == "forward_kl":
-        return distillation_losses.forward_kl(student_logprobs=student, teacher_logprobs=teacher, tail=True)
+        return divergences.forward_kl(student_logprobs=student, teacher_logprobs=teacher, tail=True)
     if config.divergence == "reverse_kl":
-        return distillation_losses.reverse_kl(student_logprobs=student, teacher_logprobs=teacher, tail=True)
-    return distillation_losses.jensen_shannon(
+        return divergences.reverse_kl(student_logprobs=student, teacher_logprobs=teacher, tail=True)
+    return divergences.jensen_shannon(
         student_logprobs=student, teacher_logprobs=teacher, beta=config.jsd_beta, tail=True
     )

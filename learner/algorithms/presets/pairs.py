@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,10 +14,18 @@ from torch import Tensor
 from learner.algorithms import preference_losses
 from learner.algorithms.aggregation import pair_weights, sequence_weights
 from learner.algorithms.config import DpoConfig, OnlineDpoConfig, RmConfig
-from learner.algorithms.per_sequence import sequence_lengths, sequence_sums
-from learner.algorithms.policy_gradient import mean_of
 from learner.algorithms.preference_losses import PairLoss
-from learner.algorithms.preset import Advantages, Loss, LossTokens, Mean, Passes, Preset, ScoredBatch
+from learner.algorithms.presets.policy_gradient import mean_of
+from learner.algorithms.presets.preset import Advantages, Loss, LossTokens, Mean, Passes, Preset, ScoredBatch
+from learner.algorithms.ratios import sequence_lengths, sequence_sums
+
+
+@dataclass(frozen=True)
+class Sides:
+    """A number for the chosen and for the rejected sequence of each pair, [P] each."""
+
+    chosen: Tensor
+    rejected: Tensor
 
 
 def online_dpo(config: OnlineDpoConfig) -> Preset:
@@ -45,12 +55,26 @@ def dpo(config: DpoConfig) -> Preset:
     """The family; which of it `config.loss` says."""
     if config.loss == "kto":
         return _kto(config)
+
+    def loss(tokens: LossTokens) -> Loss:
+        count = len(tokens.sequence_weights)
+        made = preference(
+            config,
+            policy=_of_pairs(_sums(tokens, tokens.policy_logprobs), tokens),
+            reference=_of_pairs(_sums(tokens, _reference(tokens)), tokens) if config.uses_reference else None,
+            lengths=_of_pairs(sequence_lengths(sequences=tokens.sequences, count=count), tokens),
+            shift=_of_step(tokens),
+        )
+        return _with_sft(config, tokens, _pair_loss(made, tokens))
+
+    shifted = config.loss == "bco"
     return Preset(
         name=config.type,
-        loss=lambda tokens: _with_sft(config, tokens, _pair_loss(_preference(config, tokens), tokens)),
+        loss=loss,
         weights=_per_pair,
         paired=True,
-        passes=Passes(reference=config.loss in ("sigmoid", "ipo")),
+        advantages=(lambda batch: _mean_reward(config, batch)) if shifted else None,
+        passes=Passes(reference=config.uses_reference, proximal=shifted),
     )
 
 
@@ -77,25 +101,94 @@ def best_and_worst(rewards: Sequence[float]) -> Sequence[int]:
     return (best, worst) if rewards[best] > rewards[worst] else ()
 
 
+def preference(config: DpoConfig, *, policy: Sides, reference: Sides | None, lengths: Sides, shift: Tensor) -> PairLoss:
+    """The loss that `config.loss` names, of any of the family but kto, on sums of logprobs over sequences.
+
+    `reference` is None where the config has none; `shift` is bco's, a scalar.
+    """
+    anchor = (
+        Sides(torch.zeros_like(policy.chosen), torch.zeros_like(policy.rejected)) if reference is None else reference
+    )
+    logprobs = {"chosen_logprobs": policy.chosen, "rejected_logprobs": policy.rejected}
+    sizes = {"chosen_lengths": lengths.chosen, "rejected_lengths": lengths.rejected}
+    anchors = {"chosen_reference_logprobs": anchor.chosen, "rejected_reference_logprobs": anchor.rejected}
+    beta, smoothing = config.beta, config.label_smoothing
+    match config.loss:
+        case "orpo":
+            return preference_losses.orpo(**logprobs, **sizes, beta=beta)
+        case "simpo":
+            gamma = config.simpo_margin
+            return preference_losses.simpo(**logprobs, **sizes, beta=beta, gamma=gamma, label_smoothing=smoothing)
+        case "ipo":
+            return preference_losses.ipo(**logprobs, **anchors, **sizes, beta=beta)
+        case "length_normalised":
+            return preference_losses.length_normalised(
+                **logprobs, **anchors, **sizes, beta=beta, label_smoothing=smoothing
+            )
+        case "sigmoid":
+            return preference_losses.dpo(**logprobs, **anchors, beta=beta, label_smoothing=smoothing)
+    chosen = preference_losses.reward(policy.chosen, anchor.chosen, beta=beta)
+    rejected = preference_losses.reward(policy.rejected, anchor.rejected, beta=beta)
+    return _of_rewards(config, chosen=chosen, rejected=rejected, shift=shift)
+
+
+def _of_rewards(config: DpoConfig, *, chosen: Tensor, rejected: Tensor, shift: Tensor) -> PairLoss:
+    losses: dict[str, Callable[..., PairLoss]] = {
+        "robust": partial(preference_losses.robust, label_smoothing=config.label_smoothing),
+        "hinge": preference_losses.hinge,
+        "exo": partial(preference_losses.exo, label_smoothing=config.label_smoothing),
+        "discopop": partial(preference_losses.discopop, temperature=config.discopop_temperature),
+        "apo_zero": preference_losses.apo_zero,
+        "apo_down": preference_losses.apo_down,
+        "nca": preference_losses.nca,
+        "bco": partial(preference_losses.bco, shift=shift),
+        "sppo": partial(preference_losses.sppo, beta=config.beta),
+    }
+    return losses[config.loss](chosen=chosen, rejected=rejected)
+
+
+def _mean_reward(config: DpoConfig, batch: ScoredBatch) -> Advantages:
+    """The mean reward of all completions so far, this step's as it began included, as the advantage of each token."""
+    known = batch.carried.rewards.including(config.beta * _gaps(batch))
+    return Advantages(
+        advantages=torch.full_like(batch.behavior_logprobs, known.mean),
+        carried=replace(batch.carried, rewards=known),
+        means={"reward_shift": known.mean},
+    )
+
+
+def _gaps(batch: ScoredBatch) -> Tensor:
+    """Policy less reference, summed over each sequence, when the step began, [S]."""
+    assert batch.proximal_logprobs is not None, "the preset asked for a pass of the policy"
+    assert batch.reference_logprobs is not None, "the preset asked for a pass of the reference"
+    gaps = batch.proximal_logprobs - batch.reference_logprobs
+    return sequence_sums(values=gaps, sequences=batch.sequences, count=len(batch.rewards))
+
+
+def _of_step(tokens: LossTokens) -> Tensor:
+    """The one number that the step's advantages are, a scalar."""
+    return tokens.advantages.amax() if len(tokens.advantages) else tokens.advantages.sum()
+
+
 def _kto(config: DpoConfig) -> Preset:
     """Labelled sequences. The reference point is of the whole step, and comes as the advantage of each token."""
 
     def reference_point(batch: ScoredBatch) -> Advantages:
-        assert batch.proximal_logprobs is not None, "the preset asked for a pass of the policy"
-        assert batch.reference_logprobs is not None, "the preset asked for a pass of the reference"
-        count = len(batch.rewards)
-        divergence = preference_losses.kto_divergence(
-            logprobs=sequence_sums(values=batch.proximal_logprobs, sequences=batch.sequences, count=count),
-            reference_logprobs=sequence_sums(values=batch.reference_logprobs, sequences=batch.sequences, count=count),
+        assert batch.mismatched is not None, "a step without prompts with completions of others"
+        assert bool(batch.mismatched.any()), "a step without prompts with completions of others"
+        divergence = preference_losses.kto_divergence(gaps=_gaps(batch)[batch.mismatched])
+        return Advantages(
+            advantages=divergence.expand(len(batch.sequences)),
+            kept=~batch.mismatched[batch.sequences],
+            means={"reference_kl": float(divergence)},
         )
-        return Advantages(advantages=divergence.expand(len(batch.sequences)), means={"reference_kl": float(divergence)})
 
     def loss(tokens: LossTokens) -> Loss:
         made = preference_losses.kto(
             logprobs=_sums(tokens, tokens.policy_logprobs),
             reference_logprobs=_sums(tokens, _reference(tokens)),
             desirable=tokens.labels,
-            divergence=tokens.advantages.amax() if len(tokens.advantages) else tokens.advantages.sum(),
+            divergence=_of_step(tokens),
             beta=config.beta,
             desirable_weight=config.good_weight,
             undesirable_weight=config.bad_weight,
@@ -116,23 +209,6 @@ def _kto(config: DpoConfig) -> Preset:
     )
 
 
-def _preference(config: DpoConfig, tokens: LossTokens) -> PairLoss:
-    sums = _sides(_sums(tokens, tokens.policy_logprobs), tokens, "logprobs")
-    if config.loss in ("sigmoid", "ipo"):
-        sums |= _sides(_sums(tokens, _reference(tokens)), tokens, "reference_logprobs")
-    if config.loss == "sigmoid":
-        return preference_losses.dpo(**sums, beta=config.beta, label_smoothing=config.label_smoothing)
-    lengths = sequence_lengths(sequences=tokens.sequences, count=len(tokens.sequence_weights))
-    sums |= _sides(lengths, tokens, "lengths")
-    if config.loss == "ipo":
-        return preference_losses.ipo(**sums, beta=config.beta)
-    if config.loss == "orpo":
-        return preference_losses.orpo(**sums, beta=config.beta)
-    return preference_losses.simpo(
-        **sums, beta=config.beta, gamma=config.simpo_margin, label_smoothing=config.label_smoothing
-    )
-
-
 def _per_pair(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
     """Both sequences of a pair have the pair's weight: the loss is a mean over pairs. They stand next to each other."""
     return pair_weights(pairs=np.arange(len(lengths)).reshape(-1, 2), trained_lengths=lengths)
@@ -140,6 +216,11 @@ def _per_pair(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
 
 def _sums(tokens: LossTokens, values: Tensor) -> Tensor:
     return sequence_sums(values=values, sequences=tokens.sequences, count=len(tokens.sequence_weights))
+
+
+def _of_pairs(per_sequence: Tensor, tokens: LossTokens) -> Sides:
+    chosen, rejected = tokens.pairs.unbind(dim=1)
+    return Sides(chosen=per_sequence[chosen], rejected=per_sequence[rejected])
 
 
 def _sides(per_sequence: Tensor, tokens: LossTokens, what: str) -> dict[str, Tensor]:

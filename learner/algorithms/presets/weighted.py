@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from learner.algorithms import advantages, policy_loss
 from learner.algorithms.config import (
     CispoConfig,
     DppoConfig,
+    GmpoConfig,
     GspoConfig,
     KimiConfig,
     OpdConfig,
     ReinforceConfig,
     RlooConfig,
+    SapoConfig,
     ToprConfig,
 )
-from learner.algorithms.policy_gradient import group_level, policy_gradient, trajectory_level
 from learner.algorithms.policy_loss import PolicyLoss
-from learner.algorithms.preset import Advantages, LossTokens, Passes, Preset, ScoredBatch
-from learner.algorithms.rewards import Rewards
+from learner.algorithms.presets.policy_gradient import group_level, policy_gradient, trajectory_level
+from learner.algorithms.presets.preset import Advantages, LossTokens, Passes, Preset, ScoredBatch
+from learner.algorithms.presets.rewards import Rewards
 
 
 def gspo(config: GspoConfig) -> Preset:
@@ -24,6 +28,38 @@ def gspo(config: GspoConfig) -> Preset:
     return policy_gradient(
         config, name=config.type, estimator=group_level(config), loss=lambda tokens: _sequence_clip(config, tokens)
     )
+
+
+def gmpo(config: GmpoConfig) -> Preset:
+    """Group advantages, the geometric mean over the trajectory of ratios that are clipped token by token."""
+
+    def loss(tokens: LossTokens) -> PolicyLoss:
+        return policy_loss.gmpo(
+            policy_logprobs=tokens.policy_logprobs,
+            proximal_logprobs=tokens.proximal_logprobs,
+            advantages=tokens.advantages,
+            sequences=tokens.sequences,
+            count=len(tokens.sequence_weights),
+            clip_low=config.log_clip_low,
+            clip_high=config.log_clip_high,
+        )
+
+    return policy_gradient(config, name=config.type, estimator=group_level(config), loss=loss)
+
+
+def sapo(config: SapoConfig) -> Preset:
+    """Group advantages, a soft gate on each token's ratio."""
+
+    def loss(tokens: LossTokens) -> PolicyLoss:
+        return policy_loss.sapo(
+            policy_logprobs=tokens.policy_logprobs,
+            proximal_logprobs=tokens.proximal_logprobs,
+            advantages=tokens.advantages,
+            temperature_positive=config.temperature_positive,
+            temperature_negative=config.temperature_negative,
+        )
+
+    return policy_gradient(config, name=config.type, estimator=group_level(config), loss=loss)
 
 
 def cispo(config: CispoConfig) -> Preset:
@@ -114,7 +150,7 @@ def rloo(config: RlooConfig) -> Preset:
 def opd(config: OpdConfig) -> Preset:
     """The teacher's logprob less the policy's, token by token."""
 
-    def estimate(batch: ScoredBatch, rewards: Rewards) -> Advantages:
+    def estimate(batch: ScoredBatch, rewards: Rewards, kept: Tensor) -> Advantages:
         assert batch.teacher_logprobs is not None, "the preset asked for the teacher's logprobs"
         assert batch.proximal_logprobs is not None, "the preset asked for a pass of the policy"
         gaps = advantages.teacher(teacher_logprobs=batch.teacher_logprobs, policy_logprobs=batch.proximal_logprobs)
@@ -149,4 +185,5 @@ def _sequence_clip(config: GspoConfig | RlooConfig, tokens: LossTokens) -> Polic
         count=len(tokens.sequence_weights),
         clip_low=config.clip_low,
         clip_high=config.clip_high,
+        product=isinstance(config, RlooConfig),
     )

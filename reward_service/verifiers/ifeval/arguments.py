@@ -15,19 +15,20 @@ from reward_service.verifiers.ifeval.formats import (
     Postscript,
     Title,
 )
-from reward_service.verifiers.ifeval.keywords import ForbiddenWords, KeywordExistence, KeywordFrequency, LetterFrequency
-from reward_service.verifiers.ifeval.lengths import (
-    NthParagraphFirstWord,
-    NumberParagraphs,
-    NumberSentences,
-    NumberWords,
-)
 from reward_service.verifiers.ifeval.wording import (
     CapitalWordFrequency,
     EndChecker,
     EnglishCapital,
     EnglishLowercase,
+    ForbiddenWords,
+    KeywordExistence,
+    KeywordFrequency,
+    LetterFrequency,
     NoComma,
+    NthParagraphFirstWord,
+    NumberParagraphs,
+    NumberSentences,
+    NumberWords,
     Quotation,
     RepeatPrompt,
     ResponseLanguage,
@@ -74,8 +75,9 @@ class IfevalArguments(BaseModel):
     instruction_id_list: tuple[str, ...] = Field(
         min_length=1, max_length=64, strict=False, description="kinds of the instructions, as keywords:existence"
     )
-    kwargs: tuple[dict[str, JsonValue], ...] = Field(
-        strict=False, description="arguments of each instruction, in that order; null is as if left out"
+    kwargs: tuple[dict[str, JsonValue] | None, ...] | None = Field(
+        strict=False,
+        description="arguments of each instruction, in that order; null, for any or for all of them, is as if left out",
     )
     key: int | str | None = Field(None, description="the row's number; it is not used")
     prompt: str | None = Field(None, description="the row's prompt; it is not used")
@@ -95,12 +97,15 @@ class IfevalArguments(BaseModel):
 
     def instructions(self) -> tuple[AnyInstruction, ...]:
         """The instructions with their arguments. Raises ValueError that names the first one that does not fit."""
-        if len(self.instruction_id_list) != len(self.kwargs):
+        kwargs = self.kwargs if self.kwargs is not None else (None,) * len(self.instruction_id_list)
+        if len(self.instruction_id_list) != len(kwargs):
             raise ValueError(
-                f"instruction_id_list has {len(self.instruction_id_list)} entries and kwargs {len(self.kwargs)}; "
-                "give one object of arguments, possibly empty, for each instruction"
+                f"instruction_id_list has {len(self.instruction_id_list)} entries and kwargs {len(kwargs)}; "
+                "give one object of arguments, or null, for each instruction"
             )
-        return tuple(map(_instruction, self.instruction_id_list, self.kwargs))
+        return tuple(
+            _instruction(each, given or {}) for each, given in zip(self.instruction_id_list, kwargs, strict=True)
+        )
 
 
 def _instruction(instruction_id: str, arguments: Mapping[str, JsonValue]) -> AnyInstruction:

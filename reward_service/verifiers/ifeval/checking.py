@@ -4,11 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from reward_service.extraction import strip_thinking
-from reward_service.verifier import Score, Submission
+from reward_service.verifier.submission import Score, Submission
+from reward_service.verifiers.extraction import strip_thinking
 from reward_service.verifiers.ifeval.arguments import IfevalArguments
-from reward_service.verifiers.ifeval.instruction import Instruction, Response
-from reward_service.verifiers.ifeval.language import detect_language
+from reward_service.verifiers.ifeval.instruction import Instruction, Response, detect_language
 
 
 def ifeval(submission: Submission, arguments: IfevalArguments) -> Score:

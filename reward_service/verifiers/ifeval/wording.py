@@ -1,9 +1,30 @@
-"""Instructions on the language, the case and the punctuation of the response, and on how it starts and ends."""
+"""Instructions on the language, the case and the punctuation of the response, and on how it starts and ends.
+
+Instructions on the words and letters of the response.
+
+A keyword is plain text and is looked for as a whole word in any case. The reference takes it for a regular expression,
+and but for forbidden words it counts parts of words: `war` in `forward`.
+
+Instructions on how many sentences, words and paragraphs the response has.
+"""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from reward_service.verifiers.ifeval.instruction import Count, Instruction, Phrase, Relation, Response, holds
+from pydantic import Field, StringConstraints
+
+from reward_service.verifiers.ifeval.instruction import (
+    Count,
+    Instruction,
+    Phrase,
+    Relation,
+    Response,
+    count_whole_words,
+    count_words,
+    has_whole_word,
+    holds,
+    split_sentences,
+)
 
 _SEPARATOR = re.compile(r"(?<!\*)\*{6}(?!\*)")
 # A word goes over apostrophes, hyphens and the dots of abbreviations.
@@ -116,3 +137,116 @@ class NoComma(Instruction):
 
 def _folded(text: str) -> str:
     return " ".join(text.split()).lower()
+
+
+Letter = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1)]
+
+
+class KeywordExistence(Instruction):
+    """All keywords occur."""
+
+    instruction_id: Literal["keywords:existence"]
+    keywords: tuple[Phrase, ...] = Field(min_length=1)
+
+    def followed(self, response: Response) -> bool:
+        return all(has_whole_word(response.text, keyword) for keyword in self.keywords)
+
+
+class KeywordFrequency(Instruction):
+    """The keyword occurs less than, or at least, so many times."""
+
+    instruction_id: Literal["keywords:frequency"]
+    keyword: Phrase
+    frequency: Count
+    relation: Relation
+
+    def followed(self, response: Response) -> bool:
+        return holds(count_whole_words(response.text, self.keyword), self.relation, self.frequency)
+
+
+class ForbiddenWords(Instruction):
+    """None of the words occurs."""
+
+    instruction_id: Literal["keywords:forbidden_words"]
+    forbidden_words: tuple[Phrase, ...] = Field(min_length=1)
+
+    def followed(self, response: Response) -> bool:
+        return not any(has_whole_word(response.text, word) for word in self.forbidden_words)
+
+
+class LetterFrequency(Instruction):
+    """The letter, in any case, occurs less than, or at least, so many times.
+
+    Any one character will do: the dataset asks for `#` and `!` too, which older references replace by a random letter.
+    """
+
+    instruction_id: Literal["keywords:letter_frequency"]
+    letter: Letter
+    let_frequency: Count
+    let_relation: Relation
+
+    def followed(self, response: Response) -> bool:
+        return holds(response.text.lower().count(self.letter.lower()), self.let_relation, self.let_frequency)
+
+
+# Not inside a longer run, as in the six asterisks between two responses, and not around a word, where it is emphasis.
+_DIVIDER = re.compile(r"(?<!\S)\*\*\*(?!\S)")
+
+
+class NumberSentences(Instruction):
+    """Less than, or at least, so many sentences, by the rule of `split_sentences` (the reference asks NLTK's model)."""
+
+    instruction_id: Literal["length_constraints:number_sentences"]
+    num_sentences: Count
+    relation: Relation
+
+    def followed(self, response: Response) -> bool:
+        return holds(len(split_sentences(response.text)), self.relation, self.num_sentences)
+
+
+class NumberWords(Instruction):
+    """Less than, or at least, so many words, as `count_words` counts them."""
+
+    instruction_id: Literal["length_constraints:number_words"]
+    num_words: Count
+    relation: Relation
+
+    def followed(self, response: Response) -> bool:
+        return holds(count_words(response.text), self.relation, self.num_words)
+
+
+class NumberParagraphs(Instruction):
+    """Exactly so many paragraphs, none empty, with the divider `***` between them; one may also open or close all.
+
+    The reference takes the asterisks of `***bold italics***` for two dividers.
+    """
+
+    instruction_id: Literal["length_constraints:number_paragraphs"]
+    num_paragraphs: Count
+
+    def followed(self, response: Response) -> bool:
+        paragraphs = [part.strip() for part in _DIVIDER.split(response.text)]
+        if not all(paragraphs[1:-1]):
+            return False
+        return sum(map(bool, paragraphs)) == self.num_paragraphs
+
+
+class NthParagraphFirstWord(Instruction):
+    """Exactly so many paragraphs, two new lines between them, of which the nth, from 1, starts with the word.
+
+    Empty paragraphs do not count, neither in the number nor in the order; the reference leaves them out of the number
+    only, and so looks at the wrong paragraph after one. Quotes before the word do not count. The word may be several,
+    and may have an apostrophe, at which the reference cuts it.
+    """
+
+    instruction_id: Literal["length_constraints:nth_paragraph_first_word"]
+    num_paragraphs: Count
+    nth_paragraph: Annotated[int, Field(ge=1)]
+    first_word: Phrase
+
+    def followed(self, response: Response) -> bool:
+        paragraphs = [part.strip() for part in response.text.split("\n\n") if part.strip()]
+        if len(paragraphs) != self.num_paragraphs or self.nth_paragraph > len(paragraphs):
+            return False
+        first = rf"[\"'“‘]*{re.escape(self.first_word)}(?!\w|['’-]\w)"
+        return re.match(first, paragraphs[self.nth_paragraph - 1], re.IGNORECASE) is not None

@@ -8,7 +8,7 @@ from learner.algorithms import advantages
 from learner.algorithms.knobs import AdvantageScale
 from tests.learner.algorithms.steps import floats, integers
 
-SCALES: tuple[AdvantageScale, ...] = ("std", "none", "mean")
+SCALES: tuple[AdvantageScale, ...] = ("std", "none", "mean", "batch")
 
 
 def one_group(*rewards: float, scale: AdvantageScale) -> list[float]:
@@ -32,6 +32,14 @@ def test_without_scaling_rewards_are_only_centred() -> None:
 def test_scaled_by_the_mean_a_rare_success_weighs_more() -> None:
     # Mean 0.25: (1 - 0.25) / 0.25 = 3 and -0.25 / 0.25 = -1.
     assert one_group(1.0, 0.0, 0.0, 0.0, scale="mean") == pytest.approx([3.0, -1.0, -1.0, -1.0], rel=1e-5)
+
+
+def test_scaled_over_the_batch_groups_of_little_spread_stay_small() -> None:
+    """Groups 1, 0 and 0.5, 0.4: centred 0.5, -0.5, 0.05, -0.05. All four: mean 0.475, squares 0.275625 + 0.225625 +
+    0.000625 + 0.005625 = 0.5075, over three: deviation sqrt(0.1691667) = 0.4112987.
+    """
+    found = advantages.group(rewards=floats([1.0, 0.5, 0.0, 0.4]), groups=integers([0, 1, 0, 1]), scale="batch")
+    assert found.tolist() == pytest.approx([1.215661, 0.121566, -1.215661, -0.121566], abs=1e-5)
 
 
 def test_scaling_by_a_mean_that_is_not_positive_never_turns_signs_around() -> None:

@@ -5,11 +5,12 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.algorithms import corrections
 from learner.algorithms.aggregation import token_weights
-from learner.algorithms.corrections import Rules, Weight, Window
+from learner.algorithms.corrections import Gap, Rules, Weight, Window
 from tests.learner.algorithms.differences import doubles, gradient, logs
 
 ICEPOP = Window(low=0.5, high=5.0)
@@ -18,71 +19,103 @@ RATIOS = doubles(4, 0.3, 2, 2, 2, 0.9)
 SEQUENCES = torch.tensor([0, 0, 1, 1, 1, 2])
 BEHAVIOR = logs(0.1, 0.5, 0.2, 0.2, 0.2, 0.4)
 PROXIMAL = BEHAVIOR + RATIOS.log()
+GAP = Gap(PROXIMAL, BEHAVIOR, SEQUENCES, 3)
+ADVANTAGES = doubles(1, 1, 1, -1, -1, -1)
 
 
 def correct(rules: Rules, part: Tensor | None = None) -> corrections.Corrected:
     index = torch.arange(len(RATIOS)) if part is None else part
-    return corrections.correct(
-        rules=rules,
-        proximal_logprobs=PROXIMAL[index],
-        behavior_logprobs=BEHAVIOR[index],
-        sequences=SEQUENCES[index],
-        count=3,
-    )
+    gap = Gap(PROXIMAL[index], BEHAVIOR[index], SEQUENCES[index], 3)
+    return corrections.correct(gap, rules, advantages=ADVANTAGES[index])
 
 
-def kept_tokens(rules: Rules) -> Tensor:
-    return corrections.kept_tokens(
-        rules=rules, proximal_logprobs=PROXIMAL, behavior_logprobs=BEHAVIOR, sequences=SEQUENCES, count=3
-    )
+def kept_lengths(rules: Rules) -> NDArray[np.int64]:
+    """How many tokens of each trajectory pass the filters, [3]."""
+    return np.bincount(SEQUENCES[corrections.kept_tokens(GAP, rules)], minlength=3).astype(np.int64)
+
+
+def test_truncation_weights_a_token_by_how_much_likelier_the_learner_finds_it_up_to_the_cap() -> None:
+    # Learner against behavior: 0.2 / 0.4 = 0.5; 0.3 / 0.2 = 1.5; 0.9 / 0.1 = 9, capped.
+    gap = Gap(logs(0.2, 0.3, 0.9), logs(0.4, 0.2, 0.1), torch.tensor([0, 0, 0]), 1)
+    corrected = corrections.correct(gap, Rules(), advantages=doubles(1, 1, 1))
+    assert corrected.weights.tolist() == pytest.approx([0.5, 1.5, 2.0])
+    assert corrected.bounded.tolist() == [False, False, True]
 
 
 def test_the_token_mask_rejects_by_the_ratio_of_learner_to_behavior_and_not_by_its_inverse() -> None:
-    masked = corrections.mask_token(proximal_logprobs=PROXIMAL, behavior_logprobs=BEHAVIOR, window=ICEPOP)
     # The inverse ratios are 0.25, 3.3, 0.5, ...: a window over them would reject the first token and keep the second.
-    assert masked.kept.tolist() == [True, False, True, True, True, True]
-    assert masked.weights.tolist() == pytest.approx([4, 0, 2, 2, 2, 0.9])
+    assert corrections.mask_token(GAP, ICEPOP).tolist() == [True, False, True, True, True, True]
 
 
 def test_the_token_mask_includes_its_ends() -> None:
-    masked = corrections.mask_token(
-        proximal_logprobs=doubles(0.0, 0.0), behavior_logprobs=doubles(0.0, -1e-9), window=Window(low=0.5, high=1.0)
-    )
-    assert masked.kept.tolist() == [True, False]
+    gap = Gap(doubles(0.0, 0.0), doubles(0.0, -1e-9), torch.tensor([0, 1]), 2)
+    assert corrections.mask_token(gap, Window(low=0.5, high=1.0)).tolist() == [True, False]
 
 
 def test_the_sequence_mask_rejects_whole_trajectories_by_the_geometric_mean_of_their_ratios() -> None:
-    masked = corrections.mask_sequence(
-        proximal_logprobs=PROXIMAL,
-        behavior_logprobs=BEHAVIOR,
-        sequences=SEQUENCES,
-        count=3,
-        window=Window(low=0.8, high=1.5),
-    )
     # sqrt(4 x 0.3) = 1.095 is within, though both its tokens are not; 2 is not; 0.9 is.
-    assert masked.kept.tolist() == [True, True, False, False, False, True]
-    assert masked.weights.tolist() == [1, 1, 0, 0, 0, 1]
+    kept = corrections.mask_sequence(GAP, Window(low=0.8, high=1.5))
+    assert kept.tolist() == [True, True, False, False, False, True]
 
 
 def test_the_sequence_mask_means_the_same_for_a_long_trajectory_as_for_a_short_one() -> None:
     # Nine tokens and one, each with w = 1.2: the product is 5.2 for the long one, the geometric mean 1.2 for both.
     behavior = torch.full((10,), -1.0, dtype=torch.float64)
-    masked = corrections.mask_sequence(
-        proximal_logprobs=behavior + math.log(1.2),
-        behavior_logprobs=behavior,
-        sequences=torch.tensor([0] * 9 + [1]),
-        count=2,
-        window=Window(low=0.8, high=1.5),
-    )
-    assert masked.kept.all()
+    gap = Gap(behavior + math.log(1.2), behavior, torch.tensor([0] * 9 + [1]), 2)
+    assert corrections.mask_sequence(gap, Window(low=0.8, high=1.5)).all()
 
 
 def test_the_sequence_weight_is_the_product_of_a_trajectorys_ratios_up_to_the_cap() -> None:
-    weights = corrections.sequence(
-        proximal_logprobs=PROXIMAL, behavior_logprobs=BEHAVIOR, sequences=SEQUENCES, count=3, cap=5.0
-    )
     # 4 x 0.3 = 1.2; 2 x 2 x 2 = 8, capped at 5; 0.9.
-    assert weights.tolist() == pytest.approx([1.2, 1.2, 5, 5, 5, 0.9])
+    assert corrections.sequence(GAP).tolist() == pytest.approx([1.2, 1.2, 8, 8, 8, 0.9])
+    capped = correct(Rules(weight="sequence", cap=5.0))
+    assert capped.weights.tolist() == pytest.approx([1.2, 1.2, 5, 5, 5, 0.9])
+    assert capped.bounded.tolist() == [False, False, True, True, True, False]
+
+
+def test_the_geometric_weight_is_a_trajectorys_mean_ratio_whatever_its_length() -> None:
+    # sqrt(4 x 0.3) = sqrt(1.2); the cube root of 8; 0.9.
+    root = math.sqrt(1.2)
+    assert correct(Rules(weight="geometric", cap=5.0)).weights.tolist() == pytest.approx([root, root, 2, 2, 2, 0.9])
+    assert correct(Rules(weight="geometric", cap=1.5)).weights.tolist() == pytest.approx(
+        [root, root, 1.5, 1.5, 1.5, 0.9]
+    )
+
+
+def test_a_floor_leaves_no_token_without_a_gradient_and_raises_no_filtered_one() -> None:
+    two_sided = correct(Rules(cap=3.0, floor=0.5))
+    # 4 to 3 and 0.3 to 0.5; the others are within.
+    assert two_sided.weights.tolist() == pytest.approx([3, 0.5, 2, 2, 2, 0.9])
+    assert two_sided.bounded.tolist() == [True, True, False, False, False, False]
+    filtered = correct(Rules(cap=3.0, floor=0.5, token_window=ICEPOP))
+    assert filtered.weights.tolist() == pytest.approx([3, 0, 2, 2, 2, 0.9])
+    assert filtered.bounded.tolist() == [True, False, False, False, False, False]
+
+
+def test_one_extreme_token_vetoes_its_whole_trajectory_and_no_other() -> None:
+    # 0.3 is below 0.5 and takes 4 along; 0.9 is not below.
+    vetoed = corrections.veto(GAP, 0.5)
+    assert vetoed.tolist() == [False, False, True, True, True, True]
+    assert correct(Rules(token_veto=0.5)).weights.tolist() == pytest.approx([0, 0, 2, 2, 2, 0.9])
+    assert corrections.veto(GAP, 0.3 - 1e-9).all()
+
+
+def test_the_off_policy_mask_takes_out_what_is_bad_where_the_policy_has_left_it() -> None:
+    """Means of behavior - proximal: -ln(4 x 0.3)/2 = -0.09, -ln 2 = -0.69, and -ln 0.9 = 0.105, of which only the last
+    is above 0.1; its one token has a negative advantage. A good token there would stay.
+    """
+    assert corrections.mask_divergence(GAP, advantages=ADVANTAGES, limit=0.1).tolist() == [True] * 5 + [False]
+    assert corrections.mask_divergence(GAP, advantages=-ADVANTAGES, limit=0.1).all()
+    assert corrections.mask_divergence(GAP, advantages=ADVANTAGES, limit=0.106).all()
+    assert correct(Rules(divergence_limit=0.1)).weights.tolist() == pytest.approx([2, 0.3, 2, 2, 2, 0])
+
+
+def test_self_normalised_weights_have_a_mean_of_1_over_what_is_kept() -> None:
+    # 4, 2, 2, 2, 0.9 capped at 3: 3 + 2 + 2 + 2 + 0.9 = 9.9 over five kept tokens.
+    corrected = correct(Rules(cap=3.0, token_window=ICEPOP))
+    assert corrections.self_normalising_scale(corrected) == pytest.approx(5 / 9.9)
+    nothing = correct(Rules(token_window=Window(low=100, high=101)))
+    assert corrections.self_normalising_scale(nothing) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -102,19 +135,17 @@ def test_corrections_compose_into_one_weight(rules: Rules, weights: list[float])
     corrected = correct(rules)
     assert corrected.weights.tolist() == pytest.approx(weights)
     assert corrected.kept.tolist() == [weight > 0 for weight in weights]
-    torch.testing.assert_close(corrected.kept, kept_tokens(rules))
+    torch.testing.assert_close(corrected.kept, corrections.kept_tokens(GAP, rules))
 
 
 def test_a_filtered_token_leaves_the_numerator_and_the_denominator() -> None:
     rules = Rules(cap=3.0, token_window=ICEPOP)
-    kept = kept_tokens(rules)
-    lengths = corrections.counted_lengths(kept=kept, sequences=SEQUENCES, count=3)
+    lengths = kept_lengths(rules)
     assert lengths.tolist() == [1, 3, 1]
     token_losses = doubles(1, 100, 2, 3, 4, 5)
     # Over the five kept tokens: (3 x 1 + 2 x 2 + 2 x 3 + 2 x 4 + 0.9 x 5)/5 = 25.5/5.
     assert _step_loss(rules, token_losses, lengths, [SEQUENCES >= 0]) == pytest.approx(25.5 / 5)
-    original = corrections.counted_lengths(kept=kept, sequences=SEQUENCES, count=3, keep_original_count=True)
-    assert original.tolist() == [2, 3, 1]
+    original = np.array([2, 3, 1])
     assert _step_loss(rules, token_losses, original, [SEQUENCES >= 0]) == pytest.approx(25.5 / 6)
 
 
@@ -124,10 +155,11 @@ def test_a_filtered_token_leaves_the_numerator_and_the_denominator() -> None:
         Rules(cap=3.0, token_window=ICEPOP),
         Rules(sequence_window=Window(low=0.8, high=1.5)),
         Rules(weight="sequence", token_window=ICEPOP, sequence_window=Window(low=0.95, high=3.0)),
+        Rules(weight="geometric", floor=0.5, token_veto=0.5),
     ],
 )
 def test_with_counts_of_the_whole_step_a_filtered_loss_does_not_depend_on_the_split(rules: Rules) -> None:
-    lengths = corrections.counted_lengths(kept=kept_tokens(rules), sequences=SEQUENCES, count=3)
+    lengths = kept_lengths(rules)
     token_losses = doubles(1, 100, 2, 3, 4, 5)
     whole = _step_loss(rules, token_losses, lengths, [SEQUENCES >= 0])
     for split in ([[0], [1], [2]], [[0, 2], [1]], [[1, 2], [0]]):
@@ -135,11 +167,9 @@ def test_with_counts_of_the_whole_step_a_filtered_loss_does_not_depend_on_the_sp
         assert _step_loss(rules, token_losses, lengths, parts) == pytest.approx(whole)
 
 
-def _step_loss(rules: Rules, token_losses: Tensor, lengths: Tensor, parts: list[Tensor]) -> float:
+def _step_loss(rules: Rules, token_losses: Tensor, lengths: NDArray[np.int64], parts: list[Tensor]) -> float:
     """The token mean of a step, microbatch by microbatch, each a mask over the tokens."""
-    aggregation = token_weights(
-        trained_lengths=lengths.numpy().astype(np.int64), aggregation="token", constant_length=1
-    )
+    aggregation = token_weights(trained_lengths=lengths, aggregation="token", constant_length=1)
     weights = torch.from_numpy(aggregation)[SEQUENCES]
     return sum(
         float((weights[part] * correct(rules, torch.nonzero(part)[:, 0]).weights * token_losses[part]).sum())
@@ -148,11 +178,9 @@ def _step_loss(rules: Rules, token_losses: Tensor, lengths: Tensor, parts: list[
 
 
 def test_a_trajectory_that_is_filtered_whole_counts_for_nothing() -> None:
-    lengths = corrections.counted_lengths(
-        kept=kept_tokens(Rules(sequence_window=Window(low=0.8, high=1.5))), sequences=SEQUENCES, count=3
-    )
+    lengths = kept_lengths(Rules(sequence_window=Window(low=0.8, high=1.5)))
     # The mean over trajectories is over two of them, not three.
-    weights = token_weights(trained_lengths=lengths.numpy(), aggregation="sequence_mean", constant_length=1)
+    weights = token_weights(trained_lengths=lengths, aggregation="sequence_mean", constant_length=1)
     assert weights.tolist() == pytest.approx([1 / 4, 0, 1 / 2])
 
 
@@ -160,9 +188,7 @@ def test_no_correction_passes_a_gradient() -> None:
     leaf = PROXIMAL.clone().requires_grad_()
     everything = Rules(weight="sequence", token_window=ICEPOP, sequence_window=Window(low=0.5, high=2.0))
     for rules in (Rules(), Rules(weight="none", token_window=ICEPOP), everything):
-        corrected = corrections.correct(
-            rules=rules, proximal_logprobs=leaf, behavior_logprobs=BEHAVIOR, sequences=SEQUENCES, count=3
-        )
+        corrected = corrections.correct(Gap(leaf, BEHAVIOR, SEQUENCES, 3), rules, advantages=ADVANTAGES)
         assert not corrected.weights.requires_grad
 
 
@@ -171,14 +197,12 @@ def test_weights_stay_finite_for_impossible_and_far_apart_logprobs(weight: Weigh
     wild = [0.0, -1e-30, -90.0, -1000.0, -math.inf]
     proximal, behavior = (torch.tensor(side) for side in zip(*itertools.product(wild, wild), strict=True))
     for sequences in (torch.zeros(25, dtype=torch.int64), torch.arange(25)):
-        corrected = corrections.correct(
-            rules=Rules(weight=weight, token_window=ICEPOP, sequence_window=ICEPOP),
-            proximal_logprobs=proximal,
-            behavior_logprobs=behavior,
-            sequences=sequences,
-            count=25,
-        )
-        assert torch.isfinite(corrected.weights).all()
+        gap, bad = Gap(proximal, behavior, sequences, 25), torch.full((25,), -1.0)
+        filters = Rules(weight=weight, token_window=ICEPOP, sequence_window=ICEPOP)
+        for rules in (filters, Rules(weight=weight, floor=0.1, token_veto=1e-4, divergence_limit=0.5)):
+            corrected = corrections.correct(gap, rules, advantages=bad)
+            assert torch.isfinite(corrected.weights).all()
+            assert math.isfinite(corrections.self_normalising_scale(corrected))
     # Two policies that both call a token impossible agree about it.
     same = corrections.importance_ratio(
         proximal_logprobs=torch.tensor([-math.inf]), behavior_logprobs=torch.tensor([-math.inf])

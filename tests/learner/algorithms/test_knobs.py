@@ -21,8 +21,48 @@ def test_a_window_is_two_numbers_in_order_from_0_on(name: str, window: tuple[flo
 @pytest.mark.parametrize("window", [(0.5, 5.0), (0.0, 0.0), (1.0, 1.0)])
 def test_a_window_in_order_is_taken(name: str, window: tuple[float, float]) -> None:
     knobs = CorrectionKnobs.model_validate({name: window})
-    assert (knobs.has_window, getattr(knobs, name)) == (True, window)
-    assert not CorrectionKnobs().has_window
+    assert (knobs.has_filter, getattr(knobs, name)) == (True, window)
+    assert not CorrectionKnobs().has_filter
+
+
+@pytest.mark.parametrize("name", ["token_veto", "divergence_limit"])
+def test_what_leaves_tokens_out_is_a_filter_as_a_window_is(name: str) -> None:
+    assert CorrectionKnobs.model_validate({name: 0.5}).has_filter
+    assert CorrectionKnobs.model_validate({name: 0.5, "count_left_out": True}).count_left_out
+
+
+def test_a_floor_of_the_weights_is_not_above_their_cap() -> None:
+    with pytest.raises(ValidationError, match=r"correction_floor is 3, above correction_cap, 2: no weight is within"):
+        CorrectionKnobs.model_validate({"correction_floor": 3.0})
+    assert CorrectionKnobs.model_validate({"correction_floor": 3.0, "correction_cap": 3.0}).correction_floor == 3.0
+
+
+def test_k1_in_the_loss_has_a_gradient_once_it_is_weighted_by_the_ratio() -> None:
+    assert KlKnobs.model_validate({"kl_coefficient": 0.1, "kl_form": "k1", "kl_ratio": True}).kl_form == "k1"
+
+
+@pytest.mark.parametrize(
+    ("given", "bounds"),
+    [
+        ({}, (None, None)),
+        ({"reward_clip": 2.0}, (-2.0, 2.0)),
+        ({"reward_clip": 2.0, "reward_clip_low": 0.0}, (0.0, 2.0)),
+        ({"reward_clip_low": -0.5}, (-0.5, None)),
+    ],
+)
+def test_rewards_are_clipped_on_both_sides_alike_or_on_each_by_itself(
+    given: dict[str, float], bounds: tuple[float | None, float | None]
+) -> None:
+    assert RewardKnobs.model_validate(given).reward_bounds == bounds
+
+
+def test_bounds_that_leave_nothing_between_them_are_refused() -> None:
+    with pytest.raises(ValidationError, match="reward_clip_low is 2 and reward_clip 1: every reward would be the same"):
+        RewardKnobs.model_validate({"reward_clip": 1.0, "reward_clip_low": 2.0})
+    with pytest.raises(
+        ValidationError, match=r"overlong_buffer is 128 and overlong_length 100: .* lower overlong_buffer"
+    ):
+        RewardKnobs.model_validate({"overlong_length": 100})
 
 
 def test_a_penalty_without_a_gradient_is_refused_and_what_holds_back_is_taken() -> None:
@@ -42,7 +82,13 @@ UNUSED: list[tuple[type[Knobs], dict[str, object], str, str]] = [
     (KlKnobs, {"kl_coefficient": 0.1, "kl_control": "adaptive"}, "kl_control", "only a penalty in the reward adapts"),
     (KlKnobs, {"kl_coefficient": 0.1, "kl_in": "reward", "kl_target": 3.0}, "kl_target", "kl_control is fixed"),
     (KlKnobs, {"kl_coefficient": 0.1, "kl_in": "reward", "kl_horizon": 9}, "kl_horizon", "kl_control is fixed"),
-    (CorrectionKnobs, {"count_left_out": True}, "count_left_out", "neither token_window nor sequence_window is set"),
+    (CorrectionKnobs, {"count_left_out": True}, "count_left_out", "no window, token_veto or divergence_limit is set"),
+    (CorrectionKnobs, {"correction": "none", "correction_floor": 0.5}, "correction_floor", "correction is none"),
+    (CorrectionKnobs, {"correction": "none", "self_normalise": True}, "self_normalise", "correction is none"),
+    (CorrectionKnobs, {"proximal": "behavior", "token_veto": 0.1}, "token_veto", "leaves no gap to correct"),
+    (KlKnobs, {"kl_ratio": True}, "kl_ratio", "kl_coefficient is 0"),
+    (KlKnobs, {"kl_coefficient": 0.1, "kl_in": "reward", "kl_ratio": True}, "kl_ratio", "takes k1"),
+    (RewardKnobs, {"overlong_factor": 0.5}, "overlong_factor", "overlong_length is not set"),
     (CorrectionKnobs, {"correction": "none", "correction_cap": 2.0}, "correction_cap", "correction is none"),
     (CorrectionKnobs, {"proximal": "behavior", "correction": "truncate"}, "correction", "leaves no gap to correct"),
     (CorrectionKnobs, {"proximal": "behavior", "token_window": (0.5, 2)}, "token_window", "leaves no gap to correct"),
@@ -67,6 +113,7 @@ def test_a_knob_without_effect_is_refused_with_the_reason_even_at_its_default(
     ("given", "name"),
     [
         ({"type": "rloo", "clip_low": 0.1}, "clip_low"),
+        ({"type": "rloo", "correction": "truncate"}, "correction"),
         ({"type": "rloo", "policy_loss": "sequence_clip", "ratio_cap": 2.0}, "ratio_cap"),
         ({"type": "dpo", "loss": "ipo", "label_smoothing": 0.1}, "label_smoothing"),
         ({"type": "dpo", "simpo_margin": 1.0}, "simpo_margin"),
@@ -95,7 +142,8 @@ def test_a_knob_of_another_part_or_choice_is_refused(given: dict[str, object], n
 def test_what_has_no_effect_is_left_out_of_a_dumped_config() -> None:
     kept = {"kl_coefficient": 0.0}
     assert KlKnobs().model_dump() == kept
-    assert KlKnobs(kl_coefficient=0.1).model_dump() == {"kl_coefficient": 0.1, "kl_form": "k3", "kl_in": "loss"}
+    in_loss = {"kl_coefficient": 0.1, "kl_form": "k3", "kl_ratio": False, "kl_in": "loss"}
+    assert KlKnobs(kl_coefficient=0.1).model_dump() == in_loss
     assert CorrectionKnobs(proximal="behavior").model_dump() == {"proximal": "behavior"}
 
 
@@ -107,6 +155,8 @@ def test_every_algorithms_dumped_defaults_can_be_read_again(algo: str) -> None:
     assert ADAPTER.validate_json(ADAPTER.dump_json(config)) == config
 
 
-@pytest.mark.parametrize(("algo", "wants"), [("dapo", True), ("online_dpo", True), ("grpo", False), ("rm", False)])
+@pytest.mark.parametrize(
+    ("algo", "wants"), [("dapo", True), ("online_dpo", True), ("best_of_k", True), ("grpo", False), ("rm", False)]
+)
 def test_groups_of_equal_rewards_are_of_no_use_to_some(algo: str, wants: bool) -> None:
     assert ADAPTER.validate_python({"type": algo}).wants_spread is wants

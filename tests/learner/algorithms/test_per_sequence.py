@@ -1,6 +1,6 @@
 import torch
 
-from learner.algorithms.per_sequence import sequence_lengths, sequence_means, sequence_sums
+from learner.algorithms.ratios import sequence_lengths, sequence_means, sequence_sums
 from tests.learner.algorithms.differences import doubles
 
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from learner.algorithms import corrections, kl, policy_loss
+from learner.algorithms import divergences, policy_loss
 
 
 def log(*values: float) -> torch.Tensor:
@@ -73,36 +73,27 @@ def test_where_the_ratio_is_one_the_gradient_is_that_of_policy_gradient() -> Non
     assert policy.grad.tolist() == pytest.approx([-1.5, 2.0])
 
 
-def test_truncation_weights_a_token_by_how_much_likelier_the_learner_finds_it_up_to_the_cap() -> None:
-    # Learner against behavior: 0.2 / 0.4 = 0.5; 0.3 / 0.2 = 1.5; 0.9 / 0.1 = 9, capped.
-    weights = corrections.truncate(proximal_logprobs=log(0.2, 0.3, 0.9), behavior_logprobs=log(0.4, 0.2, 0.1), cap=2.0)
-    assert weights.tolist() == pytest.approx([0.5, 1.5, 2.0])
-
-
-def test_truncation_passes_no_gradient_and_survives_impossible_logprobs() -> None:
-    proximal = torch.tensor([-1.0, -500.0, 0.0], requires_grad=True)
-    weights = corrections.truncate(
-        proximal_logprobs=proximal, behavior_logprobs=torch.tensor([-1.0, 0.0, -500.0]), cap=2.0
-    )
-    assert not weights.requires_grad
-    assert weights.tolist() == pytest.approx([1.0, 0.0, 2.0], abs=1e-8)
-
-
 def test_k3_is_zero_at_equality_positive_elsewhere_and_has_the_gradient_of_kl() -> None:
     # d = ln(0.5 / 0.25) = ln 2: k3 = 2 - 1 - ln 2.
-    estimate = kl.k3(policy_logprobs=log(0.25, 0.3), reference_logprobs=log(0.5, 0.3))
+    estimate = divergences.k3(policy_logprobs=log(0.25, 0.3), reference_logprobs=log(0.5, 0.3))
     assert estimate.tolist() == pytest.approx([1 - math.log(2), 0.0], abs=1e-12)
     policy = torch.randn(20, dtype=torch.float64, requires_grad=True)
     reference = torch.randn(20, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda p: kl.k3(policy_logprobs=p, reference_logprobs=reference), (policy,))
+    assert torch.autograd.gradcheck(
+        lambda p: divergences.k3(policy_logprobs=p, reference_logprobs=reference), (policy,)
+    )
 
 
 def test_k3_stays_finite_where_a_logprob_is_wild() -> None:
-    estimate = kl.k3(policy_logprobs=torch.tensor([-1000.0, 0.0]), reference_logprobs=torch.tensor([0.0, -1000.0]))
+    estimate = divergences.k3(
+        policy_logprobs=torch.tensor([-1000.0, 0.0]), reference_logprobs=torch.tensor([0.0, -1000.0])
+    )
     assert torch.isfinite(estimate).all()
 
 
 def test_mismatch_averages_to_the_divergence_of_the_behavior_from_the_learner() -> None:
     behavior, learner = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.6, 0.25, 0.15])
-    estimate = (behavior * kl.mismatch(proximal_logprobs=learner.log(), behavior_logprobs=behavior.log())).sum()
+    estimate = (
+        behavior * divergences.mismatch(proximal_logprobs=learner.log(), behavior_logprobs=behavior.log())
+    ).sum()
     assert float(estimate) == pytest.approx(float((behavior * (behavior / learner).log()).sum()), rel=1e-5)

@@ -36,7 +36,7 @@ def plain_clip(tokens: Tokens, dual_clip: float | None = None) -> PolicyLoss:
     )
 
 
-def sequence_clip(tokens: Tokens, clip_low: float = 0.2, clip_high: float = 0.2) -> PolicyLoss:
+def sequence_clip(tokens: Tokens, clip_low: float = 0.2, clip_high: float = 0.2, product: bool = False) -> PolicyLoss:
     return policy_loss.sequence_clip(
         policy_logprobs=tokens.policy,
         proximal_logprobs=tokens.proximal,
@@ -45,6 +45,29 @@ def sequence_clip(tokens: Tokens, clip_low: float = 0.2, clip_high: float = 0.2)
         count=tokens.count,
         clip_low=clip_low,
         clip_high=clip_high,
+        product=product,
+    )
+
+
+def gmpo(tokens: Tokens, clip_low: float = 0.4, clip_high: float = 0.4) -> PolicyLoss:
+    return policy_loss.gmpo(
+        policy_logprobs=tokens.policy,
+        proximal_logprobs=tokens.proximal,
+        advantages=tokens.advantages,
+        sequences=tokens.sequences,
+        count=tokens.count,
+        clip_low=clip_low,
+        clip_high=clip_high,
+    )
+
+
+def sapo(tokens: Tokens) -> PolicyLoss:
+    return policy_loss.sapo(
+        policy_logprobs=tokens.policy,
+        proximal_logprobs=tokens.proximal,
+        advantages=tokens.advantages,
+        temperature_positive=1.0,
+        temperature_negative=2.0,
     )
 
 
@@ -95,6 +118,9 @@ LOSSES: dict[str, Callable[[Tokens], PolicyLoss]] = {
     "clip": plain_clip,
     "dual_clip": partial(plain_clip, dual_clip=3.0),
     "sequence_clip": sequence_clip,
+    "product_clip": partial(sequence_clip, product=True),
+    "gmpo": gmpo,
+    "sapo": sapo,
     "cispo": cispo,
     "reinforce": reinforce,
     "uncapped": partial(reinforce, cap=None),
@@ -198,6 +224,100 @@ def test_the_sequence_clip_has_the_gradient_of_its_objective_over_trajectories(s
     torch.testing.assert_close(gradient(ours, tokens.policy), central_differences(objective, tokens.policy))
 
 
+def test_the_product_of_a_trajectorys_ratios_is_clipped_where_their_mean_is_not() -> None:
+    """Ten tokens of ratio 1.05: the mean is within 0.2 of 1, the product, 1.05^10 = 1.63, is not. With five of 1.02 it
+    is 1.02^5 = 1.104, and each token's gradient is that times the advantage.
+    """
+    proximal = logs(*[0.2] * 15)
+    far, near = math.log(1.05), math.log(1.02)
+    tokens = Tokens(
+        policy=proximal + doubles(*[far] * 10, *[near] * 5),
+        proximal=proximal,
+        behavior=proximal,
+        advantages=doubles(*[1.0] * 10, *[2.0] * 5),
+        sequences=torch.tensor([0] * 10 + [1] * 5),
+        count=2,
+    )
+    whole = partial(sequence_clip, product=True)
+    assert flags(whole(tokens)) == [True] * 10 + [False] * 5
+    assert flags(sequence_clip(tokens)) == [False] * 15
+    assert whole(tokens).losses.tolist() == pytest.approx([-1.2] * 10 + [-2 * 1.02**5] * 5)
+    assert policy_gradient(whole, tokens).tolist() == pytest.approx([0.0] * 10 + [-2 * 1.02**5] * 5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_summed_over_tokens_the_product_clip_has_the_gradient_of_its_objective_over_trajectories(seed: int) -> None:
+    tokens = random_tokens(seed)
+    per_sequence = torch.randn(tokens.count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    whole = Tokens(
+        tokens.policy,
+        tokens.proximal,
+        tokens.behavior,
+        per_sequence[tokens.sequences],
+        tokens.sequences,
+        tokens.count,
+    )
+
+    def objective(policy: Tensor) -> Tensor:
+        gaps = torch.zeros(tokens.count, dtype=torch.float64).index_add(0, tokens.sequences, policy - tokens.proximal)
+        ratio = torch.exp(gaps)
+        return -torch.minimum(ratio * per_sequence, ratio.clamp(0.9, 1.1) * per_sequence).sum()
+
+    narrow = partial(sequence_clip, clip_low=0.1, clip_high=0.1, product=True)
+    torch.testing.assert_close(policy_gradient(narrow, whole), central_differences(objective, tokens.policy))
+
+
+def test_gmpo_clips_each_ratio_before_it_takes_their_geometric_mean() -> None:
+    """Trajectory 0, A = 2: log ratios 0.6, cut to 0.4, and -0.8, which may fall: mean -0.2. Trajectory 1, A = -1: log
+    ratios -0.6, cut to -0.4, and 0.8: mean 0.2. The gradient of a token that is not cut is -s A.
+    """
+    gaps = doubles(0.6, -0.8, -0.6, 0.8)
+    proximal = logs(0.3, 0.3, 0.3, 0.3)
+    tokens = Tokens(proximal + gaps, proximal, proximal, doubles(2, 2, -1, -1), torch.tensor([0, 0, 1, 1]), 2)
+    loss = gmpo(tokens)
+    down, up = math.exp(-0.2), math.exp(0.2)
+    assert loss.losses.tolist() == pytest.approx([-2 * down, -2 * down, up, up])
+    assert flags(loss) == [True, False, True, False]
+    assert policy_gradient(gmpo, tokens).tolist() == pytest.approx([0, -2 * down, 0, up])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gmpo_has_the_gradient_of_its_objective_over_trajectories(seed: int) -> None:
+    tokens = random_tokens(seed)
+    lengths = torch.bincount(tokens.sequences).double()
+    per_sequence = torch.randn(tokens.count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    good = (per_sequence > 0)[tokens.sequences]
+    whole = Tokens(
+        tokens.policy, tokens.proximal, tokens.behavior, per_sequence[tokens.sequences], tokens.sequences, tokens.count
+    )
+
+    def objective(policy: Tensor) -> Tensor:
+        gaps = policy - tokens.proximal
+        limited = torch.where(good, gaps.clamp(max=0.05), gaps.clamp(min=-0.05))
+        sums = torch.zeros(tokens.count, dtype=torch.float64).index_add(0, tokens.sequences, limited)
+        return -(torch.exp(sums / lengths) * per_sequence).sum()
+
+    def ours(policy: Tensor) -> Tensor:
+        losses = gmpo(moved_to(whole, policy), clip_low=0.05, clip_high=0.05).losses
+        return (losses / lengths[tokens.sequences]).sum()
+
+    torch.testing.assert_close(ours(tokens.policy), objective(tokens.policy))
+    torch.testing.assert_close(gradient(ours, tokens.policy), central_differences(objective, tokens.policy))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "tau"),
+    [(1.0, 2.0, 1.0), (2.0, 2.0, 1.0), (0.5, 2.0, 1.0), (2.0, -2.0, 2.0), (0.5, -2.0, 2.0)],
+)
+def test_sapo_gates_by_a_sigmoid_of_the_ratio_and_never_to_nothing(ratio: float, advantage: float, tau: float) -> None:
+    """f = 4/tau sigmoid(tau (r - 1)), of slope 4 p (1 - p) in r and that times r in log r; at r = 1: 2/tau, 1."""
+    tokens = one_token(0.1 * ratio, 0.1, advantage)
+    p = 1 / (1 + math.exp(-tau * (ratio - 1)))
+    assert sapo(tokens).losses.tolist() == pytest.approx([-4 / tau * p * advantage])
+    assert policy_gradient(sapo, tokens).tolist() == pytest.approx([-4 * p * (1 - p) * ratio * advantage])
+    assert sapo(tokens).clipped is None
+
+
 @pytest.mark.parametrize(
     ("policy", "clip_low", "weight", "clipped"),
     [
@@ -290,7 +410,7 @@ def test_where_the_policy_has_not_moved_every_loss_has_the_gradient_of_reinforce
     torch.testing.assert_close(policy_gradient(LOSSES[name], still), plain)
 
 
-@pytest.mark.parametrize("name", ["clip", "dual_clip", "kimi", "dppo"])
+@pytest.mark.parametrize("name", ["clip", "dual_clip", "sapo", "kimi", "dppo"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_loss_without_stopped_gradients_has_the_gradient_of_finite_differences(name: str, seed: int) -> None:
     tokens = random_tokens(seed)

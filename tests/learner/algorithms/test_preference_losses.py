@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from learner.algorithms import preference_losses
-from learner.algorithms.per_sequence import sequence_sums
 from learner.algorithms.preference_losses import LabelLoss, PairLoss
+from learner.algorithms.ratios import sequence_sums
 from tests.learner.algorithms.differences import doubles, gradient
 
 # -log sigmoid(1.5) and -log sigmoid(-1.5).
@@ -87,12 +87,49 @@ def kto(logprobs: Tensor, desirable: list[bool], divergence: float = 0.5) -> Lab
     )
 
 
+def length_normalised(chosen: Tensor, rejected: Tensor, label_smoothing: float = 0.0) -> PairLoss:
+    """Length-normalised DPO with beta 2, of a chosen side of 2 tokens and a rejected one of 4, by `dpo`'s reference."""
+    return preference_losses.length_normalised(
+        chosen_logprobs=chosen,
+        rejected_logprobs=rejected,
+        chosen_reference_logprobs=torch.full_like(chosen, -10),
+        rejected_reference_logprobs=torch.full_like(rejected, -20),
+        chosen_lengths=torch.full(chosen.shape, 2),
+        rejected_lengths=torch.full(rejected.shape, 4),
+        beta=2.0,
+        label_smoothing=label_smoothing,
+    )
+
+
+OF_REWARDS: dict[str, Callable[..., PairLoss]] = {
+    "robust": partial(preference_losses.robust, label_smoothing=0.1),
+    "hinge": preference_losses.hinge,
+    "exo": partial(preference_losses.exo, label_smoothing=0.1),
+    "discopop": preference_losses.discopop,
+    "apo_zero": preference_losses.apo_zero,
+    "apo_down": preference_losses.apo_down,
+    "nca": preference_losses.nca,
+    "bco": partial(preference_losses.bco, shift=doubles(0.25)[0]),
+    "sppo": partial(preference_losses.sppo, beta=0.5),
+}
+
+
+def of_rewards(name: str, chosen: Tensor, rejected: Tensor) -> PairLoss:
+    """The loss of that name with the rewards of `dpo` above: beta 0.5 against -10 and -20."""
+    return OF_REWARDS[name](
+        chosen=preference_losses.reward(chosen, torch.full_like(chosen, -10), beta=0.5),
+        rejected=preference_losses.reward(rejected, torch.full_like(rejected, -20), beta=0.5),
+    )
+
+
 PAIR_LOSSES: dict[str, Callable[[Tensor, Tensor], PairLoss]] = {
     "dpo": dpo,
     "smoothed dpo": partial(dpo, label_smoothing=0.1),
     "ipo": ipo,
     "orpo": orpo,
     "simpo": simpo,
+    "length_normalised": length_normalised,
+    **{name: partial(of_rewards, name) for name in OF_REWARDS},
     "bradley_terry": partial(bradley_terry, margin=0.5, centre_coefficient=0.01),
 }
 every_pair_loss = pytest.mark.parametrize("name", PAIR_LOSSES)
@@ -167,6 +204,83 @@ def test_ipos_optimum_is_a_difference_of_one_over_two_beta_and_not_infinity() ->
     assert slopes.tolist() == pytest.approx([0, 2 / 3, -2 / 3])
 
 
+def test_length_normalised_dpo_compares_rewards_per_token() -> None:
+    # Gaps 1 over 2 tokens and -2 over 4: rewards 2 x 0.5 = 1 and 2 x -0.5 = -1, h = 2; dpo's would be 0.5 and -1.
+    loss = length_normalised(doubles(-9), doubles(-22))
+    assert loss.losses.tolist() == pytest.approx([math.log(1 + math.exp(-2))])
+    assert (loss.chosen_rewards.tolist(), loss.rejected_rewards.tolist()) == ([1.0], [-1.0])
+    wrong = math.log(1 + math.exp(2))
+    smoothed = length_normalised(doubles(-9), doubles(-22), label_smoothing=0.1)
+    assert smoothed.losses.tolist() == pytest.approx([0.9 * math.log(1 + math.exp(-2)) + 0.1 * wrong])
+
+
+def sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # Rewards 1 and -0.5, h = 1.5; L(x) = -log sigmoid(x).
+        ("robust", (0.9 * LIKELY - 0.1 * UNLIKELY) / 0.8),
+        ("hinge", 0.0),
+        ("exo", sigmoid(1.5) * math.log(sigmoid(1.5) / 0.9) + sigmoid(-1.5) * math.log(sigmoid(-1.5) / 0.1)),
+        # m = sigmoid(30) = 1 to thirteen digits.
+        ("discopop", math.exp(-1.5)),
+        ("apo_zero", sigmoid(-1) + sigmoid(-0.5)),
+        ("apo_down", sigmoid(1) + sigmoid(-1.5)),
+        ("nca", math.log(1 + math.exp(-1)) + math.log(1 + math.e) / 2 + math.log(1 + math.exp(-0.5)) / 2),
+        # 1 - 0.25 and 0.25 + 0.5.
+        ("bco", 2 * math.log(1 + math.exp(-0.75))),
+        # (1 - 0.5)^2 + (-0.5 + 0.5)^2 over 0.25.
+        ("sppo", 1.0),
+    ],
+)
+def test_a_loss_of_two_rewards_at_numbers_worked_by_hand(name: str, expected: float) -> None:
+    loss = of_rewards(name, doubles(-8), doubles(-21))
+    assert loss.losses.tolist() == pytest.approx([expected], abs=1e-9)
+    assert (loss.chosen_rewards.tolist(), loss.rejected_rewards.tolist()) == ([1.0], [-0.5])
+
+
+def test_the_hinge_lets_a_pair_go_once_it_is_1_apart() -> None:
+    # h = 0.5 (c + 10) with the rejected side at its reference: 0.5, 1.5, -1.
+    losses = of_rewards("hinge", doubles(-9, -7, -12), doubles(-20, -20, -20)).losses
+    assert losses.tolist() == pytest.approx([0.5, 0.0, 2.0])
+
+
+def test_the_robust_loss_is_on_average_over_wrong_labels_the_loss_on_right_ones() -> None:
+    right = of_rewards("robust", doubles(-8), doubles(-21)).losses
+    turned = OF_REWARDS["robust"](chosen=doubles(-0.5), rejected=doubles(1.0)).losses
+    assert (0.9 * right + 0.1 * turned).tolist() == pytest.approx([LIKELY])
+
+
+def test_exo_is_0_where_the_policy_prefers_as_surely_as_the_labels() -> None:
+    best = math.log(0.9 / 0.1)
+    assert float(OF_REWARDS["exo"](chosen=doubles(best), rejected=doubles(0)).losses) == pytest.approx(0, abs=1e-12)
+    slopes = gradient(lambda c: OF_REWARDS["exo"](chosen=c, rejected=torch.zeros_like(c)).losses.sum(), doubles(1, 4))
+    assert float(slopes[0]) < 0 < float(slopes[1])
+
+
+def test_discopop_is_the_logistic_loss_for_a_pair_in_the_wrong_order() -> None:
+    # h = -1.5, m = sigmoid(-30), nothing; and at 0 half of log 2 and half of 1.
+    assert float(OF_REWARDS["discopop"](chosen=doubles(-1), rejected=doubles(0.5)).losses) == pytest.approx(UNLIKELY)
+    even = OF_REWARDS["discopop"](chosen=doubles(2), rejected=doubles(2)).losses
+    assert even.tolist() == pytest.approx([(math.log(2) + 1) / 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "rejected"),
+    [("apo_zero", -1, 1), ("apo_down", 1, 1), ("nca", -1, 1), ("bco", -1, 1), ("sppo", -1, 1), ("hinge", -1, 1)],
+)
+def test_each_loss_moves_the_two_sides_as_it_says(name: str, chosen: int, rejected: int) -> None:
+    """Signs of the slopes where policy and reference agree: a negative slope is raised, a positive one lowered."""
+    of_chosen = gradient(lambda c: of_rewards(name, c, doubles(-20)).losses.sum(), doubles(-10))
+    of_rejected = gradient(lambda x: of_rewards(name, doubles(-10), x).losses.sum(), doubles(-20))
+    if name == "apo_down":  # sigmoid' = 1/4 against the two: 0.25 - 0.25 at 0, lowered once the rejected one is behind
+        of_chosen = gradient(lambda c: of_rewards(name, c, doubles(-26)).losses.sum(), doubles(-10))
+    assert (float(of_chosen.sign()), float(of_rejected.sign())) == (chosen, rejected)
+
+
 def test_orpo_adds_the_log_odds_ratio_to_the_likelihood_of_the_chosen_side() -> None:
     # Mean probabilities 0.8 (odds 4) and 0.5 (odds 1): -log sigmoid(ln 4) = ln(1 + 1/4), and -ln 0.8 is the same.
     loss = orpo(2 * doubles(0.8).log(), 4 * doubles(0.5).log())
@@ -206,20 +320,10 @@ def test_kto_pushes_the_two_labels_apart_and_leaves_alone_what_is_far_on_either_
     assert slopes.tolist() == pytest.approx([-0.25, 0.5, 0, 0], abs=1e-12)
 
 
-def test_ktos_divergence_is_the_mean_gap_of_the_batch_but_not_below_0() -> None:
-    reference = doubles(-10, -10, -10)
-
-    def estimate(*logprobs: float) -> float:
-        return float(preference_losses.kto_divergence(logprobs=doubles(*logprobs), reference_logprobs=reference))
-
-    assert estimate(-8, -9, -12) == pytest.approx((2 + 1 - 2) / 3)
-    assert estimate(-12, -13, -9) == 0
-
-
-def test_ktos_divergence_passes_no_gradient() -> None:
-    leaf = doubles(-8, -9).requires_grad_()
-    estimate = preference_losses.kto_divergence(logprobs=leaf, reference_logprobs=doubles(-10, -10))
-    assert not estimate.requires_grad
+def test_ktos_divergence_is_the_mean_gap_but_not_below_0_and_passes_no_gradient() -> None:
+    assert float(preference_losses.kto_divergence(gaps=doubles(2, 1, -2))) == pytest.approx(1 / 3)
+    assert float(preference_losses.kto_divergence(gaps=doubles(-2, -3, 1))) == 0
+    assert not preference_losses.kto_divergence(gaps=doubles(2, 1).requires_grad_()).requires_grad
 
 
 def test_bradley_terry_wants_the_scores_apart_by_the_margin() -> None:

@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from learner.algorithms.config import AlgorithmConfig
-from learner.algorithms.preset import LossTokens, Preset, ScoredBatch
-from learner.algorithms.registry import AlgorithmNotFound, build_preset
+from learner.algorithms.presets.preset import LossTokens, Preset, ScoredBatch
+from learner.algorithms.presets.registry import AlgorithmNotFound, build_preset
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
 ACTIONS, GROUPS, SIZE = 6, 8, 8
@@ -81,7 +81,7 @@ def loss_of(preset: Preset, draw: Draw, logits: Tensor, *, reference: Tensor, te
         values=torch.zeros(count, dtype=torch.float64),
     )
     made = None if preset.advantages is None else preset.advantages(scored)
-    kept = torch.ones(count, dtype=torch.bool) if preset.kept is None else preset.kept(scored)
+    kept = torch.ones(count, dtype=torch.bool) if made is None or made.kept is None else made.kept
     weights = torch.from_numpy(preset.weights(kept.numpy().astype(np.int64)))
     return preset.loss(
         LossTokens(
@@ -99,6 +99,7 @@ def loss_of(preset: Preset, draw: Draw, logits: Tensor, *, reference: Tensor, te
             margins=torch.zeros(count // 2, dtype=torch.float64),
             reference_logprobs=scored.reference_logprobs,
             entropy=-(torch.log_softmax(logits, 0) * torch.softmax(logits, 0)).sum().expand(count),
+            correction_scale=1.0 if made is None else made.correction_scale,
         )
     ).total
 
@@ -110,10 +111,14 @@ STREAMED = [
     ("grpo", {"sequence_window": (0.5, 5.0), "proximal": "interpolate"}),
     ("grpo", {"correction": "sequence", "truncated": "mask", "reward_scale": 2.0, "reward_clip": 1.0}),
     ("grpo", {"proximal": "behavior"}),
+    ("grpo", {"correction": "geometric", "correction_floor": 0.5, "self_normalise": True, "token_veto": 1e-4}),
+    ("grpo", {"divergence_limit": 0.5, "advantage_scale": "batch", "kl_coefficient": 0.01, "kl_ratio": True}),
+    ("gmpo", {}),
+    ("sapo", {}),
     ("grpo", {"reward_normalisation": "standardise", "length_penalty": 0.1, "positive_nll": 0.1}),
     ("gdpo", {"components": {"good": 1.0}}),
     ("dr_grpo", {"constant_length": 1}),
-    ("dapo", {"overlong_length": 64}),
+    ("dapo", {"overlong_length": 64, "overlong_buffer": 32}),
     ("max_rl", {}),
     ("gspo", {}),
     ("cispo", {}),
@@ -172,6 +177,17 @@ def test_on_policy_with_one_update_the_gradient_is_that_of_reinforce(algo: str, 
 @pytest.mark.parametrize("algo", ["sft", "rm", "dpo", "distill"])
 def test_presets_that_learn_from_files_sample_nothing(algo: str) -> None:
     assert not preset_of(algo).samples_policy
+
+
+def test_a_group_that_failed_as_a_whole_has_no_best_to_train() -> None:
+    select = preset_of("best_of_k").select
+    assert select is not None
+    assert [tuple(select(rewards)) for rewards in ([0.0, 0.0], [1.0, 1.0], [0.0, 1.0, 1.0], [0.5])] == [
+        (),
+        (),
+        (1,),
+        (),
+    ]
 
 
 def test_a_window_takes_tokens_out_of_numerator_and_denominator() -> None:

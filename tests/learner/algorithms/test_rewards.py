@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from learner.algorithms.config import GrpoConfig, OpdConfig, RlooConfig
-from learner.algorithms.preset import Carried, ScoredBatch
-from learner.algorithms.registry import build_preset
-from learner.algorithms.rewards import shaped
+from learner.algorithms.presets.preset import Carried, ScoredBatch
+from learner.algorithms.presets.registry import build_preset
+from learner.algorithms.presets.rewards import shaped
 from learner.algorithms.shaping import RunningMoments
 from tests.learner.algorithms.steps import floats, integers
 
@@ -44,6 +44,15 @@ def test_rewards_are_normalised_then_scaled_then_clipped_then_penalised() -> Non
     assert found.rewards.of_trajectories.tolist() == pytest.approx([-1.069045, -4.5, 1.336306, 1.5], abs=1e-5)
     moments = found.carried.rewards
     assert (moments.count, moments.mean, moments.squares) == pytest.approx((6, 7 / 3, 112 / 3))
+
+
+def test_bounds_need_not_be_alike_and_the_overlong_penalty_has_a_weight() -> None:
+    """1, 0, 4, 7 within 0.5 and 5: 1, 0.5, 4, 5. Lengths 1, 2, 1, 4; whole at 4, from 2 on: 0, 0, 0, -1, times 0.25."""
+    config = GrpoConfig(
+        reward_clip=5.0, reward_clip_low=0.5, overlong_length=4, overlong_buffer=2, overlong_factor=0.25
+    )
+    assert shaped(config, batch()).rewards.of_trajectories.tolist() == [1.0, 0.5, 4.0, 4.75]
+    assert shaped(GrpoConfig(reward_clip_low=0.5), batch()).rewards.of_trajectories.tolist() == [1.0, 0.5, 4.0, 7.0]
 
 
 def test_normalisation_to_scale_leaves_the_mean() -> None:

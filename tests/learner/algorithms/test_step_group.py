@@ -73,3 +73,42 @@ def test_a_trajectory_without_trained_tokens_stays_in_the_baseline_of_its_group(
 def test_a_step_without_tokens_has_no_advantages() -> None:
     step = step_of([trajectory(1.0, 1, tokens=(0,))])
     assert step_group(step, gamma_step=0.5, omega=1.0).tolist() == floats([]).tolist()
+
+
+def test_turns_with_rewards_of_their_own_are_compared_by_what_came_from_them_on() -> None:
+    """Discount 0.5. Trajectory 0: reward 1, turns 0.4 and 0.1, so that 0.5 is left for the last: returns 0.4 + 0.5 x
+    0.6 = 0.7 and 0.6. Trajectory 1: reward 0, turns 0 and 0: returns 0. State 10: 0.7 and 0, so +-0.35; state 11:
+    +-0.3. The trajectories: +-0.5.
+    """
+    step = step_of([trajectory(1.0, 10, 11), trajectory(0.0, 10, 11)])
+    result = advantages.step_group(
+        rewards=step.rewards,
+        groups=step.groups,
+        sequences=step.sequences,
+        turns=step.turns,
+        turn_states=step.turn_states,
+        gamma_step=0.5,
+        omega=1.0,
+        scale="none",
+        turn_rewards=floats([0.4, 0.1, 0.0, 0.0]),
+    )
+    assert result.tolist() == pytest.approx([0.85, 0.8, -0.85, -0.8])
+
+
+def test_what_a_turn_without_trained_tokens_earned_comes_with_the_last_turn() -> None:
+    """Of turns 0.2, 0.3 and 0.1 of a reward of 1 the second said nothing: 0.2, then 1 - 0.3 + 0.1 - 0.1 = 0.8, its own
+    0.1 and the 0.7 that are left: returns 0.2 + 0.5 x 0.8 = 0.6 and 0.8 in one state: mean 0.7.
+    """
+    step = step_of([trajectory(1.0, 5, 6, 5, tokens=(1, 0, 1))])
+    result = advantages.step_group(
+        rewards=step.rewards,
+        groups=step.groups,
+        sequences=step.sequences,
+        turns=step.turns,
+        turn_states=step.turn_states,
+        gamma_step=0.5,
+        omega=1.0,
+        scale="none",
+        turn_rewards=floats([0.2, 0.3, 0.1]),
+    )
+    assert result.tolist() == pytest.approx([-0.1, 0.1])

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.value_loss import ValueLoss, explained_variance, value_loss
+from learner.algorithms.policy_loss import ValueLoss, explained_variance, value_loss
 from tests.learner.algorithms.differences import doubles, gradient
 
 

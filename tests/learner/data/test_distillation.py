@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from learner.data.distillation import DistillationExample, TopLogprobs, cache_beside, read_distillation
 from learner.data.distillation import write_top_logprobs as write_cache
-from learner.data.errors import DataError
+from learner.data.sources import DataError
 from tests.learner.data.character_tokenizer import CharacterTokenizer, shown
 
 HALF, QUARTER = math.log(0.5), math.log(0.25)

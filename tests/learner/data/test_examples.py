@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from learner.data.errors import DataError
 from learner.data.examples import batches, read_examples
+from learner.data.sources import DataError
 from learner.training.batch import TrainSequence
 from tests.learner.data.character_tokenizer import CharacterTokenizer, shown
 
@@ -135,3 +135,6 @@ def test_batches_hold_every_example_once_an_epoch_in_an_order_that_the_seed_fixe
     for start in range(0, len(row) - 4, 5):
         assert sorted(row[start : start + 5]) == [97, 98, 99, 100, 101]
     assert row == drawn(seed=1) != drawn(seed=2)
+    for first in range(10):
+        taken = itertools.islice(batches(examples, size=size, seed=1, first=first), 10 - first)
+        assert [int(example.token_ids[1]) for batch in taken for example in batch] == row[first * size :]

@@ -7,8 +7,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from learner.data.errors import DataError
 from learner.data.preferences import LabelledCompletion, PreferencePair, read_labelled, read_pairs
+from learner.data.sources import DataError
 from tests.learner.data.character_tokenizer import CharacterTokenizer, shown
 
 USER = {"role": "user", "content": "hi"}

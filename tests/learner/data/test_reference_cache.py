@@ -10,6 +10,7 @@ import pytest
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from learner.data.examples import Tokenized
 from learner.data.reference_cache import (
     CacheKey,
     cache_file,
@@ -17,7 +18,6 @@ from learner.data.reference_cache import (
     fingerprint_model,
     fingerprint_sequences,
 )
-from learner.data.tokenizing import Tokenized
 
 KEY = CacheKey(model="m", data="d", temperature=1.0, precision="float32")
 

@@ -9,8 +9,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from learner.data.errors import DataError
-from learner.data.sources import read_parsed, read_records
+from learner.data.sources import DataError, read_parsed, read_records
 
 Row = dict[str, object]
 

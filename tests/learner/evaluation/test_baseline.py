@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.evaluation.baseline import Opponent, opponents_of, read_answers, surroundings
+from learner.evaluation.judging import Opponent, opponents_of, read_answers, surroundings
 from learner.evaluation.report import NotComparable
 from learner.evaluation.results import Sample, TaskSamples
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from learner.config import EvaluationConfig
+from learner.evaluation.config import EvaluationConfig
 
 
 def test_the_ks_are_powers_of_two_and_the_number_of_samples_unless_they_are_named() -> None:

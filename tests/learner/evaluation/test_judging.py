@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from learner.evaluation.baseline import Opponent, opponents_of
-from learner.evaluation.judging import check_judge, judged
+from learner.evaluation.judging import Opponent, check_judge, judged, opponents_of
 from learner.evaluation.report import EvaluationReport, NotComparable, table
 from learner.evaluation.results import result_of
 from tests.learner.evaluation.judged_pairs import judging, longer_wins, tasks

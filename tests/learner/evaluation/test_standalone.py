@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from learner.config import EvaluationConfig, LearnerConfig
-from learner.evaluation.baseline import read_against
+from learner.config import LearnerConfig
+from learner.evaluate import EvaluationFailed, _compared, _report, evaluate_alone
+from learner.evaluation.config import EvaluationConfig
+from learner.evaluation.judging import read_against
 from learner.evaluation.report import NotComparable, read_report, write_report
 from learner.evaluation.results import Evaluation, result_of
-from learner.evaluation.standalone import EvaluationFailed, _compared, _report, evaluate_alone
 from services.process import Stop
 from tests.learner.evaluation.judged_pairs import judging, tasks
 

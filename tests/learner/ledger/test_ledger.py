@@ -330,6 +330,23 @@ def test_the_failure_of_an_attempt_that_does_not_run_is_ignored() -> None:
     assert ledger.books().failed == 0
 
 
+def test_of_more_reasons_than_are_kept_the_commonest_stays() -> None:
+    ledger = make_ledger()
+    for number in range(1000):
+        (lease_id,) = granted(ledger, room=1)
+        often = number % 3 == 0
+        for attempt in range(2):
+            reason = "no such file" if often else f"{number}.{attempt}: " + "x" * 2000
+            ledger.fail(now=0.0, lease_id=lease_id, attempt=attempt, kind="data", reason=reason)
+            granted(ledger, room=1 - attempt)
+    ((reason, count),) = ledger.commonest_reasons(1)
+    assert reason == "data: no such file"
+    assert 500 <= count <= 668
+    kept = ledger.snapshot().reasons
+    assert len(kept) <= 64
+    assert max(map(len, kept)) == 500
+
+
 # Taking
 
 
@@ -645,3 +662,70 @@ def test_no_bound_is_above_the_configured_one(max_lag: int) -> None:
     with pytest.raises(ValueError, match=f"cannot be bounded by {max_lag}.*max_lag is 2"):
         ledger.bound_lag(max_lag)
     assert ledger.max_lag == 2
+
+
+# Attempts that take too long
+
+
+def lively(ledger: Ledger, *, until: float, excused: bool = False) -> None:
+    """Lease 0 is spoken of in every heartbeat, and never ends."""
+    now = 0.0
+    while now < until:
+        now += 20.0
+        ledger.heartbeat(now=now, holder="a", running={(0, 0): 0}, excused={(0, 0)} if excused else ())
+        ledger.expire(now=now)
+
+
+def test_an_attempt_that_is_alive_for_ever_counts_as_a_failure_of_its_data() -> None:
+    ledger = make_ledger()
+    assert granted(ledger, room=1) == [0]
+    lively(ledger, until=1500.0)
+    (ended,) = ledger.overdue(now=1500.0)
+    assert (ended.lease_id, ended.holder, ended.data_fault, ended.given_up) == (0, "a", True, None)
+    ledger.grant(now=1500.0, holder="b", room=1)
+    (given_up,) = ledger.overdue(now=3000.0)
+    assert given_up.given_up == ("not finished within 1500 s, though env_service b says that it is at work")
+    books = ledger.books()
+    books.check()
+    assert (books.dead_lettered, books.failed, books.running) == (1, 2, 0)
+
+
+def test_with_no_lag_at_all_a_step_does_not_wait_for_ever_for_one_group() -> None:
+    ledger = make_ledger(max_lag=0)
+    assert granted(ledger) == [0, 1]
+    finish(ledger, 1, version=0)
+    lively(ledger, until=1500.0)
+    assert wait(ledger, now=1500.0).have == 1
+    ledger.overdue(now=1500.0)
+    (again,) = ledger.grant(now=1500.0, holder="b", room=5)
+    assert again.lease_id == 0
+    ledger.overdue(now=3000.0)
+    assert granted(ledger, now=3000.0) == [2]
+    finish(ledger, 2, version=0)
+    assert step(ledger, now=3000.0).lease_ids == (1, 2)
+
+
+def test_a_lease_that_is_always_waited_for_stops_a_step_for_a_limited_time_only() -> None:
+    ledger = make_ledger(max_drops_per_lease=0)
+    assert granted(ledger) == [0, 1, 2, 3]
+    finish(ledger, 1, 2, version=0)
+    step(ledger)
+    granted(ledger, holder="b")
+    finish(ledger, 3, 4, version=0)
+    lively(ledger, until=1500.0)
+    assert [straggler.lease_id for straggler in wait(ledger, now=1499.0).stragglers] == [0]
+    assert [ended.lease_id for ended in ledger.overdue(now=1500.0) if ended.holder == "a"] == [0]
+    assert step(ledger, now=1500.0).lease_ids == (3, 4)
+
+
+def test_time_spent_in_waiting_for_rewards_or_without_a_generator_is_not_held_against_an_attempt() -> None:
+    ledger = make_ledger()
+    granted(ledger, room=1)
+    lively(ledger, until=1400.0, excused=True)
+    assert ledger.overdue(now=1600.0) == ()
+    ledger = make_ledger()
+    granted(ledger, room=1)
+    ledger.served_changed(None)
+    lively(ledger, until=1400.0)
+    assert ledger.overdue(now=1600.0) == ()
+    assert [ended.lease_id for ended in ledger.overdue(now=2900.0)] == [0]

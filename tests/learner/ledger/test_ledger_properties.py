@@ -454,9 +454,7 @@ seeds = st.integers(0, 2**32)
 
 
 def seeded(examples: int) -> settings:
-    return settings(
-        max_examples=examples, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-    )
+    return settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @seeded(200)

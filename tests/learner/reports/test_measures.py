@@ -2,10 +2,10 @@
 
 from prometheus_client import generate_latest
 
-from learner.guard import GuardChange, Reading
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Ledger
-from learner.reports.measures import Measures
-from services.metrics import Metrics
+from learner.reports.metrics import Measures
+from learner.training.guard import GuardChange, Reading
+from services.http.metrics import Metrics
 from tests.learner.samples import LEDGER
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from learner.evaluation.results import EvaluationResult
-from learner.guard import GuardChange, Reading
 from learner.ledger import Books
-from learner.reports.curves import draw_curves
-from learner.reports.records import Records
+from learner.reports.run_records import Records
 from learner.reports.step_record import StepRecord, Timing, step_record
-from learner.reports.summary import summarize, table, write_summary
-from learner.training.metrics import StepMetrics
-from learner.weights.reports import PublishReport
+from learner.reports.summary import draw_curves, summarize, table, write_summary
+from learner.reports.tally import MOST_POINTS, Point, Tally
+from learner.training.guard import GuardChange, Reading
+from learner.training.step_metrics import StepMetrics
+from learner.weights.snapshot import PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
 from tests.learner.samples import group, trajectory
 
@@ -211,7 +211,7 @@ def test_progress_is_said_with_rates_and_the_time_that_is_left(
     caplog.set_level("INFO")
     with Records(folder=tmp_path, total_steps=103) as records:
         records.step(record(step=3), step_metrics(), two_groups())
-    (line,) = [entry.getMessage() for entry in caplog.records if entry.name == "learner.reports.records"]
+    (line,) = [entry.getMessage() for entry in caplog.records if entry.name == "learner.reports.run_records"]
     assert line.startswith("step 3/103  reward 0.750  lag 1.2 (max 2)  5 tokens/s  learner waits 29 %  ETA 2m55s")
 
 
@@ -242,7 +242,7 @@ def test_a_resumed_run_knows_the_records_of_its_former_lives(tmp_path: Path) -> 
         records.replay(record(step=3), step_metrics())
         records.step(record(step=4), step_metrics(), two_groups())
         summary = summarize(records, books=BOOKS, max_lag=4, train_wall_s=records.former_s, generator_idle_share=None)
-        assert [each.step for each in records.steps] == [1, 2, 3, 4]
+        assert [each.last for each in records.tally.curve.points] == [1, 2, 3, 4]
         assert records.former_steps == 2
         assert records.former_s == 9.0
     assert (summary.accuracy_before, summary.steps) == (0.125, 4)
@@ -254,10 +254,8 @@ def test_a_resumed_run_knows_the_records_of_its_former_lives(tmp_path: Path) -> 
 
     with Records(folder=tmp_path, total_steps=4) as records:
         records.take_up(version=4, incarnation=3)
-        assert [each.step for each in records.steps] == [1, 2, 3, 4]
-        assert records.steps[0] == record(
-            step=1, reward_mean=0.25, lag_max=0, lag_counts={0: 4}, token_lag_counts={0: 8}
-        )
+        assert [each.last for each in records.tally.curve.points] == [1, 2, 3, 4]
+        assert records.tally.curve.points[0] == Point.of(record(step=1, reward_mean=0.25, lag_max=0))
 
 
 def test_steps_of_versions_that_are_lost_do_not_count(tmp_path: Path) -> None:
@@ -265,12 +263,12 @@ def test_steps_of_versions_that_are_lost_do_not_count(tmp_path: Path) -> None:
         run_of_two_steps(records)
     with Records(folder=tmp_path, total_steps=4) as records:
         records.take_up(version=1, incarnation=2)
-        assert [each.step for each in records.steps] == [1]
-        assert records.evaluations == [evaluated(0, 0.125), evaluated(1, 0.5)]
+        assert [each.last for each in records.tally.curve.points] == [1]
+        assert records.tally.evaluations.points == [(0, 0.125), (1, 0.5)]
         records.step(record(step=2, reward_mean=0.5), step_metrics(), two_groups())
     with Records(folder=tmp_path, total_steps=4) as records:
         records.take_up(version=2, incarnation=3)
-        assert [(each.step, each.reward_mean) for each in records.steps] == [(1, 0.25), (2, 0.5)]
+        assert [(each.last, each.reward) for each in records.tally.curve.points] == [(1, 0.25), (2, 0.5)]
 
 
 def test_an_evaluation_that_was_noted_with_fewer_numbers_is_read_back(tmp_path: Path) -> None:
@@ -281,7 +279,8 @@ def test_an_evaluation_that_was_noted_with_fewer_numbers_is_read_back(tmp_path: 
     (tmp_path / "metrics.jsonl").write_text(json.dumps(few) + "\n")
     with Records(folder=tmp_path, total_steps=4) as records:
         records.take_up(version=0, incarnation=2)
-        first = records.evaluations[0]
+        first = records.tally.evaluations.before
+    assert first is not None
     assert (first.accuracy, first.samples, first.pass_at_k) == (0.5, 0, {})
 
 
@@ -301,3 +300,47 @@ def test_a_full_disk_costs_lines_and_is_said_once(tmp_path: Path, caplog: pytest
     assert failed.count("metrics.jsonl") == 2
     said = [entry for entry in caplog.records if "metrics.jsonl cannot be written" in entry.getMessage()]
     assert len(said) == 1
+
+
+def many_steps(tally: Tally, steps: range) -> None:
+    for step in steps:
+        tally.step(record(step, reward_mean=step / 20_000, lag_max=step % 3, train_s=float(step % 7)))
+        tally.publish(published(float(step % 5), 0.1, step * 1e-9))
+        if step % 50 == 0:
+            tally.evaluations.add(evaluated(step, 0.5))
+
+
+def test_what_is_remembered_does_not_grow_with_the_length_of_a_run() -> None:
+    tally = Tally()
+    kept = []
+    for first in range(0, 20_000, 5_000):
+        many_steps(tally, range(first + 1, first + 5_001))
+        kept.append(len(tally.model_dump_json()))
+    assert max(kept) < 2 * kept[0], "bytes after 5000, 10000, 15000 and 20000 steps"
+    assert len(tally.curve.points) <= MOST_POINTS
+    assert (tally.steps, tally.curve.points[-1].last) == (20_000, 20_000)
+    assert sum(point.steps for point in tally.curve.points) == 20_000
+    assert tally.curve.reward_of_first(1000) == pytest.approx(0.025, abs=0.001)
+    assert tally.curve.reward_of_last(1000) == pytest.approx(0.975, abs=0.001)
+    assert (tally.train_s.median(), tally.train_s.largest) == (3.0, 6.0)
+    assert tally.publish_times() == (2.0, 4.0, 0.1)
+    assert Tally.model_validate(json.loads(tally.model_dump_json())) == tally
+
+
+def test_a_resume_reads_only_what_was_written_since_its_checkpoint(tmp_path: Path) -> None:
+    with Records(folder=tmp_path, total_steps=4) as records:
+        run_of_two_steps(records)
+        progress = json.loads(json.dumps(records.progress()))
+        records.publish(published(0.2, 0.02, 5e-6))
+        records.step(record(step=3, time_s=11.0), step_metrics(), two_groups())
+        records.evaluation(evaluated(3, 0.75))
+        whole = records.tally.model_copy(update={"life_s": 0.0})
+    lines = (tmp_path / "metrics.jsonl").read_bytes()
+    (tmp_path / "metrics.jsonl").write_bytes(b" " * progress["metrics_bytes"] + lines[progress["metrics_bytes"] :])
+    with Records(folder=tmp_path, total_steps=4) as records:
+        records.take_up(version=3, incarnation=2, progress=progress)
+        assert records.tally == whole
+        assert (records.former_steps, records.former_s) == (3, 11.0)
+    with Records(folder=tmp_path, total_steps=4) as records:
+        records.take_up(version=2, incarnation=3, progress=progress)
+        assert [each.last for each in records.tally.curve.points] == [1, 2], "the third step is lost"

@@ -12,11 +12,11 @@ from fastapi import Depends, FastAPI, Response
 from pydantic import SecretStr
 
 from protocol.generation import LogprobsAnswer, LogprobsRequest, SequenceLogprobs
-from protocol.http import Readiness
-from services.http_app import create_app, json_answer, json_body
-from services.http_server import Listener, serve_http
-from services.metrics import Metrics
-from services.refusals import RequestRefused
+from protocol.status import Readiness
+from services.http.app import create_app, json_answer, json_body
+from services.http.gates import RequestRefused
+from services.http.metrics import Metrics
+from services.http.server import Listener, serve_http
 
 TOKENIZER = "70ken1"
 TOKEN = "let-me-in"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from learner.teachers.config import TeacherConfig
-from learner.teachers.folders import check_tokenizers
 from learner.teachers.remote import TeacherFailed
+from learner.teachers.teachers import check_tokenizers
 
 
 def folder(path: Path, tokenizer: str | None) -> Path:

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from pydantic import SecretStr
 
 from learner.teachers.config import TeacherConfig
-from learner.teachers.measures import TeacherMeasures
-from learner.teachers.remote import RemoteTeacher, TeacherFailed, _parts, _pause_s
-from services.breaker import Breakers, BreakerSettings
-from services.http_client import HttpClient
-from services.metrics import Metrics
+from learner.teachers.remote import RemoteTeacher, TeacherFailed, TeacherMeasures, _parts, _pause_s
+from services.http.calls import Breakers, BreakerSettings
+from services.http.client import HttpClient
+from services.http.metrics import Metrics
 from tests.learner.teachers.scripted_teacher import TOKEN, TOKENIZER, ScriptedTeacher, logprob
 
 

@@ -6,8 +6,8 @@ from pydantic import SecretStr, ValidationError
 
 from learner.config import LearnerConfig
 from learner.teachers.config import TeacherConfig, check_use, index_of, teacher_of
-from services.config import load_config
-from services.config_sources import ConfigError
+from services.config.models import load_config
+from services.config.sources import ConfigError
 
 URLS = ("http://127.0.0.1:1",)
 

@@ -13,8 +13,8 @@ from learner.teachers.config import TeacherConfig
 from learner.teachers.remote import TeacherFailed
 from learner.teachers.teachers import Teachers
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
-from services.metrics import Metrics
-from services.waiting import Waiting
+from services.http.metrics import Metrics
+from services.http.waiting import Waiting
 from tests.learner.samples import group, trajectory
 from tests.learner.teachers.scripted_teacher import TOKENIZER, ScriptedTeacher, logprob
 

@@ -14,9 +14,8 @@ from learner.training.batch import TrainSequence, flatten
 from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.engine import Engine
 from learner.training.logprobs import Chunking
-from learner.training.packing import Microbatch, pack
+from learner.training.packing import Microbatch, pack, shared_prefixes
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
-from learner.training.prefixes import shared_prefixes
 from learner.training.weights import host_copy, torch_dtype
 
 CPU = torch.device("cpu")

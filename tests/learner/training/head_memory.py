@@ -12,9 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from learner.training.batch import Candidates, TrainSequence, flatten
 from learner.training.logprobs import Chunking
-from learner.training.packing import Microbatch, pack
+from learner.training.packing import Microbatch, pack, shared_prefixes
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
-from learner.training.prefixes import shared_prefixes
 
 VOCABULARY = 150_000
 SEQUENCES, LENGTH = 64, 128

@@ -1,5 +1,9 @@
 """Algorithms that need more than one pass or one model, in the real trainer, on a tiny model."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +22,11 @@ from learner.training.config import TrainingConfig
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
 from tests.learner.training.tiny_model import random_sequences
+from tests.learner.training.two_ranks_of_algorithms import CASES as WHOLE_STEPS
+from tests.learner.training.two_ranks_of_algorithms import CONFIG, grouped, half_mismatched, paired
+
+ROOT = Path(__file__).parents[3]
+RANKS = Path(__file__).parent / "two_ranks_of_algorithms.py"
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
 OPTIMIZER = {"learning_rate": 1e-2, "epsilon": 1e-4}
@@ -56,10 +65,6 @@ def teacher(tied_llama: Path, tmp_path: Path) -> Path:
     return tmp_path / "teacher"
 
 
-def grouped(count: int, *, size: int = 4) -> list[TrainSequence]:
-    return [replace(sequence, group=index // size) for index, sequence in enumerate(random_sequences(count))]
-
-
 def componented(count: int) -> list[TrainSequence]:
     return [
         replace(sequence, components=(index % 3 / 2, sequence.reward)) for index, sequence in enumerate(grouped(count))
@@ -71,13 +76,6 @@ def half_taught(count: int) -> list[TrainSequence]:
     return [
         sequence if index % 2 else replace(sequence, teacher_logprobs=np.where(sequence.loss_mask, -3.0, 0.0))
         for index, sequence in enumerate(grouped(count))
-    ]
-
-
-def paired(count: int) -> list[TrainSequence]:
-    return [
-        replace(sequence, pair=index // 2, margin=0.1 * (index // 2))
-        for index, sequence in enumerate(random_sequences(count))
     ]
 
 
@@ -97,6 +95,15 @@ def scored(count: int) -> list[TrainSequence]:
 HEAD = {"kind": "head", "trunk_gradient": 0.5, "optimizer": OPTIMIZER}
 CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[str, object]]] = [
     ({"type": "gspo"}, grouped, {}),
+    ({"type": "gmpo"}, grouped, {"updates_per_step": 2}),
+    ({"type": "sapo", "advantage_scale": "batch"}, grouped, {"updates_per_step": 2}),
+    ({"type": "rloo", "policy_loss": "sequence_clip", "aggregation": "sequence_sum"}, grouped, {"updates_per_step": 2}),
+    (
+        {"type": "grpo", "correction": "geometric", "correction_floor": 0.5, "self_normalise": True, "token_veto": 0.2},
+        grouped,
+        {},
+    ),
+    ({"type": "grpo", "divergence_limit": 0.01, "kl_coefficient": 0.1, "kl_ratio": True}, grouped, {}),
     ({"type": "grpo", "token_window": [0.2, 5.0], "kl_coefficient": 0.1}, grouped, {"updates_per_step": 2}),
     ({"type": "grpo", "entropy_coefficient": 0.05}, grouped, {}),
     ({"type": "grpo", "positive_nll": 0.1, "positive_reward": 0.0}, grouped, {"updates_per_step": 2}),
@@ -113,7 +120,11 @@ CASES: list[tuple[dict[str, object], Callable[[int], list[TrainSequence]], dict[
     ({"type": "dpo", "loss": "ipo"}, paired, {}),
     ({"type": "dpo", "loss": "orpo"}, paired, {}),
     ({"type": "dpo", "loss": "simpo"}, paired, {}),
-    ({"type": "dpo", "loss": "kto"}, random_sequences, {}),
+    ({"type": "dpo", "loss": "length_normalised"}, paired, {}),
+    ({"type": "dpo", "loss": "bco"}, paired, {"updates_per_step": 2}),
+    ({"type": "dpo", "loss": "exo", "reference_free": True}, paired, {}),
+    ({"type": "dpo", "loss": "nca"}, paired, {}),
+    ({"type": "dpo", "loss": "kto"}, half_mismatched, {}),
     ({"type": "distill", "teacher_tokens": 5}, random_sequences, {}),
     ({"type": "distill", "teacher_tokens": 1000}, random_sequences, {}),  # more than the vocabulary holds
     ({"type": "rm", "center_coefficient": 0.01}, scored, {}),
@@ -148,6 +159,22 @@ def test_the_split_into_microbatches_changes_neither_loss_nor_weights(
             assert step.means == pytest.approx(first.means, abs=1e-4)
         for name, value in weights.items():
             torch.testing.assert_close(value, results[0][1][name], rtol=0, atol=5e-5)
+
+
+@pytest.mark.timeout(300)
+def test_the_split_over_ranks_changes_nothing_of_what_looks_at_a_whole_step(
+    tied_llama: Path, commands: CommandChannel, tmp_path: Path
+) -> None:
+    argv = [sys.executable, str(RANKS), str(tied_llama), str(tmp_path)]
+    subprocess.run(argv, check=True, timeout=250, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    for number, (algo, sequences) in enumerate(WHOLE_STEPS):
+        config = {**CONFIG.model_dump(), "microbatch_tokens": 10_000}
+        with trainer(tied_llama, commands, algo, training=config) as made:
+            expected = [made.train_step(sequences(16), version=version) for version in range(2)]
+        seen = json.loads((tmp_path / f"{number}.json").read_text())
+        for found, step in zip(seen, expected, strict=True):
+            assert found.pop("grad_norm") == pytest.approx(step.grad_norm, rel=2e-3), algo
+            assert found == pytest.approx({"loss": step.loss, **step.means}, abs=2e-4), algo
 
 
 def test_the_critic_learns_alone_while_it_warms_up_and_comes_back_from_a_checkpoint(
@@ -206,6 +233,20 @@ def test_a_reward_model_learns_its_pairs_and_is_written_as_transformers_reads_it
         assert float(plain(input_ids=ids).logits[0, 0].detach()) == pytest.approx(score, abs=1e-4)
 
 
+def test_with_good_examples_alone_kto_settles_and_leaves_what_is_only_measured(
+    tiny_llama: Path, commands: CommandChannel
+) -> None:
+    """Its own examples as reference point would rise with them, and each loss stay at a half for ever."""
+    batch = [replace(sequence, label=True) for sequence in half_mismatched(8)]
+    with trainer(tiny_llama, commands, {"type": "dpo", "loss": "kto", "beta": 0.5}) as made:
+        steps = [made.train_step(batch, version=version) for version in range(40)]
+    assert steps[0].loss == pytest.approx(0.5, abs=1e-3)
+    assert steps[-1].loss < 0.1
+    assert steps[-1].means["good_reward"] > 2
+    assert steps[-1].means["reference_kl"] * 0.5 < steps[-1].means["good_reward"] - 2
+    assert (steps[0].sequences, steps[0].tokens) == (4, sum(len(sequence.token_ids) for sequence in batch))
+
+
 def test_a_student_comes_to_agree_with_its_teacher(tiny_llama: Path, teacher: Path, commands: CommandChannel) -> None:
     batch = random_sequences(8)
     with trainer(tiny_llama, commands, {"type": "distill", "teacher_tokens": 40}, teachers=[teacher]) as made:
@@ -216,16 +257,37 @@ def test_a_student_comes_to_agree_with_its_teacher(tiny_llama: Path, teacher: Pa
 
 @pytest.mark.parametrize(
     ("algo", "updates", "said"),
-    [("grpo", 1, True), ("grpo", 2, False), ("cispo", 1, False), ("online_dpo", 1, False), ("sft", 1, False)],
+    [
+        ({"type": "grpo"}, 1, True),
+        ({"type": "grpo"}, 2, False),
+        ({"type": "grpo", "proximal": "behavior"}, 1, False),
+        ({"type": "grpo", "proximal": "interpolate"}, 1, False),
+        ({"type": "cispo"}, 1, False),
+        ({"type": "online_dpo"}, 1, False),
+        ({"type": "sft"}, 1, False),
+    ],
 )
-def test_that_a_clip_has_no_effect_is_said_where_there_is_one_and_it_has_none(
+def test_that_a_bound_has_no_effect_is_said_where_there_is_one_and_it_has_none(
     tied_llama: Path,
     commands: CommandChannel,
     caplog: pytest.LogCaptureFixture,
-    algo: str,
+    algo: dict[str, object],
     updates: int,
     said: bool,
 ) -> None:
     caplog.set_level("INFO")
-    with trainer(tied_llama, commands, {"type": algo}, training={"updates_per_step": updates}):
-        assert ("its clip has no effect" in caplog.text) is said
+    with trainer(tied_llama, commands, algo, training={"updates_per_step": updates}):
+        assert ("what bounds it has no effect" in caplog.text) is said
+
+
+@pytest.mark.parametrize("proximal", ["behavior", "interpolate"])
+def test_a_ratio_that_moves_at_once_reports_what_was_clipped_with_one_update(
+    tied_llama: Path, commands: CommandChannel, proximal: str
+) -> None:
+    """Random behavior logprobs are far from the policy's: half of the tokens and more are beyond 0.2."""
+    with trainer(tied_llama, commands, {"type": "grpo", "proximal": proximal}) as made:
+        found = made.train_step(grouped(16), version=0).clip_fraction
+    assert found is not None
+    assert found > 0.1
+    with trainer(tied_llama, commands, {"type": "grpo"}) as plain:
+        assert plain.train_step(grouped(16), version=0).clip_fraction is None

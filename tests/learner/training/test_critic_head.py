@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.algorithms.config import PpoConfig
 from learner.training.config import CriticConfig, TrainingConfig
-from learner.training.critic import CriticTargets
-from learner.training.critic_head import CriticHead
+from learner.training.critic import CriticHead, CriticTargets
 from learner.training.packing import Microbatch
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer

@@ -13,9 +13,8 @@ from benchmarks.learner_shapes import SHAPES, Shape, write_random_model
 from learner.algorithms.config import AlgorithmConfig
 from learner.training.batch import TrainSequence, flatten
 from learner.training.config import TrainingConfig
-from learner.training.packing import pack
+from learner.training.packing import pack, shared_prefixes
 from learner.training.policy import PolicyModel, load_causal_lm
-from learner.training.prefixes import shared_prefixes
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
 from tests.learner.training.engine_parts import load_policy

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.training.head import LogprobHead
-from learner.training.logprobs import Chunking, TokenLogprobs, token_logprobs
+from learner.training.logprobs import Chunking, LogprobHead, TokenLogprobs, token_logprobs
 
 TOKENS, VOCABULARY, CANDIDATES = 7, 11, 4
 CHUNKINGS = [Chunking(100, 100), Chunking(3, 100), Chunking(100, 4), Chunking(2, 3), Chunking(1, 1)]

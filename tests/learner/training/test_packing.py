@@ -9,9 +9,8 @@ from transformers import AutoModelForCausalLM
 from learner.training.attention import build_packed_index
 from learner.training.batch import TrainSequence, flatten
 from learner.training.logprobs import Chunking
-from learner.training.packing import pack, plan
+from learner.training.packing import Prefixes, pack, plan, shared_prefixes
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
-from learner.training.prefixes import Prefixes, shared_prefixes
 from tests.learner.training.tiny_model import random_sequences
 
 SETTINGS = LogprobSettings(temperature=0.9, chunking=Chunking(), with_entropy=True)

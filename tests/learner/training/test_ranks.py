@@ -22,22 +22,36 @@ STAGES = (0, 1, 2, 3)
 
 
 def test_two_ranks_train_save_and_load_like_one_at_every_zero_stage(tied_llama: Path, tmp_path: Path) -> None:
-    # The last step has a single sequence, so that one of the ranks has nothing to do in it.
+    # The last step has a single sequence, so that one of the ranks has nothing to do in it. One more step comes before
+    # them, with a gradient that is not finite: as if it had not been.
     expected = plain_training(
         tied_llama, [random_sequences(20, seed=1), random_sequences(1, seed=2)], optimizer=OPTIMIZER
     )
     configs = [TrainingConfig(optimizer=OPTIMIZER, microbatch_tokens=64, zero_stage=stage) for stage in STAGES]
     texts = [config.model_dump_json(exclude_none=True) for config in configs]
     argv = [sys.executable, str(TWO_RANKS), str(tied_llama), str(tmp_path), *texts]
-    subprocess.run(argv, check=True, timeout=200, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    subprocess.run(argv, check=True, timeout=400, env={**os.environ, "PYTHONPATH": str(ROOT)})
     for stage in STAGES:
         seen = json.loads((tmp_path / f"{stage}.json").read_text(encoding="utf-8"))
         assert seen["losses"] == pytest.approx(expected.losses, abs=1e-5)
+        assert seen["skipped"] == [1, 0, 0]
         assert seen["grad_norms"] == pytest.approx(expected.grad_norms, rel=1e-4)
         for folder in ("trained", "resumed"):
             weights = load_file(tmp_path / f"{folder}_{stage}" / "model.safetensors")
             for name, value in expected.weights.items():
                 torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-5)
+
+
+def test_a_folder_that_is_not_shared_is_noticed_and_a_full_disk_of_one_rank_is_an_oserror_of_all(
+    tied_llama: Path, tmp_path: Path
+) -> None:
+    argv = [sys.executable, str(TWO_RANKS.with_name("two_ranks_on_disks.py")), str(tied_llama), str(tmp_path)]
+    subprocess.run(argv, check=True, timeout=400, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    seen = json.loads((tmp_path / "seen.json").read_text(encoding="utf-8"))
+    assert (seen["apart"], seen["together"]) == (False, True)
+    assert seen["full"].startswith("[Errno 5] rank 1 could not write its part of ")
+    assert sum("optim_states" in name for name in seen["files"]) == 2
+    assert not list(tmp_path.glob("*/ranks-*")) + list(tmp_path.glob("ranks-*"))
 
 
 def test_a_follower_does_not_outlive_rank_0() -> None:

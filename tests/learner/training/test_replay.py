@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from learner.algorithms.config import GrpoConfig
-from learner.history.checkpoints import Checkpoints
-from learner.history.journal import FOLDER, Journal
+from learner.journal.checkpoints import Checkpoints
+from learner.journal.journal import FOLDER, Journal
 from learner.ledger import Batch, Ledger
 from learner.recovery import recover
-from learner.sequences import sequences_of
+from learner.training.batch import sequences_of
 from learner.training.config import OptimizerConfig, TrainingConfig
-from learner.training.metrics import StepMetrics
 from learner.training.ranks import CommandChannel, Ranks
+from learner.training.step_metrics import StepMetrics
 from learner.training.trainer import Trainer
 from protocol.trajectories import Trajectory, TrajectoryGroup
 from tests.learner.samples import LEDGER, group, trajectory
@@ -79,7 +79,7 @@ def test_replayed_losses_are_those_of_the_first_time(
     assert recovered.trainer_folder is not None
     with trainer(tied_llama, commands) as made:
         made.load(recovered.trainer_folder)
-        again = [train(made, list(batch.groups), version=batch.version) for batch in recovered.batches]
+        again = [train(made, list(batch.read().groups), version=batch.version) for batch in recovered.batches]
     assert [batch.version for batch in recovered.batches] == [2, 3, 4]
     assert [metrics.loss for metrics in again] == pytest.approx(losses[2:], abs=1e-6)
     assert [metrics.grad_norm for metrics in again] == pytest.approx(norms[2:], rel=1e-6)

@@ -1,8 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from learner.training.config import OptimizerConfig
-from learner.training.schedule import learning_rate
+from learner.training.config import OptimizerConfig, learning_rate
 
 
 def rates(config: OptimizerConfig, updates: list[int]) -> list[float]:

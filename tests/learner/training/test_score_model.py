@@ -24,8 +24,7 @@ from learner.training.batch import TrainSequence, flatten
 from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.engine import Engine
 from learner.training.models import Output
-from learner.training.packing import Microbatch, pack
-from learner.training.prefixes import shared_prefixes
+from learner.training.packing import Microbatch, pack, shared_prefixes
 from learner.training.ranks import CommandChannel
 from learner.training.score_model import ScoreModel, load_score_model, save_score_model
 from learner.training.weights import NamedTensor, WeightSnapshot, host_copy

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.preset import Advantages, Carried, Loss, LossTokens, Passes, Preset, ScoredBatch
+from learner.algorithms.presets.preset import Advantages, Carried, Loss, LossTokens, Passes, Preset, ScoredBatch
 from learner.training.batch import FlatBatch, TrainSequence, flatten
-from learner.training.packing import Microbatch, pack
-from learner.training.prefixes import shared_prefixes
+from learner.training.packing import Microbatch, pack, shared_prefixes
+from learner.training.passes import Scorers, TokenScores, credit, score
 from learner.training.ranks import CommandChannel
-from learner.training.scoring import Scorers, TokenScores, credit, score
 
 PASSES = Passes(proximal=True, reference=True, teacher=True, values=True)
 
@@ -98,11 +97,8 @@ def no_loss(tokens: LossTokens) -> Loss:
 def preset(
     *,
     advantages: Callable[[ScoredBatch], Advantages] | None = None,
-    kept: Callable[[ScoredBatch], Tensor] | None = None,
 ) -> Preset:
-    return Preset(
-        name="test", loss=no_loss, weights=lambda lengths: np.ones(len(lengths)), advantages=advantages, kept=kept
-    )
+    return Preset(name="test", loss=no_loss, weights=lambda lengths: np.ones(len(lengths)), advantages=advantages)
 
 
 def test_a_teacher_of_the_ranks_fills_in_where_none_has_told_yet() -> None:
@@ -155,9 +151,12 @@ def test_an_advantage_sees_trained_tokens_alone_and_comes_back_to_their_places()
 
 def test_a_token_that_is_filtered_out_no_longer_counts_in_its_sequence() -> None:
     batch = step()
-    given = credit(
-        batch, TokenScores(), preset=preset(kept=lambda _: torch.tensor([True, False, False])), carried=Carried()
-    )
+
+    def filtered(_: ScoredBatch) -> Advantages:
+        return Advantages(advantages=torch.zeros(3), kept=torch.tensor([True, False, False]), correction_scale=1.25)
+
+    given = credit(batch, TokenScores(), preset=preset(advantages=filtered), carried=Carried())
+    assert given.correction_scale == 1.25
     assert given.kept.tolist() == [False, True, False, False, False]
     assert given.kept_lengths(batch).tolist() == [1, 0]
     assert given.advantages.tolist() == [0] * 5

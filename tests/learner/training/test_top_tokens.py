@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.training.logprobs import Chunking, token_logprobs
-from learner.training.top_tokens import TopTokens, top_tokens
+from learner.training.logprobs import Chunking, TopTokens, token_logprobs, top_tokens
 
 CHUNKINGS = [Chunking(100, 100), Chunking(3, 100), Chunking(100, 4), Chunking(2, 3), Chunking(1, 1)]
 

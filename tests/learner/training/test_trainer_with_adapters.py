@@ -22,7 +22,7 @@ def losses_of(path: Path, commands: CommandChannel, *, coefficient: float, expor
     losses = [made.train_step(random_sequences(16), version=number).loss for number in range(3)]
     if export is not None:
         made.export(export)
-        ours = torch.from_numpy(made.probe_logprobs([3, 4, 5, 6]))
+        ours = torch.tensor(made.probe_logprobs([[3, 4, 5, 6]]))
         with torch.no_grad():
             logits = AutoModelForCausalLM.from_pretrained(export)(input_ids=torch.tensor([[3, 4, 5, 6]])).logits[0]
         expected = torch.log_softmax(logits, dim=1)[torch.arange(3), [4, 5, 6]]

@@ -1,5 +1,6 @@
 """A tiny Llama and batches for it, shared by the tests of training."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,3 +51,8 @@ def random_sequences(count: int, *, seed: int = 0, longest: int = 24) -> list[Tr
             )
         )
     return sequences
+
+
+def with_a_bad_reward(sequences: list[TrainSequence]) -> list[TrainSequence]:
+    """The same, but that the last one's reward makes every gradient something other than a number."""
+    return [*sequences[:-1], replace(sequences[-1], reward=float("nan"))]

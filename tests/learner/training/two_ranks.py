@@ -11,11 +11,12 @@ from learner.algorithms.config import GrpoConfig
 from learner.training.config import TrainingConfig
 from learner.training.trainer import Trainer
 from tests.learner.training.rank_processes import two_ranks
-from tests.learner.training.tiny_model import random_sequences
+from tests.learner.training.tiny_model import random_sequences, with_a_bad_reward
 
 
 def lead(trainer: Trainer, *, out: Path, stage: int) -> None:
     steps = [random_sequences(20, seed=1), random_sequences(1, seed=2)]
+    spoiled = trainer.train_step(with_a_bad_reward(random_sequences(20, seed=3)), version=0)
     first = trainer.train_step(steps[0], version=0)
     trainer.save(out / f"checkpoint_{stage}")
     second = trainer.train_step(steps[1], version=1)
@@ -23,8 +24,12 @@ def lead(trainer: Trainer, *, out: Path, stage: int) -> None:
     trainer.load(out / f"checkpoint_{stage}")
     trainer.train_step(steps[1], version=1)
     trainer.export(out / f"resumed_{stage}")
-    assert trainer.probe_logprobs([1, 2, 3]).shape == (2,)
-    seen = {"losses": [first.loss, second.loss], "grad_norms": [first.grad_norm, second.grad_norm]}
+    assert len(trainer.probe_logprobs([[1, 2, 3], [4, 5]])) == 3
+    seen: dict[str, list[float]] = {
+        "losses": [first.loss, second.loss],
+        "grad_norms": [first.grad_norm, second.grad_norm],
+    }
+    seen |= {"skipped": [made.skipped_updates for made in (spoiled, first, second)]}
     (out / f"{stage}.json").write_text(json.dumps(seen), encoding="utf-8")
     trainer.close()
 

@@ -8,20 +8,19 @@ from dataclasses import dataclass, field
 import torch
 
 from learner.weights.fleet import Fleet
-from learner.weights.options import PublisherOptions
+from learner.weights.probe import Probe
+from learner.weights.published import Shelf, add_weight_routes
 from learner.weights.publisher import Publisher
-from learner.weights.reports import JoinReport, PublishReport, Snapshot
-from learner.weights.routes import add_weight_routes
-from learner.weights.shelf import Shelf
-from protocol.http import Readiness
-from services.http_app import create_app
-from services.http_client import HttpClient
-from services.http_server import Listener, serve_http
-from services.metrics import Metrics
-from services.waiting import Waiting
+from learner.weights.snapshot import JoinReport, PublisherOptions, PublishReport, Snapshot
+from protocol.status import Readiness
+from services.http.app import create_app
+from services.http.client import HttpClient
+from services.http.metrics import Metrics
+from services.http.server import Listener, serve_http
+from services.http.waiting import Waiting
 from tests.learner.generators import FINGERPRINTS, ScriptedGenerator, probe_logprobs
 
-PROBE = (3, 1, 4, 1, 5)
+PROBE = ((3, 1, 4, 1, 5), (2, 7, 1, 8))
 OPTIONS = PublisherOptions(
     incarnation=1,
     backend="gloo",
@@ -31,7 +30,7 @@ OPTIONS = PublisherOptions(
     meet_timeout_s=3.0,
     commit_timeout_s=2.0,
     pull_timeout_s=10.0,
-    probe_tolerance=1e-3,
+    probe_tolerance=0.1,
     pull_backoff_s=0.01,
 )
 
@@ -43,8 +42,7 @@ def snapshot(version: int, *, elements: int = 3000) -> Snapshot:
             ("embedding", torch.full((elements // 3, 3), float(version))),
             ("norm", torch.arange(7, dtype=torch.bfloat16) + version),
         ],
-        probe_token_ids=PROBE,
-        probe_logprobs=probe_logprobs(PROBE),
+        probe=Probe(texts=PROBE, logprobs=probe_logprobs(PROBE)),
     )
 
 
@@ -54,16 +52,22 @@ class Learner:
 
     options: PublisherOptions
     client: HttpClient
+    silence_s: float = 60.0
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
     shelf: Shelf = field(default_factory=Shelf)
     url: str = ""
     reports: list[PublishReport] = field(default_factory=list)
     joined: list[JoinReport] = field(default_factory=list)
     history: list[dict[str, str]] = field(default_factory=list)
+    publishing: "asyncio.Future[None]" = field(default_factory=asyncio.Future)
 
     def __post_init__(self) -> None:
         self.fleet = Fleet(
-            fingerprints=FINGERPRINTS, incarnation=1, announce_every_s=1.0, silence_s=60.0, changed=self._changed
+            fingerprints=FINGERPRINTS,
+            incarnation=1,
+            announce_every_s=1.0,
+            silence_s=self.silence_s,
+            changed=self._changed,
         )
         self.publisher = Publisher(
             fleet=self.fleet,
@@ -115,9 +119,9 @@ class Learner:
 
 
 @asynccontextmanager
-async def learner(options: PublisherOptions = OPTIONS) -> AsyncIterator[Learner]:
+async def learner(options: PublisherOptions = OPTIONS, *, silence_s: float = 60.0) -> AsyncIterator[Learner]:
     async with HttpClient() as client:
-        made = Learner(options=options, client=client)
+        made = Learner(options=options, client=client, silence_s=silence_s)
         app = create_app(
             service="learner",
             version="1",
@@ -129,11 +133,11 @@ async def learner(options: PublisherOptions = OPTIONS) -> AsyncIterator[Learner]
         with Listener(host="127.0.0.1", port=0) as listener:
             made.url = listener.url
             http = asyncio.create_task(serve_http(app, listener, finish_s=0))
-            loop = asyncio.create_task(made.publisher.run())
+            made.publishing = loop = asyncio.create_task(made.publisher.run())
             try:
                 yield made
             finally:
                 loop.cancel()
                 http.cancel()
                 await asyncio.wait([loop, http], timeout=10)
-                assert loop.cancelled(), loop
+                assert loop.cancelled() or loop.exception(), loop

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from learner.weights.fleet import Fleet, JoinRefused
+from learner.weights.trusted_urls import TrustedUrls
 from protocol.fleet import Condition, Fingerprints
-from protocol.versions import PROTOCOL_VERSION, PolicyVersion
+from protocol.messages import Fleet as FleetMessage
+from protocol.model import PROTOCOL_VERSION, PolicyVersion
 from tests.learner.generators import FINGERPRINTS, announcement
 
 URL = "http://127.0.0.1:9000"
@@ -186,3 +188,50 @@ def test_a_commit_of_one_that_has_left_changes_nothing() -> None:
     serve(fleet, "a", 5)
     assert fleet.served is None
     assert changes.count == 0
+
+
+def test_a_fleet_that_is_full_refuses_the_next_generator_and_keeps_those_it_has() -> None:
+    fleet = make_fleet()
+    for number in range(4096):
+        fleet.announce(announcement(f"g{number}", URL), now=0.0)
+        serve(fleet, f"g{number}", 1)
+    with pytest.raises(JoinRefused, match="has 4096 generators, and a learner takes at most 4096") as caught:
+        fleet.announce(announcement("one-more", URL), now=1.0)
+    assert caught.value.kind == "fleet_full"
+    assert len(FleetMessage(generators=tuple(fleet.serving())).generators) == 4096
+
+
+@pytest.mark.parametrize(
+    ("url", "is_trusted"),
+    [
+        ("http://127.0.0.1:7310", True),
+        ("https://[::1]:7310", True),
+        ("http://gpu-7.cluster.example:7310", True),
+        ("http://10.1.2.3:7310", True),
+        ("http://11.1.2.3:7310", False),
+        ("http://cluster.example.evil.test:7310", False),
+        ("https://evil.test:7310", False),
+        ("http://10.0.0.1@evil.test:7310", False),
+        ("ftp://10.1.2.3", False),
+        ("http://", False),
+        ("http://10.1.2.3:99999", False),
+    ],
+)
+def test_weights_and_prompts_go_to_listed_hosts_only(url: str, is_trusted: bool) -> None:
+    trusted = TrustedUrls(hosts=("*.cluster.example", "10.0.0.0/8"))
+    assert (trusted.fault(url) is None) == is_trusted
+
+
+def test_who_must_show_a_certificate_of_our_ca_needs_no_entry() -> None:
+    trusted = TrustedUrls(by_certificate=True)
+    assert trusted.fault("https://gpu.example:7310") is None
+    assert trusted.fault("http://gpu.example:7310") is not None
+
+
+def test_a_generator_at_an_address_that_is_not_trusted_is_refused_and_told_what_to_do() -> None:
+    fleet = make_fleet()
+    fleet.url_fault = TrustedUrls().fault
+    with pytest.raises(JoinRefused, match=r"add gpu.example to weights.generator_hosts, or give both sides") as caught:
+        fleet.announce(announcement("a", "http://gpu.example:7310"), now=0.0)
+    assert caught.value.kind == "untrusted_url"
+    assert fleet.members() == []

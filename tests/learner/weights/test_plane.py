@@ -11,7 +11,7 @@ import pytest
 import torch
 import xxhash
 
-from learner.weights.plane import ALIGNMENT, BroadcastGroup, Meeting, WeightPlaneError, pack_buckets
+from learner.weights.process_group import ALIGNMENT, BroadcastGroup, Meeting, WeightPlaneError, pack_buckets
 from tests.learner.generators import gloo_group, receive_bucket
 
 

@@ -8,19 +8,19 @@ import xxhash
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from learner.weights.plane import pack_buckets
-from learner.weights.routes import add_weight_routes
-from learner.weights.shelf import CHUNK_BYTES, NotOnTheShelf, Packed, Shelf, digest_of
+from learner.weights.probe import Probe
+from learner.weights.process_group import pack_buckets
+from learner.weights.published import CHUNK_BYTES, NotOnTheShelf, Packed, Shelf, add_weight_routes, digest_of
 from protocol.fleet import CHUNK_HASH_HEADER, PullPlan
-from protocol.http import Readiness
-from protocol.versions import PolicyVersion
-from services.http_app import create_app
-from services.metrics import Metrics
+from protocol.model import PolicyVersion
+from protocol.status import Readiness
+from services.http.app import create_app
+from services.http.metrics import Metrics
 
 
 def packed(number: int) -> Packed:
     buckets = pack_buckets([("w", torch.full((100,), float(number)))], bucket_bytes=1 << 20)
-    return Packed(version=PolicyVersion(1, number), buckets=buckets, digest="", probe_token_ids=(), probe_logprobs=())
+    return Packed(version=PolicyVersion(1, number), buckets=buckets, digest="", probe=Probe())
 
 
 @pytest.fixture

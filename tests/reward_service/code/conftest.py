@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 
 from reward_service.code.arguments import CodeArguments
-from reward_service.code.judge import CodeJudge
-from reward_service.sandbox.config import ExecutionConfig, SandboxKind
+from reward_service.code.code_judge import CodeJudge
 from reward_service.sandbox.opening import open_sandboxes
-from reward_service.verifier import Score
+from reward_service.verifier.program import ExecutionConfig, SandboxKind
+from reward_service.verifier.submission import Score
 
 # Generous: the machine may be busy. What a test does not expect to time out must never come near it.
 DEADLINE_S = 280.0

@@ -8,10 +8,9 @@ import pytest
 from pydantic import JsonValue
 
 from protocol.rewards import ScoreError, ScoreItem
-from reward_service.code.judge import CodeJudge, CodeLane
-from reward_service.sandbox.config import ExecutionConfig
-from reward_service.sandbox.program import Ended, Program, Running, Sandbox
-from reward_service.verifier import InfrastructureError, Outcome, Score
+from reward_service.code.code_judge import CodeJudge, CodeLane
+from reward_service.verifier.program import Ended, ExecutionConfig, Program, Running, Sandbox
+from reward_service.verifier.submission import InfrastructureError, Outcome, Score
 
 CODE = "```python\ndef f(x):\n    return x\n```"
 CASE: dict[str, JsonValue] = {"arguments": [1], "expected": 1}
@@ -54,6 +53,24 @@ class DyingProgram:
 
     async def ended(self) -> Ended:
         raise InfrastructureError("the keeper of a sandbox died")
+
+    async def killed(self) -> Ended:
+        return await self.ended()
+
+
+class HeldUpProgram(DyingProgram):
+    """A program that was killed at its own limit, since it had waited for others all that time."""
+
+    async def ended(self) -> Ended:
+        return Ended(exit_code=None, signal=9, stdout=b"", stderr=b"", timed_out=True, wall_s=80.0)
+
+
+class BusySandbox(BrokenSandbox):
+    """A sandbox in which nothing gets on."""
+
+    @asynccontextmanager
+    async def open(self, program: Program) -> AsyncIterator[Running]:
+        yield HeldUpProgram()
 
 
 class DyingSandbox(BrokenSandbox):
@@ -136,6 +153,18 @@ async def test_arguments_that_do_not_fit_are_an_error_of_the_user() -> None:
 async def test_other_languages_have_stdio_alone() -> None:
     told = error(await outcome(BrokenSandbox(), tests=suite_for("call"), language="bash", completion="```sh\nls\n```"))
     assert (told.kind, "stdio" in told.message) == ("user", True)
+
+
+@pytest.mark.parametrize("kind", ["call", "assert", "check", "pytest"])
+async def test_a_program_that_only_waited_is_no_failure_of_the_solution(kind: str) -> None:
+    told = error(await outcome(BusySandbox(), tests=suite_for(kind)))
+    assert (told.kind, "held up" in told.message) == ("infrastructure", True)
+
+
+async def test_a_result_that_no_program_could_send_is_an_error_of_the_data() -> None:
+    case: JsonValue = {"arguments": [1], "expected": "x" * (1 << 20)}
+    told = error(await outcome(BrokenSandbox(), tests={"kind": "call", "entry_point": "f", "cases": [case]}))
+    assert (told.kind, "max_output_bytes" in told.message) == ("data", True)
 
 
 async def test_tests_that_are_code_need_two_places() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from reward_service.verifier import Score
+from reward_service.verifier.submission import Score
 
 Judged = Callable[..., Awaitable[Score]]
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from reward_service.verifier import DataError, Score
+from reward_service.verifier.submission import DataError, Score
 
 Judged = Callable[..., Awaitable[Score]]
 

@@ -4,11 +4,11 @@ import pytest
 
 from protocol.rewards import ScoreItem, ScoreRequest
 from reward_service.config import RewardServiceConfig
-from reward_service.metrics import make_metrics
-from reward_service.registry import build_registry
+from reward_service.included import build_registry
+from reward_service.requests.scoring import Scorer
 from reward_service.sandbox.opening import open_sandboxes
-from reward_service.scoring import Scorer
-from services.metrics import Metrics
+from reward_service.verifier.metrics import make_metrics
+from services.http.metrics import Metrics
 
 CODE = "```python\ndef add(a, b):\n    return a + b\n```"
 

@@ -13,7 +13,7 @@ import torch
 from reward_service.config import RewardServiceConfig
 from reward_service.embeddings.config import EncoderConfig
 from reward_service.embeddings.encoder import Encoder, encoder_fingerprint, open_encoder
-from reward_service.verifier import InfrastructureError, UserError
+from reward_service.verifier.submission import InfrastructureError, UserError
 from tests.reward_service.embeddings.tiny_encoder import LONGEST, states, write_encoder
 from tests.reward_service.serving import Service, item_of, serving
 

@@ -12,7 +12,7 @@ from reward_service.embeddings.encoder import encoder_fingerprint
 from reward_service.embeddings.encoder_worker import load
 from reward_service.embeddings.messages import EncoderToLoad
 from reward_service.embeddings.vectors import cosine, unit
-from reward_service.verifier import InfrastructureError, UserError
+from reward_service.verifier.submission import InfrastructureError, UserError
 from tests.reward_service.embeddings.tiny_encoder import LONGEST, states, write_encoder
 
 TEXTS = ("a", "no way", "is it so")

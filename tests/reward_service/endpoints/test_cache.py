@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from reward_service.endpoints.cache import Cache, Found, key_of
-from reward_service.endpoints.cache_file import open_cache_file
-from reward_service.verifier import InfrastructureError, UserError
+from reward_service.endpoints.cache import Cache, KeptAnswer, key_of, open_cache_file
+from reward_service.verifier.submission import InfrastructureError, UserError
 
 
 class Made:
@@ -38,7 +37,7 @@ async def test_an_answer_is_made_once() -> None:
     made = Made()
     cache = memory(made)
     found = [await cache.get("a", made.make) for _ in range(3)]
-    assert found == [Found("7", kept=False), Found("7", kept=True), Found("7", kept=True)]
+    assert found == [KeptAnswer("7", kept=False), KeptAnswer("7", kept=True), KeptAnswer("7", kept=True)]
     assert made.times == 1
 
 
@@ -61,7 +60,7 @@ async def test_an_error_is_not_kept_and_does_not_spread_to_others_who_wait() -> 
     makers: list[Callable[[], Awaitable[str]]] = [fail, made.make]
     outcomes = await asyncio.gather(*(cache.get("a", maker) for maker in makers), return_exceptions=True)
     assert isinstance(outcomes[0], InfrastructureError)
-    assert outcomes[1] == Found("7", kept=False)
+    assert outcomes[1] == KeptAnswer("7", kept=False)
 
 
 async def test_one_who_waits_makes_it_himself_when_the_first_is_cancelled() -> None:
@@ -79,7 +78,7 @@ async def test_one_who_waits_makes_it_himself_when_the_first_is_cancelled() -> N
     second = asyncio.create_task(cache.get("a", made.make))
     await asyncio.sleep(0)
     first.cancel()
-    assert await second == Found("7", kept=False)
+    assert await second == KeptAnswer("7", kept=False)
 
 
 async def test_the_least_recently_used_goes_first() -> None:
@@ -103,7 +102,7 @@ async def test_a_file_outlives_its_process(tmp_path: Path) -> None:
     path, made = tmp_path / "kept" / "answers.sqlite", Made("ü 7")
     for kept in (False, True):
         async with open_cache_file(path, entries=10) as file:
-            assert await Cache(entries=10, file=file).get("a", made.make) == Found("ü 7", kept=kept)
+            assert await Cache(entries=10, file=file).get("a", made.make) == KeptAnswer("ü 7", kept=kept)
     assert made.times == 1
 
 

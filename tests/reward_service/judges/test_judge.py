@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from reward_service.config import RewardServiceConfig
-from reward_service.registry import build_registry
-from reward_service.verifier import UserError
+from reward_service.included import build_registry
+from reward_service.verifier.submission import UserError
 from tests.reward_service.judges.scripted_judge import (
     TOKENS,
     Asked,

@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from protocol.reward_models import RewardInput, read_reward_input
-from protocol.rewards import ScoreItem
+from protocol.rewards import RewardInput, ScoreItem, read_reward_input
 from reward_service.config import RewardServiceConfig
-from reward_service.registry import build_registry
+from reward_service.included import build_registry
 from reward_service.reward_models.arguments import job_of
 from reward_service.reward_models.config import RewardModelConfig
-from reward_service.reward_models.folder import RewardModel, open_reward_model
-from reward_service.reward_models.messages import Message
-from reward_service.verifier import UserError
+from reward_service.reward_models.folder import Message, RewardModel, open_reward_model
+from reward_service.verifier.submission import UserError
 from tests.reward_service.reward_models.tiny_reward_model import CHAT, LONGEST, edit_settings, write_reward_model
 
 

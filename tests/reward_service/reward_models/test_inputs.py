@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.data.preferences import read_pairs
-from protocol.reward_models import RewardFormat, Tokenize
-from reward_service.reward_models.inputs import chunks_by_length, input_ids, unused_token
-from reward_service.reward_models.messages import Message, ModelJob
-from reward_service.verifier import DataError
+from protocol.rewards import RewardFormat, Tokenize
+from reward_service.reward_models.folder import Message, ModelJob
+from reward_service.reward_models.model_worker import chunks_by_length, input_ids, unused_token
+from reward_service.verifier.submission import DataError
 from tests.learner.data.character_tokenizer import END, CharacterTokenizer
 
 HI = (Message(role="user", content="hi"),)

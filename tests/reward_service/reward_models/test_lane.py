@@ -12,14 +12,14 @@ import pytest
 
 from protocol.rewards import ScoreItem, ScoreRequest, ScoreResult
 from reward_service.config import RewardServiceConfig
-from reward_service.metrics import make_metrics
-from reward_service.registry import build_registry
+from reward_service.included import build_registry
+from reward_service.requests.scoring import Scorer
 from reward_service.reward_models.config import RewardModelConfig
 from reward_service.reward_models.folder import open_reward_model
 from reward_service.reward_models.lane import LaneEvents, RewardModelLane, open_lane
-from reward_service.scoring import Scorer
-from reward_service.verifier import Outcome, Score, UserError
-from services.metrics import Metrics
+from reward_service.verifier.metrics import make_metrics
+from reward_service.verifier.submission import Outcome, Score, UserError
+from services.http.metrics import Metrics
 from tests.reward_service.reward_models.tiny_reward_model import (
     CHARACTERS,
     END,

@@ -9,14 +9,12 @@ import safetensors.torch
 import torch
 from transformers import AutoTokenizer
 
-from protocol.reward_models import Tokenize
-from reward_service.jobs import Reply
+from protocol.rewards import Tokenize
 from reward_service.reward_models.config import RewardModelConfig
-from reward_service.reward_models.folder import fingerprint, open_reward_model
-from reward_service.reward_models.inputs import input_ids
-from reward_service.reward_models.messages import Message, ModelJob, ModelToLoad
-from reward_service.reward_models.worker import LoadedModel, load
-from reward_service.verifier import UserError
+from reward_service.reward_models.folder import Message, ModelJob, ModelToLoad, fingerprint, open_reward_model
+from reward_service.reward_models.model_worker import LoadedModel, input_ids, load
+from reward_service.verifier.submission import UserError
+from reward_service.verifier.worker_pool import Reply
 from tests.reward_service.reward_models.tiny_reward_model import (
     CHARACTERS,
     END,

@@ -7,7 +7,7 @@ import tokenizers
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
-from protocol.reward_models import RewardInput, write_reward_input
+from protocol.rewards import RewardInput, write_reward_input
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz ?!.\n"
 SPECIAL = ("<end>", "<pad>", "<user>", "<assistant>")

@@ -17,11 +17,10 @@ from contextlib import ExitStack
 import uvloop
 
 import reward_service.verifier
-from reward_service.sandbox.config import ExecutionConfig
+from headway.supervisor import children
 from reward_service.sandbox.opening import open_sandboxes
-from reward_service.sandbox.program import Ended, Program, Sandbox
 from reward_service.sandbox.seccomp import ARCHITECTURES
-from services.orphans import children
+from reward_service.verifier.program import Ended, ExecutionConfig, Program, Sandbox
 from tests.reward_service.sandbox.attacks import ATTACKS, SECRET, Attack
 
 

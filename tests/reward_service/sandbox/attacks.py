@@ -8,7 +8,7 @@ environment: TCP, UDP (ports), ABSTRACT (a socket's name), SECRET_FILE, SERVICE_
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from reward_service.sandbox.program import Ended, Limits
+from reward_service.verifier.program import Ended, Limits
 
 SECRET = "s3cr3t-of-the-service"
 

@@ -8,11 +8,10 @@ from typing import get_args
 import pytest
 import pytest_asyncio
 
-from reward_service.sandbox.config import ExecutionConfig, InterpreterConfig, SandboxKind
 from reward_service.sandbox.opening import open_sandboxes
 from reward_service.sandbox.pool import SandboxPool
-from reward_service.sandbox.program import Limits, Program
-from reward_service.verifier import UserError
+from reward_service.verifier.program import ExecutionConfig, InterpreterConfig, Limits, Program, SandboxKind
+from reward_service.verifier.submission import UserError
 
 KINDS = tuple(kind for kind in get_args(SandboxKind) if kind != "off")
 CONFIG = ExecutionConfig(
@@ -43,7 +42,7 @@ async def test_a_program_reads_its_input_and_files_and_its_output_comes_back(san
 
 
 async def test_a_program_is_killed_at_its_deadline(sandbox: SandboxPool) -> None:
-    ended = await sandbox.run(python("import time; time.sleep(600)", limits=Limits(wall_s=0.5)))
+    ended = await sandbox.run(python("import time; time.sleep(600)", limits=Limits(wall_s=2.0)))
     assert (ended.timed_out, ended.signal, ended.exit_code) == (True, 9, None)
 
 

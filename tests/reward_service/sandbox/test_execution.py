@@ -11,12 +11,12 @@ import pytest_asyncio
 from fastapi import FastAPI
 
 from protocol.execution import ExecuteAnswer
-from protocol.http import Readiness
-from reward_service.sandbox.config import ExecutionConfig
+from protocol.status import Readiness
 from reward_service.sandbox.execution import execution_routes, open_execution
 from reward_service.sandbox.opening import Sandboxes, open_sandboxes
-from services.http_app import create_app
-from services.metrics import Metrics
+from reward_service.verifier.program import ExecutionConfig
+from services.http.app import create_app
+from services.http.metrics import Metrics
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

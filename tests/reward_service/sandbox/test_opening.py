@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from reward_service.sandbox.config import ExecutionConfig
 from reward_service.sandbox.opening import open_sandboxes
-from reward_service.sandbox.program import Program
-from reward_service.verifier import UserError
+from reward_service.verifier.program import ExecutionConfig, Program
+from reward_service.verifier.submission import UserError
 
 USUAL = ExecutionConfig(concurrency=1, cgroup="off", packages=(), max_sessions=0)
 

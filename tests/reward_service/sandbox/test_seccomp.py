@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from reward_service.sandbox.seccomp import ARCHITECTURES, assemble
-from reward_service.verifier import UserError
+from reward_service.verifier.submission import UserError
 
 ALLOW, KILL, EPERM, ENOSYS, EAFNOSUPPORT = 0x7FFF0000, 0x80000000, 0x50001, 0x50026, 0x50061
 

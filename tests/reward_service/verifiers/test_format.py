@@ -3,8 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reward_service.verifier import Score, Submission, UserError, validate_arguments
-from reward_service.verifiers.format import FormatArguments, well_formed
+from reward_service.verifier.submission import Score, Submission, UserError, validate_arguments
+from reward_service.verifiers.patterns import FormatArguments, well_formed
 
 GOOD = "<think>Half of 8 is 4.</think>\n<answer>4</answer>\n"
 

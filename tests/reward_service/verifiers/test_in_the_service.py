@@ -6,8 +6,8 @@ import pytest
 from pydantic import JsonValue
 
 from protocol.rewards import ScoreItem, ScoreRequest, ScoreResult
-from reward_service.config import WorkerConfig
-from reward_service.scoring import Scorer
+from reward_service.requests.scoring import Scorer
+from reward_service.verifier.config import WorkerConfig
 
 OpenScorer = Callable[..., Awaitable[Scorer]]
 Arguments = dict[str, JsonValue]

@@ -3,8 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reward_service.verifier import Score, Submission, UserError, validate_arguments
-from reward_service.verifiers.length import LengthArguments, length
+from reward_service.verifier.submission import Score, Submission, UserError, validate_arguments
+from reward_service.verifiers.lengths import LengthArguments, length
 
 
 def judged(completion: str, **arguments: JsonValue) -> Score:

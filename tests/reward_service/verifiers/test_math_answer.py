@@ -1,8 +1,8 @@
 import pytest
 
-from reward_service.verifier import DataError, Submission
+from reward_service.verifier.submission import DataError, Submission
 from reward_service.verifiers.arguments import MathArguments
-from reward_service.verifiers.math_answer import math_answer
+from reward_service.verifiers.mathematics.math_answer import math_answer
 
 
 def reward(answer: str, completion: str) -> float:

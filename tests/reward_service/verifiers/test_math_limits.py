@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from protocol.rewards import ScoreError
-from reward_service.config import RewardServiceConfig, WorkerConfig
-from reward_service.jobs import Job
-from reward_service.lanes.workers import pool_settings
-from reward_service.mathematics.call_limit import TooManyCalls, at_most_calls
-from reward_service.pool import WorkerPool
-from reward_service.verifier import DataError, Outcome, Score, Submission
+from reward_service.config import RewardServiceConfig
+from reward_service.verifier.config import WorkerConfig
+from reward_service.verifier.runners import pool_settings
+from reward_service.verifier.submission import DataError, Outcome, Score, Submission
+from reward_service.verifier.worker_pool import Job, WorkerPool
 from reward_service.verifiers.arguments import MathArguments
-from reward_service.verifiers.math_answer import math_answer
+from reward_service.verifiers.mathematics.math_answer import TooManyCalls, at_most_calls, math_answer
 
 # One call into C that takes hours: no limit of ours sees it, as the exponent is a product.
 BURNS = r"\boxed{\sum_{k=1}^{1} 7^{(9999 \cdot 9999 \cdot 99)}}"
@@ -157,7 +156,7 @@ async def test_an_expression_that_burns_delays_no_neighbour_and_ends_as_an_error
     config = RewardServiceConfig(workers=WorkerConfig(count=2, compute_timeout_s=3600.0, start_timeout_s=240.0))
     killed: list[None] = []
     pool = WorkerPool(
-        path="reward_service.verifiers.math_answer:math_answer",
+        path="reward_service.verifiers.mathematics.math_answer:math_answer",
         settings=pool_settings(config, trusted=False),
         on_kill=lambda: killed.append(None),
     )

@@ -13,10 +13,10 @@ from pydantic import JsonValue
 
 from benchmarks.math_agreement import Judged, Pair, read_pairs
 from protocol.rewards import ScoreError
-from reward_service.config import RewardServiceConfig, WorkerConfig
-from reward_service.jobs import Job
-from reward_service.lanes.workers import pool_settings
-from reward_service.pool import WorkerPool
+from reward_service.config import RewardServiceConfig
+from reward_service.verifier.config import WorkerConfig
+from reward_service.verifier.runners import pool_settings
+from reward_service.verifier.worker_pool import Job, WorkerPool
 
 # Several times the default, as tests may share a slow machine with others.
 DEADLINE_S = 100.0
@@ -34,7 +34,7 @@ async def test_math_agrees_with_the_labels_and_no_pair_is_over_its_deadline() ->
     workers = WorkerConfig(count=2, compute_timeout_s=DEADLINE_S, start_timeout_s=200.0, max_attempts=1)
     killed: list[None] = []
     pool = WorkerPool(
-        path="reward_service.verifiers.math_answer:math_answer",
+        path="reward_service.verifiers.mathematics.math_answer:math_answer",
         settings=pool_settings(RewardServiceConfig(workers=workers), trusted=False),
         on_kill=lambda: killed.append(None),
     )

@@ -7,18 +7,15 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reward_service.mathematics.answers import Scalar
-from reward_service.mathematics.equality import same_answer
-from reward_service.mathematics.final_answer import final_answers
-from reward_service.mathematics.limits import OverLimits, Unreadable
-from reward_service.mathematics.nodes import Number
-from reward_service.mathematics.notation import to_latex
-from reward_service.mathematics.quantities import Rules
-from reward_service.mathematics.reading import read
-from reward_service.mathematics.tokens import tokenise
-from reward_service.verifier import DataError, Submission
+from reward_service.verifier.submission import DataError, Submission
 from reward_service.verifiers.arguments import MathArguments
-from reward_service.verifiers.math_answer import math_answer
+from reward_service.verifiers.mathematics.answers import Scalar
+from reward_service.verifiers.mathematics.equality import Rules, same_answer
+from reward_service.verifiers.mathematics.math_answer import final_answers, math_answer
+from reward_service.verifiers.mathematics.nodes import Number, OverLimits, Unreadable
+from reward_service.verifiers.mathematics.notation import to_latex
+from reward_service.verifiers.mathematics.reading import read
+from reward_service.verifiers.mathematics.tokens import tokenise
 
 COMMANDS = (
     r"\frac \sqrt \boxed \text \pm \le \infty \cup \in \setminus \log \sin \pi \{ \} \left( \right) \begin{pmatrix} "
@@ -42,7 +39,7 @@ def judged(answer: str, completion: str) -> float | None:
 def test_reading_and_comparing_end_in_an_answer_or_in_an_error_of_ours(one: str, other: str) -> None:
     with contextlib.suppress(Unreadable, OverLimits):
         for ours in read(one):
-            for theirs in read(other, lenient_units=True):
+            for theirs in read(other, lenient=True):
                 with contextlib.suppress(Unreadable):
                     same_answer(ours, theirs, Rules(convert_units=True))
 
@@ -87,7 +84,7 @@ def steps(text: str) -> int:
     sys.setprofile(counting)
     try:
         for guess in final_answers(text)[0]:
-            tokenise(to_latex(guess), thousands=True)
+            tokenise(to_latex(guess))
     finally:
         sys.setprofile(None)
     return count

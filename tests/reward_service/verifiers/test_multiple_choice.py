@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from reward_service.verifier import Score, Submission
+from reward_service.verifier.submission import Score, Submission
 from reward_service.verifiers.multiple_choice import MultipleChoiceArguments, multiple_choice
 
 CITIES = ("London", "Paris", "Rome", "Berlin")
@@ -191,3 +191,28 @@ def test_any_text_is_judged(completion: str) -> None:
 )
 def test_a_hostile_text_of_a_million_characters_is_read_at_once(hostile: str) -> None:
     judged(hostile * (1_000_000 // len(hostile)))
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("The option for $98.89 is not given.\nSo our selection is option E. #### E", "E"),
+        ("By problem, the option corresponding to 12:20 is D.\nSo our selection is option D. #### D", "D"),
+        (r"The value is $\boxed{15}$. The answer is (C).", "C"),
+        ("It's not A because that is red, therefore I think it's B", "B"),
+        ("The answer is for sure D, it can't be A or B", "D"),
+        ("The answer is not A but C.", "C"),
+        ("Thus, option (C).", "C"),
+        ("Hence, C.", "C"),
+        ("因此选 D。", "D"),
+        ("答案是 B。", "B"),
+    ],
+)
+def test_the_option_is_found_where_people_name_it(completion: str, answer: str) -> None:
+    assert multiple_choice(Submission(completion=completion), MultipleChoiceArguments(answer=answer)).reward == 1.0
+
+
+@pytest.mark.parametrize("answer", ["A", "B"])
+def test_boxes_side_by_side_name_several_options(answer: str) -> None:
+    submission = Submission(completion=r"\boxed{A} or \boxed{B}")
+    assert multiple_choice(submission, MultipleChoiceArguments(answer=answer)).reward == 0.0

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from reward_service.verifier import Score, Submission
+from reward_service.verifier.submission import Score, Submission
 from reward_service.verifiers.numeric import NumericArguments, numeric
 
 
@@ -183,3 +183,27 @@ def test_a_decimal_is_read_exactly(digits: int, places: int) -> None:
 )
 def test_a_hostile_text_of_a_million_characters_is_read_at_once(hostile: str) -> None:
     judged(hostile * (1_000_000 // len(hostile)), 5)
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "reward"),
+    [
+        ("结论：总共有99颗弹珠。", 99, 1.0),
+        ("答案是 3.5 米", 3.5, 1.0),
+        ("The answer is 1 234 567", 1234567, 1.0),
+        ("There are 1 234 567", 567, 0.0),
+        ("The answer is 10^6", 1_000_000, 1.0),
+        ("The answer is 10^6", 10, 0.0),
+        ("The answer is 2^{-3}.", 0.125, 1.0),
+        ("The answer is between 3 and 5", 3, 0.0),
+        ("The answer is not 5.", 5, 0.0),
+        (r"\boxed{5} and \boxed{6}", 6, 0.0),
+    ],
+)
+def test_numbers_as_people_write_them(completion: str, answer: float, reward: float) -> None:
+    assert numeric(Submission(completion=completion), NumericArguments(answer=answer)).reward == reward
+
+
+def test_a_power_beyond_any_size_is_no_number() -> None:
+    submission = Submission(completion="The answer is " + "9" * 900 + "^999")
+    assert numeric(submission, NumericArguments(answer=1)).reward == 0.0

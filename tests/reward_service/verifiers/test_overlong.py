@@ -3,8 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reward_service.verifier import Submission, UserError, validate_arguments
-from reward_service.verifiers.overlong import OverlongArguments, overlong
+from reward_service.verifier.submission import Submission, UserError, validate_arguments
+from reward_service.verifiers.lengths import OverlongArguments, overlong
 
 
 def reward(completion: str, **arguments: JsonValue) -> float:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from reward_service.verifier import Submission
+from reward_service.verifier.submission import Submission
 from reward_service.verifiers.qa import QaArguments, normal_words, qa
 
 
@@ -109,3 +109,17 @@ def test_an_answer_is_right_by_every_measure_where_it_is_the_right_one(answer: s
 @pytest.mark.parametrize("hostile", ["a ", ".", "<answer>", "the answer is ", "\n", "北"])
 def test_a_hostile_text_of_a_million_characters_is_read_at_once(hostile: str) -> None:
     reward(hostile * (1_000_000 // len(hostile)), "Denver Broncos", mode="soft", extract=["tag", "stated", "whole"])
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("The answer is St. Louis.", "St. Louis"),
+        ("The answer is U.S. Grant.", "U.S. Grant"),
+        (r"\boxed{\text{Tokyo}}", "Tokyo"),
+        ("答案是北京。", "北京"),
+    ],
+)
+def test_the_stated_or_boxed_answer_is_whole_and_without_notation(completion: str, answer: str) -> None:
+    arguments = QaArguments(answer=answer, extract=("boxed", "stated"))
+    assert qa(Submission(completion=completion), arguments).reward == 1.0

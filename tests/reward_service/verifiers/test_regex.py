@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reward_service.verifier import Score, Submission, UserError, validate_arguments
-from reward_service.verifiers.regex import RegexArguments, regex
+from reward_service.verifier.submission import Score, Submission, UserError, validate_arguments
+from reward_service.verifiers.patterns import RegexArguments, regex
 
 
 def judged(completion: str, *patterns: dict[str, JsonValue], **more: JsonValue) -> Score:

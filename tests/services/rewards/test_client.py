@@ -10,10 +10,9 @@ import pytest
 from pydantic import SecretStr
 
 from protocol.rewards import ScoreItem
-from services.backoff import Backoff
-from services.breaker import BreakerSettings
+from services.http.calls import Backoff, BreakerSettings
 from services.rewards.client import RewardClient
-from services.rewards.scored import Scored
+from services.rewards.items import Scored
 from services.rewards.settings import ClientSettings, RewardService
 from tests.env_service.peers import eventually
 from tests.services.rewards.scripted import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.rewards.hedging import HedgeSettings
+from services.rewards.settings import HedgeSettings
 from tests.env_service.peers import eventually
 from tests.services.rewards.scripted import (
     Answer,

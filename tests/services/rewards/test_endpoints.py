@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import ExitStack
 
-from services.rewards.endpoints import RewardEndpoints
+from services.rewards.rounds import RewardEndpoints
 
 
 class Clock:

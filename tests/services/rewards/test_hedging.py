@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from services.rewards.hedging import Hedges, HedgeSettings
+from services.rewards.settings import Hedges, HedgeSettings
 from tests.env_service.peers import eventually
 from tests.services.rewards.scripted import ScriptedService, fails, held, status
 from tests.services.rewards.test_client import client_of, items, rewards, scripted

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from services.rewards.hedging import HedgeSettings
+from services.rewards.settings import HedgeSettings
 from tests.env_service.peers import eventually
 from tests.services.rewards.scripted import Asked, breaks_off, lines, of, result, status
 from tests.services.rewards.test_client import client_of, items, rewards, scripted

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.rewards.sync import score_sync
+from services.rewards.client import score_sync
 from tests.services.rewards.scripted import ScriptedService, serving
 from tests.services.rewards.test_client import items, rewards
 

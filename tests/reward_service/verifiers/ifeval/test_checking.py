@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reward_service.verifier import Score, Submission, UserError, validate_arguments
+from reward_service.verifier.submission import Score, Submission, UserError, validate_arguments
 from reward_service.verifiers.ifeval.arguments import IfevalArguments
 from reward_service.verifiers.ifeval.checking import ifeval
 
@@ -55,6 +55,15 @@ def test_a_row_of_the_dataset_is_taken_unchanged() -> None:
         "kwargs": [dict(nothing), {**nothing, "num_words": 3.0, "relation": "at least"}],
     }
     assert judged("One two three", row).reward == 1.0
+
+
+@pytest.mark.parametrize("kwargs", [None, [None, None], [None, {}], [{"num_words": None}, None]])
+def test_kwargs_that_are_null_are_as_if_left_out(kwargs: JsonValue) -> None:
+    row: dict[str, JsonValue] = {
+        "instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"],
+        "kwargs": kwargs,
+    }
+    assert judged("there is no comma in this sentence of small letters", row).reward == 1.0
 
 
 def test_the_reward_is_the_share_that_is_followed_or_whether_all_are() -> None:

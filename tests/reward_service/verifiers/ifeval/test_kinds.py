@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 from pydantic import JsonValue
 
-from reward_service.verifier import Submission
+from reward_service.verifier.submission import Submission
 from reward_service.verifiers.ifeval.arguments import IfevalArguments
 from reward_service.verifiers.ifeval.checking import ifeval
 

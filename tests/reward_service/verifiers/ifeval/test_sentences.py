@@ -1,6 +1,6 @@
 import pytest
 
-from reward_service.verifiers.ifeval.sentences import split_sentences
+from reward_service.verifiers.ifeval.instruction import split_sentences
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reward_service.verifier import DataError, Score, Submission, UserError, validate_arguments
-from reward_service.verifiers.json_schema.arguments import JsonSchemaArguments
-from reward_service.verifiers.json_schema.checking import json_schema
+from reward_service.verifier.submission import DataError, Score, Submission, UserError, validate_arguments
+from reward_service.verifiers.arguments import JsonSchemaArguments
+from reward_service.verifiers.json_schema import json_schema
 
 PERSON: dict[str, JsonValue] = {
     "type": "object",

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reward_service.verifiers.json_schema.arguments import Place
-from reward_service.verifiers.json_schema.extraction import candidates
+from reward_service.verifiers.arguments import Place
+from reward_service.verifiers.json_schema import candidates
 
 
 def found(text: str, place: Place) -> list[str]:
@@ -24,6 +24,9 @@ def found(text: str, place: Place) -> list[str]:
         ("```json\n[1]", []),
         ("```python\n[1]\n```", []),
         ("```json\n```", [""]),
+        ("````json\n[1]\n````", ["[1]"]),
+        ("````json\n[\n```\n]\n````", ["[\n```\n]"]),
+        ("~~~json\n[1]\n~~~", ["[1]"]),
         ("[1]", []),
     ],
 )

@@ -3,9 +3,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reward_service.verifier import Score, Submission, UserError, validate_arguments
-from reward_service.verifiers.similarity.arguments import SimilarityArguments
-from reward_service.verifiers.similarity.comparing import similarity
+from reward_service.verifier.submission import Score, Submission, UserError, validate_arguments
+from reward_service.verifiers.arguments import SimilarityArguments
+from reward_service.verifiers.similarity import similarity
 
 METRICS = ["bleu", "rouge_l", "chrf", "jaccard", "edit"]
 

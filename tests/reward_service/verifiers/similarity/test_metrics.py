@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reward_service.verifier import DataError
-from reward_service.verifiers.similarity.alignment import common_subsequence, edit_distance, edit_ratio, rouge_l
-from reward_service.verifiers.similarity.ngrams import bleu, chrf, jaccard, matches
+from reward_service.verifier.submission import DataError
+from reward_service.verifiers.similarity import (
+    bleu,
+    chrf,
+    common_subsequence,
+    edit_distance,
+    edit_ratio,
+    jaccard,
+    matches,
+    rouge_l,
+)
 
 SMALL = st.text(alphabet="abc", max_size=12)
 

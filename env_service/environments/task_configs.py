@@ -1,0 +1,74 @@
+"""What a user can set about tasks: the entries of [[env-service.environments]]."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from services.config.models import ConfigModel
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name that leases refer to")]
+
+
+VerifierName = Annotated[str, Field(min_length=1, max_length=256, description="name of a verifier")]
+
+
+class AdditionTasks(ConfigModel):
+    """Two-digit addition: `37+48=` is to be continued with `085`."""
+
+    source: Literal["addition"] = "addition"
+    name: Name = "addition"
+
+
+class ReasoningGymTasks(ConfigModel):
+    """Tasks that reasoning-gym generates. Evaluation tasks come from seeds that no training task has."""
+
+    source: Literal["reasoning_gym"]
+    name: Name
+    dataset: str = Field(description="name of a reasoning-gym dataset, such as basic_arithmetic")
+    config: dict[str, JsonValue] = Field(default_factory=dict, description="settings of the dataset")
+    seed: int = Field(0, ge=0, lt=1 << 31, description="seed of the first training task; each task has one of its own")
+    train_tasks: int = Field(10_000, ge=1, le=100_000_000, description="number of training tasks")
+    evaluation_tasks: int = Field(200, ge=0, le=1_000_000, description="number of evaluation tasks")
+    system_prompt: str = Field("", description="text of a system message before the question; empty for none")
+    question_suffix: str = Field("", description="text after each question, such as the wanted form of the answer")
+    chat: bool = Field(True, description="whether the model's chat template is applied")
+    extract: tuple[Literal["tag", "boxed", "whole"], ...] = Field(
+        ("tag", "boxed"), min_length=1, description="where the answer is looked for in a completion, in this order"
+    )
+
+
+class JsonlTasks(ConfigModel):
+    """Tasks from files with one JSON object per line.
+
+    Each has `messages` or `prompt`, and `verifier` with `arguments`, or `answer` for the default verifier.
+    """
+
+    source: Literal["jsonl"]
+    name: Name
+    train_file: Path = Field(description="file of training tasks")
+    evaluation_file: Path | None = Field(None, description="file of evaluation tasks, if there are any")
+    verifier: str | None = Field(None, description="verifier of the lines that name none; gets {answer}")
+    system_prompt: str = Field("", description="system message before prompts that have none; empty for none")
+    chat: bool = Field(True, description="whether a plain `prompt` becomes a user message of the chat template")
+
+
+class MixPart(ConfigModel):
+    """An environment in a mix."""
+
+    environment: Name
+    weight: float = Field(1.0, gt=0, le=1e6, description="its share of the training tasks, relative to the others'")
+
+
+class MixTasks(ConfigModel):
+    """The tasks of other environments together, in shares; all evaluation tasks, the environments in turn.
+
+    An epoch holds each training task at least once; of those that are too few for their share, the tasks recur.
+    """
+
+    source: Literal["mix"]
+    name: Name
+    parts: tuple[MixPart, ...] = Field(min_length=1, max_length=256, description="environments with their weights")
+
+
+Tasks = Annotated[AdditionTasks | ReasoningGymTasks | JsonlTasks | MixTasks, Field(discriminator="source")]

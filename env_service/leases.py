@@ -1,0 +1,204 @@
+"""The leases in progress, and the tasks that roll them out.
+
+What happened to leases, kept until the learner has it in its books.
+
+Which attempt at which lease a message is about.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from env_service.completions import Progress
+from env_service.outcomes import RolloutMetrics
+from protocol.messages import Acknowledged, Failed, Finished, Lease, RunningLease
+from protocol.model import PolicyVersion
+from protocol.trajectories import Purpose, TrajectoryGroup
+
+
+class LeaseKey(NamedTuple):
+    """Leases of training and of evaluation are numbered separately, attempts anew in each life of the learner."""
+
+    incarnation: int
+    purpose: Purpose
+    lease_id: int
+    attempt: int
+
+
+def key_of(about: Lease | RunningLease | Finished | Failed | Acknowledged) -> LeaseKey:
+    """The key of whatever names a lease and an attempt."""
+    named: Lease | RunningLease | Failed | Acknowledged | TrajectoryGroup
+    named = about.group if isinstance(about, Finished) else about
+    return LeaseKey(named.incarnation, named.purpose, named.lease_id, named.attempt)
+
+
+Outcome = Finished | Failed
+
+_SLOWEST = 8
+"""An unacknowledged outcome is sent again ever more rarely, at last this many times the first interval apart."""
+
+
+@dataclass
+class _Entry:
+    outcome: Outcome
+    due: float
+    interval_s: float
+    sent: bool = False
+
+
+class Outbox:
+    """Outcomes by lease and attempt. `clock` is in seconds; `resend_s` is the first interval between two sendings."""
+
+    def __init__(self, *, resend_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._resend_s = resend_s
+        self._clock = clock
+        self._entries: dict[LeaseKey, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: LeaseKey) -> bool:
+        return key in self._entries
+
+    def add(self, outcome: Outcome) -> None:
+        """Keep an outcome; it is due at once."""
+        self._entries[key_of(outcome)] = _Entry(outcome, due=self._clock(), interval_s=self._resend_s)
+
+    def acknowledge(self, key: LeaseKey) -> bool:
+        """Forget an outcome. Whether there was one: a late second acknowledgement is normal."""
+        return self._entries.pop(key, None) is not None
+
+    def clear(self) -> None:
+        """Forget everything: nobody is left who wants it."""
+        self._entries.clear()
+
+    def held(self) -> tuple[RunningLease, ...]:
+        """The finished groups, as a heartbeat speaks of them: an attempt is alive until its group is acknowledged."""
+        return tuple(
+            _as_running(entry.outcome.group) for entry in self._entries.values() if isinstance(entry.outcome, Finished)
+        )
+
+    def make_due(self, key: LeaseKey | None = None) -> None:
+        """Have one outcome, or all of them, sent again at the next opportunity, as after a new Welcome."""
+        for entry in self._entries.values() if key is None else [self._entries[key]]:
+            entry.due, entry.interval_s = self._clock(), self._resend_s
+
+    def take_due(self) -> list[tuple[Outcome, bool]]:
+        """The outcomes to send now, and whether each was sent before; each is due again after its interval."""
+        now = self._clock()
+        due = [entry for entry in self._entries.values() if entry.due <= now]
+        taken = [(entry.outcome, entry.sent) for entry in due]
+        for entry in due:
+            entry.sent = True
+            entry.due = now + entry.interval_s
+            entry.interval_s = min(2 * entry.interval_s, _SLOWEST * self._resend_s)
+        return taken
+
+
+def _as_running(group: TrajectoryGroup) -> RunningLease:
+    spans = (span for trajectory in group.trajectories for span in trajectory.version_spans)
+    oldest = min((PolicyVersion.parse(span.version) for span in spans), key=lambda v: v.number, default=None)
+    return RunningLease(
+        incarnation=group.incarnation,
+        lease_id=group.lease_id,
+        attempt=group.attempt,
+        purpose=group.purpose,
+        oldest_version=None if oldest is None else str(oldest),
+        waits_for="learner",
+    )
+
+
+logger = logging.getLogger(__name__)
+
+RunLease = Callable[[Lease, Progress], Awaitable[Outcome]]
+Report = Callable[[Outcome], Awaitable[None]]
+
+_QUEUE_FACTOR = 4
+"""Leases held at most, by capacity: a restarted learner grants without knowing what still runs here."""
+
+
+@dataclass
+class _Running:
+    lease: Lease
+    progress: Progress = field(default_factory=Progress)
+    task: asyncio.Task[None] | None = None
+
+
+class RunningLeases:
+    """Runs at most `capacity` leases at once, holds the others back, and reports each outcome.
+
+    Tasks live in `tasks`, the caller's group: what this class does not expect ends the process.
+    """
+
+    def __init__(
+        self, *, run: RunLease, report: Report, capacity: int, tasks: asyncio.TaskGroup, metrics: RolloutMetrics
+    ) -> None:
+        self._run = run
+        self._report = report
+        self._places = asyncio.Semaphore(capacity)
+        self._limit = _QUEUE_FACTOR * capacity
+        self._tasks = tasks
+        self._metrics = metrics
+        self._running: dict[LeaseKey, _Running] = {}
+        metrics.running.set_function(lambda: len(self._running))
+
+    async def start(self, lease: Lease) -> None:
+        """Begin a lease; one that runs already goes on, one for which there is no room is reported as failed."""
+        key = key_of(lease)
+        if key in self._running:
+            return
+        if len(self._running) >= self._limit:
+            await self._report(_no_room(lease, self._limit))
+            return
+        entry = self._running[key] = _Running(lease)
+        entry.task = self._tasks.create_task(self._hold(key, entry), name=f"lease {lease.lease_id}")
+
+    def cancel(self, keys: Iterable[LeaseKey]) -> None:
+        """Stop leases; ones that do not run are passed over."""
+        for key in keys:
+            entry = self._running.pop(key, None)
+            if entry is not None and entry.task is not None:
+                entry.task.cancel()
+                self._metrics.cancelled.inc()
+
+    def cancel_all(self) -> None:
+        """Stop everything."""
+        self.cancel(list(self._running))
+
+    def report_progress(self) -> tuple[RunningLease, ...]:
+        """What a heartbeat says."""
+        return tuple(
+            RunningLease(
+                incarnation=key.incarnation,
+                lease_id=key.lease_id,
+                attempt=key.attempt,
+                purpose=key.purpose,
+                oldest_version=entry.progress.oldest_version(),
+                waits_for=entry.progress.waits_for,
+            )
+            for key, entry in self._running.items()
+        )
+
+    async def _hold(self, key: LeaseKey, entry: _Running) -> None:
+        try:
+            async with self._places:
+                outcome = await self._run(entry.lease, entry.progress)
+            # Reported before it stops running: at no moment may a heartbeat speak of it and the outbox not know it.
+            await self._report(outcome)
+        finally:
+            if self._running.get(key) is entry:
+                del self._running[key]
+
+
+def _no_room(lease: Lease, limit: int) -> Failed:
+    return Failed(
+        incarnation=lease.incarnation,
+        lease_id=lease.lease_id,
+        attempt=lease.attempt,
+        purpose=lease.purpose,
+        data_fault=False,
+        reason=f"this env_service holds {limit} leases already",
+    )

@@ -1,0 +1,105 @@
+"""Why a rollout came to nothing. The two kinds decide whether the learner tries the lease again.
+
+Whose fault a failed call is, and what a breaker is told of it.
+
+What an env_service counts.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from services.http.calls import Call, fault_of
+from services.http.client import ServiceError
+from services.http.metrics import Metrics, PeerCounter
+
+
+class RolloutFailure(Exception):
+    """The base of both kinds; the text is the reason that the learner records."""
+
+    data_fault: bool
+
+
+class InfrastructureFailure(RolloutFailure):
+    """A process died, was silent or answered nonsense: the same lease may well succeed later or elsewhere."""
+
+    data_fault = False
+
+
+class Unavailable(InfrastructureFailure):
+    """Nobody took the request up, or nobody answers: it says nothing about the request, which is asked again until
+    the rollout's time is over.
+    """
+
+
+class DataFailure(RolloutFailure):
+    """The task cannot be rolled out: its environment, its prompt or its verifier is at fault."""
+
+    data_fault = True
+
+
+def failure_of(whom: str, error: ServiceError) -> RolloutFailure:
+    """The failure that a call's error stands for."""
+    text = f"{whom}: {error}"
+    match fault_of(error):
+        case "request":
+            return DataFailure(text)
+        case "unavailable":
+            return Unavailable(text)
+        case "counterpart":
+            return InfrastructureFailure(text)
+
+
+@contextmanager
+def judged(call: Call, *, whom: str) -> Iterator[None]:
+    """Raises a call's ServiceError as the failure that it stands for, and tells the breaker how the call went."""
+    try:
+        try:
+            yield
+        except ServiceError as error:
+            raise failure_of(whom, error) from error
+    except InfrastructureFailure as failure:
+        call.failed(str(failure), silent=isinstance(failure, Unavailable))
+        raise
+    except DataFailure:
+        call.succeeded()
+        raise
+    call.succeeded()
+
+
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+
+# Not below 0: the client library leaves the sum, and with it the mean, out of a histogram that has such a bound.
+_REWARDS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 2.0, 5.0, 10.0)
+
+
+class RolloutMetrics:
+    """The metrics of the rollout loop and of the connection to the learner."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.groups = metrics.counter("finished_groups", "Groups rolled out, by environment.", labels=("environment",))
+        self.tokens = metrics.counter("sampled_tokens", "Tokens of completions in finished groups.")
+        self.continued = metrics.counter(
+            "continued_completions", "Completions in finished groups that more than one generator sampled."
+        )
+        self.failures = metrics.counter("failed_leases", "Leases that came to nothing, by kind.", labels=("kind",))
+        self.cancelled = metrics.counter("cancelled_leases", "Leases that the learner took back.")
+        self.unscored = metrics.counter("unscored_trajectories", "Trajectories whose reward is an error.")
+        self.rewards = metrics.histogram(
+            "verifier_reward",
+            "Rewards of trajectories, by environment and verifier.",
+            buckets=_REWARDS,
+            labels=("environment", "verifier"),
+        )
+        self.reward_errors = metrics.counter(
+            "verifier_errors", "Trajectories without a reward, by verifier and kind.", labels=("verifier", "kind")
+        )
+        self.generator_failures = PeerCounter(
+            metrics.counter("generator_failures", "Failed requests to a generator.", labels=("generator_id",))
+        )
+        self.rollout_s = metrics.histogram("rollout_seconds", "From grant to finished group.", buckets=_SECONDS)
+        self.scoring_s = metrics.histogram("scoring_seconds", "Scoring of a group.", buckets=_SECONDS)
+        self.running = metrics.gauge("running_leases", "Leases in progress.")
+        self.unacknowledged = metrics.gauge("unacknowledged_outcomes", "Outcomes that the learner has not confirmed.")
+        self.resent = metrics.counter("resent_outcomes", "Outcomes that were sent again.")
+        self.hellos = metrics.counter("hellos", "Times this process introduced itself to a learner.")
+        self.refusals = metrics.counter("refusals", "Refusals by the learner, by reason.", labels=("reason",))

@@ -1,0 +1,1 @@
+"""One vLLM engine in this process's charge."""

@@ -1,0 +1,386 @@
+"""One vLLM engine in this process's charge: sampling with version spans, and weight syncs that survive their failures.
+
+States of a weight sync, and what serves meanwhile:
+
+    join_group  →  stage (or fail: old weights serve)  →  commit: pause, load, stamp, resume
+                                                            ├ fails before the load: old weights, resumed
+                                                            └ fails within the load: unloaded, stays paused
+
+Import this module after `generator.options.prepare_environment` was called: it imports vllm.
+
+Calls to the engine's process and its workers, each with a deadline: a process that is stopped keeps its sockets.
+"""
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import xxhash
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from generator.engine.gated_llm import GatedLLM, HandedBack, TurnedAway, entered_under
+from generator.engine.options import EngineOptions
+from generator.engine.records import (
+    dtype_name,
+    engine_args,
+    engine_kind,
+    generate_part,
+    sampling_params,
+    scored_sequence,
+    scoring_params,
+)
+from generator.engine.reports import CommitReport, EngineCounters, ScoredSequence
+from generator.weights.plan import LoadReport, WeightSyncError, check_plan
+from protocol.fleet import JoinGroup, Prepare
+from protocol.generation import GeneratePart, Sampling
+
+POLL_FIRST_S = 0.002
+POLL_MOST_S = 0.02
+
+Answer = TypeVar("Answer")
+
+
+class EngineGone(Exception):
+    """The engine's process has died. The generator has to be started again."""
+
+
+class EngineCalls:
+    """Waits for answers of one engine. Raises WeightSyncError if they do not come in time, and EngineGone."""
+
+    def __init__(self, *, llm: GatedLLM, stall_timeout_s: float) -> None:
+        self._llm = llm
+        self.stall_timeout_s = stall_timeout_s
+
+    async def answer(self, call: Awaitable[Answer], *, more_s: float = 0.0) -> Answer:
+        """The answer to `call`. One that is given up was sent all the same, and takes place when the engine goes on."""
+        deadline_s = self.stall_timeout_s + more_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await call
+        except TimeoutError as error:
+            raise WeightSyncError(f"the engine of this generator did not answer within {deadline_s:g} s") from error
+        except EngineDeadError as error:
+            raise EngineGone(str(error)) from error
+
+    async def told(self, call: Awaitable[list[str]]) -> None:
+        """For a call that each worker answers with why it failed, or nothing."""
+        reasons = [reason for reason in await self.answer(call) if reason]
+        if reasons:
+            raise WeightSyncError(reasons[0])
+
+    async def settled(self, *, deadline_s: float) -> None:
+        """Polls the workers until their background operation has ended; raises WeightSyncError if one failed."""
+        deadline = time.monotonic() + deadline_s
+        pause_s = POLL_FIRST_S
+        while True:
+            answers = await self.answer(self._llm.collective_rpc("headway_progress"))
+            reasons = [reason for _, reason in answers if reason]
+            if reasons:
+                raise WeightSyncError(reasons[0])
+            if all(ended for ended, _ in answers):
+                return
+            if time.monotonic() > deadline:
+                raise WeightSyncError(f"the workers were not done within {deadline_s} s")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, POLL_MOST_S)
+
+
+GRACE_S = 5.0
+FILE_TIMEOUT_S = 10.0
+FINGERPRINT_S = 60.0
+SHUTDOWN_S = 1.0
+FIRST = -1
+"""vLLM's priority of what does not wait behind the requests of others, which have 0."""
+
+
+class Engine:
+    """An async facade over vLLM. One instance per process; use `start`, and `shutdown` at the end.
+
+    Requests that come during a commit wait, so that none is sampled under a version other than its prefix cache's.
+    """
+
+    def __init__(self, *, options: EngineOptions, llm: GatedLLM) -> None:
+        self._options = options
+        self._llm = llm
+        self._calls = EngineCalls(llm=llm, stall_timeout_s=options.stall_timeout_s)
+        self._sync_lock = asyncio.Lock()
+        self._unloaded = False
+        self._loading = False
+        self._bucket_timeout_s = FILE_TIMEOUT_S
+        self._commit_task: asyncio.Future[CommitReport] | None = None
+
+    @classmethod
+    async def start(cls, *, options: EngineOptions) -> "Engine":
+        """Load the model and start the worker; takes tens of seconds. Raises RuntimeError if vLLM cannot start.
+
+        If cancelled, it ends what has been started.
+        """
+        llm = await _started(options)
+        engine = cls(options=options, llm=llm)
+        await llm.update_weight_version(options.initial_version)
+        llm.cache_version = options.initial_version
+        return engine
+
+    @property
+    def llm(self) -> GatedLLM:
+        """vLLM's engine client, for routes of vLLM that are mounted in an app of ours."""
+        return self._llm
+
+    @property
+    def version(self) -> str:
+        """The version that new tokens are stamped with."""
+        return self._llm.cache_version
+
+    @property
+    def unloaded(self) -> bool:
+        """Whether a load failed midway: nothing is sampled until a commit succeeds."""
+        return self._unloaded
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._llm.errored
+
+    async def generate(
+        self,
+        *,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        n: int,
+        sampling: Sampling,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[GeneratePart, None]:
+        """Sample n completions of one prompt. Closing the iterator aborts the request.
+
+        The prefix cache is always salted with the version; `cache_salt` is added to it. Raises ValueError for a request
+        that the engine refuses, and EngineGone. A request that is handed back ends with a part of reason "abort" for
+        each completion.
+        """
+        prompt = {"type": "token", "prompt_token_ids": list(prompt_token_ids), "cache_salt": cache_salt}
+        params = sampling_params(n=n, sampling=sampling, stream_interval=self._options.stream_interval)
+        try:
+            async for output in self._llm.generate(prompt, params, request_id):
+                for completion in output.outputs:
+                    yield generate_part(completion)
+        except EngineGenerateError as error:
+            if not isinstance(error.__cause__, TurnedAway):
+                raise
+            for index in range(n):
+                yield GeneratePart(index=index, finish_reason="abort")
+        except EngineDeadError as error:
+            raise EngineGone(str(error)) from error
+
+    async def score(
+        self, *, request_id: str, token_ids: Sequence[int], top: int = 0, before_others: bool = False
+    ) -> ScoredSequence:
+        """Logprobs of tokens 1 to the last, each given those before it, at temperature 1, and the `top` likeliest.
+
+        `before_others` that wait for their turn; those that run go on. Never reads the prefix cache. Closing it aborts
+        the request. Raises ValueError for a request that the engine refuses, HandedBack, and EngineGone.
+        """
+        prompt = {"type": "token", "prompt_token_ids": list(token_ids), "cache_salt": "score"}
+        scored = None
+        try:
+            priority = FIRST if before_others else 0
+            async for output in self._llm.generate(prompt, scoring_params(top=top), request_id, priority=priority):
+                entered = entered_under(prompt)
+                scored = scored_sequence(output, length=len(token_ids), top=top, entered_under=entered)
+        except EngineGenerateError as error:
+            if not isinstance(error.__cause__, TurnedAway):
+                raise
+        except EngineDeadError as error:
+            raise EngineGone(str(error)) from error
+        if scored is None:
+            raise HandedBack(f"request {request_id} was ended before its tokens were scored")
+        return scored
+
+    @property
+    def kind(self) -> str:
+        """Engines of one kind load equal bytes to parameters of equal fingerprint."""
+        return engine_kind(self._llm.vllm_config)
+
+    @property
+    def dtype(self) -> str:
+        """The type of weights and activations."""
+        return dtype_name(self._llm.vllm_config)
+
+    @property
+    def answer_timeout_s(self) -> float:
+        """The longest that an engine which is well takes to answer, in seconds: a load keeps it from answering."""
+        return self._calls.stall_timeout_s + (self._options.pause_ttl_s if self._loading else 0.0)
+
+    async def ping(self) -> None:
+        """Returns when the engine's process has answered, however long that takes."""
+        await self._llm.get_weight_version()
+
+    async def hand_back(self) -> None:
+        """End every request with what it has so far; a completion's last part is an "abort". Asks no answer."""
+        await self._llm.hand_back()
+
+    async def join_group(self, group: JoinGroup) -> None:
+        """Join the learner's process group; the store at its host and port is the learner's.
+
+        Returns when all ranks have joined. Raises WeightSyncError; the engine serves on either way.
+        """
+        self._bucket_timeout_s = group.bucket_timeout_s
+        request = WeightTransferInitRequest({"spec": group.model_dump_json()})
+        async with self._sync_lock, self._abandoned_on_failure():
+            await self._calls.answer(self._llm.init_weight_transfer_engine(request))
+            await self._calls.settled(deadline_s=group.meet_timeout_s + GRACE_S)
+
+    async def stage(self, plan: Prepare) -> None:
+        """Receive all buckets of `plan` while the engine serves on, and verify them.
+
+        Without staging this only takes note of the plan. Raises WeightSyncError: the old weights serve on, and the next
+        sync needs a new group.
+        """
+        staging = self._options.staging == "staging"
+        async with self._sync_lock, self._abandoned_on_failure():
+            check_plan(plan.buckets)
+            await self._calls.told(self._llm.collective_rpc("headway_stage", args=(plan.model_dump_json(), staging)))
+            if staging:
+                await self._calls.settled(deadline_s=len(plan.buckets) * self._bucket_timeout_s + GRACE_S)
+
+    async def stage_files(self, plan: Prepare, *, paths: Sequence[str]) -> None:
+        """Stage buckets that were downloaded: one local file per bucket, its bytes those of the bucket.
+
+        Needs no group. The files may be removed after the commit. Raises WeightSyncError.
+        """
+        async with self._sync_lock, self._abandoned_on_failure():
+            check_plan(plan.buckets)
+            await self._calls.told(
+                self._llm.collective_rpc("headway_stage_files", args=(plan.model_dump_json(), list(paths)))
+            )
+            await self._calls.settled(deadline_s=len(paths) * self._bucket_timeout_s + GRACE_S)
+
+    async def commit(self, *, version: str, clear_cache: bool = False) -> CommitReport:
+        """Pause at a token boundary, load what is staged, stamp `version` on what follows, and resume.
+
+        Requests in flight go on with their keys and values, or compute them again if `clear_cache`. Raises
+        WeightSyncError; if its `unloaded` is set the engine stays paused, with its requests frozen, until a commit
+        succeeds. A commit goes on to its end if the caller is cancelled.
+        """
+        # A caller that goes away must not leave the engine between two versions.
+        self._commit_task = asyncio.ensure_future(self._commit(version=version, clear_cache=clear_cache))
+        return await asyncio.shield(self._commit_task)
+
+    async def fingerprint(self) -> str:
+        """The fingerprint of the weights that serve now."""
+        async with self._sync_lock:
+            return await self._fingerprint()
+
+    async def _fingerprint(self) -> str:
+        """Hashed by the workers in a thread: it takes as long as the reading of all weights, which serve meanwhile."""
+        await self._calls.answer(self._llm.collective_rpc("headway_begin_fingerprint"))
+        await self._calls.settled(deadline_s=FINGERPRINT_S)
+        return _combined(await self._calls.answer(self._llm.collective_rpc("headway_fingerprint")))
+
+    async def abandon_group(self) -> None:
+        """Leave the group, and forget what was staged. The next sync needs a new group."""
+        await self._calls.answer(self._llm.collective_rpc("headway_abandon"))
+
+    def counters(self) -> EngineCounters:
+        return self._llm.counters()
+
+    async def drain(self, *, timeout_s: float) -> bool:
+        """Wait until no request is in flight. Returns False if some are left after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._llm.idle()
+        except TimeoutError:
+            return False
+        return True
+
+    async def shutdown(self) -> None:
+        """Abort what is in flight, and end the engine's processes."""
+        await self._llm.stop(timeout_s=SHUTDOWN_S)
+
+    async def _commit(self, *, version: str, clear_cache: bool) -> CommitReport:
+        async with self._sync_lock:
+            start = time.perf_counter()
+            try:
+                await self._calls.answer(self._llm.close_gate())
+                await self._pause(clear_cache=clear_cache)
+                reports = await self._load()
+                await self._stamp(version)
+            except WeightSyncError as error:
+                raise WeightSyncError(error.reason, unloaded=self._unloaded) from error
+            finally:
+                await self._resume()
+            pause_s = time.perf_counter() - start
+            fingerprint = await self._fingerprint()
+        load_s = max(report.load_s for report in reports)
+        return CommitReport(version=version, fingerprint=fingerprint, load_s=load_s, pause_s=pause_s)
+
+    async def _pause(self, *, clear_cache: bool) -> None:
+        # The client's own pause adds a fixed sleep of 20 ms.
+        await self._calls.answer(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear_cache))
+
+    async def _resume(self) -> None:
+        if self._unloaded:
+            return
+        try:
+            await self._calls.answer(self._llm.resume_generation())
+        finally:
+            # An engine that does not answer resumes when it does: what was sent to it is in order.
+            self._llm.open_gate()
+
+    async def _load(self) -> list[LoadReport]:
+        """Raises WeightSyncError. From the call until the new version is stamped, the weights count as unloaded."""
+        was_unloaded, self._unloaded = self._unloaded, True
+        answers = await self._load_answers()
+        reports = [LoadReport.from_json(answer) for answer in answers]
+        errors = [report.error for report in reports if report.error]
+        # With several workers one may have loaded what another has not.
+        touched = any(report.unloaded or not report.error for report in reports)
+        if errors:
+            self._unloaded = was_unloaded or touched
+            raise WeightSyncError(f"the load failed: {errors[0]}")
+        return reports
+
+    async def _load_answers(self) -> list[str]:
+        ttl_s = self._options.pause_ttl_s
+        self._loading = True
+        try:
+            return await self._calls.answer(self._llm.collective_rpc("headway_load", args=(ttl_s,)), more_s=ttl_s)
+        finally:
+            self._loading = False
+
+    async def _stamp(self, version: str) -> None:
+        await self._calls.answer(self._llm.update_weight_version(version))
+        self._llm.cache_version = version
+        self._unloaded = False
+
+    @asynccontextmanager
+    async def _abandoned_on_failure(self) -> AsyncIterator[None]:
+        """One worker's failure is all workers': none keeps a group that another has lost."""
+        try:
+            yield
+        except WeightSyncError:
+            await self.abandon_group()
+            raise
+
+
+async def _started(options: EngineOptions) -> GatedLLM:
+    starting = asyncio.ensure_future(asyncio.to_thread(GatedLLM.from_engine_args, engine_args(options)))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # A thread cannot be stopped, but it gives up when the process that it waits for has ended.
+        while not starting.done():
+            for child in multiprocessing.active_children():
+                child.kill()
+            await asyncio.wait([starting], timeout=0.1)
+        if starting.exception() is None:
+            await starting.result().stop(timeout_s=SHUTDOWN_S)
+        raise
+
+
+def _combined(fingerprints: Sequence[str]) -> str:
+    """One fingerprint for all workers; a single worker's own."""
+    if len(fingerprints) == 1:
+        return fingerprints[0]
+    return str(xxhash.xxh3_64_hexdigest("".join(fingerprints).encode()))

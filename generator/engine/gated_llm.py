@@ -1,0 +1,117 @@
+"""vLLM's AsyncLLM with one door for every request, whichever route it came by.
+
+At the door the prefix cache is salted with the version that is served, and requests wait while a commit is under way.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from generator.engine.output_processor import CountingOutputProcessor
+from generator.engine.reports import EngineCounters
+
+
+class TurnedAway(Exception):
+    """A request that waited for the engine, and that the engine will not begin."""
+
+
+class HandedBack(Exception):
+    """A request that the generator has ended before its answer was there."""
+
+
+def entered_under(prompt: Mapping[str, Any]) -> str:
+    """The version that was served when a prompt came through the gate, by its salt."""
+    return str(prompt["cache_salt"]).partition("/")[0]
+
+
+class GatedLLM(AsyncLLM):  # type: ignore[misc]
+    """Build it outside of the event loop's thread, with `from_engine_args`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.cache_version = ""
+        self._closed = False
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._entering = 0
+        self._none_entering = asyncio.Event()
+        self._none_entering.set()
+        super().__init__(*args, **kwargs)
+        assert self.output_handler is None, "the output handler would hold on to the processor that is replaced here"
+        self.output_processor = CountingOutputProcessor(
+            self.renderer.tokenizer,
+            log_stats=self.log_stats,
+            stream_interval=self.vllm_config.scheduler_config.stream_interval,
+        )
+
+    def __del__(self) -> None:
+        """The owner shuts the engine down; vLLM would try again while the interpreter is being torn down."""
+
+    async def add_request(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        """Every route of vLLM ends here. Raises ValueError for a prompt that vLLM has not rendered to tokens, and
+        TurnedAway.
+        """
+        if not isinstance(prompt, dict):
+            raise ValueError(f"request {request_id}: a prompt must be a rendered one, got {type(prompt).__name__}")
+        await self._through_the_gate()
+        self._entering += 1
+        self._none_entering.clear()
+        try:
+            prompt["cache_salt"] = f"{self.cache_version}/{prompt.get('cache_salt') or ''}"
+            return await super().add_request(request_id, prompt, *args, **kwargs)
+        finally:
+            self._entering -= 1
+            if not self._entering:
+                self._none_entering.set()
+
+    async def close_gate(self) -> None:
+        """New requests wait from now on; returns when those that came before are in the engine."""
+        self._closed = True
+        await self._none_entering.wait()
+
+    def open_gate(self) -> None:
+        self._closed = False
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    @property
+    def waiting_at_the_gate(self) -> int:
+        """How many requests wait for it to open."""
+        return len(self._waiters)
+
+    async def hand_back(self) -> None:
+        """Ends every request: with what it has so far, and those that wait at the gate with TurnedAway.
+
+        Waits for no answer of the engine.
+        """
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(TurnedAway("the generator hands its requests back"))
+        await self.abort(list(self.output_processor.external_req_ids))
+
+    async def _through_the_gate(self) -> None:
+        while self._closed:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
+
+    async def stop(self, *, timeout_s: float) -> None:
+        """End the engine's process, killing it after `timeout_s`, and close the sockets to it."""
+        # The task that hands out the engine's outputs would take this for a crash.
+        if self.output_handler is not None:
+            self.output_handler.cancel()
+            await asyncio.wait([self.output_handler])
+        await asyncio.to_thread(self.shutdown, timeout_s)
+        self.engine_core.resources.ctx.destroy(linger=0)
+
+    def counters(self) -> EngineCounters:
+        counters: EngineCounters = self.output_processor.counters()
+        return counters
+
+    async def idle(self) -> None:
+        """Return as soon as no request is in flight."""
+        await self.output_processor.idle.wait()

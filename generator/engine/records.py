@@ -1,0 +1,156 @@
+"""Between our records and vLLM's: how an engine is started, how it samples, what it answers."""
+
+import os
+import platform
+from collections.abc import Iterator
+from typing import TypeVar
+
+import torch
+import vllm
+from vllm.config import VllmConfig
+from vllm.config.weight_transfer import WeightTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from generator.engine.die_with_parent import OwnerTie
+from generator.engine.options import EngineOptions
+from generator.engine.reports import ScoredSequence
+from protocol.generation import MOST_TOP_LOGPROBS, GeneratePart, Sampling
+from protocol.trajectories import FinishReason, VersionSpan
+
+T = TypeVar("T")
+
+
+def engine_args(options: EngineOptions) -> AsyncEngineArgs:
+    """What vLLM is started with."""
+    return AsyncEngineArgs(
+        model=options.model,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        scheduling_policy="priority",
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        kv_cache_memory_bytes=int(options.kv_cache_gb * 2**30) if current_platform.is_cpu() else None,
+        use_tqdm_on_load=options.verbose,
+        gpu_memory_utilization=options.gpu_memory_fraction,
+        tensor_parallel_size=options.tensor_parallel_size,
+        distributed_executor_backend="uni" if options.tensor_parallel_size == 1 else "mp",
+        seed=options.seed,
+        enforce_eager=options.enforce_eager,
+        load_format=options.load_format,
+        skip_tokenizer_init=not options.tokenizer,
+        logprobs_mode="processed_logprobs",
+        max_logprobs=MOST_TOP_LOGPROBS,
+        generation_config="vllm",
+        enable_prefix_caching=True,
+        # A seeded request whose prompt is cut in two kills the CPU engine: its random generator cannot be rewound.
+        enable_chunked_prefill=False if current_platform.is_cpu() else None,
+        additional_config=OwnerTie(owner_pid=os.getpid()),
+        worker_extension_cls="generator.weights.worker.WorkerExtension",
+        weight_transfer_config=WeightTransferConfig(backend="headway"),
+        disable_log_stats=True,
+        enable_log_requests=False,
+    )
+
+
+def engine_kind(config: VllmConfig) -> str:
+    """What the layout of loaded parameters depends on: the type, the device, and what this vLLM makes of both."""
+    cpu = current_platform.is_cpu()
+    device = torch.backends.cpu.get_cpu_capability() if cpu else current_platform.get_device_name()
+    return f"vllm {vllm.__version__}, torch {torch.__version__}, {platform.machine()} {device}, {dtype_name(config)}"
+
+
+def dtype_name(config: VllmConfig) -> str:
+    """Of weights and activations, such as `bfloat16`."""
+    return str(config.model_config.dtype).removeprefix("torch.")
+
+
+def sampling_params(*, n: int, sampling: Sampling, stream_interval: int) -> SamplingParams:
+    """`behavior_logprobs` will be those of the distribution that `sampling` makes.
+
+    With `n` completions and a seed, the completion of index i draws with seed + i.
+    """
+    return SamplingParams(
+        n=n,
+        temperature=sampling.temperature,
+        max_tokens=sampling.max_tokens,
+        stop_token_ids=list(sampling.stop_token_ids),
+        seed=sampling.seed,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        min_tokens=sampling.min_tokens,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        stream_interval=stream_interval,
+        skip_clone=True,
+    )
+
+
+def generate_part(completion: CompletionOutput) -> GeneratePart:
+    """A part of one completion: its new tokens, and the version spans of all of it so far."""
+    spans = completion.weight_versions or ()
+    logprobs = completion.logprobs
+    return GeneratePart(
+        index=completion.index,
+        token_ids=tuple(completion.token_ids),
+        behavior_logprobs=tuple(logprobs.logprobs) if logprobs is not None else (),
+        version_spans=tuple(VersionSpan(version=span.version, start=span.start, end=span.end) for span in spans),
+        finish_reason=_finish_reason(completion.finish_reason),
+    )
+
+
+def _finish_reason(reason: str | None) -> FinishReason | None:
+    """Whatever else ends a completion in vLLM leaves it as useless as an abort."""
+    match reason:
+        case None | "stop" | "length":
+            return reason
+        case _:
+            return "abort"
+
+
+def scoring_params(*, top: int) -> SamplingParams:
+    """For the logprobs of a prompt alone, which the prefix cache must not answer: it holds no logits.
+
+    vLLM gives those of a prompt at temperature 1, whatever the sampling.
+    """
+    return SamplingParams(
+        max_tokens=1,
+        prompt_logprobs=top,
+        flat_logprobs=True,
+        detokenize=False,
+        skip_reading_prefix_cache=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
+
+
+def scored_sequence(output: RequestOutput, *, length: int, top: int, entered_under: str) -> ScoredSequence | None:
+    """What `scoring_params` brings for a prompt of `length` tokens, which came in under a version; None if it was
+    ended before it was scored.
+
+    vLLM stamps the token that it samples after the prompt, in the step that ends the prompt.
+    """
+    found = output.prompt_logprobs
+    stamps = {span.version for span in output.outputs[0].weight_versions or ()}
+    if found is None or len(found) != length or not stamps:
+        return None
+    rows = list(zip(found.start_indices[1:], found.end_indices[1:], strict=True))
+    return ScoredSequence(
+        logprobs=tuple(found.logprobs[start] for start, _ in rows),
+        top_token_ids=tuple(_after_the_first(found.token_ids, rows)) if top else (),
+        top_logprobs=tuple(_after_the_first(found.logprobs, rows)) if top else (),
+        version=entered_under if stamps == {entered_under} else None,
+    )
+
+
+def _after_the_first(values: list[T], rows: list[tuple[int, int]]) -> Iterator[tuple[T, ...]]:
+    """The first of each row is the prompt's own token; then come the likeliest ones, the likeliest first."""
+    return (tuple(values[start + 1 : end]) for start, end in rows)

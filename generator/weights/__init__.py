@@ -1,0 +1,1 @@
+"""The generator's side of weight sync."""

@@ -1,0 +1,308 @@
+"""The command `headway`: all four processes on one machine, and checks of their one config file.
+
+    headway up RUN.toml      starts what RUN.toml has a table for, and stops it all when the learner has ended
+    headway check RUN.toml   reads it as the processes would, and starts nothing
+    headway doctor RUN.toml  asks the processes how they are; before a start, looks at the machine
+    headway eval RUN.toml    evaluates a model on held-out tasks, and trains nothing
+    headway keys FOLDER      makes the keys and tokens with which processes on several machines trust each other
+    headway data convert     makes tasks of the rows of published data sets
+
+Nothing that it does is needed when the processes are deployed one by one.
+"""
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from headway.data_command import convert_data
+from headway.keys_command import make_keys
+from headway.own_options import own_options
+from headway.restarts import RestartPolicy
+from headway.supervisor import Command, Limits, Supervisor
+from services.config.agreements import disagreements
+from services.config.devices import VISIBLE, Need, shared_out, visible
+from services.config.models import ProcessConfig, load_config
+from services.config.options import nearest
+from services.config.sources import PROCESSES, TABLES, ConfigError, read_tables
+from services.logs import configure_logging
+from services.run_lock import holder_of, taken_text
+
+USAGE = """\
+usage: headway up RUN.toml [--restarts N] [--PROCESS.OPTION VALUE ...]
+       headway check RUN.toml [--PROCESS.OPTION VALUE ...]
+       headway doctor RUN.toml [--before] [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
+       headway eval RUN.toml [--model FOLDER | --checkpoint FOLDER] [--tasks N] [--samples N] [--output FILE]
+                             [--against FILE [--judge VERIFIER]] [--PROCESS.OPTION VALUE ...]
+       headway keys FOLDER [--env-service NAME ...] [--host HOST ...] [--force]
+       headway data convert ROWS.jsonl [TASKS.jsonl] [--reference] [--extract last|first|whole] [--reward all|fraction]
+
+up      start the processes that RUN.toml has a table for, and stop them all when the learner has ended; one that dies
+        is started again, at most N times (5 if left out) without a minute of life in between
+check   read RUN.toml as each process would, see whether their settings fit together, and start nothing
+doctor  ask the processes, also those at each URL, how they are, and say who is to blame if something is stuck; if none
+        of them answers, or with --before: see whether machine, files and settings are fit for a start
+eval    evaluate the model of RUN.toml, or that in a folder, or a checkpoint of a run with these settings, on N held-out
+        tasks with N samples each; print the numbers and write them to FILE (evaluation.json in the run's folder if left
+        out); with --against, also the win rate against an earlier such file; with --judge, how often a pairwise
+        verifier of the reward service prefers ours to that file's, or to a JSONL's of prompt and completion. Processes
+        that run already are used, the others are started and stopped again; nothing is trained, and no run's history
+        is touched
+keys    make keys and tokens for processes on several machines, and print the settings that use them; with names of
+        env-services that are new, adds theirs to what is in FOLDER; with the hosts of the machines, also makes a CA and
+        certificates for HTTPS, or renews those that are there; --force replaces what is there
+data    make tasks for the verifier code of rows of HumanEval(+), MBPP(+), APPS, TACO or LiveCodeBench, in JSONL or
+        Parquet; with --reference each holds its published solution, on which its tests are tried first
+
+PROCESS is learner, generator, reward-service or env-service, and run for the table [run]; the --help of each process
+lists its options. Example: headway up run.toml --learner.max-lag 0 --run.name synchronous
+
+exit code of up and eval: the learner's; 0 if stopped by a signal; 1 if a process could not be kept alive; 2 for wrong
+settings
+exit code of doctor: 0 if all is well, 1 if not, 2 for wrong settings
+"""
+
+_LEADER = "learner"
+# The env-service first: it gives its unfinished work back while everybody is still there to take it.
+_STOPPED_LAST = ("generator", "reward-service")
+
+Arguments = Mapping[str, Sequence[str]]
+
+
+def main() -> None:
+    """Parses the command line and exits with the command's code."""
+    try:
+        sys.exit(_run(sys.argv[1:]))
+    except ConfigError as error:
+        sys.stderr.write("".join(f"headway: {problem}\n" for problem in error.problems))
+        sys.exit(2)
+    except KeyboardInterrupt:  # before anything was started
+        sys.exit(130)
+
+
+def check(path: Path, arguments: Arguments) -> int:
+    """Says that a config file is good. Raises ConfigError with every problem otherwise."""
+    configs = _load_all(path, arguments)
+    sys.stdout.write(f"{path}: good for {', '.join(configs)}\n")
+    return 0
+
+
+def up(path: Path, arguments: Arguments, *, restarts: RestartPolicy) -> int:
+    """Runs the processes until the learner has ended or a signal comes; the exit code is as `USAGE` says.
+
+    Raises ConfigError, before it starts anything, with every problem of the config file, or if the run lives already.
+    """
+    configs = _load_all(path, arguments)
+    _check_free(configs)
+    _log_as(configs)
+    devices = _devices(configs)
+    commands = [
+        replace(_command(name, path, arguments.get(name, ()), folder=one.run.folder), environment=devices.get(name, ()))
+        for name, one in configs.items()
+    ]
+    return Supervisor(commands, limits=Limits(restarts=restarts)).run()
+
+
+def _devices(configs: Mapping[str, ProcessConfig]) -> dict[str, tuple[tuple[str, str], ...]]:
+    """The GPUs of each process that names none itself. Raises ConfigError if they do not suffice."""
+    needs = [
+        Need(process=name, count=one.gpus_wanted, devices=one.devices, collective=one.collective)
+        for name, one in configs.items()
+    ]
+    given = shared_out(needs, seen=visible(os.environ))
+    return {name: ((VISIBLE, ",".join(gpus)),) for name, gpus in given.items() if not configs[name].devices}
+
+
+def _run(words: Sequence[str]) -> int:
+    if {"--help", "-h"} & set(words) or words == ["help"]:
+        sys.stdout.write(USAGE)
+        return 0
+    match words:
+        case ["up" | "check" | "doctor" | "eval" as command, path, *rest] if not path.startswith("-"):
+            return _COMMANDS[command](Path(path), rest)
+        case ["up" | "check" | "doctor" | "eval" as command, *_]:
+            raise ConfigError([f"headway {command} needs the path of a TOML file: headway {command} RUN.toml"])
+        case ["keys", *arguments]:
+            return make_keys(arguments)
+        case ["data", "convert", *arguments]:
+            return convert_data(arguments)
+        case ["data", *_]:
+            raise ConfigError(["headway data converts: headway data convert ROWS.jsonl [TASKS.jsonl]"])
+        case [word, *_]:
+            guess = nearest(word, (*_COMMANDS, "keys", "data"))
+            names = ", ".join((*_COMMANDS, "keys"))
+            hint = f"did you mean {guess}?" if guess else f"expected {names} or data; see headway --help"
+            raise ConfigError([f"unknown command {word!r}; {hint}"])
+    sys.stderr.write(USAGE)
+    return 2
+
+
+def _run_check(path: Path, words: Sequence[str]) -> int:
+    return check(path, _split(words))
+
+
+def _run_up(path: Path, words: Sequence[str]) -> int:
+    own, overrides = own_options(words, {"--restarts": True})
+    return up(path, _split(overrides), restarts=RestartPolicy(most=_count(own.get("--restarts", ["5"])[-1])))
+
+
+def _run_eval(path: Path, words: Sequence[str]) -> int:
+    # Deferred for the same reason as the doctor.
+    from headway.evaluating import OPTIONS, evaluation_words, to_be_started
+
+    own, overrides = own_options(words, OPTIONS)
+    arguments = evaluation_words(own, _split(overrides), path=path, tables=read_tables(path))
+    configs = _load_all(path, arguments)
+    _log_as(configs)
+    commands = [_command(name, path, arguments.get(name, ()), folder=Path()) for name in to_be_started(configs)]
+    return Supervisor([replace(command, again=None) for command in commands]).run()
+
+
+def _run_doctor(path: Path, words: Sequence[str]) -> int:
+    # Deferred: its HTTP client takes longer to load than everything else here, and `up` does without it.
+    from headway.doctor_command import doctor, options_of
+
+    options, overrides = options_of(words)
+    return doctor(_load_each(path, _split(overrides)), options)
+
+
+_COMMANDS: Mapping[str, Callable[[Path, Sequence[str]], int]] = {
+    "up": _run_up,
+    "check": _run_check,
+    "doctor": _run_doctor,
+    "eval": _run_eval,
+}
+
+
+def _log_as(configs: Mapping[str, ProcessConfig]) -> None:
+    log = next(iter(configs.values())).log
+    configure_logging("headway", level=log.level, format=log.format)
+
+
+def _check_free(configs: Mapping[str, ProcessConfig]) -> None:
+    """Before anything is started that might meet the processes of the run that lives. Raises ConfigError."""
+    if _LEADER in configs and (holder := holder_of(configs[_LEADER].run.folder)) is not None:
+        raise ConfigError([taken_text(configs[_LEADER].run.folder, holder)])
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError([f"command line: --restarts: got {text!r}: expected a number, 0 for none"])
+    return int(text)
+
+
+def _command(process: str, path: Path, arguments: Sequence[str], *, folder: Path) -> Command:
+    """The console script beside this interpreter. A learner that a signal has ended goes on with its own run."""
+    script = Path(sys.executable).with_name(process)
+    words = (str(script), "--config", str(path), *arguments)
+    is_leader = process == _LEADER
+    return Command(
+        name=process,
+        arguments=words,
+        stop_stage=1 if process in _STOPPED_LAST else 0,
+        is_leader=is_leader,
+        again=partial(_resumed, words, folder / "incarnation", _written_at(folder / "incarnation"))
+        if is_leader
+        else None,
+    )
+
+
+def _resumed(words: tuple[str, ...], marker: Path, before: int | None) -> tuple[str, ...]:
+    """With `--resume true` if the run's marker is not the one that was there before the first start."""
+    return words if _written_at(marker) in (None, before) else (*words, "--resume", "true")
+
+
+def _written_at(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def _split(overrides: Sequence[str]) -> dict[str, list[str]]:
+    """`--learner.max-lag 0` becomes `--max-lag 0` of the learner; `--run.name x` goes to all. Raises ConfigError."""
+    arguments: dict[str, list[str]] = {}
+    targets: Sequence[str] = ()
+    for word in overrides:
+        if word.startswith("--"):
+            table, _, option = word.removeprefix("--").partition(".")
+            if table not in TABLES or not option:
+                raise ConfigError([_unknown_table(word, table, option)])
+            targets = PROCESSES if table == "run" else (table,)
+            word = f"--run.{option}" if table == "run" else f"--{option}"
+        elif not targets:
+            raise ConfigError([f"command line: {word!r} follows no option; expected --PROCESS.OPTION VALUE"])
+        for target in targets:
+            arguments.setdefault(target, []).append(word)
+    return arguments
+
+
+def _unknown_table(word: str, table: str, option: str) -> str:
+    guess = nearest(table, TABLES) if option else None
+    hint = f"did you mean --{guess}.{option}?" if guess else f"PROCESS is one of {', '.join(TABLES)}"
+    return f"command line: {word}: expected --PROCESS.OPTION; {hint}"
+
+
+def _load_all(path: Path, arguments: Arguments) -> dict[str, ProcessConfig]:
+    """The configs, which fit together. Raises ConfigError with all problems."""
+    configs, problems = _read_each(path, arguments)
+    problems = [*problems, *disagreements(configs)]
+    if problems:
+        raise ConfigError(problems)
+    return configs
+
+
+def _load_each(path: Path, arguments: Arguments) -> dict[str, ProcessConfig]:
+    """The configs, each good by itself. Raises ConfigError with all problems."""
+    configs, problems = _read_each(path, arguments)
+    if problems:
+        raise ConfigError(problems)
+    return configs
+
+
+def _read_each(path: Path, arguments: Arguments) -> tuple[dict[str, ProcessConfig], list[str]]:
+    """The config of each process that the file has a table for, and what is wrong with the others."""
+    tables = read_tables(path)
+    wanted = [name for name in PROCESSES if name in tables]
+    problems = [] if wanted else _no_process(path, tables)
+    configs: dict[str, ProcessConfig] = {}
+    for name in wanted:
+        argv = ["--config", str(path), *arguments.get(name, [])]
+        try:
+            configs[name] = load_config(_config_model(name), process=name, argv=argv, environ=os.environ)
+        except ConfigError as error:
+            problems += [_as_given(problem, name) for problem in error.problems]
+    problems += [
+        f"command line: {word.replace('--', f'--{name}.', 1)}: {path.name} has no table [{name}]"
+        for name, words in arguments.items()
+        for word in words
+        if name not in wanted and word.startswith("--") and not word.startswith("--run.")
+    ]
+    return configs, list(dict.fromkeys(problems))
+
+
+def _no_process(path: Path, tables: Mapping[str, object]) -> list[str]:
+    guesses = {name: nearest(name, PROCESSES) for name in tables if name not in TABLES}
+    hints = [f"; did you mean [{guess}] instead of [{name}]?" for name, guess in guesses.items() if guess]
+    return [f"{path}: no table of a process; expected some of [{'], ['.join(PROCESSES)}]" + "".join(hints)]
+
+
+def _as_given(problem: str, process: str) -> str:
+    """A process's complaint about its command line, with the flags as they are written here."""
+    if not problem.startswith("command line"):
+        return problem
+    flags = re.sub(r"--(?!help\b|run\.)(?=[a-z])", f"--{process}.", problem)
+    return flags.replace("see --help", f"see {process} --help")
+
+
+def _config_model(process: str) -> type[ProcessConfig]:
+    """Found by entry point, so that this package imports none of the processes."""
+    (entry,) = entry_points(group="headway.process", name=process)
+    model: type[ProcessConfig] = getattr(importlib.import_module(entry.module), entry.attr)
+    return model
+
+
+if __name__ == "__main__":
+    main()

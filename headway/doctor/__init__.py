@@ -1,0 +1,1 @@
+"""`headway doctor`: what ails a running system, and what would ail one that is about to be started."""

@@ -1,0 +1,263 @@
+"""Asking processes how they are, all at once, with a short deadline each.
+
+Processes of this machine, as /proc shows them. Elsewhere than on Linux, nothing is found.
+"""
+
+import asyncio
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from protocol.status import Kind, Status
+from services.config.models import ConfigModel, HttpConfig, ProcessConfig
+from services.http.client import (
+    HttpClient,
+    ServiceError,
+    ServiceMistrusted,
+    ServiceRefused,
+    ServiceTimeout,
+    ServiceUnreachable,
+)
+from services.http.tls import TlsFileError, TlsFiles, client_tls
+from services.network import is_loopback
+
+_LISTENS = "0A"
+_STOPPED = ("T", "t")
+
+
+@dataclass(frozen=True)
+class LocalProcess:
+    """A process by its number and command line; `is_stopped` if a signal, SIGSTOP say, has stopped it."""
+
+    pid: int
+    command: str
+    is_stopped: bool
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.command})"
+
+
+def listener_of(port: int) -> LocalProcess | None:
+    """Who listens on a TCP port of this machine; None if nobody does, or it belongs to somebody else."""
+    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for folder in Path("/proc").glob("[0-9]*") if sockets else ():
+        try:
+            if any(str(link.readlink()) in sockets for link in (folder / "fd").iterdir()):
+                return _described(folder)
+        except OSError:  # it has ended meanwhile, or is another user's
+            continue
+    return None
+
+
+def process_behind(url: str) -> LocalProcess | None:
+    """Who listens at an address, if that is on this machine."""
+    parts = urlsplit(url)
+    if parts.hostname is None or parts.port is None or not is_here(parts.hostname):
+        return None
+    return listener_of(parts.port)
+
+
+def is_here(host: str) -> bool:
+    """Whether an address is this machine's for sure."""
+    return is_loopback(host) or host in ("0.0.0.0", "::", socket.gethostname())
+
+
+def _listening_inodes(port: int) -> Iterator[str]:
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (Path("/proc/net") / table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for fields in map(str.split, lines):
+            if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                yield fields[9]
+
+
+def _described(folder: Path) -> LocalProcess:
+    words = (folder / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    command = " ".join(Path(word).name if word.startswith("/") else word for word in words)
+    state = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    return LocalProcess(pid=int(folder.name), command=command[:100], is_stopped=state in _STOPPED)
+
+
+DEADLINE_S = 3.0
+_CONNECT_S = 2.0
+
+
+class Condition(StrEnum):
+    """What came of asking."""
+
+    ANSWERS = "answers"
+    DEAD = "dead"
+    """Nobody accepts a connection there."""
+    HANGS = "hangs"
+    """A connection was accepted, and no answer came."""
+    STRANGE = "strange"
+    """Something answered, but not what was asked for."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A process to be asked."""
+
+    kind: Kind
+    url: str
+    token: SecretStr | None = None
+    tls: TlsFiles = field(default_factory=TlsFiles)
+
+    @property
+    def place(self) -> str:
+        """Host and port, the same for all names of this machine."""
+        return place_of(self.url)
+
+
+def place_of(url: str) -> str:
+    """Host and port of an address, the same for all names of this machine."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return f"{'localhost' if is_here(host) else host}:{parts.port}"
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A process that was asked. `complaint` is what went wrong; `process` is who listens there, if on this machine."""
+
+    target: Target
+    condition: Condition
+    status: Status | None = None
+    complaint: str = ""
+    process: LocalProcess | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return self.target.kind
+
+    @property
+    def name(self) -> str:
+        """Its kind and what tells it from others of the kind."""
+        return f"{self.kind} {self.target.place}"
+
+
+def targets_of(configs: Mapping[str, ProcessConfig]) -> list[Target]:
+    """The processes that a config file has tables for, at the addresses that they listen on."""
+    targets = []
+    for name, config in configs.items():
+        http = getattr(config, "http", None)
+        if isinstance(http, HttpConfig) and http.port:
+            host = "127.0.0.1" if http.host in ("0.0.0.0", "::") else http.host
+            scheme = "http" if http.tls_cert_file is None else "https"
+            url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{http.port}"
+            targets.append(Target(kind=_kind(name), url=url, token=http.token, tls=http.tls))
+    return targets
+
+
+def tokens_of(configs: Mapping[str, ProcessConfig]) -> dict[str, SecretStr]:
+    """By place, the tokens of addresses that have one of their own, such as those of [[env-service.rewards]]."""
+    found: dict[str, SecretStr] = {}
+    groups: list[object] = list(configs.values())
+    while groups:
+        match groups.pop():
+            case ConfigModel() as group:
+                url, token = getattr(group, "url", None), getattr(group, "token", None)
+                if isinstance(url, str) and isinstance(token, SecretStr):
+                    found[place_of(url)] = token
+                groups.extend(getattr(group, name) for name in type(group).model_fields)
+            case tuple() as several:
+                groups.extend(several)
+    return found
+
+
+async def ask_all(targets: Iterable[Target], *, tokens: Mapping[str, SecretStr] | None = None) -> list[Patient]:
+    """Asks all targets, and then those that they speak of and that were not asked yet, with the `tokens` of places."""
+    asked = _distinct(targets, known=())
+    patients = await _ask_side_by_side(asked)
+    spoken_of = _distinct(_spoken_of(patients, asked, tokens or {}), known=asked)
+    return _once_each([*patients, *await _ask_side_by_side(spoken_of)])
+
+
+async def ask(target: Target, *, deadline_s: float = DEADLINE_S) -> Patient:
+    """One process. Never raises for what a counterpart does."""
+    try:
+        trust = client_tls(target.tls)
+    except TlsFileError as error:
+        return Patient(target=target, condition=Condition.STRANGE, complaint=str(error))
+    async with HttpClient(token=target.token, connect_timeout_s=_CONNECT_S, tls=trust) as client:
+        try:
+            status = await client.get(f"{target.url}/v1/status", Status, deadline_s=deadline_s)
+        except ServiceError as error:
+            condition, complaint = _failure(error, deadline_s)
+            process = None if condition is Condition.DEAD else process_behind(target.url)
+            return Patient(target=target, condition=condition, complaint=complaint, process=process)
+    if status.service != target.kind:
+        complaint = f"a {status.service} answers there, expected the {target.kind}: correct the address"
+        return Patient(target=target, condition=Condition.STRANGE, complaint=complaint)
+    return Patient(target=target, condition=Condition.ANSWERS, status=status)
+
+
+async def _ask_side_by_side(targets: Sequence[Target]) -> list[Patient]:
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(ask(target)) for target in targets]
+    return [task.result() for task in asked]
+
+
+def _failure(error: ServiceError, deadline_s: float) -> tuple[Condition, str]:
+    match error:
+        case ServiceMistrusted():
+            return Condition.STRANGE, str(error)
+        case ServiceUnreachable(sent=False):
+            return Condition.DEAD, "accepts no connection"
+        case ServiceTimeout():
+            return Condition.HANGS, f"accepts connections, and does not answer within {deadline_s:g} s"
+        case ServiceRefused(status=401):
+            return Condition.STRANGE, "wants another token than http.token of its table in the config file"
+        case ServiceRefused(status=404):
+            return Condition.STRANGE, "has no /v1/status: it is of another release, or another program"
+    return Condition.STRANGE, str(error)
+
+
+def _spoken_of(patients: Iterable[Patient], asked: Sequence[Target], tokens: Mapping[str, SecretStr]) -> list[Target]:
+    """Generators and reward services by the addresses that others have of them, with the token of place or kind."""
+    of_kinds = {target.kind: target.token for target in asked}
+    trust = next((target.tls for target in asked if target.tls.ca is not None), TlsFiles())
+    statuses = [patient.status for patient in patients if patient.status is not None]
+    return [
+        Target(
+            kind=peer.kind,
+            url=peer.url.rstrip("/"),
+            token=tokens.get(place_of(peer.url), of_kinds.get(peer.kind)),
+            tls=trust,
+        )
+        for status in statuses
+        for peer in status.peers
+        if peer.url is not None
+    ]
+
+
+def _distinct(targets: Iterable[Target], *, known: Iterable[Target]) -> list[Target]:
+    places = {target.place for target in known}
+    found: dict[str, Target] = {}
+    for target in targets:
+        if target.place not in places:
+            found.setdefault(target.place, target)
+    return list(found.values())
+
+
+def _once_each(patients: Sequence[Patient]) -> list[Patient]:
+    """A process that was reached by two addresses is one."""
+    found: dict[tuple[str, int] | str, Patient] = {}
+    for patient in patients:
+        status = patient.status
+        found.setdefault(patient.target.place if status is None else (status.host, status.pid), patient)
+    return list(found.values())
+
+
+def _kind(name: str) -> Kind:
+    match name:
+        case "learner" | "generator" | "reward-service" | "env-service":
+            return name
+    raise ValueError(f"{name} is no process")

@@ -1,0 +1,200 @@
+"""What would keep a start from going well, found from the configs and this machine.
+
+Checks of files before a start: model folders and keys.
+"""
+
+import asyncio
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel
+
+from headway.doctor.asking import is_here
+from headway.doctor.machine import (
+    Finding,
+    bad,
+    check_disk,
+    check_memory,
+    check_open_files,
+    check_port,
+    check_releases,
+    check_shared_memory,
+    doubtful,
+    good,
+)
+from services.config.agreements import Listens, ModelFolder, Place, Reaches, disagreements, places_of
+from services.config.models import HttpConfig, ProcessConfig
+
+_INDEX = "model.safetensors.index.json"
+_WEIGHTS = "model.safetensors"
+
+
+def check_model(what: str, folder: Path) -> Finding:
+    """Whether a Hugging Face model directory has its configuration, its tokenizer and all of its weights."""
+    if not folder.is_dir():
+        return bad(what, f"{folder} is not a folder", "expected a Hugging Face model directory: correct the path")
+    missing = list(_missing(folder))
+    if missing:
+        return bad(what, f"{folder} lacks {', '.join(missing)}", "copy or download the model again")
+    return good(what, f"{folder}, {model_bytes(folder) >> 20} MiB of weights")
+
+
+def model_bytes(folder: Path) -> int:
+    """The size of a model's weights on disk, in bytes; 0 if there are none."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def check_key(what: str, path: Path) -> Finding:
+    """Whether a file of keys, or each in a folder of them, can be read by us and by nobody else."""
+    if not path.exists():
+        return bad(what, f"{path} does not exist", "headway keys makes it; copy it from where it was made")
+    unreadable = [file for file in _files(path) if not os.access(file, os.R_OK)]
+    if unreadable or not os.access(path, os.R_OK):
+        return bad(what, f"{(unreadable or [path])[0]} cannot be read", "chown it to the user that runs Headway")
+    open_to_all = [file for file in _files(path) if "secret" in file.name and file.stat().st_mode & stat.S_IROTH]
+    if open_to_all:
+        return doubtful(what, f"{open_to_all[0]} can be read by everybody", f"chmod 600 {open_to_all[0]}")
+    return good(what, f"{path} can be read")
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.iterdir()) if path.is_dir() and os.access(path, os.R_OK | os.X_OK) else [path]
+
+
+def _missing(folder: Path) -> Iterator[str]:
+    if not (folder / "config.json").is_file():
+        yield "config.json"
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        yield "tokenizer.json"
+    if (folder / _INDEX).is_file():
+        yield from _missing_shards(folder)
+    elif not any(folder.glob("*.safetensors")):
+        yield _WEIGHTS
+
+
+def _missing_shards(folder: Path) -> Iterator[str]:
+    try:
+        shards = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError):
+        yield f"a readable {_INDEX}"
+        return
+    yield from sorted(shard for shard in shards if not (folder / shard).is_file())
+
+
+_GIB = 1 << 30
+_MIB = 1 << 20
+_CONNECT_S = 3.0
+# What a process takes with hardly a model in it, as seen on a CPU.
+_BARE_BYTES = {"learner": _GIB, "generator": 3 * _GIB, "reward-service": _GIB // 4, "env-service": _GIB // 2}
+# Times the model's size. The learner in float32: weights, gradients, two moments, and the copy that is published.
+_MODELS = {"learner": 10, "generator": 3}
+
+Configs = Mapping[str, ProcessConfig]
+
+
+async def examine(configs: Configs) -> list[Finding]:
+    """All findings, in the order in which they are best read."""
+    places = places_of(configs)
+    return [
+        *check_releases(),
+        *_settings(configs),
+        *(check_port(*one) for one in _listened_on(places)),
+        *await _check_reachable(places),
+        *(check_model(str(place), folder) for place, folder in _folders(places)),
+        *(check_key(str(place), path) for place, path in _keys(places)),
+        *_check_disks(configs, places),
+        check_shared_memory(),
+        check_memory(_memory_needs(configs, places)),
+        check_open_files(),
+    ]
+
+
+def _settings(configs: Configs) -> Iterator[Finding]:
+    problems = disagreements(configs)
+    for problem in problems:
+        yield bad("settings", problem, "correct the config file")
+    if not problems:
+        yield good("settings", "the tables fit together; models, tokenizers and chat templates agree")
+
+
+def _listened_on(places: Iterable[Place]) -> Iterator[tuple[str, str, int]]:
+    for place in places:
+        if isinstance(place.value, HttpConfig):
+            yield str(place), place.value.host, place.value.port
+        elif any(isinstance(mark, Listens) for mark in place.marks) and isinstance(place.value, str):
+            parts = urlsplit(place.value)
+            if parts.scheme == "tcp" and parts.hostname and parts.port:
+                yield str(place), "0.0.0.0" if parts.hostname == "*" else parts.hostname, parts.port
+
+
+async def _check_reachable(places: Iterable[Place]) -> list[Finding]:
+    """Connections to what runs on other machines; what is to be started here need not be there yet."""
+    addresses = [
+        (str(place), address)
+        for place in places
+        if any(isinstance(mark, Reaches) for mark in place.marks)
+        for address in (place.value if isinstance(place.value, tuple) else (place.value,))
+        if isinstance(address, str) and not is_here(urlsplit(address).hostname or "localhost")
+    ]
+    async with asyncio.TaskGroup() as group:
+        checks = [group.create_task(_check_connection(*one)) for one in addresses]
+    return [check.result() for check in checks]
+
+
+async def _check_connection(what: str, address: str) -> Finding:
+    parts = urlsplit(address)
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
+    except TimeoutError:
+        return bad(what, f"{address} does not answer within {_CONNECT_S:g} s", "see that a firewall lets it through")
+    except OSError as error:
+        return bad(
+            what, f"{address} cannot be reached: {error.strerror or error}", "start it there first, or correct it"
+        )
+    writer.close()
+    return good(what, f"{address} can be reached")
+
+
+def _folders(places: Iterable[Place]) -> Iterator[tuple[Place, Path]]:
+    for place in places:
+        if any(isinstance(mark, ModelFolder) for mark in place.marks) and isinstance(place.value, Path):
+            yield place, place.value
+
+
+def _keys(places: Iterable[Place]) -> Iterator[tuple[Place, Path]]:
+    """Paths of keys, by the names of their settings."""
+    for place in places:
+        if isinstance(place.value, Path) and "key" in place.key:
+            yield place, place.value
+
+
+def _check_disks(configs: Configs, places: Iterable[Place]) -> Iterator[Finding]:
+    sizes = {place.process: model_bytes(folder) for place, folder in _folders(places)}
+    if "learner" in configs:
+        keep = _number(configs["learner"], "checkpoint.keep", default=2)
+        # A checkpoint holds weights and two moments in float32; one more is written before the oldest goes.
+        need = 256 * _MIB + int(6 * sizes.get("learner", 0) * (keep + 1))
+        yield check_disk("disk of the run", configs["learner"].run.folder, need_bytes=need)
+
+
+def _memory_needs(configs: Configs, places: Iterable[Place]) -> dict[str, int]:
+    """Bytes by process; rough, and for a machine whose models are in its main memory."""
+    sizes = {place.process: model_bytes(folder) for place, folder in _folders(places)}
+    needs = {}
+    for process, config in configs.items():
+        cache = _number(config, "engine.kv_cache_gb", default=0.0)
+        needs[process] = _BARE_BYTES[process] + _MODELS.get(process, 0) * sizes.get(process, 0) + int(cache * _GIB)
+    return needs
+
+
+def _number(config: BaseModel, key: str, *, default: float) -> float:
+    """A setting of a process's own config, of which this package knows the name only."""
+    value: object = config
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return float(value) if isinstance(value, int | float) else default

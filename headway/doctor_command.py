@@ -1,0 +1,104 @@
+"""`headway doctor`: which of its two examinations is wanted, and its exit code."""
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import get_args
+
+from headway.doctor.asking import Condition, Patient, Target, ask_all, targets_of, tokens_of
+from headway.doctor.before import examine
+from headway.doctor.diagnosis import Diagnosis, diagnose
+from headway.doctor.machine import Level
+from headway.doctor.report import as_json, findings_json, findings_text, table, verdict
+from headway.own_options import own_options
+from protocol.status import Kind, ProgressStatus
+from services.config.models import ProcessConfig
+from services.config.sources import ConfigError
+from services.http.tls import TlsFiles
+
+_SECOND_LOOK_S = 2.0
+
+Progress = dict[str, ProgressStatus]
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """`before`: examine the machine, whatever runs. `more` are processes that the config file does not name."""
+
+    before: bool = False
+    as_json: bool = False
+    more: Sequence[Target] = field(default_factory=tuple)
+
+
+def options_of(words: Sequence[str]) -> tuple[DoctorOptions, list[str]]:
+    """The doctor's own options, and the words that are for the processes' configs. Raises ConfigError."""
+    own, others = own_options(words, {"--before": False, "--json": False, "--url": True})
+    more = tuple(map(_target, own.get("--url", [])))
+    return DoctorOptions(before="--before" in own, as_json="--json" in own, more=more), others
+
+
+def doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
+    """Prints what was found; 0 if all is well, 1 if not."""
+    return asyncio.run(_doctor(configs, options))
+
+
+async def _doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
+    patients = [] if options.before else await ask_all(_targets(configs, options), tokens=tokens_of(configs))
+    if all(patient.condition is Condition.DEAD for patient in patients):
+        return await _before(configs, options)
+    diagnosis = diagnose(patients)
+    if diagnosis.by_waiting:
+        patients, diagnosis = await _second_look(configs, options, patients)
+    if options.as_json:
+        sys.stdout.write(as_json(patients=patients, diagnosis=diagnosis))
+    else:
+        sys.stdout.write(f"{table(patients)}\n{verdict(diagnosis, patients)}")
+    return 1 if diagnosis.culprits else 0
+
+
+async def _before(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
+    findings = await examine(configs)
+    if options.as_json:
+        sys.stdout.write(findings_json(findings))
+    else:
+        why = "as asked for" if options.before else "no process of the config file answers"
+        sys.stdout.write(f"before a start ({why}):\n\n{findings_text(findings)}")
+    return 1 if any(finding.level is Level.ERROR for finding in findings) else 0
+
+
+async def _second_look(
+    configs: Mapping[str, ProcessConfig], options: DoctorOptions, patients: Sequence[Patient]
+) -> tuple[list[Patient], Diagnosis]:
+    """Whoever has got on with its work meanwhile is slow, and no culprit."""
+    await asyncio.sleep(_SECOND_LOOK_S)
+    again = await ask_all(_targets(configs, options), tokens=tokens_of(configs))
+    before, after = _progress(patients), _progress(again)
+    at_work = frozenset(name for name, now in after.items() if name in before and now != before[name])
+    return again, diagnose(again, at_work=at_work)
+
+
+def _targets(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> list[Target]:
+    known = targets_of(configs)
+    tokens = {target.kind: target.token for target in known}
+    trust = next((target.tls for target in known if target.tls.ca is not None), TlsFiles())
+    more = (Target(kind=one.kind, url=one.url, token=tokens.get(one.kind), tls=trust) for one in options.more)
+    return [*known, *more]
+
+
+def _target(text: str) -> Target:
+    """`generator=http://host:7310`."""
+    name, _, url = text.partition("=")
+    kind = next((kind for kind in get_args(Kind) if kind == name), None)
+    if kind is None or not url.startswith(("http://", "https://")):
+        expected = f"PROCESS=http://HOST:PORT, PROCESS one of {', '.join(get_args(Kind))}"
+        raise ConfigError([f"command line: --url: got {text!r}: expected {expected}"])
+    return Target(kind=kind, url=url.rstrip("/"))
+
+
+def _progress(patients: Sequence[Patient]) -> Progress:
+    return {
+        patient.name: patient.status.progress
+        for patient in patients
+        if patient.status is not None and patient.status.progress is not None
+    }

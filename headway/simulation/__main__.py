@@ -1,0 +1,5 @@
+"""`python -m headway.simulation`."""
+
+from headway.simulation.command import main
+
+main()

@@ -1,0 +1,185 @@
+"""Disks with faults, laid over real files in a folder in memory: full, failing, and losing what was not synced.
+
+Only what goes through `os` can fail here: the journal, the lines of records, syncs, and files opened to be written.
+What a process that is dead still tries to do raises Killed. What was written since the last sync of a file is known, so
+that a host can lose a part of it.
+"""
+
+import errno
+import fcntl
+import os
+import pathlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.simulation.process import Process
+from headway.simulation.threads import current_thread
+from headway.simulation.world import Killed, World
+
+
+@dataclass
+class Disk:
+    """The state of the disk of `host`, which the run's folder is on. `root` is the folder of the whole simulation."""
+
+    root: Path
+    world: World
+    host: str = "learner"
+    full: bool = False
+    failing: bool = False
+    synced: dict[int, int] = field(default_factory=dict)
+    owners: dict[int, Process] = field(default_factory=dict)
+    locks: dict[tuple[int, int], Process] = field(default_factory=dict)
+    writes: int = 0
+
+    def check_alive(self) -> None:
+        """Raises Killed where a dead process goes on."""
+        thread = current_thread()
+        if thread is not None:
+            thread.check()
+        if self.world.over:
+            raise Killed
+
+    def check_write(self) -> None:
+        """Raises OSError for a write that this disk does not take."""
+        self.check_alive()
+        self.writes += 1
+        current = self.world.current
+        if not isinstance(current, Process) or current.host != self.host:
+            return
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if self.failing:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def lose_unsynced(self, folder: Path) -> list[str]:
+        """The host went down: of each file's unsynced end, a part is gone. Names what was cut."""
+        lost = []
+        for path in sorted(folder.rglob("*")):
+            if not path.is_file():
+                continue
+            stat = path.stat()
+            safe = min(self.synced.get(stat.st_ino, 0), stat.st_size)
+            if safe < stat.st_size:
+                left = safe + int(self.world.random.random() * (stat.st_size - safe))
+                _REAL["truncate"](path, left)
+                lost.append(f"{path.relative_to(folder)} {stat.st_size - left} bytes")
+        return lost
+
+    def release(self, process: Process) -> None:
+        """Closes what a dead process held open."""
+        for handle in [handle for handle, owner in self.owners.items() if owner is process]:
+            del self.owners[handle]
+            _REAL["close"](handle)
+        for key in [key for key, owner in self.locks.items() if owner is process]:
+            del self.locks[key]
+
+
+_REAL: dict[str, Callable[..., Any]] = {
+    name: getattr(os, name) for name in ("open", "close", "pwrite", "fsync", "fdatasync", "ftruncate", "truncate")
+}
+_REAL_PATH_OPEN = pathlib.Path.open
+_REAL_USAGE = shutil.disk_usage
+_REAL_FLOCK = fcntl.flock
+
+
+def disk_of() -> Disk | None:
+    """The disk of the world that runs, if one does."""
+    world = World.active
+    return world.part(Disk) if world is not None and world.has(Disk) else None
+
+
+def _owner(disk: Disk) -> Process | None:
+    current = disk.world.current
+    return current if isinstance(current, Process) else None
+
+
+def _open(path: Any, flags: int, mode: int = 0o777, **kwargs: Any) -> int:
+    disk = disk_of()
+    handle: int = _REAL["open"](path, flags, mode, **kwargs)
+    if disk is not None and (owner := _owner(disk)) is not None:
+        disk.owners[handle] = owner
+    return handle
+
+
+def _close(handle: int) -> None:
+    disk = disk_of()
+    if disk is not None:
+        if handle not in disk.owners and current_thread() is not None:
+            disk.check_alive()
+        disk.owners.pop(handle, None)
+    _REAL["close"](handle)
+
+
+def _pwrite(handle: int, data: Any, offset: int) -> int:
+    disk = disk_of()
+    if disk is not None:
+        disk.check_write()
+    written: int = _REAL["pwrite"](handle, data, offset)
+    return written
+
+
+def _ftruncate(handle: int, length: int) -> None:
+    disk = disk_of()
+    if disk is not None:
+        disk.check_alive()
+    _REAL["ftruncate"](handle, length)
+
+
+def _sync(name: str) -> Callable[[Any], None]:
+    def sync(handle: Any) -> None:
+        disk = disk_of()
+        if disk is None:
+            _REAL[name](handle)
+            return
+        disk.check_write()
+        stat = os.fstat(handle if isinstance(handle, int) else handle.fileno())
+        disk.synced[stat.st_ino] = stat.st_size
+
+    return sync
+
+
+def _path_open(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+    disk = disk_of()
+    if disk is not None and any(letter in mode for letter in "wxa+"):
+        disk.check_write()
+    return _REAL_PATH_OPEN(self, mode, *args, **kwargs)
+
+
+def _usage(path: Any) -> Any:
+    disk = disk_of()
+    usage = _REAL_USAGE(path)
+    return usage if disk is None or not disk.full else usage._replace(free=0)
+
+
+def _flock(handle: Any, operation: int) -> None:
+    """flock by process: descriptors of one real process would not keep each other out."""
+    disk = disk_of()
+    if disk is None:
+        _REAL_FLOCK(handle, operation)
+        return
+    stat = os.fstat(handle if isinstance(handle, int) else handle.fileno())
+    key, owner = (stat.st_dev, stat.st_ino), _owner(disk)
+    holder = disk.locks.get(key)
+    if operation & fcntl.LOCK_UN:
+        if holder is owner:
+            disk.locks.pop(key, None)
+    elif holder is not None and holder is not owner and holder.alive:
+        raise BlockingIOError(errno.EWOULDBLOCK, "Resource temporarily unavailable")
+    elif owner is not None:
+        disk.locks[key] = owner
+
+
+def install() -> None:
+    """Puts the faults in front of `os`."""
+    for name, replacement in {
+        "open": _open, "close": _close, "pwrite": _pwrite, "ftruncate": _ftruncate, "fsync": _sync("fsync"),
+        "fdatasync": _sync("fdatasync"),
+    }.items():  # fmt: skip
+        setattr(os, name, replacement)
+    pathlib.Path.open = _path_open  # type: ignore[method-assign]
+    shutil.disk_usage = _usage
+    fcntl.flock = _flock
+    fcntl.lockf = lambda handle, operation, *_: _flock(handle, operation)

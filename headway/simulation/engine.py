@@ -1,0 +1,320 @@
+"""A scripted engine: what a worker does with weights, and how fast, how well and whether it answers at all."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+import xxhash
+
+from headway.simulation import collective, weights
+from headway.simulation.network import Network
+from headway.simulation.process import Process
+from headway.simulation.world import active
+from protocol.fleet import BucketSpec, JoinGroup, Prepare
+from protocol.generation import GeneratePart
+from protocol.trajectories import VersionSpan
+
+_END_TOKEN = 1
+_VOCABULARY = 16
+
+
+@dataclass
+class EngineScript:
+    """How an engine behaves. `gap` nats are added to its logprobs of a probe."""
+
+    start_s: float = 1.0
+    token_s: float = 0.05
+    load_s: float = 0.05
+    gap: float = 0.0
+    hanging: bool = False
+    dead: bool = False
+    fails_to_load: bool = False
+    loads_wrong: bool = False
+    worker: "Worker | None" = None
+    loaded: Callable[[str, dict[str, torch.Tensor]], None] = lambda who, tensors: None
+    """Told of all weights that come whole."""
+    _waiting: list["asyncio.Future[None]"] = field(default_factory=list)
+
+    async def answer(self) -> None:
+        """Returns when the engine's process has time for a call."""
+        await asyncio.sleep(0.0005)
+        while self.hanging:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            await future
+
+    def hang(self, hanging: bool) -> None:
+        """The engine's process stands still, or goes on."""
+        self.hanging = hanging
+        if not hanging:
+            waiting, self._waiting = self._waiting, []
+            for future in waiting:
+                if not future.done() and not future.get_loop().is_closed():
+                    future.set_result(None)
+
+
+@dataclass
+class EngineScripts:
+    """Of all engines, by the host of their process."""
+
+    by_host: dict[str, EngineScript] = field(default_factory=dict)
+
+    def of(self, process: Process) -> EngineScript:
+        """That of the engine in a process."""
+        return self.by_host[process.host]
+
+
+class Worker:
+    """The weights of one engine, and the completions that it samples."""
+
+    def __init__(self, process: Process, script: EngineScript) -> None:
+        self._process = process
+        self._script = script
+        self.version = ""
+        self.holds: dict[str, torch.Tensor] = {}
+        self.half_loaded = False
+        self.paused_since: float | None = None
+        self._staged: list[tuple[BucketSpec, torch.Tensor]] = []
+        self._plan: Prepare | None = None
+        self._member: collective.Member | None = None
+        self._bucket_timeout_s = 10.0
+        self._operation: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    # Sampling
+
+    async def turn(self) -> None:
+        """Returns when a token may be sampled."""
+        await self._script.answer()
+        while self.paused_since is not None:
+            await self._changed.wait()
+
+    def tell(self) -> None:
+        """Wakes all who wait."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def pause(self) -> None:
+        """No token is sampled until `resume`."""
+        if self.paused_since is None:
+            self.paused_since = active().now
+
+    def resume(self) -> None:
+        """Tokens are sampled."""
+        self.paused_since = None
+        self.tell()
+
+    def stamp(self, version: str) -> None:
+        """What is sampled from now on has this version."""
+        self.version = version
+        self.half_loaded = False
+
+    async def sample(self, running: Any) -> AsyncIterator[list[GeneratePart]]:
+        """The parts of all completions of a request, two tokens at a time."""
+        random = active().random
+        most = running.sampling.max_tokens
+        lengths = [min(most, 1 + int(random.random() * 6)) for _ in range(running.n)]
+        spans: list[list[VersionSpan]] = [[] for _ in lengths]
+        at = [0] * len(lengths)
+        while any(at[index] < lengths[index] for index in range(len(lengths))) or not any(lengths):
+            await asyncio.sleep(2 * self._script.token_s * (0.5 + random.random()))
+            await self._turn_or_abort(running)
+            if running.aborted:
+                yield [
+                    GeneratePart(index=index, finish_reason="abort", version_spans=tuple(spans[index]))
+                    for index in range(len(lengths)) if at[index] < lengths[index]
+                ]  # fmt: skip
+                return
+            yield [
+                self._part(index, at, lengths, spans, most)
+                for index in range(len(lengths)) if at[index] < lengths[index]
+            ]  # fmt: skip
+
+    async def _turn_or_abort(self, running: Any) -> None:
+        await self._script.answer()
+        while self.paused_since is not None and not running.aborted:
+            await self._changed.wait()
+
+    def _part(
+        self, index: int, at: list[int], lengths: list[int], spans: list[list[VersionSpan]], most: int
+    ) -> GeneratePart:
+        count = min(2, lengths[index] - at[index])
+        start, end = at[index], at[index] + count
+        at[index] = end
+        last = spans[index][-1] if spans[index] else None
+        if last is not None and last.version == self.version:
+            spans[index][-1] = VersionSpan(version=self.version, start=last.start, end=end)
+        else:
+            spans[index].append(VersionSpan(version=self.version, start=start, end=end))
+        ended = end >= lengths[index]
+        random = active().random
+        tokens = [2 + int(random.random() * (_VOCABULARY - 2)) for _ in range(count)]
+        if ended and end < most:
+            tokens[-1] = _END_TOKEN
+        number = 0 if self.half_loaded or not self.holds else weights.number_in(self.holds)
+        return GeneratePart(
+            index=index,
+            token_ids=tuple(tokens),
+            behavior_logprobs=(weights.logprob_of(number),) * count,
+            version_spans=tuple(spans[index]),
+            finish_reason=("length" if end >= most else "stop") if ended else None,
+        )
+
+    def score(self, token_ids: list[int]) -> tuple[float, ...]:
+        """Logprobs of the tokens after the first."""
+        if not self.holds:
+            return tuple(-1.0 for _ in token_ids[1:])
+        number, finite = weights.number_in(self.holds), weights.is_finite(self.holds)
+        return tuple(weights.probe_logprob(number, token, finite=finite) + self._script.gap for token in token_ids[1:])
+
+    # Weight sync, as generator.worker offers it
+
+    def join(self, spec: str) -> None:
+        """Begins to join a group."""
+        group = JoinGroup.model_validate_json(spec)
+        self._drop()
+        self._bucket_timeout_s = group.bucket_timeout_s
+        self._begin(self._join(group))
+
+    async def _join(self, spec: JoinGroup) -> None:
+        group = active().part(collective.Collectives).groups.get(spec.port)
+        network = active().part(Network)
+        if group is None or not network.connected(group.owner.host, self._process.host):
+            await asyncio.sleep(spec.meet_timeout_s)
+            raise RuntimeError("the store of the meeting was not reached")
+        await asyncio.sleep(network.delay(self._process.host, group.owner.host))
+        member = collective.Member(group, self._process)
+        group.members.append(member)
+        self._process.deaths.append(group.break_off)
+        group.tell()
+        if not await collective.wait(group, lambda: group.complete, timeout_s=spec.meet_timeout_s):
+            raise RuntimeError(f"{len(group.members)} of {group.world_size - 1} members met")
+        self._member = member
+
+    def headway_stage(self, plan: str, staging: bool) -> str:
+        """See generator.worker."""
+        prepare = Prepare.model_validate_json(plan)
+        if self._member is None:
+            return "this worker is in no group"
+        self._plan, self._staged = prepare, []
+        if staging:
+            self._begin(self._receive_all(self._member, prepare))
+        return ""
+
+    async def _receive_all(self, member: collective.Member, plan: Prepare) -> None:
+        for spec in plan.buckets:
+            self._staged.append((spec, await self._receive(member)))
+
+    async def _receive(self, member: collective.Member) -> torch.Tensor:
+        member.waiting = True
+        member.group.tell()
+        came = await collective.wait(member.group, lambda: member.bucket is not None, timeout_s=self._bucket_timeout_s)
+        data, member.bucket, member.waiting = member.bucket, None, False
+        if not came or data is None:
+            self._member = None
+            raise RuntimeError("a bucket did not come")
+        member.taken += 1
+        member.group.tell()
+        return data
+
+    def headway_stage_files(self, plan: str, paths: list[str]) -> str:
+        """See generator.worker."""
+        self._plan, self._staged = Prepare.model_validate_json(plan), []
+        for spec, path in zip(self._plan.buckets, paths, strict=True):
+            with open(path, "rb") as file:
+                self._staged.append((spec, torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)))
+        self._begin(asyncio.sleep(0.01))
+        return ""
+
+    def headway_progress(self) -> tuple[bool, str]:
+        """See generator.worker."""
+        operation = self._operation
+        if operation is None:
+            return True, "no operation was begun: the group was abandoned"
+        if not operation.done():
+            return False, ""
+        error = None if operation.cancelled() else operation.exception()
+        return True, "" if error is None else str(error)
+
+    def headway_abandon(self) -> None:
+        """See generator.worker."""
+        self._drop()
+        self._plan, self._staged = None, []
+
+    async def headway_load(self, ttl_s: float) -> str:
+        """See generator.worker."""
+        plan = self._plan
+        if plan is None:
+            return _report(error="there is nothing to load: stage a plan first")
+        ends_at = active().now + ttl_s
+        try:
+            loaded = await self._load(plan, ends_at=ends_at)
+        except RuntimeError as error:
+            self._drop()
+            self._plan, self._staged = None, []
+            return _report(error=str(error), unloaded=self.half_loaded)
+        self._script.loaded(self._process.host, loaded)
+        if not self._script.loads_wrong:
+            self.holds = loaded
+        self._plan, self._staged = None, []
+        return _report(fingerprint=self.headway_fingerprint(), load_s=self._script.load_s)
+
+    async def _load(self, plan: Prepare, *, ends_at: float) -> dict[str, torch.Tensor]:
+        staged = list(self._staged)
+        member = self._member
+        if not staged:
+            if member is None:
+                raise RuntimeError("this worker is in no group")
+            staged.append((plan.buckets[0], await self._receive(member)))
+        self.half_loaded = True
+        await asyncio.sleep(self._script.load_s)
+        for spec in plan.buckets[len(staged) :]:
+            if active().now > ends_at or member is None:
+                raise RuntimeError("the pause outlived its time to live")
+            staged.append((spec, await self._receive(member)))
+        if self._script.fails_to_load:
+            raise RuntimeError("the load failed midway")
+        return {name: tensor for spec, data in staged for name, tensor in _tensors(spec, data)}
+
+    def headway_begin_fingerprint(self) -> None:
+        """See generator.worker."""
+        self._begin(asyncio.sleep(0.01))
+
+    def headway_fingerprint(self) -> str:
+        """See generator.worker."""
+        digest = xxhash.xxh3_64()
+        for tensor in self.holds.values():
+            digest.update(tensor.numpy().tobytes())
+        return str(digest.hexdigest())
+
+    def _begin(self, work: Any) -> None:
+        operation = self._operation = asyncio.ensure_future(work)
+        operation.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _drop(self) -> None:
+        if self._member is not None:
+            self._member.group.break_off()
+        self._member = None
+        if self._operation is not None:
+            self._operation.cancel()
+        self._operation = None
+
+
+def _report(**told: object) -> str:
+    from generator.weights.plan import LoadReport
+
+    known = {each.name for each in fields(LoadReport)}
+    return LoadReport(**{name: value for name, value in told.items() if name in known}).to_json()  # type: ignore[arg-type]
+
+
+def _tensors(spec: BucketSpec, data: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    if xxhash.xxh3_64_hexdigest(data.numpy().data) != spec.xxh3:
+        raise RuntimeError("a bucket's hash differs")
+    found = []
+    for tensor in spec.tensors:
+        count = int(torch.Size(tensor.shape).numel())
+        flat = data[tensor.offset : tensor.offset + 4 * count].view(torch.float32)
+        found.append((tensor.name, flat.view(tensor.shape).clone()))
+    return found

@@ -1,0 +1,219 @@
+"""The promises of the architecture, looked at after every callback, at moments, and over time."""
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.simulation import weights
+from headway.simulation.cluster import LEARNER
+from headway.simulation.process import Process
+from headway.simulation.run import Stage
+from headway.simulation.watcher import Watcher
+
+STANDSTILL_S = 2400.0
+"""A run whose processes are well trains a step at least this often."""
+
+EXCUSED = True
+"""Whether time in which a fault lasts does not count."""
+
+_LOOK_EVERY_S = 5.0
+_BOOKS_EVERY = 16
+_LONGEST_PAUSE_S = 120.0
+_REMEDY_S = 120.0
+_MISTAKES = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    NameError,
+    TypeError,
+    ValueError,
+    asyncio.InvalidStateError,
+)
+_MOST_SEGMENTS = 12
+_MOST_FILES = 400
+_MOST_TASKS = 300
+
+
+@dataclass
+class Learned:
+    """What the invariants know of the learners' insides: the ledger of each life, and what the last one held."""
+
+    stage: Stage
+    ledgers: dict[str, Any] = field(default_factory=dict)
+    folder_of: dict[str, int] = field(default_factory=dict)
+    last: str | None = None
+    callbacks: int = 0
+    read: int = 0
+    afresh: int = 0
+    """How often a learner took an env_service for one that was started afresh."""
+
+    def ledger_made(self, ledger: Any) -> None:
+        """A learner begins to keep books."""
+        process = self.stage.world.current
+        if isinstance(process, Process):
+            self.ledgers[process.name] = ledger
+
+    def recovered(self, result: Any) -> None:
+        """A learner took up the run's folder. Nothing that a former life had on disk is missing."""
+        process = self.stage.world.current
+        assert isinstance(process, Process)
+        self.folder_of[process.name] = _inode(self.stage.cluster.run_folder)
+        before, self.last = self.last, process.name
+        if before is None:
+            return
+        trained = max((len(history) for history in self.stage.trained), default=0)
+        if result.replayed_version < trained:
+            self.stage.broken(
+                "nothing is lost",
+                f"version {trained} was trained, and the learner resumes at {result.replayed_version}",
+            )
+        if not self.stage.unsynced_lost:
+            self._groups_kept(self.ledgers[before], result)
+        self.stage.unsynced_lost = False
+
+    def _groups_kept(self, ledger: Any, result: Any) -> None:
+        spare = result.spare_groups
+        kept = {group.lease_id for group in (spare() if callable(spare) else spare)}
+        for batch in result.batches:
+            kept |= set(batch.lease_ids) if hasattr(batch, "lease_ids") else {group.lease_id for group in batch.groups}
+        kept |= {lease for history in self.stage.trained for batch in history for lease in batch}
+        lost = sorted(set(ledger._table.buffered) - kept)
+        if lost:
+            self.stage.broken(
+                "nothing is lost", f"the groups of leases {lost} were accepted and are not in the journal"
+            )
+
+    def after_callback(self) -> None:
+        """Cheap, and often."""
+        self.callbacks += 1
+        if self.callbacks % _BOOKS_EVERY:
+            return
+        living = [each for each in self.stage.cluster.processes if each.alive and each.name in self.ledgers]
+        if len(living) > 1:
+            self.stage.broken("one learner", f"{' and '.join(each.name for each in living)} run at once")
+        for process in living:
+            try:
+                self.ledgers[process.name].books().check()
+            except AssertionError as error:
+                self.stage.broken("books", str(error)[:300])
+
+
+def _inode(path: Path) -> int:
+    return os.stat(path).st_ino if path.exists() else 0
+
+
+def watch(stage: Stage) -> Learned:
+    """Begins to look."""
+    learned = Learned(stage)
+    stage.world.add(
+        Watcher(
+            ledger_made=lambda result, args, kwargs: learned.ledger_made(args[0]),
+            recovered=lambda result, args, kwargs: learned.recovered(result),
+            expelled=lambda result, args, kwargs: expelled(stage, args[1], kwargs.get("reason", "")),
+            dropped=lambda result, args, kwargs: dropped(stage, args[1]),
+        )
+    )
+    for script in stage.engines:
+        script.loaded = lambda who, tensors: served(stage, who, tensors)
+    stage.cluster.crashed = lambda process, error: crashed(stage, process.name, error)
+    stage.world.observe = learned.after_callback
+    stage.world.after(_LOOK_EVERY_S, lambda: _look(stage, learned))
+    return learned
+
+
+def _look(stage: Stage, learned: Learned) -> None:
+    _progress(stage)
+    _folder(stage, learned)
+    _names(stage, learned)
+    _pauses(stage)
+    _bounds(stage)
+    if stage.violation is None:
+        stage.world.after(_LOOK_EVERY_S, lambda: _look(stage, learned))
+
+
+def _progress(stage: Stage) -> None:
+    since = max(stage.last_step_at, stage.quiet_since if EXCUSED else 0.0)
+    if not (stage.active and EXCUSED) and stage.world.now - since > STANDSTILL_S:
+        stage.broken(
+            "progress", f"all are well since {stage.quiet_since:.0f} s, and no step was trained since {since:.0f} s"
+        )
+
+
+def _folder(stage: Stage, learned: Learned) -> None:
+    service = stage.cluster.services[LEARNER]
+    process = service.process
+    known = None if process is None else learned.folder_of.get(process.name)
+    if process is not None and known is not None and known != _inode(stage.cluster.run_folder):
+        stage.broken("one learner", f"the folder of {process.name}, which lives, was moved away or replaced")
+
+
+def _names(stage: Stage, learned: Learned) -> None:
+    """An env_service that lives on is not taken for another one, and loses its leases to nobody."""
+    news = stage.world.history[learned.read :]
+    learned.read += len(news)
+    learned.afresh += sum("was started afresh" in event.what for event in news)
+    lives = sum(service.lives for service in stage.cluster.services.values() if "env" in service.name)
+    if learned.afresh > lives:
+        what = f"{lives} env_services were started, and {learned.afresh} times one lost its leases as if it had been"
+        stage.broken("nobody is blamed for nothing", what)
+
+
+def dropped(stage: Stage, name: str) -> None:
+    """A generator left the fleet. Where nothing at all went wrong, none that answers does."""
+    service = stage.cluster.services.get(name)
+    if not stage.faults and service is not None and service.process is not None and name not in stage.suspects:
+        stage.broken("nobody is blamed for nothing", f"{name} is dropped, though nothing went wrong in this run")
+
+
+def _pauses(stage: Stage) -> None:
+    for script in stage.engines:
+        worker = script.worker
+        if worker is None or worker.paused_since is None or script.hanging or worker.half_loaded:
+            continue
+        process = worker._process
+        if process.alive and not process.stopped and stage.world.now - worker.paused_since > _LONGEST_PAUSE_S:
+            stage.broken("a pause ends", f"{process.name} is paused since {worker.paused_since:.0f} s")
+
+
+def _bounds(stage: Stage) -> None:
+    journal = stage.cluster.run_folder / "journal"
+    if not stage.active and len(list(journal.glob("segment-*.log"))) > _MOST_SEGMENTS:
+        stage.broken("files are bounded", f"{len(list(journal.iterdir()))} files in {journal.name}")
+    if len(list(stage.cluster.run_folder.glob("*"))) > _MOST_FILES:
+        stage.broken("files are bounded", "the run's folder fills")
+    most = _MOST_TASKS + 8 * len(stage.engines)
+    for process in stage.cluster.processes:
+        if process.alive and len(process.loop.tasks) > most:
+            process.loop.tasks = [task for task in process.loop.tasks if not task.done()]
+            if len(process.loop.tasks) > most:
+                stage.broken("memory is bounded", f"{process.name} has {len(process.loop.tasks)} tasks")
+
+
+def crashed(stage: Stage, who: str, error: BaseException) -> None:
+    """A process ended by an error that is nobody's but its programmer's."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            crashed(stage, who, inner)
+    elif isinstance(error.__cause__, Exception) and type(error).__name__ == "LoopCrashed":
+        crashed(stage, who, error.__cause__)
+    elif isinstance(error, _MISTAKES):
+        stage.broken("nobody crashes", f"{who}: {type(error).__name__}: {str(error)[:300]}")
+
+
+def expelled(stage: Stage, name: str, reason: str) -> None:
+    """A generator was sent away: not one that did nothing wrong. A person starts it again, in a while."""
+    if name not in stage.suspects:
+        stage.broken("nobody is blamed for nothing", f"{name} is expelled: {reason}")
+    service = stage.cluster.services.get(name)
+    process = None if service is None else service.process
+    if process is not None:
+        stage.world.after(_REMEDY_S, process.kill)
+
+
+def served(stage: Stage, who: str, tensors: dict[str, Any]) -> None:
+    """An engine has loaded weights."""
+    if not weights.is_finite(tensors):
+        stage.broken("finite weights", f"{who} is given weights that are not finite")

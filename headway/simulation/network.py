@@ -1,0 +1,102 @@
+"""The network between hosts: delay, bandwidth, links that are cut in one direction or both, and what dies with them.
+
+Connections are like TCP's: in order, and nothing is lost while they last. What is sent over a cut link is held until
+the link is whole again, unless somebody gave the connection up meanwhile.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headway.simulation.world import World
+
+
+@dataclass(frozen=True)
+class LinkRates:
+    """Of one direction of a link: seconds of delay and the most that chance adds, and bytes a second of bulk data."""
+
+    delay_s: float = 0.002
+    jitter_s: float = 0.004
+    bulk_bytes_per_s: float = 1e9
+
+
+@dataclass
+class Network:
+    """Who reaches whom. `doubled` is the share of messages that arrive twice where the protocol above allows for it."""
+
+    world: World
+    rates: LinkRates = field(default_factory=LinkRates)
+    doubled: float = 0.0
+    slowness: dict[str, float] = field(default_factory=dict)
+    """By host: how many times longer everything takes to and from it."""
+    _cut: dict[tuple[str, str], int] = field(default_factory=dict)
+    _held: dict[tuple[str, str], list[Callable[[], object]]] = field(default_factory=dict)
+    _uplink_free_at: dict[str, float] = field(default_factory=dict)
+
+    def reaches(self, source: str, target: str) -> bool:
+        """Whether what one host sends arrives at the other now."""
+        return not self._cut.get((source, target))
+
+    def connected(self, one: str, other: str) -> bool:
+        """Whether both directions are whole."""
+        return self.reaches(one, other) and self.reaches(other, one)
+
+    def cut(self, source: str, target: str) -> None:
+        """Holds what is sent in this direction from now on."""
+        self._cut[source, target] = self._cut.get((source, target), 0) + 1
+
+    def mend(self, source: str, target: str) -> None:
+        """The direction is whole again, once each cut of it is mended: what was held arrives."""
+        left = self._cut.get((source, target), 0) - 1
+        if left > 0:
+            self._cut[source, target] = left
+            return
+        self._cut.pop((source, target), None)
+        for deliver in self._held.pop((source, target), ()):
+            self.world.after(self.delay(source, target), deliver)
+
+    def delay(self, source: str, target: str) -> float:
+        """Seconds that a small message takes now."""
+        slow = max(self.slowness.get(source, 1.0), self.slowness.get(target, 1.0))
+        return slow * (self.rates.delay_s + self.world.random.random() * self.rates.jitter_s)
+
+    def bulk_s(self, source: str, size: int) -> float:
+        """Seconds until so many bytes of bulk data have left a host, behind what it sends already."""
+        now = self.world.now
+        begin = max(now, self._uplink_free_at.get(source, 0.0))
+        self._uplink_free_at[source] = begin + size / self.rates.bulk_bytes_per_s
+        return self._uplink_free_at[source] - now
+
+
+@dataclass
+class Pipe:
+    """One direction of one connection: in order, and silent once it is closed."""
+
+    network: Network
+    source: str
+    target: str
+    open: bool = True
+    _last: float = 0.0
+    under_way: int = 0
+
+    def send(self, deliver: Callable[[], object], *, after_s: float = 0.0) -> None:
+        """Has `deliver` called at the other end, after all that was sent before."""
+        self.under_way += 1
+        network = self.network
+
+        def arrive() -> None:
+            self.under_way -= 1
+            if not self.open:
+                return
+            if not network.reaches(self.source, self.target):
+                self.under_way += 1
+                network._held.setdefault((self.source, self.target), []).append(arrive)
+                return
+            deliver()
+
+        when = max(self._last, network.world.now + after_s + network.delay(self.source, self.target))
+        self._last = when
+        network.world.at(when, arrive)
+
+    def close(self) -> None:
+        """What is under way is lost."""
+        self.open = False

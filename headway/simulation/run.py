@@ -1,0 +1,268 @@
+"""One run of the system in a world of its own, from its first process to the end of training."""
+
+import contextlib
+import gc
+import hashlib
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headway.simulation import weights
+from headway.simulation.cluster import LEARNER, Cluster, Service, Settings, write_model
+from headway.simulation.collective import Collectives
+from headway.simulation.disk import Disk
+from headway.simulation.engine import EngineScript, EngineScripts
+from headway.simulation.http import Directory
+from headway.simulation.install import seed_chance
+from headway.simulation.network import LinkRates, Network
+from headway.simulation.process import Process
+from headway.simulation.scripts import EnvironmentScript, RewardScript
+from headway.simulation.trainer import Trainers, TrainerScript
+from headway.simulation.world import Event, Stuck, World
+from headway.simulation.zeromq import Switchboard
+
+_REMINDER = re.compile(r"waiting for .* since [1-9]\d* s")
+"""A wait that was said before goes on."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A promise that was not kept: its name, and what was seen."""
+
+    promise: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.promise}: {self.what}"
+
+
+class Broken(Exception):
+    """Ends a run at its first violation."""
+
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(str(violation))
+        self.violation = violation
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to. `fingerprint` is over its whole history: equal seeds have equal ones."""
+
+    seed: int
+    virtual_s: float
+    callbacks: int
+    requests: int
+    steps: int
+    violation: Violation | None
+    history: tuple[Event, ...]
+    fingerprint: str
+
+
+@dataclass
+class Stage:
+    """A world with all that stands in it."""
+
+    world: World
+    cluster: Cluster
+    network: Network
+    disk: Disk
+    environment: EnvironmentScript
+    rewards: list[RewardScript]
+    engines: list[EngineScript]
+    trainers: Trainers
+    switchboard: Switchboard
+    violation: Violation | None = None
+    trained: list[weights.History] = field(default_factory=list)
+    last_step_at: float = 0.0
+    done: bool = False
+    active: set[object] = field(default_factory=set)
+    """Faults that are not over."""
+    quiet_since: float = 0.0
+    faults: int = 0
+    suspects: set[str] = field(default_factory=set)
+    """Hosts that something was wrong with: to be blamed is no surprise to them."""
+    cuts: dict[object, list[tuple[str, str]]] = field(default_factory=dict)
+    unsynced_lost: bool = False
+
+    def hosts(self) -> set[str]:
+        """All hosts."""
+        return {service.host for service in self.cluster.services.values()}
+
+    def broken(self, promise: str, what: str) -> None:
+        """The first violation ends the run."""
+        if self.violation is None:
+            self.violation = Violation(promise, what)
+            self.world.note("VIOLATION", str(self.violation))
+
+
+class _Lines(logging.Handler):
+    """What the processes log becomes a part of the history."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(level=logging.INFO)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Notes a line."""
+        who = self._world.current
+        if _REMINDER.match(record.getMessage()):
+            return
+        text = record.getMessage().split("\n")[0][:400]
+        mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        self._world.note(who.name if who is not None else "", f"{mark}{text}")
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    path = Path(tempfile.mkdtemp(prefix="headway-sim-", dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def staged(
+    *,
+    seed: int,
+    settings: Settings,
+    rates: LinkRates | None = None,
+    trainer: TrainerScript | None = None,
+    environment: EnvironmentScript | None = None,
+) -> Iterator[Stage]:
+    """A world with a cluster that has not begun; at its end nothing of it is left."""
+    with _folder() as root:
+        world = World(seed=seed)
+        seed_chance(seed)
+        stage = _stage(world, root, settings, rates, trainer, environment)
+        write_model(root / "model")
+        (root / "tmp").mkdir()
+        world.masked[str(root)] = "~"
+        lines = _Lines(world)
+        logger = logging.getLogger()
+        logger.addHandler(lines)
+        logger.setLevel(logging.INFO)
+        gc.disable()
+        World.active = world
+        try:
+            yield stage
+        finally:
+            _clear(stage)
+            World.active = None
+            logger.removeHandler(lines)
+            gc.enable()
+
+
+def _stage(
+    world: World,
+    root: Path,
+    settings: Settings,
+    rates: LinkRates | None,
+    trainer: TrainerScript | None,
+    environment: EnvironmentScript | None,
+) -> Stage:
+    network = Network(world, rates or LinkRates())
+    disk = Disk(root, world)
+    environment = environment or EnvironmentScript()
+    switchboard = Switchboard(network)
+
+    def broken(promise: str, what: str) -> None:
+        stage.broken(promise, what)
+
+    def trained(history: weights.History) -> None:
+        stage.trained.append(history)
+        stage.last_step_at = world.now
+        world.note(world.current.name if world.current else "", f"trains step {len(history)} on leases {history[-1]}")
+
+    def exported(history: weights.History) -> None:
+        stage.done = len(history) == settings.steps
+        world.note(LEARNER, f"exports a model of {len(history)} steps")
+
+    trainers = Trainers(
+        script=trainer or TrainerScript(), max_lag=settings.max_lag, broken=broken, trained=trained, exported=exported
+    )
+
+    def exited(service: Service, process: Process, code: int | None) -> None:
+        disk.release(process)
+
+    cluster = Cluster(world, root, settings, exited)
+    for part in (network, disk, environment, switchboard, trainers, weights.Truth(), EngineScripts()):
+        world.add(part)
+    world.add(Directory(network))
+    world.add(Collectives(network))
+    stage = Stage(
+        world=world, cluster=cluster, network=network, disk=disk, environment=environment,
+        rewards=[RewardScript() for _ in range(settings.reward_services)],
+        engines=[EngineScript() for _ in range(settings.generators)],
+        trainers=trainers, switchboard=switchboard,
+    )  # fmt: skip
+    return stage
+
+
+def _clear(stage: Stage) -> None:
+    """Ends threads and tasks of all lives; nothing that they do counts any more."""
+    stage.world.over = True
+    for process in stage.cluster.processes:
+        if process.alive:
+            process._die()
+        stage.disk.release(process)
+    for process in stage.cluster.processes:
+        for task in process.loop.tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        process.loop.tasks.clear()
+    stage.cluster.processes.clear()
+    stage.cluster.services.clear()
+    gc.collect()
+
+
+def begin(stage: Stage) -> None:
+    """Starts every process of the cluster."""
+    cluster = stage.cluster
+    for index, script in enumerate(stage.rewards):
+        cluster.add(cluster.reward_service(index, script))
+    cluster.add(cluster.learner())
+    for index, engine in enumerate(stage.engines):
+        cluster.add(cluster.generator(index, engine))
+    for index in range(cluster.settings.env_services):
+        cluster.add(cluster.env_service(index))
+
+
+def is_over(stage: Stage) -> bool:
+    """Whether the run has come to an end, good or bad."""
+    if stage.violation is not None:
+        return True
+    learner = stage.cluster.services[LEARNER]
+    return stage.done and learner.process is None and learner.last_code == 0
+
+
+def live(stage: Stage) -> None:
+    """Lets time pass until the run is over."""
+    try:
+        stage.world.run(until=lambda: is_over(stage))
+    except Stuck as error:
+        stage.broken("time passes", str(error))
+
+
+def result_of(stage: Stage) -> Result:
+    """What the run came to."""
+    world = stage.world
+    digest = hashlib.blake2b(digest_size=16)
+    for event in world.history:
+        digest.update(str(event).encode())
+    digest.update(f"{world.callbacks} {world.now:.9f}".encode())
+    return Result(
+        seed=world.seed,
+        virtual_s=world.now,
+        callbacks=world.callbacks,
+        requests=world.part(Directory).requests,
+        steps=max((len(history) for history in stage.trained), default=0),
+        violation=stage.violation,
+        history=tuple(world.history),
+        fingerprint=digest.hexdigest(),
+    )

@@ -1,0 +1,223 @@
+"""Threads of a simulated process: real ones, of which one at a time runs, while the world waits for it.
+
+A thread has the baton from the moment at which the world hands it over until it blocks, sleeps or ends. So nothing in
+it races with the event loop, and the order of everything is the world's.
+"""
+
+import asyncio
+import concurrent.futures
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from headway.simulation.process import Process, settle
+from headway.simulation.world import Killed, World, active
+
+T = TypeVar("T")
+_RealThread = threading.Thread
+_here = threading.local()
+
+
+def current_thread() -> "SimulatedThread | None":
+    """The simulated thread that runs this code; None in an event loop."""
+    return getattr(_here, "thread", None)
+
+
+class SimulatedThread:
+    """Stands for threading.Thread. Its target runs in the process that makes it."""
+
+    def __init__(
+        self,
+        group: None = None,
+        target: Callable[..., object] | None = None,
+        name: str | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+        *,
+        daemon: bool | None = None,
+    ) -> None:
+        world = active()
+        assert isinstance(world.current, Process), "a thread is begun by a process"
+        assert target is not None
+        self.name = name or "thread"
+        self.daemon = bool(daemon)
+        self._world = world
+        self._process = world.current
+        self._work: Callable[[], object] = lambda: target(*args, **(kwargs or {}))
+        self._mine, self._worlds = threading.Semaphore(0), threading.Semaphore(0)
+        self._ended = False
+        self._joining: list[asyncio.Future[None]] = []
+        self._real = _RealThread(target=self._live, name=f"{self._process.name} {self.name}", daemon=True)
+
+    def start(self) -> None:
+        """Has it begin soon."""
+        self._process.deaths.append(self._hand_over)
+        self._real.start()
+        self._process.loop.call_soon(self._hand_over)
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return not self._ended
+
+    def join(self, timeout: float | None = None) -> "asyncio.Future[None] | None":
+        """In a thread for `to_thread`: a future in place of the wait."""
+        if self._ended:
+            return None
+        future: asyncio.Future[None] = self._process.loop.create_future()
+        self._joining.append(future)
+        if timeout is not None:
+            self._process.loop.call_later(timeout, lambda: settle(future, None))
+        return future
+
+    def block(self) -> None:
+        """Called in the thread: gives the baton back until `wake`. Raises Killed."""
+        self._worlds.release()
+        self._mine.acquire()
+        self.check()
+
+    def wake(self) -> None:
+        """Has a blocked thread go on soon."""
+        self._process.loop.call_soon(self._hand_over)
+
+    def sleep(self, seconds: float) -> None:
+        """Called in the thread. Raises Killed."""
+        self._process.loop.call_later(seconds, self._hand_over)
+        self.block()
+
+    def check(self) -> None:
+        """Raises Killed if its process is dead."""
+        if not self._process.alive or self._world.over:
+            raise Killed
+
+    def _hand_over(self) -> None:
+        if self._ended:
+            return
+        before, self._world.current = self._world.current, self._process
+        self._mine.release()
+        self._worlds.acquire()
+        self._world.current = before
+
+    def _live(self) -> None:
+        _here.thread = self
+        self._mine.acquire()
+        try:
+            self.check()
+            self._work()
+        except Killed:
+            pass
+        finally:
+            self._ended = True
+            if self._process.alive:
+                for future in self._joining:
+                    self._process.loop.call_soon(settle, future, None)
+            self._worlds.release()
+
+
+class Thread(_RealThread):
+    """In place of threading.Thread: a simulated one inside of a world, a real one elsewhere and for subclasses."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        world = World.active
+        if cls is Thread and world is not None and isinstance(world.current, Process):
+            return SimulatedThread(*args, **kwargs)
+        return super().__new__(cls)
+
+
+class SimulatedEvent:
+    """Stands for threading.Event."""
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiting: list[SimulatedThread] = []
+
+    def is_set(self) -> bool:
+        """See threading.Event."""
+        return self._set
+
+    def set(self) -> None:
+        """See threading.Event."""
+        self._set = True
+        waiting, self._waiting = self._waiting, []
+        for thread in waiting:
+            thread.wake()
+
+    def clear(self) -> None:
+        """See threading.Event."""
+        self._set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Blocks the thread."""
+        thread = current_thread()
+        if thread is None or self._set:
+            return self._set
+        self._waiting.append(thread)
+        if timeout is not None:
+            thread._process.loop.call_later(timeout, self._time_out, thread)
+        thread.block()
+        return self._set
+
+    def _time_out(self, thread: SimulatedThread) -> None:
+        if thread in self._waiting:
+            self._waiting.remove(thread)
+            thread._hand_over()
+
+
+class SimulatedQueue:
+    """Stands for queue.SimpleQueue."""
+
+    def __init__(self) -> None:
+        self._items: deque[object] = deque()
+        self._waiting: deque[SimulatedThread] = deque()
+
+    __class_getitem__: Any = classmethod(types.GenericAlias)
+
+    def put(self, item: object) -> None:
+        """Adds an item."""
+        self._items.append(item)
+        if self._waiting:
+            self._waiting.popleft().wake()
+
+    def get(self) -> object:
+        """The next item; blocks the thread until there is one."""
+        while not self._items:
+            thread = current_thread()
+            assert thread is not None, "only a thread may block"
+            self._waiting.append(thread)
+            thread.block()
+        return self._items.popleft()
+
+
+class ThreadFuture(concurrent.futures.Future[T]):
+    """A future whose `result` gives the baton back while it is awaited."""
+
+    def result(self, timeout: float | None = None) -> T:
+        """See concurrent.futures.Future."""
+        thread = current_thread()
+        if thread is not None and not self.done():
+            self.add_done_callback(lambda _: thread.wake())
+            if timeout is not None:
+                thread._process.loop.call_later(timeout, thread.wake)
+            thread.block()
+            if not self.done():
+                raise TimeoutError
+        return super().result(0)
+
+
+def run_coroutine_threadsafe(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> ThreadFuture[T]:
+    """Stands for asyncio's."""
+    future: ThreadFuture[T] = ThreadFuture()
+
+    def begin() -> None:
+        asyncio.futures._chain_future(asyncio.ensure_future(work, loop=loop), future)  # type: ignore[attr-defined]
+
+    loop.call_soon_threadsafe(begin)
+    return future
+
+
+def sleep(seconds: float) -> None:
+    """Stands for time.sleep."""
+    thread = current_thread()
+    assert thread is not None, "an event loop does not sleep"
+    thread.sleep(seconds)

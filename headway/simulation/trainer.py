@@ -1,0 +1,201 @@
+"""A scripted trainer: it takes as long as it is told, keeps what it was trained on, and looks at the truth of it."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headway.simulation import weights
+from headway.simulation.threads import current_thread
+from headway.simulation.world import World, active
+from learner.algorithms.config import AlgorithmConfig
+from learner.algorithms.presets.registry import build_preset
+from learner.training.step_metrics import StepMetrics
+
+_NOT_FINITE = 1e30
+"""Rewards beyond this make gradients that float32 does not hold."""
+
+_SKIPS = "skipped_updates" in {each.name for each in fields(StepMetrics)}
+"""Whether the real trainer leaves such an update out, and says so."""
+
+
+@dataclass
+class TrainerScript:
+    """How a trainer behaves."""
+
+    open_s: float = 2.0
+    step_s: float = 2.0
+    save_s: float = 0.5
+    unhealthy: float = 0.0
+    """Share of steps whose measures are beyond the guard's limits."""
+    body: int = 8
+    """Elements of the large parameter."""
+
+
+@dataclass(frozen=True)
+class NamedTensor:
+    """See learner.training.weights."""
+
+    name: str
+    value: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """See learner.training.weights."""
+
+    tensors: tuple[NamedTensor, ...]
+
+
+@dataclass
+class Trainers:
+    """All trainers of a world. `broken` is told which promise was not kept, and how; `trained` and `exported` the
+    history of the weights after a step and at the end.
+    """
+
+    script: TrainerScript
+    max_lag: int
+    broken: Callable[[str, str], None]
+    trained: Callable[[weights.History], None]
+    exported: Callable[[weights.History], None]
+    wrong_loads: bool = False
+    """Generators say they have loaded what they have not: until their checksums expel them, their stamps are wrong."""
+    by_process: dict[str, "ScriptedTrainer"] = field(default_factory=dict)
+
+
+class ScriptedTrainer:
+    """Stands for learner.training.trainer.Trainer."""
+
+    def __init__(self, *, algorithm: AlgorithmConfig) -> None:
+        self._preset = build_preset(algorithm)
+        self._trainers = active().part(Trainers)
+        self._script = self._trainers.script
+        self._truth = active().part(weights.Truth)
+        self.history: weights.History = ()
+        self.finite = True
+        self.coming: tuple[int, ...] = ()
+        self.updates = 0
+        _sleep(self._script.open_s)
+
+    @property
+    def preset(self) -> Any:
+        """See Trainer."""
+        return self._preset
+
+    def train_step(self, sequences: Sequence[Any], *, version: int, **_: object) -> StepMetrics:
+        """See Trainer. The batch's leases were told before, as `coming`."""
+        world = active()
+        for sequence in sequences:
+            self._check(sequence, version=version)
+        self._check_once(self.coming)
+        _sleep(self._script.step_s * (0.5 + world.random.random()))
+        skipped = any(abs(sequence.reward) > _NOT_FINITE for sequence in sequences)
+        if skipped and not _SKIPS:
+            self.finite = False
+        self.history = (*self.history, self.coming)
+        self.updates += 1
+        self._trainers.trained(self.history)
+        return self._metrics(
+            len(sequences), healthy=world.random.random() >= self._script.unhealthy, skipped=skipped and _SKIPS
+        )
+
+    def _check(self, sequence: Any, *, version: int) -> None:
+        """By the logprobs, which tell who sampled, and not by the stamps."""
+        if version != len(self.history):
+            self._trainers.broken("versions", f"a step of version {version} on weights of {len(self.history)} steps")
+        for logprob, lag in zip(
+            sequence.behavior_logprobs[sequence.loss_mask], sequence.lags[sequence.loss_mask], strict=True
+        ):
+            number = weights.number_of_logprob(float(logprob))
+            if number <= 0 or number >= len(self._truth.histories):
+                self._trainers.broken("half weights", "a token was sampled by weights that are of no version")
+                return
+            sampled_by = self._truth.histories[number]
+            if sampled_by != self.history[: len(sampled_by)]:
+                self._trainers.broken("ancestry", f"a token of version {len(sampled_by)} is not of this history")
+            if len(sampled_by) != version - int(lag) and not self._trainers.wrong_loads:
+                self._trainers.broken(
+                    "stamps", f"a token stamped {version - int(lag)} was sampled by {len(sampled_by)}"
+                )
+            oldest = version - int(lag) if self._trainers.wrong_loads else len(sampled_by)
+            if version - oldest > self._trainers.max_lag:
+                self._trainers.broken("max_lag", f"a token of version {oldest} is trained at {version}")
+
+    def _check_once(self, leases: tuple[int, ...]) -> None:
+        trained = {lease for batch in self.history for lease in batch}
+        for lease in leases:
+            if lease in trained:
+                self._trainers.broken("trained twice", f"lease {lease} is in the history of the weights already")
+
+    def host_copy(self) -> Snapshot:
+        """See Trainer."""
+        number = self._truth.number_of(self.history)
+        tensors = weights.tensors_of(self.history, number, finite=self.finite, size=self._script.body)
+        return Snapshot(tuple(NamedTensor(name, value) for name, value in tensors))
+
+    def probe_logprobs(self, texts: Sequence[Any]) -> NDArray[np.float32]:
+        """See Trainer: of one text or of several."""
+        number = self._truth.number_of(self.history)
+        rows = texts if texts and not isinstance(texts[0], int) else [texts]
+        logprobs = [weights.probe_logprob(number, int(token), finite=self.finite) for row in rows for token in row[1:]]
+        return np.array(logprobs, dtype=np.float32)
+
+    def save(self, directory: Path) -> None:
+        """See Trainer."""
+        _sleep(self._script.save_s)
+        directory.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"history": self.history, "finite": self.finite, "updates": self.updates})
+        (directory / "weights.json").write_text(text, encoding="utf-8")
+        if not self.finite:
+            self._trainers.broken(
+                "non-finite checkpoint", f"weights that are not finite are saved in {directory.parent.name}"
+            )
+
+    def load(self, directory: Path) -> None:
+        """See Trainer."""
+        found = json.loads((directory / "weights.json").read_text(encoding="utf-8"))
+        self.history = tuple(tuple(batch) for batch in found["history"])
+        self.finite, self.updates = found["finite"], found["updates"]
+
+    def export(self, directory: Path) -> None:
+        """See Trainer."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._trainers.exported(self.history)
+
+    def close(self) -> None:
+        """See Trainer."""
+
+    def _metrics(self, sequences: int, *, healthy: bool, skipped: bool) -> StepMetrics:
+        readings: dict[str, Any] = {
+            "loss": 0.1, "entropy": 1.0, "mismatch_kl": 0.001, "behavior_kl": 0.01 if healthy else 5.0,
+            "importance_ratio_mean": 1.0, "importance_ratio_max": 1.5, "effective_sample_share": 0.9,
+            "clip_fraction": None, "correction_fraction": 0.0, "means": {}, "grad_norm": 1.0, "learning_rate": 1e-5,
+            "tokens": 10 * sequences, "trained_tokens": 5 * sequences, "sequences": sequences, "microbatches": 1,
+            "updates": 1, "forward_backward_s": 1.0, "optimizer_s": 0.1,
+        }  # fmt: skip
+        if skipped:
+            readings |= {"skipped_updates": 1, "skipped_in_row": 1}
+        return StepMetrics(**readings)
+
+
+@dataclass(frozen=True)
+class OpenTrainer:
+    """Stands for learner.training_setup.OpenTrainer."""
+
+    trainer: ScriptedTrainer
+
+    def close(self) -> None:
+        """See there."""
+
+
+def _sleep(seconds: float) -> None:
+    thread = current_thread()
+    if thread is None:
+        assert World.active is None or seconds == 0, "the trainer works in its thread"
+        return
+    thread.sleep(seconds)

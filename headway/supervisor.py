@@ -1,0 +1,376 @@
+"""Child processes started together and stopped together, with nothing left behind.
+
+    signals, ends of children ──▶ _Inbox ──┐
+    what children write ──▶ Source ────────┴─▶ one thread, one select ──▶ Sink ──▶ own stdout and stderr
+
+Each child has a session of its own, so that a Ctrl-C at the terminal reaches the supervisor alone, which then stops all
+in good order. Should the supervisor itself be killed, the kernel sends the children SIGTERM.
+
+Descendants of this process whose parent has ended: it takes them over, so that none is left behind. Linux only.
+"""
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from headway.child_output import Sink, Source, turn
+from headway.restarts import RestartPolicy, Restarts
+from services.process import START_AGAIN, WRONG_SETTINGS, parent_death_signal
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PAUSE_S = 0.01
+
+
+@dataclass(frozen=True)
+class Relative:
+    """A child of this process, own or taken over."""
+
+    pid: int
+    session: int
+
+
+def adopt_orphans() -> None:
+    """From here on, descendants of this process whose parent ends become its children, and not init's."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> Iterator[Relative]:
+    """The children of this process, dead ones that nobody has waited for included."""
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name of the program, in brackets, may hold anything; behind it are state, parent, group, session.
+            fields = entry.read_bytes().rpartition(b")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(fields[1]) == os.getpid():
+            yield Relative(pid=int(entry.parent.name), session=int(fields[3]))
+
+
+def kill_children(wanted: Callable[[Relative], bool], *, deadline: float) -> bool:
+    """Kills the wanted children, and those that become wanted children by it, until `deadline` (monotonic).
+
+    Returns whether none is left.
+    """
+    while found := [child for child in children() if wanted(child)]:
+        for child in found:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(child.pid, signal.SIGKILL)
+                os.waitpid(child.pid, os.WNOHANG)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_S)
+    return True
+
+
+log = logging.getLogger(__name__)
+
+_FLUSH_S = 0.25
+_KILL_S = 0.5
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A process to be run. When all are stopped, those with the lowest `stop_stage` are stopped first.
+
+    The end of the leader, if there is one, ends all, but for a death by a signal or the code START_AGAIN. What it
+    writes to its standard output is its result, and is shown when it has ended. `again` tells the arguments for each
+    start after the first, if they are others. `environment` is added to this process's own.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    stop_stage: int = 0
+    is_leader: bool = False
+    again: Callable[[], tuple[str, ...]] | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Stopping takes `stop_s` seconds at most, and each stage of it `stage_s`; then what still runs is killed."""
+
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
+    stage_s: float = 4.0
+    stop_s: float = 8.0
+
+
+class Supervisor:
+    """Runs `commands` until the leader has ended, SIGINT, SIGTERM or SIGHUP comes, or a child cannot be kept alive.
+
+    A child that ends is started again, the leader only if a signal has ended it or it asks for it by its code. One that
+    ends with code 2, which means that its configuration is wrong, ends all. A second SIGINT kills what has not stopped
+    yet.
+    To be made and run in the main thread, once.
+    """
+
+    def __init__(self, commands: Sequence[Command], *, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._due = dict.fromkeys(commands, 0.0)
+        self._restarts = Restarts(self._limits.restarts)
+        self._children: list[_Child] = []
+        self._err, self._out = self._sinks = (Sink(2), Sink(1))
+        self._strangers: frozenset[int] = frozenset()
+
+    def run(self) -> int:
+        """Blocks until all have ended; returns the leader's exit code (128 + n if signal n ended it).
+
+        0 after a signal, 2 if a child's configuration is wrong, 1 if one cannot be started or kept alive.
+        """
+        adopt_orphans()
+        self._strangers = frozenset(child.pid for child in children())
+        with _Inbox() as inbox:
+            code = 1
+            try:
+                code = self._watch(inbox)
+            finally:
+                self._stop_all(inbox, quiet=code == 0 and inbox.stop is None)
+        return code
+
+    def _watch(self, inbox: "_Inbox") -> int:
+        while inbox.stop is None:
+            for child in sorted(self._children, key=lambda child: not child.command.is_leader):
+                code = child.process.poll()
+                if code is not None and (verdict := self._ended(child, code)) is not None:
+                    return verdict
+            if not self._start_due():
+                return 1
+            self._turn(inbox, until=min(self._due.values(), default=None))
+        log.info("stopping: %s", inbox.stop.name)
+        return 0
+
+    def _start_due(self) -> bool:
+        """Starts one child whose time has come; False if it cannot be started."""
+        now = time.monotonic()
+        command = next((command for command, when in self._due.items() if when <= now), None)
+        if command is None:
+            return True
+        is_restart = self._restarts.count(command.name) > 0
+        if is_restart and not self._kill_orphans():
+            log.warning("%s is not started yet: processes of one that has ended are still there", command.name)
+            self._due[command] = now + _KILL_S
+            return True
+        del self._due[command]
+        arguments = command.arguments
+        if is_restart and command.again is not None:
+            arguments = command.again()
+        try:
+            self._children.append(_Child(command, arguments, err=self._err, out=self._out))
+        except (OSError, subprocess.SubprocessError) as error:
+            log.error("cannot start %s: %s", command.name, error)
+            return False
+        self._restarts.started(command.name, now=now)
+        return True
+
+    def _ended(self, child: "_Child", code: int) -> int | None:
+        """What the end of a child means: an exit code for all, or None to go on."""
+        command = child.command
+        if command.is_leader:
+            for source in self._sources():  # what others wrote before its end is shown before its result
+                source.drain()
+        self._bury(child)
+        if command.is_leader and code >= 0 and code != START_AGAIN:
+            return code
+        if code == WRONG_SETTINGS:
+            log.error("%s cannot be run with this configuration: stopping all", command.name)
+            return code
+        return self._again(child, code)
+
+    def _again(self, child: "_Child", code: int) -> int | None:
+        """Has a child that has died started again, unless it did so too often: then an exit code for all."""
+        command, how = child.command, _how_it_ended(code)
+        restart = self._restarts.ended(command.name, now=time.monotonic())
+        most = self._limits.restarts.most
+        if restart is None:
+            after = f", after {most} restarts" if most else ""
+            log.error("%s %s%s: stopping all. Its last lines:%s", command.name, how, after, child.last_words())
+            return (code if code > 0 else 128 - code) if command.is_leader else 1
+        log.warning("%s %s; started again in %g s (%d of %d)", command.name, how, restart.after_s, restart.number, most)
+        self._due[command] = time.monotonic() + restart.after_s
+        return None
+
+    def _bury(self, child: "_Child", *, quiet: bool = False) -> None:
+        """Ends what a child that has ended left running, and shows the rest of its output."""
+        self._children.remove(child)
+        child.kill_group()
+        self._kill_orphans()
+        child.close(discard=quiet)
+        self._flush()
+
+    def _kill_orphans(self) -> bool:
+        """Kills whoever lost its parent, unless it is of the session of a child that runs; whether none is left."""
+        own = {child.process.pid for child in self._children} | self._strangers
+
+        def is_orphan(relative: Relative) -> bool:
+            return relative.pid not in own and relative.session not in own
+
+        return kill_children(is_orphan, deadline=time.monotonic() + _KILL_S)
+
+    def _stop_all(self, inbox: "_Inbox", *, quiet: bool) -> None:
+        """Stops all in their order. If `quiet`, what a child writes from here on is shown only if it fails."""
+        end = time.monotonic() + self._limits.stop_s
+        for child in self._children if quiet else ():
+            child.hold()
+        for stage in sorted({child.command.stop_stage for child in self._children}):
+            for child in self._of_stage(stage):
+                child.process.terminate()
+            stage_end = min(end, time.monotonic() + self._limits.stage_s)
+            self._await(inbox, partial(self._of_stage, stage), until=stage_end, quiet=quiet)
+        self._await(inbox, lambda: self._children, until=end, quiet=quiet)
+        for child in tuple(self._children):
+            log.warning("%s does not stop and is killed", child.command.name)
+            child.kill_group()
+            try:
+                child.process.wait(timeout=_KILL_S)
+            except subprocess.TimeoutExpired:  # it is in the middle of a system call that does not end
+                log.error("%s does not end: process %d is left behind", child.command.name, child.process.pid)
+            self._bury(child)
+        self._kill_orphans()
+        self._flush()
+
+    def _of_stage(self, stage: int) -> "list[_Child]":
+        return [child for child in self._children if child.command.stop_stage == stage]
+
+    def _await(self, inbox: "_Inbox", running: "Callable[[], list[_Child]]", *, until: float, quiet: bool) -> None:
+        """Waits until none of the running is left, for the time `until`, or for somebody in a hurry."""
+        while True:
+            for child in tuple(self._children):
+                code = child.process.poll()
+                if code is not None:
+                    self._bury(child, quiet=quiet and code in (0, -signal.SIGTERM))
+            if not running() or time.monotonic() >= until or inbox.hurry:
+                return
+            self._turn(inbox, until=until)
+
+    def _turn(self, inbox: "_Inbox", *, until: float | None) -> None:
+        timeout_s = None if until is None else max(0.0, until - time.monotonic())
+        turn(self._sources(), self._sinks, wake=inbox.descriptor, timeout_s=timeout_s)
+        inbox.empty()
+
+    def _sources(self) -> list[Source]:
+        return [source for child in self._children for source in child.sources]
+
+    def _flush(self) -> None:
+        deadline = time.monotonic() + _FLUSH_S
+        for sink in self._sinks:
+            sink.flush(deadline=deadline)
+
+
+class _Child:
+    """A process that runs, and its output."""
+
+    def __init__(self, command: Command, arguments: Sequence[str], *, err: Sink, out: Sink) -> None:
+        self.command = command
+        self.process = subprocess.Popen(
+            arguments,
+            env={**os.environ, **dict(command.environment)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            preexec_fn=partial(_tie_to, os.getpid()),
+        )
+        assert self.process.stderr is not None
+        assert self.process.stdout is not None
+        # In this order: what a child logs before its result is shown before it.
+        self.sources = (
+            Source(self.process.stderr, err),
+            Source(self.process.stdout, out, held=command.is_leader),
+        )
+
+    def hold(self) -> None:
+        """Shows what it has written, and keeps what it writes from here on."""
+        for source in self.sources:
+            source.drain()
+            source.hold()
+
+    def last_words(self) -> str:
+        """The newest lines of its standard error, each indented on a line of its own."""
+        return "".join(f"\n    {line}" for line in self.sources[0].last_lines) or " none"
+
+    def kill_group(self) -> None:
+        """Kills it, if it still runs, and those of its own children that are still in its group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self, *, discard: bool) -> None:
+        """Takes the rest of its output."""
+        for source in self.sources:
+            source.close(discard=discard)
+
+
+class _Inbox:
+    """Signals, as something that select can wait for. Its handlers raise nothing, so that no start is cut in two."""
+
+    def __init__(self) -> None:
+        self.stop: signal.Signals | None = None
+        self.hurry = False
+
+    def __enter__(self) -> Self:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        # Under nohup, SIGHUP is ignored and stays so.
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+        wanted = {*_STOPPING, signal.SIGCHLD} - ignored
+        self._before = {number: signal.signal(number, self._note) for number in wanted}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._reader.close()
+        self._writer.close()
+
+    @property
+    def descriptor(self) -> int:
+        """Ready to be read when a signal has come."""
+        return self._reader.fileno()
+
+    def empty(self) -> None:
+        """Makes `descriptor` not ready."""
+        with contextlib.suppress(BlockingIOError):
+            while self._reader.recv(4096):
+                pass
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number in _STOPPING:
+            self.hurry = self.hurry or (number == signal.SIGINT and self.stop is not None)
+            self.stop = self.stop or signal.Signals(number)
+
+
+def _tie_to(parent: int) -> None:
+    """Runs in the child between fork and exec: its end follows the parent's, also if that comes right now."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parent_death_signal()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _how_it_ended(code: int) -> str:
+    return f"has ended with code {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,209 @@
+"""Puts a preset together from an estimator of advantages and a policy loss; the rest follows from the knobs.
+
+rewards ─ shaping ─▶ + KL in reward ─▶ estimator ─▶ advantages ─▶ policy loss x correction + KL + entropy ─▶ loss
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from learner.algorithms import advantages, corrections, divergences
+from learner.algorithms.aggregation import token_weights
+from learner.algorithms.knobs import CorrectionKnobs, PositiveKnobs, ScaleKnobs
+from learner.algorithms.policy_loss import PolicyLoss, negative_log_likelihood
+from learner.algorithms.presets.preset import Advantages, Loss, LossTokens, Mean, Passes, Preset, ScoredBatch
+from learner.algorithms.presets.rewards import Rewards, shaped
+from learner.algorithms.reward_knobs import SampledKnobs
+
+NO_PASSES = Passes()
+
+Estimator = Callable[[ScoredBatch, Rewards, Tensor], Advantages]
+"""From the step, its rewards, and which tokens [M] take part in the loss, as far as no advantage decides that."""
+TokenLoss = Callable[[LossTokens], PolicyLoss]
+
+
+def policy_gradient(
+    config: SampledKnobs,
+    *,
+    name: str,
+    estimator: Estimator,
+    loss: TokenLoss,
+    passes: Passes = NO_PASSES,
+    to_behavior: bool = False,
+) -> Preset:
+    """The preset `name`. `passes` are those that the estimator needs; correction and KL add their own.
+
+    `to_behavior`: the loss takes the ratio to the behavior policy, which moves with the first update already.
+    """
+    correction = config if isinstance(config, CorrectionKnobs) and config.corrects else None
+    needs_proximal = correction is not None and (_drops(correction) or correction.self_normalise)
+    positive = config if isinstance(config, PositiveKnobs) and config.positive_nll else None
+
+    def whole_loss(tokens: LossTokens) -> Loss:
+        made = _loss(config, correction, loss, tokens)
+        return made if positive is None else _with_likelihood(positive, tokens, made)
+
+    return Preset(
+        name=name,
+        loss=whole_loss,
+        weights=lambda lengths: token_weights(
+            trained_lengths=lengths, aggregation=config.aggregation, constant_length=config.constant_length
+        ),
+        advantages=lambda batch: _estimate(config, correction, estimator, batch),
+        passes=Passes(
+            proximal=passes.proximal or config.kl_is_in_reward or needs_proximal,
+            reference=passes.reference or config.kl_coefficient > 0,
+            teacher=passes.teacher,
+            values=passes.values,
+        ),
+        samples_policy=True,
+        moves_at_once=to_behavior or (correction is not None and correction.proximal != "recompute"),
+        entropy_gradient=config.entropy_coefficient != 0,
+        good_reward=None if positive is None else positive.positive_reward,
+    )
+
+
+def _drops(correction: CorrectionKnobs) -> bool:
+    return correction.has_filter and not correction.count_left_out
+
+
+def _estimate(
+    config: SampledKnobs, correction: CorrectionKnobs | None, estimator: Estimator, batch: ScoredBatch
+) -> Advantages:
+    found = shaped(config, batch)
+    kept = torch.ones_like(batch.sequences, dtype=torch.bool)
+    if config.masks_truncated:
+        kept = ~batch.truncated[batch.sequences]
+    if correction is not None and _drops(correction):
+        kept = kept & corrections.kept_tokens(_gap_of(correction, batch), _rules(correction))
+    made = estimator(batch, found.rewards, kept)
+    made = replace(made, kept=kept, carried=found.carried, means={**found.means, **made.means})
+    return made if correction is None else _with_correction(correction, batch, made)
+
+
+def _with_correction(correction: CorrectionKnobs, batch: ScoredBatch, made: Advantages) -> Advantages:
+    """What a correction says of the whole step once the advantages are known."""
+    if not (_drops(correction) or correction.self_normalise):
+        return made
+    assert made.kept is not None, "said before the advantages were made"
+    corrected = corrections.correct(_gap_of(correction, batch), _rules(correction), advantages=made.advantages)
+    kept = made.kept & corrected.kept if _drops(correction) else made.kept
+    if not correction.self_normalise:
+        return replace(made, kept=kept)
+    counted = replace(corrected, weights=torch.where(kept, corrected.weights, 0.0), kept=kept & corrected.kept)
+    return replace(made, kept=kept, correction_scale=corrections.self_normalising_scale(counted))
+
+
+def trajectory_level(estimate: Callable[[ScoredBatch, Tensor], Tensor]) -> Estimator:
+    """An estimator of one advantage for a trajectory, from rewards [S] to advantages [S]."""
+
+    def of_tokens(batch: ScoredBatch, rewards: Rewards, kept: Tensor) -> Advantages:
+        return Advantages(advantages=estimate(batch, rewards.with_tokens(batch))[batch.sequences])
+
+    return of_tokens
+
+
+def group_level(config: ScaleKnobs) -> Estimator:
+    """A trajectory's reward among those of its group."""
+    return trajectory_level(
+        lambda batch, rewards: advantages.group(rewards=rewards, groups=batch.groups, scale=config.advantage_scale)
+    )
+
+
+def _gap_of(correction: CorrectionKnobs, batch: ScoredBatch) -> corrections.Gap:
+    """Between proximal and behavior policy over the whole step, before its first update."""
+    assert batch.proximal_logprobs is not None, "the preset asked for a pass of the policy"
+    proximal = proximal_of(
+        correction, recomputed=batch.proximal_logprobs, behavior=batch.behavior_logprobs, lags=batch.lags
+    )
+    return corrections.Gap(proximal, batch.behavior_logprobs, batch.sequences, len(batch.rewards))
+
+
+def proximal_of(correction: CorrectionKnobs | None, *, recomputed: Tensor, behavior: Tensor, lags: Tensor) -> Tensor:
+    """The logprobs that ratios are taken to; `recomputed` are the policy's at the step's start."""
+    if correction is None or correction.proximal == "recompute":
+        return recomputed
+    if correction.proximal == "behavior":
+        return behavior
+    return corrections.interpolated_proximal(behavior_logprobs=behavior, policy_logprobs=recomputed, lags=lags)
+
+
+def _rules(knobs: CorrectionKnobs) -> corrections.Rules:
+    return corrections.Rules(
+        weight=knobs.correction,
+        cap=knobs.correction_cap,
+        floor=knobs.correction_floor,
+        token_window=None if knobs.token_window is None else corrections.Window(*knobs.token_window),
+        sequence_window=None if knobs.sequence_window is None else corrections.Window(*knobs.sequence_window),
+        token_veto=knobs.token_veto,
+        divergence_limit=knobs.divergence_limit,
+    )
+
+
+def _loss(config: SampledKnobs, correction: CorrectionKnobs | None, policy_loss: TokenLoss, tokens: LossTokens) -> Loss:
+    if correction is not None:
+        anchor = tokens.policy_logprobs.detach() if correction.proximal == "interpolate" else tokens.proximal_logprobs
+        anchor = proximal_of(correction, recomputed=anchor, behavior=tokens.behavior_logprobs, lags=tokens.lags)
+        tokens = replace(tokens, proximal_logprobs=anchor)
+    made = policy_loss(tokens)
+    losses = made.losses
+    corrected = None
+    if correction is not None and correction.proximal != "behavior":
+        found = _corrected(correction, tokens)
+        losses = losses * found.weights * tokens.correction_scale
+        corrected = found.bounded if correction.correction != "none" else None
+    losses, means = _with_penalties(config, tokens, losses)
+    return Loss(total=(tokens.weights * losses).sum(), clipped=made.clipped, corrected=corrected, means=means)
+
+
+def _with_likelihood(knobs: PositiveKnobs, tokens: LossTokens, loss: Loss) -> Loss:
+    """The loss with the likelihood of good trajectories: arXiv 2504.05118, section 4.3."""
+    weights = tokens.good_weights
+    assert weights is not None, "the preset says which trajectories are good"
+    losses = negative_log_likelihood(policy_logprobs=tokens.policy_logprobs)
+    return replace(
+        loss,
+        total=loss.total + knobs.positive_nll * (weights * losses).sum(),
+        means={**loss.means, "positive_nll": mean_of(losses[weights > 0])},
+    )
+
+
+def _corrected(knobs: CorrectionKnobs, tokens: LossTokens) -> corrections.Corrected:
+    count = len(tokens.sequence_weights)
+    gap = corrections.Gap(tokens.proximal_logprobs, tokens.behavior_logprobs, tokens.sequences, count)
+    return corrections.correct(gap, _rules(knobs), advantages=tokens.advantages)
+
+
+def _with_penalties(config: SampledKnobs, tokens: LossTokens, losses: Tensor) -> tuple[Tensor, dict[str, Mean]]:
+    """The losses with the KL penalty and the entropy bonus, and what the first measured."""
+    means = {}
+    if config.kl_coefficient > 0:
+        assert tokens.reference_logprobs is not None, "the preset asked for a pass of the reference"
+        penalty = divergences.penalty(
+            form="k3" if config.kl_is_in_reward else config.kl_form,
+            policy_logprobs=tokens.policy_logprobs,
+            reference_logprobs=tokens.reference_logprobs,
+        )
+        means["reference_kl"] = mean_of(penalty)
+        if config.kl_ratio:
+            penalty = divergences.weighted(
+                form=config.kl_form,
+                policy_logprobs=tokens.policy_logprobs,
+                reference_logprobs=tokens.reference_logprobs,
+                behavior_logprobs=tokens.behavior_logprobs,
+            )
+        if not config.kl_is_in_reward:
+            losses = losses + config.kl_coefficient * penalty
+    if config.entropy_coefficient != 0:
+        assert tokens.entropy is not None, "the preset asked for the entropy"
+        losses = losses - config.entropy_coefficient * tokens.entropy
+    return losses, means
+
+
+def mean_of(values: Tensor) -> Mean:
+    """The measure of the mean of `values`, without gradient."""
+    return Mean(total=values.detach().sum(), count=values.new_tensor(values.numel()))

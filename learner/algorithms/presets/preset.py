@@ -1,0 +1,172 @@
+"""What an algorithm is to the trainer: a loss, weights for the tokens, advantages, and the passes that it needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from learner.algorithms.shaping import RunningMoments
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What an algorithm carries from one step to the next; a checkpoint holds it.
+
+    `kl_coefficient`: where an adaptive one has moved to, None before it has. `rewards`: the moments of all so far.
+    """
+
+    kl_coefficient: float | None = None
+    rewards: RunningMoments = field(default_factory=RunningMoments)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether it is fit to be carried on: one step that is not finite must not spoil all that follow."""
+        return all(map(math.isfinite, (self.kl_coefficient or 0.0, self.rewards.mean, self.rewards.squares)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredBatch:
+    """A whole step as an advantage sees it, the same on every rank: CPU, float64, without gradient.
+
+    S sequences have M trained tokens in all, sequence after sequence. [S]: `rewards`, `groups` int64, equal for the
+    trajectories of one task, `truncated` bool; `components` [S, C]. [M]: `sequences` int64, the sequence of each token;
+    `turns` int64, its turn, of which there are T over all sequences; `token_ids` and `lags` int64; `behavior_logprobs`,
+    and what the preset's passes gave, None where it asked for none. `turn_states` int64 [T]: equal states have equal
+    numbers; `turn_rewards` [T]. `mismatched` bool [S] are the sequences that are only measured: a prompt with the
+    completion of another one. `carried` is what the step before left.
+    """
+
+    rewards: Tensor
+    groups: Tensor
+    truncated: Tensor
+    components: Tensor
+    sequences: Tensor
+    token_ids: Tensor
+    turns: Tensor
+    turn_states: Tensor
+    lags: Tensor
+    behavior_logprobs: Tensor
+    proximal_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    turn_rewards: Tensor | None = None
+    mismatched: Tensor | None = None
+    carried: Carried = Carried()
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """`advantages` [M], and for a critic the `returns` [M] that its values should have been. `means`: measures.
+
+    `kept` [M] bool is false for tokens that leave numerator and denominator of the loss; None keeps all. The weights of
+    a correction are multiplied by `correction_scale`. `carried` goes to the next step; None leaves it as it was.
+    """
+
+    advantages: Tensor
+    returns: Tensor | None = None
+    kept: Tensor | None = None
+    correction_scale: float = 1.0
+    means: Mapping[str, float] = field(default_factory=dict)
+    carried: Carried | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTokens:
+    """One microbatch as a loss sees it: N trained tokens of K whole sequences.
+
+    Only `policy_logprobs` [N], `entropy` [N] and `candidate_logprobs` [N, C] carry a gradient; of a model of scores the
+    first are the scores. Logprobs are in nats at the sampling temperature. [N]: `lags` counts policy versions,
+    `sequences` int64 tells which of the K each token is of; `weights` is that of each token in the step's loss, 0 for a
+    token that a filter took out; `good_weights` that of each token of a good trajectory among those alone. [K]:
+    `sequence_weights`, which its kept tokens have, and `labels` bool. `pairs` int64 [P, 2] holds the chosen and the
+    rejected sequence of each pair; `margins` [P]. `correction_scale` is of `Advantages`.
+    """
+
+    policy_logprobs: Tensor
+    proximal_logprobs: Tensor
+    behavior_logprobs: Tensor
+    advantages: Tensor
+    lags: Tensor
+    weights: Tensor
+    sequences: Tensor
+    sequence_weights: Tensor
+    labels: Tensor
+    pairs: Tensor
+    margins: Tensor
+    good_weights: Tensor | None = None
+    reference_logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    candidate_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
+    correction_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A measure's sum over one microbatch, and over how many; both scalars."""
+
+    total: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True)
+class Loss:
+    """`total`: the microbatch's part of the step's loss, a scalar.
+
+    `clipped` and `corrected` [N] bool where the preset has a clip or a bounded correction weight. `means` are measures
+    of its own; the same names in every microbatch, an empty one too.
+    """
+
+    total: Tensor
+    clipped: Tensor | None = None
+    corrected: Tensor | None = None
+    means: Mapping[str, Mean] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes without gradient over the step's sequences, before its first update."""
+
+    proximal: bool = False
+    reference: bool = False
+    teacher: bool = False
+    values: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """An algorithm as the trainer sees it.
+
+    `loss` is pure. `weights` maps the trained lengths of an update's sequences [S] to the weight that each token of a
+    sequence has in the update's loss [S]; with `paired` it is the weight of the pair, the same on both of its
+    sequences. `advantages` sees the whole step. `select` maps the rewards of a group [G] to the trajectories that are
+    trained, in order; with `paired` the chosen one, then the rejected. `moves_at_once`: the ratio that the loss bounds
+    differs from 1 in a step's first update already. `trains_scores`: the model is one of scores, not a policy.
+    `components` are the reward components in `ScoredBatch.components`, by name and in order; with `turn_rewards` each
+    turn's is in `ScoredBatch.turn_rewards`. A sampled trajectory of at
+    least `good_reward` is a good one, whose tokens have `LossTokens.good_weights`: `weights` of the good ones alone.
+    `value_clip` is for the critic's loss; `candidates`: how many tokens a local teacher is asked for at each position.
+    """
+
+    name: str
+    loss: Callable[[LossTokens], Loss]
+    weights: Callable[[NDArray[np.int64]], NDArray[np.float64]]
+    advantages: Callable[[ScoredBatch], Advantages] | None = None
+    select: Callable[[Sequence[float]], Sequence[int]] | None = None
+    paired: bool = False
+    passes: Passes = Passes()
+    samples_policy: bool = False
+    moves_at_once: bool = False
+    entropy_gradient: bool = False
+    trains_scores: bool = False
+    components: tuple[str, ...] = ()
+    turn_rewards: bool = False
+    good_reward: float | None = None
+    value_clip: float | None = None
+    candidates: int = 0

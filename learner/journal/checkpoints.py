@@ -1,0 +1,270 @@
+"""Checkpoints in the run's folder: written whole or not at all, verified before they are used.
+
+A checkpoint is a folder `checkpoint-<version>` with the trainer's files (model, optimizer, progress of the schedule,
+random states of every rank), `ledger.json`, `guard.json`, `progress.json`, and `manifest.json`. The order of the data
+needs no file of its own: it is a pure function of the seed and of the ledger's cursor. Its place in the journal is the
+segment of its version. It is written under another name, the manifest last, and renamed when all of it is on disk. What
+the held-out evaluation of its version found stands beside it, in `checkpoint-<version>.evaluation.json`.
+
+The manifest of a checkpoint: every file's size and hash, by which damage is found before anything is loaded.
+"""
+
+import errno
+import json
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import xxhash
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from learner.journal.files import sync_folder, sync_tree, unused, write_atomically
+from learner.journal.journal import FOLDER, NoJournal, RunLog
+from learner.journal.segments import Segment
+from learner.ledger import LedgerSnapshot
+from learner.training.guard import NEW_GUARD, GuardState
+
+MANIFEST = "manifest.json"
+
+
+class FileEntry(BaseModel):
+    """Size in bytes and xxh3 (64 bits, hexadecimal) of a file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    size: int
+    xxh3: str
+
+
+class Manifest(BaseModel):
+    """The files of a checkpoint, by their path in it, and the journal's segment that follows it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    version: int
+    journal: str
+    files: dict[str, FileEntry]
+
+
+def write_manifest(folder: Path, *, version: int, journal: str) -> None:
+    """Writes the manifest of all that is in the folder."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {path.relative_to(folder).as_posix(): _entry(path) for path in paths}
+    manifest = Manifest(version=version, journal=journal, files=files)
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def fault_of(folder: Path) -> str | None:
+    """What is wrong with a checkpoint: the file, what was expected and what is there. None if it is whole."""
+    path = folder / MANIFEST
+    try:
+        manifest = Manifest.model_validate(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except (ValueError, ValidationError) as error:
+        return f"{path} cannot be read: {str(error).splitlines()[0]}"
+    for name, expected in manifest.files.items():
+        fault = _fault_of_file(folder / name, expected)
+        if fault is not None:
+            return fault
+    return None
+
+
+def _fault_of_file(path: Path, expected: FileEntry) -> str | None:
+    if not path.is_file():
+        return f"{path} is missing: expected {expected.size} bytes"
+    size = path.stat().st_size
+    if size != expected.size:
+        return f"{path} has {size} bytes, expected {expected.size}"
+    got = _entry(path).xxh3
+    return None if got == expected.xxh3 else f"{path} has the hash {got}, expected {expected.xxh3}"
+
+
+def _entry(path: Path) -> FileEntry:
+    digest = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+        return FileEntry(size=file.tell(), xxh3=digest.hexdigest())
+
+
+_PREFIX = "checkpoint-"
+_NAME = re.compile(r"checkpoint-(\d{8,})")
+_DRAFT = "draft-"
+_PROGRESS = "progress.json"
+_NOTHING: Mapping[str, object] = {}
+Metric = Literal["accuracy", "reward"]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a held-out evaluation of a version found: the share of solved tasks, and the mean reward."""
+
+    version: int
+    accuracy: float
+    reward: float
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's folder."""
+
+    path: Path
+    version: int
+
+    def fault(self) -> str | None:
+        """What is wrong with it, with the file, what was expected and what is there; None if it is whole."""
+        return fault_of(self.path)
+
+    def ledger(self) -> LedgerSnapshot:
+        """The ledger as it was."""
+        return LedgerSnapshot(**json.loads((self.path / "ledger.json").read_text(encoding="utf-8")))
+
+    def guard(self) -> GuardState:
+        """The guard as it was; one that has seen nothing in a checkpoint of a release without guard."""
+        path = self.path / "guard.json"
+        return GuardState(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else NEW_GUARD
+
+    def progress(self) -> dict[str, Any]:
+        """What was given as such; empty in a checkpoint of a release that kept none."""
+        path = self.path / _PROGRESS
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+    @property
+    def trainer(self) -> Path:
+        """The folder of the trainer's files."""
+        return self.path / "trainer"
+
+    @property
+    def evaluation(self) -> Path:
+        """Where its held-out evaluation is written, once there is one."""
+        return self.path.with_name(f"{self.path.name}.evaluation.json")
+
+
+def checkpoints_of(folder: Path) -> list[Checkpoint]:
+    """The checkpoints of a run, the oldest first, whole or not."""
+    found = ((path, _NAME.fullmatch(path.name)) for path in folder.glob(f"{_PREFIX}*") if path.is_dir())
+    return sorted((Checkpoint(path, int(name[1])) for path, name in found if name), key=lambda each: each.version)
+
+
+class Checkpoints:
+    """Writes the checkpoints of one run; keeps the newest `keep`, and the `keep_best` best by held-out evaluation.
+
+    Only the newest are bases to resume from: the journal is kept for as long as one of them needs it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        keep_best: int = 0,
+        best_by: Metric = "accuracy",
+        journal: RunLog | None = None,
+    ) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._keep_best = keep_best
+        self._best_by: Metric = best_by
+        self._journal = journal or NoJournal()
+        self._size_then = self._journal.size()
+        self._lock = threading.Lock()
+
+    def write(
+        self,
+        *,
+        version: int,
+        save_trainer: Callable[[Path], None],
+        ledger: LedgerSnapshot | None = None,
+        guard: GuardState = NEW_GUARD,
+        progress: Mapping[str, object] = _NOTHING,
+    ) -> Path:
+        """Writes a checkpoint of `version`, whose journal segment has begun; then removes what is not kept.
+
+        Training on files has no ledger. `progress` is what else a resume needs, as JSON. Raises OSError, and then there
+        is no such checkpoint.
+        """
+        self._remove_drafts()
+        self._check_room()
+        draft = self._folder / f"{_DRAFT}{version}"
+        try:
+            self._journal.sync()  # a checkpoint never reaches the disk before the segment that it needs
+            draft.mkdir(parents=True)
+            save_trainer(draft / "trainer")
+            if ledger is not None:
+                (draft / "ledger.json").write_text(json.dumps(asdict(ledger)), encoding="utf-8")
+            (draft / _PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
+            (draft / "guard.json").write_text(json.dumps(asdict(guard)), encoding="utf-8")
+            write_manifest(draft, version=version, journal=Segment.named(self._folder / FOLDER, version).path.name)
+            sync_tree(draft)
+            final = self._folder / f"{_PREFIX}{version:08d}"
+            self._remove(final)
+            draft.rename(final)
+            sync_folder(self._folder)
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        finally:
+            self._size_then = self._journal.size()
+        with self._lock:
+            self._prune()
+        return final
+
+    def outgrown(self, most_bytes: int) -> bool:
+        """Whether the journal has grown by so much since the last attempt at a checkpoint: a resume reads all of it."""
+        return self._journal.size() - self._size_then >= most_bytes
+
+    def evaluated(self, result: Evaluated) -> None:
+        """Notes an evaluation beside the checkpoint of its version, if there is one. Raises OSError."""
+        with self._lock:
+            for checkpoint in checkpoints_of(self._folder):
+                if checkpoint.version == result.version:
+                    write_atomically(checkpoint.evaluation, json.dumps(asdict(result)) + "\n")
+
+    def best(self) -> list[Checkpoint]:
+        """The `keep_best` best of those that were evaluated, the best first; of equal ones the newest."""
+        scored = [(score, each) for each in checkpoints_of(self._folder) if (score := self._score(each)) is not None]
+        ranked = sorted(scored, key=lambda pair: (pair[0], pair[1].version), reverse=True)
+        return [each for _, each in ranked[: self._keep_best]]
+
+    def _score(self, checkpoint: Checkpoint) -> float | None:
+        try:
+            return float(json.loads(checkpoint.evaluation.read_text(encoding="utf-8"))[self._best_by])
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
+
+    def _prune(self) -> None:
+        found = checkpoints_of(self._folder)
+        newest = found[-self._keep :]
+        kept = {each.version for each in (*newest, *self.best())}
+        for each in found:
+            if each.version not in kept:
+                self._remove(each.path)
+                each.evaluation.unlink(missing_ok=True)
+        # While fewer than `keep` are there, the initial model is one to fall back to.
+        self._journal.trim(version=newest[0].version if len(newest) == self._keep else 0)
+
+    def _check_room(self) -> None:
+        """Better before the ranks begin to write than when one of them fails and the others wait for it."""
+        found = checkpoints_of(self._folder)
+        if not found:
+            return
+        needed = sum(path.stat().st_size for path in found[-1].path.rglob("*") if path.is_file())
+        free = shutil.disk_usage(self._folder).free
+        if free < needed:
+            raise OSError(
+                errno.ENOSPC, f"the disk of {self._folder} has room for {free} bytes, a checkpoint takes {needed}"
+            )
+
+    def _remove(self, path: Path) -> None:
+        """Takes the name away first, so that no crash leaves a part under it."""
+        if path.exists():
+            draft = unused(self._folder / f"{_DRAFT}removed")
+            path.rename(draft)
+            shutil.rmtree(draft)
+
+    def _remove_drafts(self) -> None:
+        for draft in self._folder.glob(f"{_DRAFT}*"):
+            shutil.rmtree(draft)

@@ -1,0 +1,194 @@
+"""Files that a crash or a full disk leaves whole: appended to all or nothing, or replaced at once.
+
+Files of one JSON object a line that are good to have: a full disk costs lines, and never the run.
+"""
+
+import contextlib
+import errno
+import itertools
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+_CHUNK_BYTES = 1 << 20
+
+
+class AppendFile:
+    """A file that grows at its end. An append that fails leaves the file as it was. For one thread at a time."""
+
+    def __init__(self, path: Path, *, end: int | None = None) -> None:
+        """Opens the file, or makes it; what follows the byte `end` is cut off."""
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._end = os.fstat(self._handle).st_size
+        self._torn = False
+        if end is not None and end < self._end:
+            self._end = end
+            os.ftruncate(self._handle, end)
+
+    @property
+    def end(self) -> int:
+        """Bytes in the file."""
+        return self._end
+
+    def append(self, data: bytes) -> None:
+        """Hands the bytes to the operating system: they survive this process's death. Raises OSError."""
+        if self._torn:
+            self._cut()
+        try:
+            view, at = memoryview(data), self._end
+            while view:
+                written = os.pwrite(self._handle, view, at)
+                view, at = view[written:], at + written
+        except OSError:
+            self._torn = True
+            with contextlib.suppress(OSError):  # tried again before the next append
+                self._cut()
+            raise
+        self._end = at
+
+    def _cut(self) -> None:
+        os.ftruncate(self._handle, self._end)
+        self._torn = False
+
+    def sync(self) -> None:
+        """Returns when all bytes are on the disk. After an OSError only what `write_again` wrote is sure to get there:
+        the kernel may have given up the bytes that it could not write, and say nothing of them at the next call.
+        """
+        if self._handle < 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        os.fdatasync(self._handle)
+
+    def write_again(self, start: int) -> None:
+        """Hands what is in the file from the byte `start` on to the operating system once more. Raises OSError."""
+        while start < self._end:
+            data = os.pread(self._handle, min(_CHUNK_BYTES, self._end - start), start)
+            start += os.pwrite(self._handle, data, start)
+
+    def close(self) -> None:
+        """Closes the file; what is asked of it after that raises OSError."""
+        handle, self._handle = self._handle, -1
+        os.close(handle)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The file holds either its former text or, on the disk, all of the new one."""
+    draft = path.with_name(f"{path.name}.new")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Returns when the names in the folder are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """Returns when everything below the folder is on the disk."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_folder(path)
+        elif path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def end_of_lines(path: Path) -> int:
+    """The byte after the last whole line; what follows was being written at a crash. 0 if there is no file."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - (1 << 16))
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+    return 0
+
+
+def lines_backwards(path: Path) -> Iterator[bytes]:
+    """The whole lines of a file, the last one first; none if there is no such file."""
+    end = end_of_lines(path)
+    if end == 0:
+        return
+    with path.open("rb") as file:
+        rest = b""  # the beginning of a line whose start is further ahead
+        while end > 0:
+            start = max(0, end - (1 << 16))
+            file.seek(start)
+            first, *lines = (file.read(end - start) + rest).split(b"\n")
+            yield from (line for line in reversed(lines) if line)
+            rest, end = first, start
+        if rest:
+            yield rest
+
+
+def unused(path: Path) -> Path:
+    """The path, or the first of those with a number appended of which there is no file."""
+    candidates = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2)))
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+log = logging.getLogger(__name__)
+
+
+def ignore(name: str) -> None:
+    """Takes note of nothing."""
+
+
+class LineFile:
+    """Appends lines from any thread. A line that a crash cut short is removed at opening.
+
+    `failed` is told the file's name for each line that could not be written; the first one is said in the log.
+    """
+
+    def __init__(self, path: Path, *, failed: Callable[[str], None] = ignore, end: int | None = None) -> None:
+        """`end`: the bytes of the file that stay; all whole lines if left out."""
+        self._path = path
+        self._failed = failed
+        self._file = AppendFile(path, end=end_of_lines(path) if end is None else end)
+        self._lock = threading.Lock()
+        self.lost = 0
+        """Lines that could not be written."""
+
+    def write(self, entry: Mapping[str, object]) -> bool:
+        """Whether the entry is in the file now, as a line."""
+        line = json.dumps(entry, ensure_ascii=False) + "\n"
+        try:
+            with self._lock:
+                self._file.append(line.encode("utf-8", errors="replace"))
+        except OSError as error:
+            self._count(error)
+            return False
+        return True
+
+    @property
+    def end(self) -> int:
+        """Bytes in the file."""
+        return self._file.end
+
+    def _count(self, error: OSError) -> None:
+        self.lost += 1
+        self._failed(self._path.name)
+        if self.lost == 1:
+            log.warning(
+                "%s cannot be written: %s. The run goes on; lines are lost until there is room", self._path, error
+            )
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()

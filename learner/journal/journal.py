@@ -1,0 +1,316 @@
+"""The batch log: every accepted group and every batch taken, on disk, in the order in which they happened.
+
+It is a folder of segments. Each checkpoint begins a new one, which starts with a copy of the groups that no batch has
+used yet: so a checkpoint needs only the segments from its own version on, and older ones can go. A group is appended
+before it is acknowledged, a batch is appended and synced before it is trained.
+"""
+
+import errno
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, Self
+
+from learner.journal.files import AppendFile, sync_folder
+from learner.journal.segments import (
+    JournalDamaged,
+    JournalUnknown,
+    LoggedBatch,
+    LoggedFilter,
+    LoggedGroup,
+    Record,
+    Segment,
+    encoded,
+    encoded_group,
+    end_of_records,
+    read_segment,
+    segments_of,
+)
+from protocol.codec import Frame
+from protocol.trajectories import TrajectoryGroup
+
+__all__ = [
+    "FOLDER",
+    "Journal",
+    "JournalDamaged",
+    "JournalFull",
+    "JournalLost",
+    "JournalUnknown",
+    "LoggedBatch",
+    "LoggedFilter",
+    "LoggedGroup",
+    "NoJournal",
+    "Record",
+    "RunLog",
+    "read_journal",
+]
+
+FOLDER = "journal"
+"""The journal's name in the run's folder."""
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DRAFT = "segment.new"
+
+
+class JournalFull(OSError):
+    """There is no room for a record. The journal is as it was, and may be appended to once there is room."""
+
+    def __init__(self, folder: Path, error: OSError) -> None:
+        super().__init__(error.errno, f"the disk of {folder} is full: {error.strerror}")
+        self.folder = folder
+
+
+class JournalLost(RuntimeError):
+    """The disk has not kept what was written: a sync failed, and what stands in the file since is something else."""
+
+    def __init__(self, path: Path, start: int, what: str) -> None:
+        super().__init__(
+            f"{path}: the disk has lost what was written from byte {start} on ({what}). See to the disk; --resume goes "
+            "on from what it has kept"
+        )
+
+
+class RunLog(Protocol):
+    """What the learner asks of its log. `prepare`, `append_batch` and `sync` may take as long as the disk does."""
+
+    def append_group(self, group: TrajectoryGroup, *, frames: Sequence[Frame] | None = None) -> None:
+        """Hands the group to the operating system: it survives this process's death. Raises JournalFull.
+
+        `frames` are those of the Finished that brought it, as it is: they save encoding it once more.
+        """
+
+    def append_filtered(self, lease_id: int) -> None:
+        """Notes that the lease's group was left out on purpose. Raises JournalFull."""
+
+    def append_batch(self, *, version: int, lease_ids: Sequence[int]) -> None:
+        """Returns when the batch, and all before it, are on the disk. Raises JournalFull, and is then called again."""
+
+    def prepare(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
+        """Writes the groups for the segment of `version` aside, while others are appended. Raises JournalFull."""
+
+    def rotate(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
+        """Begins the segment of `version` with the groups that no batch has used: what `prepare` wrote for it, and then
+        these. Raises JournalFull.
+        """
+
+    def sync(self) -> None:
+        """Returns when all that was appended is on the disk. Raises JournalFull, and is then called again."""
+
+    def size(self) -> int:
+        """Bytes of the newest segment."""
+
+    def trim(self, *, version: int) -> None:
+        """Removes what no checkpoint of `version` or later needs."""
+
+
+def _anyone() -> None:
+    """Nobody else can have the folder."""
+
+
+class Journal:
+    """Appends records to the newest segment, from any thread; a context manager.
+
+    `may_write` is called before each change, and raises if the folder is not this process's any more.
+    """
+
+    def __init__(self, segment: Segment, *, end: int, may_write: Callable[[], None] = _anyone) -> None:
+        self._may_write = may_write
+        self._folder = segment.path.parent
+        self._segment = segment
+        self._file = AppendFile(segment.path, end=end)
+        self._lock = threading.Lock()  # for appends
+        self._disk = threading.Lock()  # for what takes long; taken before the other
+        self._last_batch: int | None = None
+        self._name_synced = False
+        self._synced = 0  # the bytes before it are on the disk
+        self._in_doubt = False
+        self._prepared: tuple[int, AppendFile] | None = None
+
+    @classmethod
+    def open(cls, folder: Path, *, may_write: Callable[[], None] = _anyone) -> Self:
+        """Goes on with the newest segment, its torn tail cut; an empty journal begins at version 0.
+
+        Raises JournalDamaged, and then changes nothing.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        segments = segments_of(folder)
+        newest = segments[-1] if segments else Segment.named(folder, 0)
+        return cls(newest, end=end_of_records(newest.path) if segments else 0, may_write=may_write)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._disk, self._lock:  # a thread may still be at work; what it appends after this is refused
+            self._drop_prepared()
+            self._file.close()
+
+    def append_group(self, group: TrajectoryGroup, *, frames: Sequence[Frame] | None = None) -> None:
+        """See RunLog."""
+        self._append(encoded(LoggedGroup(group=group)) if frames is None else encoded_group(frames))
+
+    def append_filtered(self, lease_id: int) -> None:
+        """See RunLog."""
+        self._append(encoded(LoggedFilter(lease_id=lease_id)))
+
+    def append_batch(self, *, version: int, lease_ids: Sequence[int]) -> None:
+        """See RunLog."""
+        if self._last_batch != version:  # else it was written, and only the disk did not take it yet
+            self._append(encoded(LoggedBatch(version=version, lease_ids=tuple(lease_ids))))
+            self._last_batch = version
+        self.sync()
+
+    def prepare(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
+        """See RunLog."""
+        with self._disk:
+            self._may_write()
+            self._drop_prepared()
+            self._prepared = version, self._draft(groups)
+
+    def rotate(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
+        """See RunLog. A journal that has begun this segment already goes on with it."""
+        with self._disk, self._lock:
+            self._may_write()
+            if version == self._segment.start:
+                self._drop_prepared()
+                return
+            assert version > self._segment.start, (version, self._segment.start)
+            segment = Segment.named(self._folder, version)
+            begun = self._begin(segment, groups)
+            self._file.close()  # its batches are on the disk, and its other groups are in the new one
+            self._file, self._segment = begun, segment
+            self._name_synced, self._synced, self._in_doubt = False, 0, False
+
+    def _begin(self, segment: Segment, groups: Iterable[TrajectoryGroup]) -> AppendFile:
+        if self._prepared is None or self._prepared[0] != segment.start:
+            self._drop_prepared()
+            self._prepared = segment.start, self._draft(())
+        file = self._prepared[1]
+        try:
+            for group in groups:
+                file.append(encoded(LoggedGroup(group=group)))
+            (self._folder / _DRAFT).rename(segment.path)
+        except OSError as error:
+            self._drop_prepared()
+            raise self._explained(error) from error
+        self._prepared = None
+        return file
+
+    def _draft(self, groups: Iterable[TrajectoryGroup]) -> AppendFile:
+        draft = self._folder / _DRAFT
+        draft.unlink(missing_ok=True)
+        try:
+            file = AppendFile(draft)
+        except OSError as error:
+            raise self._explained(error) from error
+        try:
+            for group in groups:
+                file.append(encoded(LoggedGroup(group=group)))
+        except OSError as error:
+            file.close()
+            draft.unlink(missing_ok=True)
+            raise self._explained(error) from error
+        return file
+
+    def _drop_prepared(self) -> None:
+        if self._prepared is not None:
+            self._prepared[1].close()
+            self._prepared = None
+            (self._folder / _DRAFT).unlink(missing_ok=True)
+
+    def sync(self) -> None:
+        """See RunLog.
+
+        After a failure the kernel may count pages as written that are not, and say so at the next call: what has not
+        been synced yet is written once more first. Raises JournalLost if it is not there any more.
+        """
+        with self._disk:
+            with self._lock:
+                file, end = self._file, self._file.end
+                if self._in_doubt:
+                    self._write_again(end)
+            try:
+                file.sync()
+                if not self._name_synced:
+                    sync_folder(self._folder)
+                    self._name_synced = True
+            except OSError as error:
+                self._in_doubt = True
+                raise self._explained(error) from error
+            self._synced, self._in_doubt = end, False
+
+    def _write_again(self, end: int) -> None:
+        path, start = self._segment.path, self._synced
+        try:
+            kept = end_of_records(path, start=start, size=end)
+        except JournalDamaged as damage:
+            raise JournalLost(path, start, str(damage)) from damage
+        if max(kept, start) != end:
+            raise JournalLost(path, start, f"records end at byte {kept}, expected {end}")
+        try:
+            self._file.write_again(start)
+        except OSError as error:
+            raise self._explained(error) from error
+
+    def size(self) -> int:
+        """See RunLog."""
+        return self._file.end
+
+    def trim(self, *, version: int) -> None:
+        """See RunLog."""
+        self._may_write()
+        for segment in segments_of(self._folder):
+            if segment.start < min(version, self._segment.start):
+                segment.path.unlink()
+
+    def _append(self, data: bytes) -> None:
+        self._may_write()
+        with self._lock:  # a batch is appended in a thread of its own while the event loop appends groups
+            try:
+                self._file.append(data)
+            except OSError as error:
+                raise self._explained(error) from error
+
+    def _explained(self, error: OSError) -> OSError:
+        if error.errno not in _DISK_FULL:
+            return error
+        return JournalFull(self._folder, error)
+
+
+class NoJournal:
+    """A log that keeps nothing: a run of which a killed learner loses all."""
+
+    def append_group(self, group: TrajectoryGroup, *, frames: Sequence[Frame] | None = None) -> None:
+        """Keeps nothing."""
+
+    def append_filtered(self, lease_id: int) -> None:
+        """Keeps nothing."""
+
+    def append_batch(self, *, version: int, lease_ids: Sequence[int]) -> None:
+        """Keeps nothing."""
+
+    def prepare(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
+        """Keeps nothing."""
+
+    def rotate(self, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
+        """Keeps nothing."""
+
+    def size(self) -> int:
+        """Nothing is kept."""
+        return 0
+
+    def sync(self) -> None:
+        """Has nothing to wait for."""
+
+    def trim(self, *, version: int) -> None:
+        """Has nothing to remove."""
+
+
+def read_journal(folder: Path) -> Iterator[Record]:
+    """The records of all segments in order. Groups that were copied into a new segment come again.
+
+    Raises JournalDamaged and JournalUnknown.
+    """
+    for segment in segments_of(folder):
+        for record, _ in read_segment(segment.path):
+            yield record

@@ -1,0 +1,157 @@
+"""A run's folder: one living learner has it, a fresh run never writes over an old one, every start has an incarnation.
+
+hold_run_folder     takes the lock; nothing else in the folder is touched
+open_run_folder     once the ports are bound: an old run goes aside, the journal begins, the incarnation is counted
+
+A run's name for its env_services, so that one that outlives the run does not take another run's leases for its own.
+
+Every run counts its leases and incarnations from the start, and two runs may have folders of the same name.
+
+Which policy versions belong to the history of the present weights: `history.json` in the run's folder.
+
+A learner whose batch log was damaged takes up its run at an earlier version than the one it had published. What its
+former lives published beyond that has no part in the weights that are trained now, though the numbers come again.
+"""
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from learner.journal.checkpoints import checkpoints_of
+from learner.journal.files import sync_folder, unused, write_atomically
+from learner.journal.journal import FOLDER
+from learner.journal.segments import Segment, segments_of
+from protocol.model import PolicyVersion
+from protocol.trajectories import TrajectoryGroup
+from services.run_lock import RunLock
+
+log = logging.getLogger(__name__)
+
+_MARKER = "incarnation"
+
+
+class NothingToResume(RuntimeError):
+    """The folder holds nothing from which its run could go on. The text names what was found."""
+
+
+async def hold_run_folder(folder: Path, *, resume: bool) -> RunLock:
+    """Takes the folder for the life of this process. Raises FolderTaken, and FileNotFoundError if there is no run."""
+    if resume:
+        _check_there_is_a_folder(folder)
+    return await RunLock.held(folder)
+
+
+def _check_there_is_a_folder(folder: Path) -> None:
+    if not folder.exists():
+        raise FileNotFoundError(f"there is no run to resume in {folder}: start it without --resume")
+
+
+def open_run_folder(lock: RunLock, folder: Path, *, resume: bool, journal: bool) -> int:
+    """Makes the folder ready and returns this start's incarnation, from 1. `journal`: whether the run keeps one.
+
+    Without `resume` an earlier run of the same name is moved aside. Raises NothingToResume for a folder that has lost
+    what its run kept, and FileNotFoundError for one that has lost its incarnation; a run that was killed before it had
+    written anything begins anew.
+    """
+    marker = folder / _MARKER
+    if resume:
+        _check_there_is_something(folder, marker, journal=journal)
+    elif marker.exists() or _history(folder) or (folder / "metrics.jsonl").exists():
+        began = time.strftime("%Y%m%d-%H%M%S", time.localtime((marker if marker.exists() else folder).stat().st_mtime))
+        aside = unused(folder.with_name(f"{folder.name}.{began}"))
+        lock.move_aside(aside)
+        log.info("an earlier run of this name is kept in %s", aside)
+    if journal and not marker.exists():
+        _begin_journal(folder / FOLDER)
+    incarnation = 1 + (int(marker.read_text(encoding="utf-8")) if marker.exists() else 0)
+    write_atomically(marker, f"{incarnation}\n")
+    return incarnation
+
+
+def _begin_journal(folder: Path) -> None:
+    """Before the marker: so a folder with a marker and without a journal has lost it."""
+    folder.mkdir(exist_ok=True)
+    Segment.named(folder, 0).path.touch()
+    sync_folder(folder)
+
+
+def _check_there_is_something(folder: Path, marker: Path, *, journal: bool) -> None:
+    if marker.exists():
+        if journal and not (segments_of(folder / FOLDER) or checkpoints_of(folder)):
+            raise NothingToResume(
+                f"the run in {folder} has begun, and its journal and its checkpoints are gone: it would silently begin "
+                "at version 0. Restore them, or start without --resume"
+            )
+        return
+    if kept := _history(folder):
+        raise FileNotFoundError(
+            f"{marker} is missing, though {folder} holds {kept[0].name}: write the number of the run's starts so far "
+            "into that file, or start without --resume"
+        )
+    log.info("the run in %s was ended before it had begun: it begins now", folder)
+
+
+def _history(folder: Path) -> list[Path]:
+    """What speaks of a run that has begun: checkpoints, and segments of the journal that hold something."""
+    segments = [
+        segment.path for segment in segments_of(folder / FOLDER) if segment.start or segment.path.stat().st_size
+    ]
+    return [*segments, *(each.path for each in checkpoints_of(folder))]
+
+
+def run_name(folder: Path) -> str:
+    """The random name of the run in this folder; it is made when it is first asked for."""
+    path = folder / "run_name"
+    if not path.exists():
+        draft = folder / "run_name.new"
+        draft.write_text(f"{secrets.token_hex(8)}\n", encoding="utf-8")
+        draft.replace(path)
+    return path.read_text(encoding="utf-8").strip()
+
+
+_FILE = "history.json"
+
+
+@dataclass(frozen=True)
+class History:
+    """The learner's present incarnation, and for each former one the last version number that still holds."""
+
+    incarnation: int
+    last_valid: Mapping[int, int]
+
+    def contains(self, version: PolicyVersion) -> bool:
+        """Whether the present weights descend from this version, or are it."""
+        if version.incarnation == self.incarnation:
+            return True
+        return version.number <= self.last_valid.get(version.incarnation, -1)
+
+    def sampled(self, group: TrajectoryGroup) -> bool:
+        """Whether every token of the group was sampled by a version of this history."""
+        versions = {span.version for one in group.trajectories for span in one.version_spans}
+        return all(self.contains(PolicyVersion.parse(version)) for version in versions)
+
+
+def resume_history(folder: Path, *, incarnation: int, version: int) -> History:
+    """The history of a life that begins at `version`: no former one reaches beyond it. Writes it, whole or not at all.
+
+    Raises ValueError for a file that was not written by this function.
+    """
+    path = folder / _FILE
+    former = _read(path) if path.exists() else {}
+    last_valid = {each: min(version, former.get(each, version)) for each in range(1, incarnation)}
+    write_atomically(path, json.dumps({"last_valid": last_valid}, indent=2) + "\n")
+    return History(incarnation=incarnation, last_valid=last_valid)
+
+
+def _read(path: Path) -> dict[int, int]:
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))["last_valid"].items()
+        return {int(incarnation): int(number) for incarnation, number in entries}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error!r}): restore it; or, if no journal of this run was ever damaged, remove it"
+        ) from error

@@ -1,0 +1,224 @@
+"""One segment of the batch log: its name, its records, and what became of them on the disk.
+
+A record is `length u32, type u8, xxh3 u64 of the payload, xxh32 of these three, payload`, little-endian. The header has
+a checksum of its own so that a damaged length is not mistaken for a torn tail, the mark of a crash in a write, which
+would cut off all that follows.
+"""
+
+import json
+import os
+import re
+import shutil
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import xxhash
+
+from learner.journal.files import sync_folder, unused
+from protocol.codec import Frame, decode, encode
+from protocol.messages import Finished
+from protocol.trajectories import TrajectoryGroup
+
+_FACTS = struct.Struct("<IBQ")
+_CHECK = struct.Struct("<I")
+_HEADER_BYTES = _FACTS.size + _CHECK.size
+_GROUP, _BATCH, _FILTERED = 1, 2, 3
+_FRAME = struct.Struct("<I")
+_NAME = re.compile(r"segment-(\d{8,})\.log")
+
+
+class JournalDamaged(RuntimeError):
+    """The journal cannot be read from a byte of a file on: what stands there is not what was written."""
+
+    def __init__(self, path: Path, at: int, *, what: str) -> None:
+        super().__init__(f"{path}: at byte {at} {what}")
+        self.path = path
+        self.at = at
+
+
+class JournalUnknown(RuntimeError):
+    """The journal is whole, but this release cannot read it, or it is of another run."""
+
+
+@dataclass(frozen=True)
+class LoggedGroup:
+    """A group that was accepted."""
+
+    group: TrajectoryGroup
+
+
+@dataclass(frozen=True)
+class LoggedBatch:
+    """The leases, in order, whose groups were trained at `version`."""
+
+    version: int
+    lease_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LoggedFilter:
+    """A lease that was accepted and left out on purpose."""
+
+    lease_id: int
+
+
+Record = LoggedGroup | LoggedBatch | LoggedFilter
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A file of the journal. `start` is the learner's version when it was begun."""
+
+    path: Path
+    start: int
+
+    @classmethod
+    def named(cls, folder: Path, start: int) -> "Segment":
+        """The segment of the folder that begins at this version."""
+        return cls(path=folder / f"segment-{start:08d}.log", start=start)
+
+
+def segments_of(folder: Path) -> list[Segment]:
+    """The journal's segments in order; none if there is no such folder."""
+    found = ((path, _NAME.fullmatch(path.name)) for path in folder.glob("segment-*.log"))
+    return sorted((Segment(path, int(name[1])) for path, name in found if name), key=lambda segment: segment.start)
+
+
+def encoded(record: Record) -> bytes:
+    """The record as it stands in a segment."""
+    match record:
+        case LoggedGroup(group=group):
+            return encoded_group(encode(Finished(group=group)))
+        case LoggedBatch(version=version, lease_ids=lease_ids):
+            return _framed(_BATCH, json.dumps([version, list(lease_ids)]).encode())
+        case LoggedFilter(lease_id=lease_id):
+            return _framed(_FILTERED, str(lease_id).encode())
+
+
+def encoded_group(frames: Sequence[Frame]) -> bytes:
+    """The record of the group that a Finished message of these frames brings."""
+    return _framed(_GROUP, _join(frames))
+
+
+def read_segment(path: Path) -> Iterator[tuple[Record, int]]:
+    """The segment's records in order, each with the byte at which it begins; those of a torn tail are left out.
+
+    Raises JournalDamaged when a record that others follow fails its checksum, JournalUnknown when one is of no known
+    type.
+    """
+    for kind, payload, start, _ in _scan(path):
+        yield _decoded(kind, payload, path=path), start
+
+
+def group_at(path: Path, at: int) -> TrajectoryGroup:
+    """The group whose record begins at this byte, as `read_segment` said. Raises JournalDamaged."""
+    for kind, payload, _, _ in _scan(path, at=at):
+        record = _decoded(kind, payload, path=path)
+        if isinstance(record, LoggedGroup):
+            return record.group
+        break
+    raise JournalDamaged(path, at, what="there was a group, and is none now")
+
+
+def end_of_records(path: Path, *, start: int = 0, size: int | None = None) -> int:
+    """The byte after the last whole record of the first `size` bytes; reads from `start`, where a record begins.
+
+    Raises JournalDamaged.
+    """
+    return max((end for *_, end in _scan(path, at=start, size=size)), default=start)
+
+
+def set_aside(damage: JournalDamaged, *, segments: Sequence[Segment], keep_empty: bool) -> None:
+    """Keeps what stands before the damage, and renames the rest and all later segments to `*.damaged`.
+
+    A segment of which nothing is left goes altogether, unless `keep_empty`.
+    """
+    paths = [segment.path for segment in segments]
+    following = paths[paths.index(damage.path) :]
+    cut = damage.at > 0 or keep_empty
+    for path in reversed(following[1:] if cut else following):
+        path.rename(unused(_damaged_name(path)))
+    if cut:
+        with damage.path.open("rb") as source, unused(_damaged_name(damage.path)).open("xb") as rest:
+            source.seek(damage.at)
+            shutil.copyfileobj(source, rest)
+            rest.flush()
+            os.fsync(rest.fileno())
+        os.truncate(damage.path, damage.at)
+    sync_folder(damage.path.parent)
+
+
+def _damaged_name(path: Path) -> Path:
+    return path.with_name(f"{path.name}.damaged")
+
+
+def _framed(kind: int, payload: bytes) -> bytes:
+    facts = _FACTS.pack(len(payload), kind, xxhash.xxh3_64_intdigest(payload))
+    return b"".join((facts, _CHECK.pack(xxhash.xxh32_intdigest(facts)), payload))
+
+
+def _decoded(kind: int, payload: bytes, *, path: Path) -> Record:
+    match kind:
+        case 1:
+            message = decode(_split(payload))
+            assert isinstance(message, Finished), message.kind
+            return LoggedGroup(group=message.group)
+        case 2:
+            version, lease_ids = json.loads(payload)
+            return LoggedBatch(version=version, lease_ids=tuple(lease_ids))
+        case 3:
+            return LoggedFilter(lease_id=int(payload))
+        case _:
+            raise JournalUnknown(f"{path}: record type {kind} is not known; was it written by a newer release?")
+
+
+def _scan(path: Path, *, at: int = 0, size: int | None = None) -> Iterator[tuple[int, bytes, int, int]]:
+    """Type, payload, first byte and the byte after, of each record from the byte `at` on."""
+    size = path.stat().st_size if size is None else size
+    with path.open("rb") as file:
+        start = file.seek(at)
+        while size - start >= _HEADER_BYTES:
+            facts, check = file.read(_FACTS.size), file.read(_CHECK.size)
+            length, kind, checksum = _FACTS.unpack(facts)
+            end = start + _HEADER_BYTES + length
+            if _CHECK.unpack(check)[0] != xxhash.xxh32_intdigest(facts):
+                if not any(facts + check) and _only_zeros(file):
+                    return  # the file had grown on the disk, the record's bytes had not arrived
+                raise _mismatch(path, start)
+            if end > size:
+                return
+            payload = file.read(length)
+            if xxhash.xxh3_64_intdigest(payload) != checksum:
+                if end == size:
+                    return
+                raise _mismatch(path, start)
+            yield kind, payload, start, end
+            start = end
+
+
+def _only_zeros(file: BinaryIO) -> bool:
+    while chunk := file.read(1 << 20):
+        if any(chunk):
+            return False
+    return True
+
+
+def _mismatch(path: Path, start: int) -> JournalDamaged:
+    return JournalDamaged(path, start, what="a record does not match its checksum, and it is not a torn last one")
+
+
+def _join(frames: Sequence[Frame]) -> bytes:
+    return b"".join(part for frame in frames for part in (_FRAME.pack(len(frame)), frame))
+
+
+def _split(payload: bytes) -> list[memoryview]:
+    frames = []
+    view = memoryview(payload)
+    while view:
+        (length,) = _FRAME.unpack(view[: _FRAME.size])
+        frames.append(view[_FRAME.size : _FRAME.size + length])
+        view = view[_FRAME.size + length :]
+    return frames

@@ -1,0 +1,197 @@
+"""Who is granted what: evaluation first, then training, as far as room, pacing and the lag bound allow.
+
+How far sampling runs ahead of training, within what `max_lag` allows.
+
+Groups that wait in the buffer only grow older. So the learner asks for as few groups at once as keep it from waiting:
+more when it had to wait for a batch, fewer when a good part of another batch lay ready. That is the rule `demand`. With
+`full` it always asks for as many as the bound permits, and what is trained is as old as that. The hard bound is the
+ledger's and does not depend on this.
+
+Which task a lease is for: every task once an epoch, each epoch in an order of its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.leases.env_services import Peer
+from learner.leases.evaluation_leases import Evaluator
+from learner.ledger import AttemptId, Grant, Ledger
+from protocol.generation import Sampling
+from protocol.messages import Lease
+
+PacingRule = Literal["demand", "full"]
+
+_WAITED_SHARE = 0.05
+_GROW, _SHRINK = 0.1, 0.05
+_SPARE = 0.15
+
+
+@dataclass
+class Pacing:
+    """`ahead` is the number of groups that may be running or buffered; it moves between one step's and the bound's."""
+
+    groups_per_step: int
+    max_lag: int
+    rule: PacingRule = "demand"
+    ahead: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.ahead = self._most if self.rule == "full" else min(2.0 * self.groups_per_step, self._most)
+
+    @property
+    def _most(self) -> float:
+        return (self.max_lag + 1.0) * self.groups_per_step
+
+    def bound(self, max_lag: int) -> None:
+        """The bound is another one now: no more groups are asked for ahead than it permits."""
+        self.max_lag = max_lag
+        self.ahead = self._most if self.rule == "full" else min(self.ahead, self._most)
+
+    def taken(self, *, waited_s: float, since_last_s: float, left_over: int) -> None:
+        """A batch was taken: the trainer had waited so long for it, and so many groups stay in the buffer."""
+        if self.rule == "full":
+            return
+        step = self.groups_per_step
+        if waited_s > _WAITED_SHARE * since_last_s:
+            self.ahead = min(self.ahead + _GROW * step, self._most)
+        elif left_over > _SPARE * step:
+            self.ahead = max(self.ahead - _SHRINK * step, float(step))
+
+    def room(self, *, running: int, buffered: int) -> int:
+        """How many more groups may be granted now."""
+        return max(0, int(self.ahead) - running - buffered)
+
+
+_SEED_LIMIT = 1 << 63
+
+
+class TaskOrder:
+    """Maps the endless row of leases onto `count` tasks. Pure: the same seed gives the same order after a restart."""
+
+    def __init__(self, *, count: int, seed: int) -> None:
+        assert count > 0, count
+        self.count = count
+        self._seed = seed
+        self._epoch = lru_cache(maxsize=4)(self._permutation)
+
+    def task_index(self, lease_id: int) -> int:
+        """The task of a lease, in 0..count-1."""
+        epoch, position = divmod(lease_id, self.count)
+        return int(self._epoch(epoch)[position])
+
+    def lease_seed(self, lease_id: int, *, attempt: int) -> int:
+        """A seed for the rollouts of one attempt, in 0..2**63-1."""
+        words = np.random.SeedSequence((self._seed, lease_id, attempt)).generate_state(1, dtype=np.uint64)
+        return int(words[0]) % _SEED_LIMIT
+
+    def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
+        return np.random.default_rng((self._seed, epoch)).permutation(self.count)
+
+
+_MOST_LEASES_IN_A_GRANT = 1024
+
+
+@dataclass(frozen=True)
+class LeaseTerms:
+    """What every training lease says. `total_groups` is what all steps together consume: no more are granted."""
+
+    group_size: int
+    sampling: Sampling
+    seed: int
+    timeout_s: float
+    total_groups: int
+
+
+class Granting:
+    """Turns the ledger's grants into leases. `order` is known once the first env_service has said hello."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        evaluator: Evaluator,
+        terms: LeaseTerms,
+        incarnation: int,
+        clock: Callable[[], float],
+        pacing: PacingRule = "demand",
+    ) -> None:
+        self._ledger = ledger
+        self._evaluator = evaluator
+        self._terms = terms
+        self._incarnation = incarnation
+        self._clock = clock
+        self._pacing = Pacing(groups_per_step=ledger.config.groups_per_step, max_lag=ledger.config.max_lag, rule=pacing)
+        self._last_taken = clock()
+        self.order: TaskOrder | None = None
+
+    def know_tasks(self, count: int) -> None:
+        """The environment has so many training tasks; the first word counts."""
+        if self.order is None:
+            self.order = TaskOrder(count=count, seed=self._terms.seed)
+
+    def batch_taken(self, *, asked_at: float) -> None:
+        """A batch has left the buffer, which the trainer had asked for at `asked_at`."""
+        now = self._clock()
+        self._pacing.taken(
+            waited_s=now - asked_at, since_last_s=now - self._last_taken, left_over=self._ledger.books().buffered
+        )
+        self._last_taken = now
+
+    def bound_changed(self) -> None:
+        """The ledger bounds the lag by another number of versions."""
+        self._pacing.bound(self._ledger.max_lag)
+
+    def leases_for(self, holder: Peer, *, environment: str) -> list[Lease]:
+        """What an env_service is granted now; it holds them from here on."""
+        if self.order is None or self._ledger.served is None:
+            return []
+        evaluating = self._evaluator.running(holder.name)
+        room = holder.hello.capacity - len(holder.running) - evaluating
+        room = max(0, min(room, _MOST_LEASES_IN_A_GRANT))
+        leases = self._evaluator.grant(
+            now=self._clock(),
+            holder=holder.name,
+            environment=environment,
+            room=self._evaluation_room(holder, room=room, evaluating=evaluating),
+        )
+        holder.evaluated_last = bool(leases) or holder.evaluated_last
+        room = min(room - len(leases), self._still_needed())
+        if room > 0:
+            grants = self._ledger.grant(now=self._clock(), holder=holder.name, room=room)
+            holder.running.update(AttemptId(grant.lease_id, grant.attempt) for grant in grants)
+            leases += [self._lease(grant, self.order, environment) for grant in grants]
+            holder.evaluated_last = holder.evaluated_last and not grants
+        return leases
+
+    def _evaluation_room(self, holder: Peer, *, room: int, evaluating: int) -> int:
+        """Beside training an evaluation has a share of the places; of a single one it has every other turn."""
+        capacity = holder.hello.capacity
+        if self._evaluator.is_beside and capacity == 1 and holder.evaluated_last:
+            training = min(self._still_needed(), self._ledger.places())
+            return 0 if training > 0 else room
+        return min(room, max(0, self._evaluator.most_at(capacity) - evaluating))
+
+    def _still_needed(self) -> int:
+        books = self._ledger.books()
+        left = self._terms.total_groups - books.trained - books.buffered - books.running
+        return min(left, self._pacing.room(running=books.running, buffered=books.buffered))
+
+    def _lease(self, grant: Grant, order: TaskOrder, environment: str) -> Lease:
+        terms = self._terms
+        return Lease(
+            incarnation=self._incarnation,
+            lease_id=grant.lease_id,
+            attempt=grant.attempt,
+            purpose="train",
+            environment=environment,
+            task_index=order.task_index(grant.task_index),
+            seed=order.lease_seed(grant.lease_id, attempt=grant.attempt),
+            group_size=terms.group_size,
+            sampling=terms.sampling,
+            timeout_s=terms.timeout_s,
+        )

@@ -1,0 +1,161 @@
+"""Which life of the learner an attempt is of, and what that makes of it.
+
+    granted by this life ───────────────▶ the ledger knows it by the number on the wire
+    of a former life, still at work ────▶ adopted: the ledger gives it a number of this life
+    of a former life, finished ─────────▶ under the number it was adopted with; else readmitted without one
+    of a former life, failed or unwanted▶ nobody waits for it: acknowledged, cancelled
+
+A version of a former life counts if `belongs` says that its policy is an ancestor of the present one.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from learner.ledger import Answer, AttemptId, FailureKind, FailureResult, Ledger, Verdict
+from protocol.messages import Failed, RunningLease
+from protocol.model import PolicyVersion
+from protocol.trajectories import TrajectoryGroup
+
+Belongs = Callable[[PolicyVersion], bool]
+"""Whether a version that a former life published is in the history of the weights that this life holds."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a list of running attempts comes to: some are new to this life, some should be cancelled."""
+
+    adopted: tuple[AttemptId, ...]
+    unwanted: tuple[RunningLease, ...]
+
+
+def up_to(version: int) -> Belongs:
+    """All versions up to that of the learner when it resumed, after the replay: right if the batch log is whole."""
+    return lambda former: former.number <= version
+
+
+class Incarnations:
+    """Between the wire, where an attempt is named by incarnation and number, and the ledger of one life."""
+
+    def __init__(self, *, ledger: Ledger, incarnation: int, belongs: Belongs) -> None:
+        self._ledger = ledger
+        self._incarnation = incarnation
+        self._belongs = belongs
+        self._adopted: dict[tuple[int, int, int], int] = {}
+        self._named: dict[AttemptId, tuple[int, int]] = {}
+
+    def is_ours(self, about: TrajectoryGroup | Failed | RunningLease) -> bool:
+        """Whether this life granted the attempt."""
+        return about.incarnation == self._incarnation
+
+    def belongs(self, version: PolicyVersion) -> bool:
+        """Whether a token of that version was sampled by this learner's policy, in this life or in a former one."""
+        if version.incarnation == self._incarnation:
+            return version.number <= self._ledger.version
+        return version.incarnation < self._incarnation and self._belongs(version)
+
+    def attempt_of(self, about: TrajectoryGroup | Failed | RunningLease) -> AttemptId | None:
+        """The attempt as the ledger knows it; None for one of a former life that was not adopted."""
+        number: int | None = about.attempt
+        if not self.is_ours(about):
+            number = self._adopted.get((about.incarnation, about.lease_id, about.attempt))
+        return None if number is None else AttemptId(about.lease_id, number)
+
+    def on_the_wire(self, attempt: AttemptId) -> RunningLease:
+        """The attempt as its holder knows it."""
+        incarnation, number = self._named.get(attempt, (self._incarnation, attempt.attempt))
+        return RunningLease(incarnation=incarnation, lease_id=attempt.lease_id, attempt=number, purpose="train")
+
+    def failed(self, attempt: AttemptId, reason: str, *, data_fault: bool) -> Failed:
+        """What its holder would have said of an attempt with which the lease was given up."""
+        named = self.on_the_wire(attempt)
+        return Failed(
+            incarnation=named.incarnation,
+            lease_id=named.lease_id,
+            attempt=named.attempt,
+            purpose="train",
+            data_fault=data_fault,
+            reason=reason,
+        )
+
+    def hear(self, *, now: float, holder: str, running: Iterable[RunningLease], disk_is_full: bool = False) -> Heard:
+        """Training attempts that a holder reports: moves their deadlines, and adopts those of former lives.
+
+        A finished group that stays unacknowledged is excused while the disk is full; else nobody can take it.
+        """
+        adopted: list[AttemptId] = []
+        unwanted: list[RunningLease] = []
+        known: dict[tuple[int, int], int | None] = {}
+        excused: set[tuple[int, int]] = set()
+        for lease in running:
+            attempt = self.attempt_of(lease)
+            if attempt is None:
+                attempt = self._adopt(lease, now=now, holder=holder)
+                if attempt is None:
+                    unwanted.append(lease)
+                    continue
+                adopted.append(attempt)
+            known[attempt] = _number(lease)
+            if lease.waits_for == "rewards" or (disk_is_full and lease.waits_for == "learner"):
+                excused.add(attempt)
+        ended = self._ledger.heartbeat(now=now, holder=holder, running=known, excused=excused)
+        unwanted += map(self.on_the_wire, ended)
+        return Heard(adopted=tuple(adopted), unwanted=tuple(unwanted))
+
+    def _adopt(self, lease: RunningLease, *, now: float, holder: str) -> AttemptId | None:
+        version = None if lease.oldest_version is None else PolicyVersion.parse(lease.oldest_version)
+        if lease.incarnation > self._incarnation or (version is not None and not self.belongs(version)):
+            return None
+        number = self._ledger.adopt(now=now, lease_id=lease.lease_id, holder=holder, version=_number(lease))
+        if number is None:
+            return None
+        attempt = AttemptId(lease.lease_id, number)
+        self._adopted[(lease.incarnation, lease.lease_id, lease.attempt)] = number
+        self._named[attempt] = (lease.incarnation, lease.attempt)
+        return attempt
+
+    def verdict(self, group: TrajectoryGroup) -> Verdict:
+        """What `admit` will say; changes nothing."""
+        attempt, oldest_version = self.attempt_of(group), _oldest(group)
+        if attempt is not None:
+            return self._ledger.would_accept(
+                lease_id=group.lease_id, attempt=attempt.attempt, oldest_version=oldest_version
+            )
+        if group.incarnation > self._incarnation:
+            return Verdict.UNKNOWN
+        return self._ledger.would_readmit(lease_id=group.lease_id, oldest_version=oldest_version)
+
+    def admit(self, group: TrajectoryGroup) -> Answer:
+        """Gives an admissible group to the ledger."""
+        attempt, oldest_version, size = self.attempt_of(group), _oldest(group), tokens_of(group)
+        if attempt is not None:
+            return self._ledger.accept(
+                lease_id=group.lease_id, attempt=attempt.attempt, oldest_version=oldest_version, size=size
+            )
+        if group.incarnation > self._incarnation:
+            return Answer(verdict=Verdict.UNKNOWN)
+        return self._ledger.readmit(lease_id=group.lease_id, oldest_version=oldest_version, size=size)
+
+    def fail(self, failed: Failed, *, now: float) -> FailureResult:
+        """Charges the lease of an attempt that failed; one of a former life that was not adopted is nobody's."""
+        attempt = self.attempt_of(failed)
+        if attempt is None:
+            return FailureResult.IGNORED
+        kind: FailureKind = "data" if failed.data_fault else "infrastructure"
+        return self._ledger.fail(
+            now=now, lease_id=attempt.lease_id, attempt=attempt.attempt, kind=kind, reason=failed.reason
+        )
+
+
+def tokens_of(group: TrajectoryGroup) -> int:
+    """The tokens of all trajectories, prompts included."""
+    return sum(trajectory.token_ids.shape[0] for trajectory in group.trajectories)
+
+
+def _oldest(group: TrajectoryGroup) -> int:
+    oldest_version = group.oldest_version
+    assert oldest_version is not None, "an admissible group has sampled tokens"
+    return oldest_version
+
+
+def _number(lease: RunningLease) -> int | None:
+    return None if lease.oldest_version is None else PolicyVersion.parse(lease.oldest_version).number

@@ -1,0 +1,303 @@
+"""What a run writes down while it goes on: `metrics.jsonl`, `samples.jsonl`, and the line of progress.
+
+`metrics.jsonl` holds one object a line, told apart by `kind`: `step`, `replay` (a step that was trained again, from the
+batch log, with the same fields), `publish`, `join` (a generator that caught up), `evaluation`, and `resume`, which says
+up to which version the lines before it belong to the run. `lag_bound` is the bound under which the step's batch was
+taken; `guard` lines tell when the guard moved it, after which step, and what was beyond its limit.
+
+What a run's former lives wrote into `metrics.jsonl` after a checkpoint, so that the summary covers the whole run.
+"""
+
+import dataclasses
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from learner.evaluation.results import EvaluationResult
+from learner.journal.files import LineFile, ignore
+from learner.reports.step_record import StepRecord, versions_of
+from learner.reports.tally import Tally
+from learner.training.guard import GuardChange
+from learner.training.step_metrics import StepMetrics
+from learner.weights.snapshot import JoinReport, PublishReport
+from protocol.trajectories import Trajectory, TrajectoryGroup
+
+log = logging.getLogger(__name__)
+T = TypeVar("T", StepRecord, PublishReport, EvaluationResult)
+N = TypeVar("N", int, float)
+
+
+@dataclass
+class Former:
+    """The records that belong to the history of the weights, of steps after the step `after`.
+
+    `wall_s` is the time in which the steps were trained; `life_s`, how much of its life's the step before had seen.
+    """
+
+    after: int = 0
+    life_s: float = 0.0
+    steps: dict[int, StepRecord] = field(default_factory=dict)
+    publishes: list[PublishReport] = field(default_factory=list)
+    evaluations: list[EvaluationResult] = field(default_factory=list)
+    wall_s: float = 0.0
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Takes one line. Raises KeyError or TypeError for one of another form."""
+        match entry["kind"]:
+            case "step":
+                self._add_step(entry)
+            case "replay":
+                if int(entry["step"]) > self.after:
+                    self.steps.setdefault(int(entry["step"]), _step(entry))
+            case "publish":
+                self.publishes.append(_from(PublishReport, entry))
+            case "evaluation":
+                self.evaluations.append(_evaluation(entry))
+            case "resume":
+                self.cut(version=int(entry["version"]))
+
+    def _add_step(self, entry: dict[str, Any]) -> None:
+        record = _step(entry)
+        if record.step > self.after:
+            self.steps[record.step] = record
+        self.wall_s += max(0.0, record.time_s - self.life_s)
+        self.life_s = record.time_s
+
+    def cut(self, *, version: int) -> None:
+        """A life ended, and the next one began at `version`: what came after that version is lost."""
+        self.steps = {step: record for step, record in self.steps.items() if step <= version}
+        self.publishes = [report for report in self.publishes if report.version <= version]
+        self.evaluations = [result for result in self.evaluations if result.version <= version]
+        self.life_s = 0.0
+
+
+def read_former(path: Path, *, version: int, at: int = 0, after: int = 0, life_s: float = 0.0) -> Former:
+    """The records up to `version` from the byte `at` on. Lines that cannot be read are left out, and counted."""
+    former, unread = Former(after=after, life_s=life_s), 0
+    with path.open("rb") as file:
+        file.seek(at)
+        for line in file:
+            try:
+                former.add(json.loads(line))
+            except (ValueError, KeyError, TypeError):
+                unread += 1
+    if unread:
+        log.warning("%d lines of %s cannot be read: the summary leaves them out", unread, path)
+    former.cut(version=version)
+    return former
+
+
+def _step(entry: dict[str, Any]) -> StepRecord:
+    counts = {name: _counts(entry[name]) for name in ("lag_counts", "token_lag_counts")}
+    return _from(StepRecord, {**entry, **counts, "lease_ids": tuple(entry["lease_ids"])})
+
+
+def _evaluation(entry: dict[str, Any]) -> EvaluationResult:
+    by_k = {name: _counts(entry.get(name, {})) for name in ("pass_at_k", "cons_at_k")}
+    return _from(EvaluationResult, {**entry, **by_k})
+
+
+def _counts(entry: dict[str, N]) -> dict[int, N]:
+    """JSON has no keys but text."""
+    return {int(key): value for key, value in entry.items()}
+
+
+def _from(kind: type[T], entry: dict[str, Any]) -> T:
+    """An earlier release may have written less: what has a default may be missing. Raises TypeError for the rest."""
+    return kind(**{each.name: entry[each.name] for each in fields(kind) if each.name in entry})
+
+
+_PROGRESS_EVERY_S = 5.0
+_SAMPLES_PER_STEP = 3
+_NOTHING: Mapping[str, object] = {}
+
+
+class Records:
+    """The run's open files, and what is remembered of its steps; a context manager.
+
+    A line that cannot be written is lost: the first one is said, `failed_write` is told the file's name for each.
+    """
+
+    def __init__(self, *, folder: Path, total_steps: int, failed_write: Callable[[str], None] = ignore) -> None:
+        self._total_steps = total_steps
+        self._metrics = LineFile(folder / "metrics.jsonl", failed=failed_write)
+        self._samples = LineFile(folder / "samples.jsonl", failed=failed_write)
+        self._folder = folder
+        self._said_at = 0.0
+        self._unsaid: list[StepRecord] = []
+        self._lock = threading.Lock()  # steps come from the trainer's thread, publishes from the event loop
+        self.tally = Tally()
+        self.former_s = 0.0
+        """Seconds that the run's former lives trained."""
+        self.former_steps = 0
+
+    def __enter__(self) -> "Records":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._metrics.close()
+        self._samples.close()
+
+    def take_up(self, *, version: int, incarnation: int, progress: Mapping[str, object] = _NOTHING) -> None:
+        """Goes on with the records of former lives, of which those up to `version` belong to this run.
+
+        `progress` is what `progress` gave to the checkpoint: only the lines after it are read.
+        """
+        known = progress.get("records")
+        self.tally = Tally() if known is None else Tally.model_validate(known)
+        at = int(str(progress.get("metrics_bytes", 0)))
+        former = read_former(
+            self._folder / "metrics.jsonl", version=version, at=at, after=self.tally.last_step, life_s=self.tally.life_s
+        )
+        for step in sorted(former.steps):
+            self.tally.step(former.steps[step])
+        for report in former.publishes:
+            self.tally.publish(report)
+        for result in former.evaluations:
+            self.tally.evaluations.add(result)
+        self.tally.wall_s += former.wall_s
+        self.tally.life_s = 0.0
+        self.former_s, self.former_steps = self.tally.wall_s, self.tally.steps
+        self._metrics.write({"kind": "resume", "version": version, "incarnation": incarnation})
+
+    def progress(self) -> dict[str, object]:
+        """For a checkpoint: what is remembered, and up to which byte of `metrics.jsonl`."""
+        with self._lock:
+            return {"records": self.tally.model_dump(mode="json"), "metrics_bytes": self._metrics.end}
+
+    def step(
+        self,
+        record: StepRecord,
+        metrics: StepMetrics,
+        groups: Sequence[TrajectoryGroup],
+        *,
+        lag_bound: int | None = None,
+    ) -> None:
+        """Notes a step: its numbers, and a few of its trajectories."""
+        with self._lock:
+            self.tally.step(record)
+            self.tally.timed(record.time_s)
+            self._write_step("step", record, metrics, lag_bound=lag_bound)
+        for group in groups[:_SAMPLES_PER_STEP]:
+            self._samples.write(_sample(group, step=record.step))
+        self._unsaid.append(record)
+        if time.monotonic() - self._said_at >= _PROGRESS_EVERY_S or record.step == self._total_steps:
+            self._say_progress()
+
+    def replay(self, record: StepRecord, metrics: StepMetrics, *, lag_bound: int | None = None) -> None:
+        """Notes a step that was trained again, from the batch log. Its `time_s` and `wait_s` are 0."""
+        with self._lock:
+            if self.tally.last_step < record.step:  # the life that logged it died before it noted it
+                self.tally.step(record)
+            self._write_step("replay", record, metrics, lag_bound=lag_bound)
+
+    def _write_step(self, kind: str, record: StepRecord, metrics: StepMetrics, *, lag_bound: int | None) -> None:
+        numbers = {**dataclasses.asdict(metrics), **dataclasses.asdict(record)}
+        self._metrics.write({"kind": kind, **numbers, "lag_bound": lag_bound})
+
+    def guard(self, change: GuardChange, *, step: int) -> None:
+        """Notes and says what the guard did after a step."""
+        log.log(logging.INFO if change.kind == "loosened" else logging.WARNING, "guard: step %d: %s", step, change.text)
+        reading = change.reading
+        self._metrics.write(
+            {
+                "kind": "guard",
+                "step": step,
+                "change": change.kind,
+                "before": change.before,
+                "after": change.after,
+                "steps": change.steps,
+                "measure": None if reading is None else reading.measure,
+                "value": None if reading is None else reading.value,
+                "limit": None if reading is None else reading.limit,
+            }
+        )
+
+    def publish(self, report: PublishReport) -> None:
+        """Notes a publish."""
+        with self._lock:
+            self.tally.publish(report)
+            self._metrics.write({"kind": "publish", **dataclasses.asdict(report)})
+
+    def join(self, report: JoinReport) -> None:
+        """Notes a generator that caught up."""
+        self._metrics.write({"kind": "join", **dataclasses.asdict(report)})
+
+    def evaluation(self, result: EvaluationResult) -> None:
+        """Notes and says an evaluation."""
+        with self._lock:
+            self.tally.evaluations.add(result)
+            self._metrics.write({"kind": "evaluation", **dataclasses.asdict(result)})
+        log.info(
+            "evaluation of version %d: accuracy %.3f (%.3f to %.3f) on %d held-out tasks%s%s",
+            result.version,
+            result.accuracy,
+            result.accuracy_low,
+            result.accuracy_high,
+            result.tasks,
+            "".join(f", pass@{k} {share:.3f}" for k, share in result.pass_at_k.items() if k > 1),
+            _by_verifier(result.accuracy_by_verifier),
+        )
+
+    def _say_progress(self) -> None:
+        recent, self._unsaid, self._said_at = self._unsaid, [], time.monotonic()
+        last = recent[-1]
+        trained_s = sum(record.wait_s + record.train_s + record.copy_s for record in recent)
+        left_s = (self._total_steps - last.step) * trained_s / len(recent)
+        log.info(
+            "step %d/%d  reward %.3f%s  lag %.1f (max %d)  %.0f tokens/s  learner waits %.0f %%  ETA %s",
+            last.step,
+            self._total_steps,
+            float(np.mean([record.reward_mean for record in recent])),
+            _by_verifier(last.reward_by_verifier),
+            float(np.mean([record.lag_mean for record in recent])),
+            max(record.lag_max for record in recent),
+            sum(record.sampled_tokens for record in recent) / max(trained_s, 1e-9),
+            100 * sum(record.wait_s for record in recent) / max(trained_s, 1e-9),
+            _clock(left_s),
+        )
+
+
+def _by_verifier(values: Mapping[str, float]) -> str:
+    """As a line says it; nothing where one verifier judged all."""
+    if len(values) < 2:
+        return ""
+    return f" ({', '.join(f'{verifier} {value:.3f}' for verifier, value in values.items())})"
+
+
+def _sample(group: TrajectoryGroup, *, step: int) -> dict[str, object]:
+    """The group's best and worst trajectory, as a person reads them."""
+    ranked = sorted(group.trajectories, key=lambda trajectory: trajectory.reward.reward or 0.0)
+    return {
+        "step": step,
+        "lease_id": group.lease_id,
+        "environment": group.environment,
+        "prompt": group.prompt_text,
+        "completions": [_completion(trajectory) for trajectory in _ends(ranked)],
+    }
+
+
+def _ends(ranked: Sequence[Trajectory]) -> list[Trajectory]:
+    return [ranked[0]] if len(ranked) == 1 else [ranked[0], ranked[-1]]
+
+
+def _completion(trajectory: Trajectory) -> dict[str, object]:
+    return {
+        "text": trajectory.completion_text,
+        "reward": trajectory.reward.reward,
+        "tokens": int(trajectory.loss_mask.sum()),
+        "finish_reason": trajectory.turns[-1].finish_reason,
+        "versions": sorted(versions_of(trajectory)),
+    }
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -1,0 +1,216 @@
+"""What a run remembers of its steps, publishes and evaluations: as much after a million of them as after a thousand."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from learner.evaluation.results import EvaluationResult
+from learner.reports.step_record import StepRecord
+from learner.weights.snapshot import PublishReport
+
+MOST_POINTS = 2048
+"""Of a curve; a longer one has its neighbours made one."""
+
+_MOST_VALUES = 2048
+_MOST_EVALUATIONS = 1024
+
+
+class _Kept(BaseModel):
+    """A part of what a checkpoint keeps, as JSON."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Thinned(_Kept):
+    """Every `stride`-th value of a row, and of all of them the number and the largest."""
+
+    count: int = 0
+    stride: int = 1
+    largest: float | None = None
+    values: list[float] = Field(default_factory=list)
+
+    def add(self, value: float) -> None:
+        """Takes the next value of the row."""
+        if self.count % self.stride == 0:
+            self.values.append(value)
+        self.count += 1
+        self.largest = value if self.largest is None else max(self.largest, value)
+        if len(self.values) > _MOST_VALUES:
+            self.values, self.stride = self.values[::2], 2 * self.stride
+
+    def median(self) -> float | None:
+        """Of the values that are kept; None of an empty row."""
+        return statistics.median(self.values) if self.values else None
+
+
+class Point(_Kept):
+    """Sums over `steps` steps that follow each other, up to `last`; of the lags' maxima the largest."""
+
+    last: int
+    steps: int
+    reward: float
+    lag: float
+    lag_max: int
+    wait_s: float
+    train_s: float
+    copy_s: float
+
+    @classmethod
+    def of(cls, record: StepRecord) -> "Point":
+        """One step."""
+        return cls(
+            last=record.step,
+            steps=1,
+            reward=record.reward_mean,
+            lag=record.lag_mean,
+            lag_max=record.lag_max,
+            wait_s=record.wait_s,
+            train_s=record.train_s,
+            copy_s=record.copy_s,
+        )
+
+    def joined(self, later: "Point") -> "Point":
+        """Both together."""
+        return Point(
+            last=later.last,
+            steps=self.steps + later.steps,
+            reward=self.reward + later.reward,
+            lag=self.lag + later.lag,
+            lag_max=max(self.lag_max, later.lag_max),
+            wait_s=self.wait_s + later.wait_s,
+            train_s=self.train_s + later.train_s,
+            copy_s=self.copy_s + later.copy_s,
+        )
+
+
+class Curve(_Kept):
+    """The steps of a run, `width` of them in a point."""
+
+    width: int = 1
+    points: list[Point] = Field(default_factory=list)
+
+    def add(self, point: Point) -> None:
+        """Takes the next step."""
+        if self.points and self.points[-1].steps < self.width:
+            self.points[-1] = self.points[-1].joined(point)
+        else:
+            self.points.append(point)
+        if len(self.points) > MOST_POINTS:
+            pairs = zip(self.points[::2], self.points[1::2], strict=False)
+            left = self.points[-1:] if len(self.points) % 2 else []
+            self.points, self.width = [*(first.joined(second) for first, second in pairs), *left], 2 * self.width
+
+    def reward_of_first(self, steps: int) -> float:
+        """The mean reward of the first points that hold at least so many steps."""
+        return _reward_of(iter(self.points), steps)
+
+    def reward_of_last(self, steps: int) -> float:
+        """The same of the last ones."""
+        return _reward_of(reversed(self.points), steps)
+
+
+def _reward_of(points: Iterator[Point], steps: int) -> float:
+    taken = [next(points)]
+    while sum(point.steps for point in taken) < steps:
+        taken.append(next(points))
+    return sum(point.reward for point in taken) / sum(point.steps for point in taken)
+
+
+class Evaluations(_Kept):
+    """The newest evaluation of version 0, the newest of all, and each `stride`-th as (version, accuracy)."""
+
+    count: int = 0
+    stride: int = 1
+    before: EvaluationResult | None = None
+    newest: EvaluationResult | None = None
+    points: list[tuple[int, float]] = Field(default_factory=list)
+
+    def add(self, result: EvaluationResult) -> None:
+        """Takes the next one."""
+        if self.count % self.stride == 0:
+            self.points.append((result.version, result.accuracy))
+        self.count += 1
+        self.newest = result
+        if result.version == 0:
+            self.before = result
+        if len(self.points) > _MOST_EVALUATIONS:
+            self.points, self.stride = self.points[::2], 2 * self.stride
+
+    def of_version(self, version: int) -> EvaluationResult | None:
+        """The newest of version 0, or of the version that was evaluated last."""
+        found = self.before if version == 0 else self.newest
+        return found if found is not None and found.version == version else None
+
+
+class Tally(_Kept):
+    """Sums over the steps of the history of the present weights. Shares are summed over steps, times in seconds.
+
+    `wall_s`: the time in which they were trained, over all lives of the learner. `life_s`: of it, that of the present
+    life.
+    """
+
+    steps: int = 0
+    last_step: int = 0
+    groups: int = 0
+    trajectories: int = 0
+    sampled_tokens: int = 0
+    wait_s: float = 0.0
+    truncated_share: float = 0.0
+    end_token_share: float = 0.0
+    mixed_version_share: float = 0.0
+    lag_max: int = 0
+    lag_counts: dict[int, int] = Field(default_factory=dict)
+    token_lag_counts: dict[int, int] = Field(default_factory=dict)
+    train_s: Thinned = Field(default_factory=Thinned)
+    curve: Curve = Field(default_factory=Curve)
+    publish_s: Thinned = Field(default_factory=Thinned)
+    pause_s: Thinned = Field(default_factory=Thinned)
+    probe_gap: Thinned = Field(default_factory=Thinned)
+    first_publish: tuple[float, float] | None = None
+    evaluations: Evaluations = Field(default_factory=Evaluations)
+    wall_s: float = 0.0
+    life_s: float = 0.0
+
+    def step(self, record: StepRecord) -> None:
+        """Takes the next step."""
+        self.steps += 1
+        self.last_step = record.step
+        self.groups += record.groups
+        self.trajectories += record.trajectories
+        self.sampled_tokens += record.sampled_tokens
+        self.wait_s += record.wait_s
+        self.truncated_share += record.truncated_share
+        self.end_token_share += record.end_token_share
+        self.mixed_version_share += record.mixed_version_share
+        self.lag_max = max(self.lag_max, record.lag_max)
+        self.lag_counts = _added(self.lag_counts, record.lag_counts)
+        self.token_lag_counts = _added(self.token_lag_counts, record.token_lag_counts)
+        self.train_s.add(record.train_s)
+        self.curve.add(Point.of(record))
+
+    def timed(self, time_s: float) -> None:
+        """A step of the present life ended so long after its first one began."""
+        self.wall_s += max(0.0, time_s - self.life_s)
+        self.life_s = time_s
+
+    def publish(self, report: PublishReport) -> None:
+        """Takes a publish. The first one, for which nobody is ready yet, counts only if it stays the only one."""
+        self.probe_gap.add(report.probe_gap)
+        if self.first_publish is None:
+            self.first_publish = report.total_s, report.pause_s
+            return
+        self.publish_s.add(report.total_s)
+        self.pause_s.add(report.pause_s)
+
+    def publish_times(self) -> tuple[float | None, float | None, float | None]:
+        """Median and longest publish, median pause."""
+        if self.publish_s.count or self.first_publish is None:
+            return self.publish_s.median(), self.publish_s.largest, self.pause_s.median()
+        total_s, pause_s = self.first_publish
+        return total_s, total_s, pause_s
+
+
+def _added(counts: Mapping[int, int], more: Mapping[int, int]) -> dict[int, int]:
+    return dict(sorted((Counter(counts) + Counter(more)).items()))

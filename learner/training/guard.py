@@ -1,0 +1,227 @@
+"""The guard: when what is trained on has come too far from the policy that learns, less lag is allowed for a while.
+
+A pure state machine: one step's readings in, the bound on the lag out. It never exceeds the configured `max_lag`.
+
+    beyond a limit, `patience` steps in a row   the bound is halved (of 8: 4, 2, 1, 0), from the largest lag in the step
+                                                if that is less
+    well within the limits, `recovery_steps`    the bound rises by one version, until it is the configured one
+      steps in a row
+    in between                                  neither is counted any further
+
+"Well within" is a quarter of the way, in nats, from the limit to where equal policies would be, so that a measure which
+hovers about its limit moves nothing. A bound that had to fall again after a rise is given twice as long before the next
+rise, up to sixteen times as long: it settles where the run is healthy.
+
+At 0 training is synchronous, and that is the pause: a step waits until the generators serve the learner's own version,
+and takes only groups that were sampled by it from end to end. Nothing is skipped. What is beyond a limit even then does
+not come from lag; the guard says so once, and cannot do more. Nor does it bring back a policy that a few steps of too
+high a learning rate have ruined: its measures are healthy again soon, and its rewards are not.
+
+The effective sample share is Kish's, (sum w)^2 / (n sum w^2), for importance ratios w; for ratios of log-normal
+distribution with variance s^2 it is exp(-s^2), and the KL divergence s^2 / 2.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from learner.training.config import GuardConfig
+
+_MARGIN = 0.25
+_MOST_DOUBLINGS = 4
+
+Measure = Literal["effective_sample_share", "behavior_kl", "mismatch_kl", "importance_ratio_max"]
+
+
+class StepMeasures(Protocol):
+    """What the guard reads of a step's metrics; None where the step could not tell. KL in nats."""
+
+    @property
+    def effective_sample_share(self) -> float | None: ...
+    @property
+    def behavior_kl(self) -> float | None: ...
+    @property
+    def mismatch_kl(self) -> float | None: ...
+    @property
+    def importance_ratio_max(self) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One measure of a step. `beyond`: outside its limit, or no number. `well_within`: by more than the margin."""
+
+    measure: Measure
+    value: float
+    limit: float
+    beyond: bool
+    well_within: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardState:
+    """What a checkpoint keeps of the guard: JSON holds `dataclasses.asdict` of it.
+
+    max_lag: the bound while it is below the configured one, else None. beyond, healthy: steps in a row. relapses: how
+    often the bound fell again after a rise, since it was last the configured one. rose: whether its last move was a
+    rise. powerless: whether it was said that lag is not the cause. tightened, loosened: moves since the run began.
+    """
+
+    max_lag: int | None = None
+    beyond: int = 0
+    healthy: int = 0
+    relapses: int = 0
+    rose: bool = False
+    powerless: bool = False
+    tightened: int = 0
+    loosened: int = 0
+
+
+NEW_GUARD = GuardState()
+"""Of a guard that has seen nothing yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardChange:
+    """What the guard did after a step. `reading`: what was beyond its limit; None for a rise. steps: in a row."""
+
+    kind: Literal["tightened", "loosened", "powerless"]
+    before: int
+    after: int
+    configured: int
+    steps: int
+    reading: Reading | None = None
+
+    @property
+    def text(self) -> str:
+        """The change as the log says it."""
+        if self.reading is None:
+            whole = "" if self.after < self.configured else ", the configured bound"
+            return f"the lag bound rises from {self.before} to {self.after}{whole}: {self.steps} healthy steps"
+        crossed = f"{_crossed(self.reading)}, for {self.steps} steps in a row"
+        if self.kind == "powerless":
+            return f"{crossed}, and the lag bound is 0 already, so lag is not the cause. {_cause(self.reading.measure)}"
+        waits = "; steps now wait until generators serve the learner's version" if self.after == 0 else ""
+        return f"{crossed}: the lag bound falls from {self.before} to {self.after}{waits}"
+
+
+class Guard:
+    """Follows one run's steps; `max_lag` is the bound that its present state asks for."""
+
+    def __init__(self, config: GuardConfig, *, max_lag: int, state: GuardState = NEW_GUARD) -> None:
+        self._config = config
+        self._configured = max_lag
+        self._state = state if config.enabled else NEW_GUARD
+
+    @property
+    def state(self) -> GuardState:
+        """To be kept in a checkpoint."""
+        return self._state
+
+    @property
+    def max_lag(self) -> int:
+        """The bound on the lag of the next step, in 0..the configured one."""
+        held = self._state.max_lag
+        return self._configured if held is None else min(held, self._configured)
+
+    def observe(self, measures: StepMeasures, *, lag: int) -> GuardChange | None:
+        """Takes one step's measures, and the largest lag in it. Returns what that changes, if anything."""
+        if not self._config.enabled:
+            return None
+        readings = tuple(readings_of(measures, self._config))
+        crossed = next((reading for reading in readings if reading.beyond), None)
+        if crossed is not None:
+            return self._beyond(crossed, lag=lag)
+        if not readings:
+            return None
+        if all(reading.well_within for reading in readings):
+            return self._healthy()
+        self._state = replace(self._state, beyond=0, healthy=0)
+        return None
+
+    def _beyond(self, crossed: Reading, *, lag: int) -> GuardChange | None:
+        self._state = state = replace(self._state, beyond=self._state.beyond + 1, healthy=0)
+        if state.beyond < self._config.patience:
+            return None
+        before = self.max_lag
+        if before == 0:
+            self._state = replace(state, powerless=True)
+            return None if state.powerless else self._change("powerless", before, steps=state.beyond, reading=crossed)
+        self._state = replace(
+            state,
+            max_lag=min(before, lag) // 2,
+            beyond=0,
+            rose=False,
+            relapses=min(state.relapses + state.rose, _MOST_DOUBLINGS),
+            tightened=state.tightened + 1,
+        )
+        return self._change("tightened", before, steps=state.beyond, reading=crossed)
+
+    def _healthy(self) -> GuardChange | None:
+        self._state = state = replace(self._state, beyond=0, healthy=self._state.healthy + 1)
+        if state.healthy < self._config.recovery_steps << state.relapses:
+            return None
+        before = self.max_lag
+        if before == self._configured:
+            self._state = replace(state, max_lag=None, healthy=0, relapses=0, rose=False, powerless=False)
+            return None
+        after = before + 1
+        self._state = replace(
+            state,
+            max_lag=after if after < self._configured else None,
+            healthy=0,
+            rose=True,
+            powerless=False,
+            loosened=state.loosened + 1,
+        )
+        return self._change("loosened", before, steps=state.healthy)
+
+    def _change(
+        self,
+        kind: Literal["tightened", "loosened", "powerless"],
+        before: int,
+        *,
+        steps: int,
+        reading: Reading | None = None,
+    ) -> GuardChange:
+        return GuardChange(
+            kind=kind, before=before, after=self.max_lag, configured=self._configured, steps=steps, reading=reading
+        )
+
+
+def readings_of(measures: StepMeasures, config: GuardConfig) -> Iterator[Reading]:
+    """The measures that have a limit and a value, the one that is looked at first before the others."""
+    share, ratio = measures.effective_sample_share, measures.importance_ratio_max
+    if share is not None and (limit := config.min_effective_sample_share) is not None:
+        within = share >= limit ** (1 - _MARGIN)
+        yield _reading("effective_sample_share", share, limit, beyond=share < limit, within=within)
+    if measures.behavior_kl is not None and config.max_behavior_kl is not None:
+        yield _kl("behavior_kl", measures.behavior_kl, config.max_behavior_kl)
+    if measures.mismatch_kl is not None and config.max_mismatch_kl is not None:
+        yield _kl("mismatch_kl", measures.mismatch_kl, config.max_mismatch_kl)
+    if ratio is not None and (limit := config.max_importance_ratio) is not None:
+        within = ratio <= limit ** (1 - _MARGIN)
+        yield _reading("importance_ratio_max", ratio, limit, beyond=ratio > limit, within=within)
+
+
+def _kl(measure: Measure, value: float, limit: float) -> Reading:
+    return _reading(measure, value, limit, beyond=value > limit, within=value <= (1 - _MARGIN) * limit)
+
+
+def _reading(measure: Measure, value: float, limit: float, *, beyond: bool, within: bool) -> Reading:
+    lost = not math.isfinite(value)
+    return Reading(measure=measure, value=value, limit=limit, beyond=beyond or lost, well_within=within and not lost)
+
+
+def _crossed(reading: Reading) -> str:
+    side = "under" if reading.measure == "effective_sample_share" else "over"
+    side = side if math.isfinite(reading.value) else "no number beside"
+    return f"{reading.measure} is {reading.value:.3g}, {side} its limit of {reading.limit:g}"
+
+
+def _cause(measure: Measure) -> str:
+    if measure == "mismatch_kl":
+        return (
+            "The generators' logprobs are not the learner's at equal weights: compare dtype, quantization and kernels"
+        )
+    return "Lower the learning rate or the updates per step, or look at mismatch_kl"

@@ -1,0 +1,330 @@
+"""Rounds: one version to all generators that serve, by broadcast.
+
+    meet (if the members are others than before) ─▶ prepare beside the broadcast ─▶ commit ─▶ in service
+                                                    └ without staging: prepare and commit beside the broadcast
+
+A round ends in time whatever its members do, and is made of those who are there:
+
+- Who does not answer is dropped from the fleet, until it announces itself again.
+- Who fails by itself, be it the first of all, is suspended, and catches up by a download.
+- Who fails because of another one (one death makes all survivors of a broadcast fail) is broadcast to once more, in a
+  new process group of the living; after a second failure it is suspended.
+- Who lets the others wait for its commit is suspended until it answers; the others serve meanwhile.
+
+After any failure the process group is thrown away, never used again.
+"""
+
+import asyncio
+import logging
+import operator
+import threading
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from learner.weights.fleet import Fleet, Member
+from learner.weights.process_group import BroadcastGroup, Meeting, WeightPlaneError, collective_beside
+from learner.weights.proofs import Commits, Proof
+from learner.weights.published import Packed
+from learner.weights.snapshot import PublisherOptions
+from protocol.fleet import JoinedGroup, JoinGroup, Prepare, Prepared
+from services.http.client import ServiceError, ServiceTimeout, ServiceUnreachable
+
+log = logging.getLogger(__name__)
+
+_GRACE_S = 3.0
+_PATIENCE_S = 1.0
+_FAILURES_TO_LEAVE = 3
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """Who serves the version after a round, and where its seconds went."""
+
+    proofs: Sequence[Proof]
+    prepare_s: float
+    commit_s: float
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """Who of a collective's members got through it, who may try again, who failed alone and why, and who is silent.
+
+    Those without staging have committed when they are through, and have given their proof.
+    """
+
+    through: Mapping[Member, Proof | None]
+    victims: Sequence[Member]
+    failed: Mapping[Member, str]
+    silent: Mapping[Member, str]
+
+
+class _Asked:
+    """A request to each member of a collective."""
+
+    def __init__(self, requests: Mapping[Member, Coroutine[object, object, object]]) -> None:
+        self.answers: dict[Member, asyncio.Future[object]] = {}
+        self._first_to_fail: Member | None = None
+        for member, request in requests.items():
+            self.answers[member] = asyncio.ensure_future(request)
+            self.answers[member].add_done_callback(partial(self._note, member))
+
+    def _note(self, member: Member, answer: "asyncio.Future[object]") -> None:
+        if self._first_to_fail is None and not answer.cancelled() and answer.exception() is not None:
+            self._first_to_fail = member
+
+    def sorted_out(self, *, whole: bool) -> _Reached:
+        """Who is to blame. `whole` tells that a member that answered well has all that it needs.
+
+        If nobody is silent and all fail, the first has failed by itself, and the others for want of it.
+        """
+        well: list[Member] = []
+        refused: dict[Member, str] = {}
+        silent: dict[Member, str] = {}
+        for member, answer in self.answers.items():
+            if not answer.done() or answer.cancelled():
+                silent[member] = f"{member.url} did not answer in time"
+            elif (error := answer.exception()) is None:
+                well.append(member)
+            elif isinstance(error, ServiceUnreachable | ServiceTimeout):
+                silent[member] = str(error)
+            elif isinstance(error, ServiceError):
+                refused[member] = str(error)
+            else:
+                raise error
+        guilty = set() if silent else set(refused) if well else {self._first_to_fail}
+        return _Reached(
+            through={member: _proof_in(self.answers[member].result()) for member in well} if whole else {},
+            victims=[*([] if whole else well), *(member for member in refused if member not in guilty)],
+            failed={member: why for member, why in refused.items() if member in guilty},
+            silent=silent,
+        )
+
+
+class Rounds:
+    """Owns the process group. One round at a time; `tasks` holds the commits that outlast theirs."""
+
+    def __init__(self, *, fleet: Fleet, commits: Commits, options: PublisherOptions, tasks: asyncio.TaskGroup) -> None:
+        self._fleet = fleet
+        self._commits = commits
+        self._options = options
+        self._tasks = tasks
+        self._epoch = 0
+        self._group: BroadcastGroup | None = None
+        self._group_members: tuple[Member, ...] = ()
+        self._failures: dict[tuple[str, str], int] = {}
+        self._late: set[Member] = set()
+        self.busy: set[Member] = set()
+        """Members that are within a round, or still commit what one brought them."""
+
+    def takes(self, member: Member) -> bool:
+        """Whether a member is broadcast to. Not while it catches up, nor after failures in a row."""
+        failures = self._failures.get(_process(member), 0)
+        return member.able and member.serving is not None and failures < _FAILURES_TO_LEAVE
+
+    def takes_joiner(self, member: Member) -> bool:
+        """Whether one that waits for its download may be broadcast to instead. A failure would cost the others time."""
+        return member.able and member not in self.busy and not self._failures.get(_process(member))
+
+    async def run(self, members: Sequence[Member], packed: Packed) -> RoundResult:
+        """Brings `packed` to as many of `members` as take it."""
+        self.busy.update(members)
+        try:
+            return await self._round(members, packed, last=False)
+        finally:
+            self.busy.difference_update(member for member in members if member not in self._late)
+
+    def part_with(self, members: Sequence[Member]) -> None:
+        """These are about to download, and leave the process group by that."""
+        if not set(members).isdisjoint(self._group_members):
+            self.close()
+
+    def close(self) -> None:
+        """Lets go of the process group, in a thread: it may block until a failed broadcast has timed out."""
+        if self._group is not None:
+            threading.Thread(target=self._group.close, name="weight-plane-close", daemon=True).start()
+        self._group, self._group_members = None, ()
+
+    async def _round(self, members: Sequence[Member], packed: Packed, *, last: bool) -> RoundResult:
+        start = time.monotonic()
+        reached = await self._broadcast(members, packed)
+        prepared, epoch = time.monotonic(), self._epoch
+        if len(reached.through) < len(members):
+            self.close()
+        self._settle(reached, packed, last=last)
+        victims = [] if last else reached.victims
+        committed, retried = await asyncio.gather(
+            self._commit(reached, packed, epoch=epoch), self._once_more(victims, packed)
+        )
+        commit_s = time.monotonic() - prepared
+        return RoundResult(proofs=[*committed, *retried], prepare_s=prepared - start, commit_s=commit_s)
+
+    async def _once_more(self, victims: Sequence[Member], packed: Packed) -> Sequence[Proof]:
+        return (await self._round(victims, packed, last=True)).proofs if victims else []
+
+    async def _broadcast(self, members: Sequence[Member], packed: Packed) -> _Reached:
+        if self._group is None or not self._is_group_of(members):
+            met = await self._meet(members)
+            if self._group is None:
+                return met
+        return await self._prepare(self._group, members, packed)
+
+    def _is_group_of(self, members: Sequence[Member]) -> bool:
+        """By identity: a generator that was started afresh is another member under the same name."""
+        return len(members) == len(self._group_members) and all(map(operator.is_, members, self._group_members))
+
+    async def _meet(self, members: Sequence[Member]) -> _Reached:
+        """Builds the process group of exactly these members, or tells who was in the way."""
+        self.close()
+        self._epoch += 1
+        options = self._options
+        world_size = 1 + sum(member.announcement.world_size for member in members)
+        meeting = Meeting(host=options.host, epoch=self._epoch, world_size=world_size, timeout_s=options.meet_timeout_s)
+        log.info("epoch %d: meeting %s for weight broadcasts", self._epoch, _names(members))
+        asked = _Asked(
+            {
+                member: self._invite(member, meeting, rank_offset)
+                for member, rank_offset in zip(members, _rank_offsets(members), strict=True)
+            }
+        )
+        group = await collective_beside(
+            lambda: meeting.join(backend=options.backend), asked.answers.values(),
+            answer_s=options.meet_timeout_s, grace_s=_GRACE_S,
+        )  # fmt: skip
+        reached = asked.sorted_out(whole=False)
+        if not isinstance(group, BroadcastGroup):
+            _raise_unless_expected(group)
+        elif reached.failed or reached.silent:
+            threading.Thread(target=group.close, name="weight-plane-close", daemon=True).start()
+        else:
+            self._group, self._group_members = group, tuple(members)
+        return reached
+
+    async def _invite(self, member: Member, meeting: Meeting, rank_offset: int) -> object:
+        options = self._options
+        body = JoinGroup(
+            epoch=meeting.epoch,
+            backend=options.backend,
+            host=meeting.host,
+            port=meeting.port,
+            rank_offset=rank_offset,
+            world_size=meeting.world_size,
+            meet_timeout_s=options.meet_timeout_s,
+            bucket_timeout_s=options.bucket_timeout_s,
+        )
+        deadline_s = 2 * options.meet_timeout_s + _GRACE_S
+        return await self._commits.ask(member, "group", body, JoinedGroup, deadline_s=deadline_s)
+
+    async def _prepare(self, group: BroadcastGroup, members: Sequence[Member], packed: Packed) -> _Reached:
+        timeout_s = self._options.bucket_timeout_s
+        specs = tuple(bucket.spec for bucket in packed.buckets)
+        body = Prepare(version=str(packed.version), epoch=self._epoch, buckets=specs)
+        deadline_s = timeout_s * (len(specs) + 1) + _GRACE_S
+        asked = _Asked(
+            {
+                member: self._ask_to_prepare(member, body, deadline_s=deadline_s)
+                if member.announcement.staging
+                else self._ask_to_load(member, body, packed, deadline_s=deadline_s)
+                for member in members
+            }
+        )
+        staging = all(member.announcement.staging for member in members)
+        sent = await collective_beside(
+            lambda: group.send(packed.buckets, timeout_s=timeout_s), asked.answers.values(),
+            answer_s=timeout_s if staging else self._options.commit_timeout_s, grace_s=_GRACE_S,
+        )  # fmt: skip
+        _raise_unless_expected(sent)
+        if sent is not None:
+            log.debug("epoch %d: version %s was not sent to all: %s", self._epoch, packed.version, sent)
+            self.close()
+        return asked.sorted_out(whole=True)
+
+    async def _ask_to_prepare(self, member: Member, body: Prepare, *, deadline_s: float) -> object:
+        return await self._commits.ask(member, "prepare", body, Prepared, deadline_s=deadline_s)
+
+    async def _ask_to_load(self, member: Member, body: Prepare, packed: Packed, *, deadline_s: float) -> object:
+        """For a member without staging: its commit receives what is sent meanwhile."""
+        await self._ask_to_prepare(member, body, deadline_s=deadline_s)
+        return await self._commits.commit(member, packed, epoch=body.epoch, receive_s=deadline_s)
+
+    def _settle(self, reached: _Reached, packed: Packed, *, last: bool) -> None:
+        """Who is out of this round leaves the fleet, or catches up; failures in a row are counted."""
+        for member in reached.through:
+            self._failures.pop(_process(member), None)
+        for member, why in reached.silent.items():
+            log.warning("generator %s is dropped, version %s: %s", member.generator_id, packed.version, why)
+            self._count(member)
+            self._fleet.lost(member.generator_id)
+        failed = dict(reached.failed) | (dict.fromkeys(reached.victims, "its second broadcast failed") if last else {})
+        for member, why in failed.items():
+            log.warning("generator %s missed version %s and catches up: %s", member.generator_id, packed.version, why)
+            self._count(member)
+            self._fleet.suspend(member)
+
+    def _count(self, member: Member) -> None:
+        failures = self._failures.get(_process(member), 0) + 1
+        self._failures[_process(member)] = failures
+        if failures == _FAILURES_TO_LEAVE:
+            log.warning(
+                "generator %s failed %d broadcasts in a row: it gets its weights by download from now on",
+                member.generator_id, failures,
+            )  # fmt: skip
+
+    async def _commit(self, reached: _Reached, packed: Packed, *, epoch: int) -> Sequence[Proof]:
+        """Commits on all that have not; returns who serves the version. A straggler's proof is judged when it comes."""
+        start = time.monotonic()
+        members = [member for member, proof in reached.through.items() if proof is None]
+        asked = {
+            self._tasks.create_task(self._commits.proof(member, packed, epoch=epoch)): member for member in members
+        }
+        done: set[asyncio.Task[Proof | None]] = set()
+        late = set(asked)
+        while late and not any(task.result() for task in done):
+            finished, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+            done |= finished
+        if late:
+            patience_s = _PATIENCE_S + 2 * (time.monotonic() - start)
+            finished, late = await asyncio.wait(late, timeout=patience_s)
+            done |= finished
+        for task in late:
+            self._tasks.create_task(self._await_straggler(asked[task], task, packed))
+        proofs = (*reached.through.values(), *(task.result() for task in done))
+        return self._commits.accept([proof for proof in proofs if proof is not None], packed)
+
+    async def _await_straggler(self, member: Member, task: "asyncio.Task[Proof | None]", packed: Packed) -> None:
+        log.warning("generator %s is late with its commit of version %s", member.generator_id, packed.version)
+        self._late.add(member)
+        self._fleet.suspend(member)
+        try:
+            proof = await task
+        finally:
+            self._late.discard(member)
+            self.busy.discard(member)
+        if proof is None:
+            self._fleet.lost(member.generator_id)
+        else:
+            self._commits.accept([proof], packed)
+
+
+def _proof_in(answer: object) -> Proof | None:
+    return answer if isinstance(answer, Proof) else None
+
+
+def _raise_unless_expected(result: object) -> None:
+    if isinstance(result, Exception) and not isinstance(result, WeightPlaneError | TimeoutError):
+        raise result
+
+
+def _names(members: Sequence[Member]) -> str:
+    return ", ".join(member.generator_id for member in members)
+
+
+def _process(member: Member) -> tuple[str, str]:
+    return member.generator_id, member.announcement.instance
+
+
+def _rank_offsets(members: Sequence[Member]) -> list[int]:
+    """The first rank of each member's workers; the learner is rank 0."""
+    sizes = [member.announcement.world_size for member in members]
+    return [1 + sum(sizes[:index]) for index in range(len(sizes))]

@@ -1,0 +1,195 @@
+"""Joins: a generator that has to catch up downloads the newest version, a few at a time, beside the rounds.
+
+    waiting ─▶ pull (the generator downloads, in checksummed chunks) ─▶ commit ─▶ in service
+       └────── taken by the next broadcast, which brings one version to all of them at once
+
+So many download at once as do it in time: one fewer half of them after a download that took too long, one more after
+each that did not. A deadline grows with the bytes, and doubles for who has missed it. Being slow together is no fault:
+only what fails by itself is counted, and failures in a row expel a generator, by name, where another one serves.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from learner.weights.fleet import Fleet, Member
+from learner.weights.proofs import Commits, Proof
+from learner.weights.published import Packed, Shelf
+from learner.weights.snapshot import PublisherOptions
+from protocol.fleet import PULL_TOOK_TOO_LONG, PULLED_EPOCH, Prepared, Pull
+from services.http.client import ServiceError, ServiceFailed, ServiceRefused, ServiceTimeout, ServiceUnreachable
+
+log = logging.getLogger(__name__)
+
+_GRACE_S = 5.0
+_LONGEST_REST_S = 8.0
+_UNAVAILABLE = 503
+_MOST_DOUBLINGS = 3
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A member that serves what it downloaded, and where the seconds went."""
+
+    proof: Proof
+    packed: Packed
+    pull_s: float
+    commit_s: float
+
+
+@dataclass
+class _Past:
+    """Of one process: failures in a row that are its own, and downloads that took too long."""
+
+    failures: int = 0
+    slow: int = 0
+
+
+class Joins:
+    """At most one download of a member at a time; `tasks` holds them all."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        shelf: Shelf,
+        commits: Commits,
+        options: PublisherOptions,
+        tasks: asyncio.TaskGroup,
+        joined: Callable[[Joined], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._fleet = fleet
+        self._shelf = shelf
+        self._commits = commits
+        self._options = options
+        self._tasks = tasks
+        self._joined = joined
+        self._ended = ended
+        self._past: dict[tuple[str, str], _Past] = {}
+        self._at_once = options.parallel_pulls
+        self._downloading: dict[Member, asyncio.Task[None]] = {}
+        self._resting: set[Member] = set()
+        self._waiting: dict[Member, None] = {}
+
+    @property
+    def busy(self) -> set[Member]:
+        """Members that download, or rest after a failure."""
+        return self._resting.union(self._downloading)
+
+    @property
+    def waiting(self) -> Sequence[Member]:
+        """Those whose turn to download has not come, and who have not failed by themselves."""
+        return [member for member in self._waiting if self._fleet.holds(member) and not self._past_of(member).failures]
+
+    def begin(self, members: Sequence[Member]) -> None:
+        """Has exactly these members catch up with the newest version, beside those that do so already.
+
+        A download by one that has left the fleet is given up: its place is another's.
+        """
+        for member, task in self._downloading.items():
+            if not self._fleet.holds(member):
+                task.cancel()
+        busy = self.busy
+        wanted = {member for member in members if member not in busy}
+        self._waiting = {member: None for member in self._waiting if member in wanted}
+        self._waiting |= dict.fromkeys(member for member in members if member in wanted)
+        self._start_next()
+
+    def hand_over(self, members: Sequence[Member]) -> None:
+        """A broadcast takes these, who wait."""
+        for member in members:
+            self._waiting.pop(member, None)
+
+    def _start_next(self) -> None:
+        while self._waiting and len(self._downloading) < self._at_once and self._shelf.newest is not None:
+            member = next(iter(self._waiting))
+            del self._waiting[member]
+            if self._fleet.holds(member):
+                work = self._join(member, self._shelf.newest)
+                self._downloading[member] = self._tasks.create_task(work, name=f"join {member.generator_id}")
+
+    async def _join(self, member: Member, packed: Packed) -> None:
+        alone = self._at_once == 1
+        rest_s = 0.0
+        try:
+            with self._shelf.lent(packed):
+                await self._attempt(member, packed)
+            self._past.pop(_process(member), None)
+            self._at_once = min(self._at_once + 1, self._options.parallel_pulls)
+        except ServiceUnreachable as error:
+            log.warning("generator %s is gone while it catches up: %s", member.generator_id, error)
+            if self._fleet.holds(member):
+                self._fleet.lost(member.generator_id)
+        except ServiceError as error:
+            rest_s = self._failed(member, packed, error, alone=alone)
+        finally:
+            self._downloading.pop(member, None)
+            self._ended()
+        if rest_s:
+            self._resting.add(member)
+            try:
+                await asyncio.sleep(rest_s)
+            finally:
+                self._resting.discard(member)
+                self._ended()
+
+    async def _attempt(self, member: Member, packed: Packed) -> None:
+        start = time.monotonic()
+        deadline_s = self._deadline_s(member, packed)
+        body = Pull(version=str(packed.version), deadline_s=deadline_s)
+        await self._commits.ask(member, "pull", body, Prepared, deadline_s=deadline_s + _GRACE_S)
+        pulled = time.monotonic()
+        proof = await self._commits.commit(member, packed, epoch=PULLED_EPOCH)
+        ended = time.monotonic()
+        if self._commits.accept([proof], packed):
+            self._joined(Joined(proof=proof, packed=packed, pull_s=pulled - start, commit_s=ended - pulled))
+
+    def _deadline_s(self, member: Member, packed: Packed) -> float:
+        """Enough for a slow link that is shared by all that may download at once."""
+        options = self._options
+        size = sum(bucket.spec.nbytes for bucket in packed.buckets)
+        seconds = options.pull_timeout_s + options.parallel_pulls * size / options.slowest_pull_bytes_per_s
+        return seconds * 2.0 ** min(self._past_of(member).slow, _MOST_DOUBLINGS)
+
+    def _past_of(self, member: Member) -> _Past:
+        return self._past.get(_process(member)) or _Past()
+
+    def _failed(self, member: Member, packed: Packed, error: ServiceError, *, alone: bool) -> float:
+        """Out of service; the seconds until it may try again. Expelled if that goes on, by its own fault."""
+        name = member.generator_id
+        self._fleet.suspend(member)
+        past = self._past.setdefault(_process(member), _Past())
+        slow = _took_too_long(error)
+        past.slow += slow
+        past.failures += not _is_unavailable(error) and (alone or not slow)
+        if slow:
+            self._at_once = max(1, self._at_once // 2)
+        log.warning("generator %s failed to catch up with version %s: %s", name, packed.version, error)
+        if past.failures >= self._options.pull_attempts and self._fleet.holds(member) and self._others_serve(member):
+            reason = (
+                f"it failed {past.failures} times in a row to catch up, last with version {packed.version}: {error}"
+            )
+            log.error("generator %s is expelled: %s", name, reason)
+            self._past.pop(_process(member))
+            self._fleet.expel(name, reason=reason)
+            return 0.0
+        return min(self._options.pull_backoff_s * 2.0 ** min(past.failures, 10), _LONGEST_REST_S)
+
+    def _others_serve(self, member: Member) -> bool:
+        """Otherwise the fault may be one that all share, and the run has nobody to go on with."""
+        return any(other.serving is not None and other is not member for other in self._fleet.members())
+
+
+def _took_too_long(error: ServiceError) -> bool:
+    return isinstance(error, ServiceTimeout) or (isinstance(error, ServiceRefused) and error.kind == PULL_TOOK_TOO_LONG)
+
+
+def _is_unavailable(error: ServiceError) -> bool:
+    return isinstance(error, ServiceFailed) and error.status == _UNAVAILABLE
+
+
+def _process(member: Member) -> tuple[str, str]:
+    return member.generator_id, member.announcement.instance

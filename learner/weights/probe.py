@@ -1,0 +1,149 @@
+"""The probe of a publish: texts of the policy's own, and the learner's logprobs of their tokens.
+
+The texts are renewed at every publish, from the batch that was trained last. Each is looked at twice: by the version
+that was new when it was chosen, and by the next one, under which it is published. So it is known of each token how the
+update has moved it, which is what tells weights from those that are an update old.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.fleet import MOST_PROBE_TEXTS
+from protocol.trajectories import Trajectory, TrajectoryGroup
+
+Texts = tuple[tuple[int, ...], ...]
+
+HIGH_QUANTILE = 0.95
+_SHARE = 4
+"""A text is cut to this part of all tokens of the probe."""
+_SMALLEST_GAP = 1e-9
+_TOLD_APART = 1e-4
+_TOLD_APART_OF_NOISE = 0.1
+"""An update that moves logprobs by less, in nats or as a part of the noise, says nothing about who serves which."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The learner's logprobs in nats of the tokens 1… of each text, one text after another, at temperature 1.
+
+    `before` are those under the version that was published before; empty if they are not known.
+    """
+
+    texts: Texts = ()
+    logprobs: tuple[float, ...] = ()
+    before: tuple[float, ...] = ()
+
+    @property
+    def usable(self) -> bool:
+        """False for logprobs that are not finite: the learner's own weights are broken, and judge nobody."""
+        return all(map(math.isfinite, self.logprobs))
+
+    def within(self, length: int) -> Self:
+        """The part whose texts are shorter than `length`, which is what an engine of that length can score."""
+        if all(len(text) < length for text in self.texts):
+            return self
+        kept = np.repeat([len(text) < length for text in self.texts], [len(text) - 1 for text in self.texts])
+        return type(self)(
+            texts=tuple(text for text in self.texts if len(text) < length),
+            logprobs=_where(kept, self.logprobs),
+            before=_where(kept, self.before),
+        )
+
+
+def _where(kept: NDArray[np.bool_], logprobs: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(value for value, keep in zip(logprobs, kept, strict=True) if keep) if logprobs else ()
+
+
+@dataclass(frozen=True)
+class ProbeGap:
+    """How far a generator's logprobs of a probe are from the learner's, in nats: over all tokens, absolute.
+
+    `tokens` is 0 where nothing was compared. `age` is the evidence, in nats of log likelihood, that they are those of
+    the version before: positive if they fit it better. Both versions are supposed to be off by the same noise, of
+    unknown size and Laplace's shape.
+    """
+
+    tokens: int = 0
+    mean: float = 0.0
+    high: float = 0.0
+    age: float = 0.0
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.mean)
+
+    @classmethod
+    def of(cls, probe: Probe, theirs: Sequence[float]) -> Self:
+        """Infinite if there are not as many logprobs as tokens, or one is not finite."""
+        ours, answer = np.array(probe.logprobs), np.array(theirs)
+        if ours.shape != answer.shape or not np.isfinite(answer).all():
+            return cls(tokens=ours.size, mean=math.inf, high=math.inf)
+        if not ours.size or not probe.usable:
+            return cls()
+        off = np.abs(answer - ours)
+        high = float(np.quantile(off, HIGH_QUANTILE))
+        return cls(tokens=off.size, mean=float(off.mean()), high=high, age=_age(probe, answer, off))
+
+
+def _age(probe: Probe, theirs: NDArray[np.float64], off: NDArray[np.float64]) -> float:
+    before = np.array(probe.before)
+    if before.shape != theirs.shape or not np.isfinite(before).all():
+        return 0.0
+    off_before = np.abs(theirs - before)
+    noise = min(off.mean(), off_before.mean())
+    if np.abs(np.array(probe.logprobs) - before).mean() < max(_TOLD_APART, _TOLD_APART_OF_NOISE * noise):
+        return 0.0
+    return float(off.size * np.log((off.mean() + _SMALLEST_GAP) / (off_before.mean() + _SMALLEST_GAP)))
+
+
+class Prober:
+    """Makes the probe of each publish. `logprobs` asks the present weights; without a batch `first` is the text."""
+
+    def __init__(self, *, first: tuple[int, ...], tokens: int, logprobs: Callable[[Texts], Sequence[float]]) -> None:
+        self._texts: Texts = (first,)
+        self._tokens = tokens
+        self._logprobs = logprobs
+        self._before: tuple[float, ...] = ()
+        self._next: Texts = ()
+
+    def renew(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """From the publish after the next one on, the texts are of these groups."""
+        self._next = texts_of(groups, tokens=self._tokens) or self._next
+
+    def probe(self) -> Probe:
+        """For the weights as they are now, which are about to be published."""
+        values = tuple(float(value) for value in self._logprobs((*self._texts, *self._next)))
+        now = sum(len(text) - 1 for text in self._texts)
+        probe = Probe(texts=self._texts, logprobs=values[:now], before=self._before)
+        self._texts, self._before = (self._next, values[now:]) if self._next else (self._texts, values)
+        self._next = ()
+        return probe
+
+
+def texts_of(groups: Sequence[TrajectoryGroup], *, tokens: int) -> Texts:
+    """The beginnings of trajectories, of each group its best first, until there are about so many tokens.
+
+    Text that the policy was made for: on other tokens a trained policy's logits grow so large that the type of the
+    numbers alone makes large gaps.
+    """
+    ranked = [sorted(group.trajectories, key=_reward, reverse=True) for group in groups]
+    wanted: dict[tuple[int, ...], None] = {}
+    size = 0
+    for trajectory in chain.from_iterable(zip_longest(*ranked)):
+        if size >= tokens or len(wanted) >= MOST_PROBE_TEXTS:
+            break
+        text = () if trajectory is None else tuple(map(int, trajectory.token_ids[: max(tokens // _SHARE, 2)]))
+        if len(text) > 1 and text not in wanted:
+            wanted[text] = None
+            size += len(text)
+    return tuple(wanted)
+
+
+def _reward(trajectory: Trajectory) -> float:
+    return trajectory.reward.reward or 0.0

@@ -1,0 +1,258 @@
+"""The learner's end of the weight plane: weights laid out in buckets, broadcast over a process group of their own.
+
+A bucket is one tensor of bytes: the tensors' contiguous bytes one after another, each at the offset that its
+`TensorSpec` names. The process group is private: not torch's default group, on the configured address only, and
+thrown away after any failure. It carries no authentication and belongs on a private network.
+
+Blocking work of the weight plane, beside the event loop.
+"""
+
+import asyncio
+import datetime
+import importlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TypeVar, cast
+
+import torch
+import xxhash
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
+
+from protocol.fleet import MEETING_BYTES, Backend, BucketSpec, TensorSpec
+from services.nccl import environment_of_nccl
+from services.network import BACKLOG
+
+ALIGNMENT = 16
+"""Offsets are multiples of this many bytes, so that any element type can be viewed in place."""
+
+_NCCL_POLL_S = 0.001
+
+NamedTensors = Sequence[tuple[str, torch.Tensor]]
+
+
+class WeightPlaneError(RuntimeError):
+    """A broadcast, or the meeting before it, failed or took too long."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """What one broadcast carries: its plan, and its bytes [nbytes] uint8."""
+
+    spec: BucketSpec
+    data: torch.Tensor
+
+
+def pack_buckets(tensors: NamedTensors, *, bucket_bytes: int) -> list[Bucket]:
+    """All tensors in order, in buckets of about `bucket_bytes`; a tensor is never split over two."""
+    return [_pack(part) for part in _split(tensors, bucket_bytes)]
+
+
+def _split(tensors: NamedTensors, bucket_bytes: int) -> Iterator[NamedTensors]:
+    part: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in tensors:
+        if part and size + _padded(tensor.nbytes) > bucket_bytes:
+            yield part
+            part, size = [], 0
+        part.append((name, tensor))
+        size += _padded(tensor.nbytes)
+    if part:
+        yield part
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _pack(part: NamedTensors) -> Bucket:
+    # Pinned, if there is a GPU: it copies from other memory by way of such.
+    size = sum(_padded(tensor.nbytes) for _, tensor in part)
+    data = torch.zeros(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    specs = []
+    offset = 0
+    for name, tensor in part:
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        data[offset : offset + flat.numel()].copy_(flat)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        specs.append(TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape), offset=offset))
+        offset += _padded(flat.numel())
+    digest = xxhash.xxh3_64_hexdigest(data.numpy().data)
+    return Bucket(spec=BucketSpec(nbytes=data.numel(), xxh3=digest, tensors=tuple(specs)), data=data)
+
+
+class Meeting:
+    """Where the members of one epoch meet: a listening store on one address. `port` is chosen by the system."""
+
+    def __init__(self, *, host: str, epoch: int, world_size: int, timeout_s: float) -> None:
+        self.host = host
+        self.epoch = epoch
+        self.world_size = world_size
+        self._timeout = datetime.timedelta(seconds=timeout_s)
+        # A TCPStore that opens its own socket listens on every address of the machine.
+        with socket.create_server((host, 0), backlog=BACKLOG) as listener:
+            self.port = int(listener.getsockname()[1])
+            self._store = TCPStore(
+                host, self.port, world_size, True, self._timeout, wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )  # fmt: skip
+
+    def join(self, *, backend: Backend) -> "BroadcastGroup":
+        """Blocks until all members have come. Raises WeightPlaneError after the timeout."""
+        store = PrefixStore(f"headway-{self.epoch}", self._store)
+        try:
+            group = _process_group(store, backend, self.host, self.world_size, self._timeout)
+        except (RuntimeError, ValueError) as error:
+            message = (
+                f"epoch {self.epoch}: the {self.world_size} members of the process group did not all meet: {error}"
+            )
+            raise WeightPlaneError(message) from error
+        made = BroadcastGroup(group=group, device="cuda" if backend == "nccl" else "cpu", store=self._store)
+        if backend == "nccl":
+            with environment_of_nccl(timeout_s=self._timeout.total_seconds()):
+                made.meet(timeout_s=self._timeout.total_seconds())
+        return made
+
+
+class _Broadcaster(Protocol):
+    """What is used of torch's process groups; their stubs leave it out."""
+
+    def broadcast(self, tensors: list[torch.Tensor], options: BroadcastOptions) -> Work: ...
+
+    def abort(self) -> None: ...
+
+
+def _process_group(
+    store: Store, backend: Backend, host: str, world_size: int, timeout: datetime.timedelta
+) -> _Broadcaster:
+    # By name: a build of torch without CUDA has no ProcessGroupNCCL, and the stubs know neither's options.
+    kinds = importlib.import_module("torch.distributed")
+    if backend == "nccl":
+        kind = kinds.ProcessGroupNCCL
+        options = kind.Options()
+        options._timeout = timeout
+        with environment_of_nccl(timeout_s=timeout.total_seconds()):
+            return cast("Callable[..., _Broadcaster]", kind)(store, 0, world_size, options)
+    kind = kinds.ProcessGroupGloo
+    options = kind._Options()
+    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timeout
+    return cast("Callable[..., _Broadcaster]", kind)(store, 0, world_size, options)
+
+
+class BroadcastGroup:
+    """The learner (rank 0) and the workers of the generators of one epoch."""
+
+    def __init__(self, *, group: _Broadcaster, device: str, store: Store) -> None:
+        self._group: _Broadcaster | None = group
+        self._device = device
+        self._store: Store | None = store  # lives as long as the group: members look each other up in it
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(self, buckets: Sequence[Bucket], *, timeout_s: float) -> None:
+        """Broadcasts the buckets in order; blocks. Raises WeightPlaneError at the first that takes over `timeout_s`.
+
+        After an error the group must not be used again: its members are at different buckets.
+        """
+        for index, bucket in enumerate(buckets):
+            try:
+                self._broadcast(bucket.data.to(self._device), timeout_s=timeout_s)
+            except RuntimeError as error:
+                raise WeightPlaneError(f"bucket {index + 1} of {len(buckets)} was not taken by all: {error}") from error
+
+    def meet(self, *, timeout_s: float) -> None:
+        """NCCL connects at the first broadcast, and not when the group is made: a tiny one belongs to the meeting."""
+        try:
+            self._broadcast(torch.zeros(MEETING_BYTES, dtype=torch.uint8, device=self._device), timeout_s=timeout_s)
+        except RuntimeError as error:
+            raise WeightPlaneError(f"the members of the process group did not all meet: {error}") from error
+
+    def _broadcast(self, data: torch.Tensor, *, timeout_s: float) -> None:
+        """Raises RuntimeError."""
+        if self._group is None:
+            raise WeightPlaneError("the process group was closed")
+        options = BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        # The group's own timeout is that of the meeting. A wait that gives up earlier leaves gloo's thread in the
+        # broadcast until then, and dropping the group waits for that thread.
+        options.timeout = datetime.timedelta(seconds=timeout_s)
+        work = self._group.broadcast([data], options)
+        if self._device == "cpu":
+            work.wait(datetime.timedelta(seconds=timeout_s))
+            return
+        # NCCL's own wait blocks a stream and not this thread.
+        deadline = time.monotonic() + timeout_s
+        while not work.is_completed():
+            if time.monotonic() > deadline:
+                self._group.abort()  # its kernel would wait on the GPU for ever
+                raise RuntimeError(f"it was not through after {timeout_s:g} s")
+            time.sleep(_NCCL_POLL_S)
+
+    def close(self) -> None:
+        """Lets go of the group; may block until a broadcast that failed has come to its own timeout.
+
+        Never `abort()` for gloo: it releases nobody who waits in a broadcast.
+        """
+        self._group = None
+        self._store = None
+
+
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Runs `work` in a daemon thread: a stop waits for no collective, which ends by its own timeout, unheard."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def call() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it crosses to the awaiting task, which raises it
+            future.set_exception(error)
+
+    threading.Thread(target=call, name="weight-plane", daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+async def collective_beside(
+    collective: Callable[[], T], asked: "Collection[asyncio.Future[object]]", *, answer_s: float, grace_s: float
+) -> T | Exception:
+    """The learner's part of a collective, in a thread, beside the members' requests; its result or its error.
+
+    Returns when all have answered; or else `answer_s` seconds after the collective went through, and `grace_s` after it
+    failed. A request that has no answer by then is cancelled.
+    """
+    ours = asyncio.ensure_future(in_thread(collective))
+    try:
+        answers = asyncio.gather(*asked, return_exceptions=True)
+        either: set[asyncio.Future[Any]] = {ours, answers}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if ours.done():
+            await asyncio.wait({answers}, timeout=grace_s if ours.exception() else answer_s)
+        failed = any(not one.done() or one.exception() for one in asked)
+        if failed and not ours.done():
+            return TimeoutError("not all members take part")  # without them it can only time out
+        return await ours
+    except Exception as error:  # noqa: BLE001 - what a collective raises is its caller's to judge
+        return error
+    finally:
+        for one in asked:
+            one.cancel()
+        ours.cancel()
+        ours.add_done_callback(_heard)
+
+
+def _heard(task: "asyncio.Future[T]") -> None:
+    """Its error is known or of no interest; asyncio complains of errors that nobody looks at."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,147 @@
+"""Published weights in host memory, packed: what is broadcast, and what a generator that catches up downloads.
+
+The learner's HTTP routes for generators: they announce themselves here, and download published weights.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import xxhash
+from fastapi import Depends, FastAPI, Query, Response
+
+from learner.weights.fleet import Fleet, JoinRefused
+from learner.weights.probe import Probe
+from learner.weights.process_group import Bucket, NamedTensors
+from protocol.fleet import CHUNK_HASH_HEADER, Announcement, PullPlan
+from protocol.model import PolicyVersion
+from services.http.app import json_answer, json_body
+from services.http.gates import RequestRefused
+
+CHUNK_BYTES = 4 << 20
+
+
+class NotOnTheShelf(LookupError):
+    """What was asked for is not kept, or lies outside of its bucket. The text says what there is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """One version, ready to be sent, and the proof of it. `digest` is that of `digest_of`."""
+
+    version: PolicyVersion
+    buckets: Sequence[Bucket]
+    digest: str
+    probe: Probe
+
+
+def digest_of(tensors: NamedTensors) -> str:
+    """XXH3 over the values at half precision, hexadecimal.
+
+    Versions of different digests have to be different in an engine of whatever type; a change that is finer may be lost
+    there in rounding.
+    """
+    digest = xxhash.xxh3_64()
+    for name, tensor in tensors:
+        value = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+        digest.update(name.encode())
+        digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return str(digest.hexdigest())
+
+
+class Shelf:
+    """Keeps the newest version, and older ones for as long as somebody still downloads them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Packed] = {}
+        self._pulled: Counter[str] = Counter()
+        self.newest: Packed | None = None
+
+    def put(self, packed: Packed) -> None:
+        """This is the newest version from now on."""
+        self.newest = packed
+        self._kept[str(packed.version)] = packed
+        self._clear()
+
+    @contextmanager
+    def lent(self, packed: Packed) -> Iterator[None]:
+        """Keeps a version while the body runs."""
+        version = str(packed.version)
+        self._pulled[version] += 1
+        try:
+            yield
+        finally:
+            self._pulled[version] -= 1
+            self._clear()
+
+    def plan(self, version: str) -> PullPlan:
+        """What a download consists of. Raises NotOnTheShelf."""
+        packed = self._find(version)
+        specs = tuple(bucket.spec for bucket in packed.buckets)
+        return PullPlan(version=version, chunk_bytes=CHUNK_BYTES, buckets=specs)
+
+    def chunk(self, version: str, *, index: int, offset: int, length: int) -> bytes:
+        """A part of a bucket. Raises NotOnTheShelf."""
+        buckets = self._find(version).buckets
+        if not 0 <= index < len(buckets):
+            raise NotOnTheShelf(f"version {version} has no bucket {index}; it has {len(buckets)}")
+        size = buckets[index].spec.nbytes
+        if not (0 <= offset < size and 0 < length <= CHUNK_BYTES and offset + length <= size):
+            raise NotOnTheShelf(
+                f"bucket {index} of version {version} has no {length} bytes at {offset}: it has {size}, and at most "
+                f"{CHUNK_BYTES} are served at once"
+            )
+        return buckets[index].data[offset : offset + length].numpy().tobytes()
+
+    def _find(self, version: str) -> Packed:
+        packed = self._kept.get(version)
+        if packed is None:
+            kept = ", ".join(self._kept) or "none yet"
+            raise NotOnTheShelf(f"version {version} is not kept here any more, or not yet; kept: {kept}")
+        return packed
+
+    def _clear(self) -> None:
+        self._kept = {
+            version: packed
+            for version, packed in self._kept.items()
+            if packed is self.newest or self._pulled[version] > 0
+        }
+
+
+def add_routes(app: FastAPI, *, fleet: Fleet, shelf: Shelf) -> None:
+    """`POST /v1/generators`, which refuses with 409 a generator that does not fit the run; the published weights."""
+
+    @app.post("/v1/generators")
+    async def announce(announcement: Annotated[Announcement, Depends(json_body(Announcement))]) -> Response:
+        try:
+            return json_answer(fleet.announce(announcement, now=time.monotonic()))
+        except JoinRefused as error:
+            raise RequestRefused(409, error.kind, str(error)) from error
+
+    add_weight_routes(app, shelf=shelf)
+
+
+def add_weight_routes(app: FastAPI, *, shelf: Shelf) -> None:
+    """`GET /v1/weights/{version}/plan`, and the chunks of its buckets; 404 for what is not kept."""
+
+    @app.get("/v1/weights/{version}/plan")
+    async def plan(version: str) -> Response:
+        try:
+            return json_answer(shelf.plan(version))
+        except NotOnTheShelf as error:
+            raise RequestRefused(404, "not_kept", str(error)) from error
+
+    @app.get("/v1/weights/{version}/buckets/{index}")
+    async def chunk(
+        version: str, index: int, offset: Annotated[int, Query()], length: Annotated[int, Query()]
+    ) -> Response:
+        try:
+            data = shelf.chunk(version, index=index, offset=offset, length=length)
+        except NotOnTheShelf as error:
+            raise RequestRefused(404, "not_kept", str(error)) from error
+        headers = {CHUNK_HASH_HEADER: xxhash.xxh3_64_hexdigest(data)}
+        return Response(data, media_type="application/octet-stream", headers=headers)

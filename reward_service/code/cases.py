@@ -1,0 +1,229 @@
+"""Function calls: one process of the solution answers all of them, and what it returns is compared here.
+
+Programs that read standard input and write standard output: a process for each case, and the comparison here.
+"""
+
+import ast
+import asyncio
+import json
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from reward_service.code.arguments import CallCase, CallTests, Case, StdioCase, StdioTests, Verdict
+from reward_service.code.comparison import LARGE_BYTES, outputs_equal, values_equal
+from reward_service.code.inside.channel import Message
+from reward_service.code.inside.plain import Json, NotPlain, PlainEncoder
+from reward_service.code.solution import (
+    Harness,
+    Served,
+    Solution,
+    SolutionEnded,
+    TimeBudget,
+    end,
+    open_solution,
+    parsed,
+)
+from reward_service.verifier.program import Ended, Sandbox
+from reward_service.verifier.submission import DataError, VerifierError
+
+_MAX_LITERAL_CHARS = 1 << 20
+# Of the line in which a value comes.
+_AROUND_BYTES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    request: bytes
+    expected: Json
+
+
+async def run_calls(
+    *, sandbox: Sandbox, solution: Solution, tests: CallTests, budget: TimeBudget, harness: Harness
+) -> Sequence[Case]:
+    """A verdict for each case. A process that dies or hangs costs its case; the rest are run in a new one.
+
+    Raises DataError for literals that cannot be read, InfrastructureError.
+    """
+    calls = [_call(case, tests=tests, most=harness.execution.max_output_bytes) for case in tests.cases]
+    verdicts: list[Verdict] = []
+    while len(verdicts) < len(calls):
+        seconds = budget.next_s()
+        if seconds == 0:
+            verdicts += [Verdict.TIMEOUT] * (len(calls) - len(verdicts))
+            break
+        opened = open_solution(sandbox=sandbox, solution=solution, harness=harness, seconds=budget.left_s)
+        async with opened as served:
+            verdicts += await _round(served, calls=calls[len(verdicts) :], tests=tests, budget=budget)
+            await end(served.running, budget)
+    return [Case(verdict=verdict, weight=case.weight) for verdict, case in zip(verdicts, tests.cases, strict=True)]
+
+
+async def _round(served: Served, *, calls: Sequence[_Call], tests: CallTests, budget: TimeBudget) -> Sequence[Verdict]:
+    """The verdicts up to the first case that the process does not survive. One that does not load fails all cases."""
+    verdicts: list[Verdict] = []
+    try:
+        with budget.case() as deadline:
+            await served.names(deadline=deadline)
+    except TimeoutError:
+        return [Verdict.TIMEOUT] * len(calls)
+    except SolutionEnded as error:
+        return [error.verdict] * len(calls)
+    for call in calls:
+        if budget.next_s() == 0:
+            break
+        try:
+            with budget.case() as deadline:
+                await served.send(call.request, deadline=deadline)
+                line = await served.line(deadline=deadline)
+            verdicts.append(await _verdict(line, call=call, tests=tests))
+        except TimeoutError:
+            return [*verdicts, Verdict.TIMEOUT]
+        except SolutionEnded as error:
+            return [*verdicts, error.verdict]
+    return verdicts
+
+
+async def _verdict(line: bytes, *, call: _Call, tests: CallTests) -> Verdict:
+    """Raises SolutionEnded for a line that is no answer."""
+    if len(line) < LARGE_BYTES:
+        return _judged(line, call=call, tests=tests)
+    return await asyncio.to_thread(_judged, line, call=call, tests=tests)
+
+
+def _judged(line: bytes, *, call: _Call, tests: CallTests) -> Verdict:
+    answer = parsed(line).get("answer")
+    if not isinstance(answer, dict) or "value" not in answer:
+        return Verdict.ERROR
+    equal = values_equal(
+        answer["value"], call.expected, tuples_are_lists=tests.tuples_are_lists, tolerance=tests.tolerance
+    )
+    return Verdict.PASSED if equal else Verdict.WRONG
+
+
+def _call(case: CallCase, *, tests: CallTests, most: int) -> _Call:
+    arguments: list[object] = [_value(part, tests=tests) for part in case.arguments]
+    keywords = {name: _value(part, tests=tests) for name, part in case.keywords.items()}
+    ask: Message = {
+        "do": "entry",
+        "entry_point": tests.entry_point,
+        "args": _encoded(arguments),
+        "keywords": _encoded(keywords),
+    }
+    request = json.dumps({"ask": ask}).encode() + b"\n"
+    expected = _encoded(_value(case.expected, tests=tests))
+    if (size := len(json.dumps(expected)) + _AROUND_BYTES) > most:
+        raise DataError(
+            f"a case's expected value takes {size} bytes, and this service takes {most} from a program at once "
+            "(execution.max_output_bytes)"
+        )
+    return _Call(request=request, expected=expected)
+
+
+def _value(given: JsonValue, *, tests: CallTests) -> object:
+    if tests.literals == "json":
+        return given
+    if not isinstance(given, str):
+        raise DataError(
+            f"with literals = 'python' a value is a string that holds a literal, got {type(given).__name__}"
+        )
+    if len(given) > _MAX_LITERAL_CHARS:
+        raise DataError(f"a literal of {len(given)} characters: at most {_MAX_LITERAL_CHARS} are taken")
+    try:
+        return ast.literal_eval(given.strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise DataError(f"not a Python literal: {given[:100]!r}") from error
+
+
+def _encoded(value: object) -> Json:
+    try:
+        return PlainEncoder(_refuse).encode(value)
+    except (NotPlain, RecursionError) as error:
+        raise DataError(f"a value of the tests cannot be sent: {error}") from error
+
+
+def _refuse(value: object) -> Json:
+    raise NotPlain(f"{type(value).__name__} is no plain value")
+
+
+# A right output may have more spaces than the expected one, but not without bound.
+_SPARE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseRoom:
+    """What the operator gives: cases of one item beside each other, and bytes of output of one program."""
+
+    parallel: int
+    output_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Limits:
+    output_bytes: int
+    seconds: float
+
+
+async def run_stdio(
+    *, sandbox: Sandbox, solution: Solution, tests: StdioTests, budget: TimeBudget, room: CaseRoom
+) -> Sequence[Case]:
+    """A verdict for each case, some of them beside each other. Raises what the sandbox raises, DataError."""
+    places = asyncio.Semaphore(room.parallel)
+
+    async def judged(case: StdioCase) -> Case:
+        async with places, budget.share() as seconds:
+            limits = _Limits(output_bytes=_output_bytes(case, room), seconds=seconds)
+            verdict = await _run_case(
+                sandbox=sandbox, solution=solution, tests=tests, case=case, limits=limits, budget=budget
+            )
+        return Case(verdict=verdict, weight=case.weight)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(judged(case)) for case in tests.cases]
+    except* VerifierError as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in running]
+
+
+async def _run_case(
+    *, sandbox: Sandbox, solution: Solution, tests: StdioTests, case: StdioCase, limits: _Limits, budget: TimeBudget
+) -> Verdict:
+    if limits.seconds == 0:
+        return Verdict.TIMEOUT
+    program = solution.program(
+        stdin=case.stdin.encode(errors="replace"),
+        wall_s=limits.seconds,
+        output_bytes=limits.output_bytes,
+    )
+    ended = await sandbox.run(program)
+    budget.charge(ended.wall_s)
+    budget.computed(ended.cpu_s)
+    if len(ended.stdout) < LARGE_BYTES:
+        return _case_verdict(ended, tests=tests, case=case)
+    return await asyncio.to_thread(_case_verdict, ended, tests=tests, case=case)
+
+
+def _case_verdict(ended: Ended, *, tests: StdioTests, case: StdioCase) -> Verdict:
+    if ended.timed_out or ended.signal == signal.SIGXCPU:
+        return Verdict.TIMEOUT
+    if ended.signal == signal.SIGKILL:
+        return Verdict.KILLED
+    if ended.exit_code != 0:
+        return Verdict.ERROR
+    output = ended.stdout.decode(errors="replace").replace("\r\n", "\n")
+    right = outputs_equal(output, case.stdout, compare=tests.compare, tolerance=tests.tolerance)
+    return Verdict.PASSED if right and not ended.stdout_cut else Verdict.WRONG
+
+
+def _output_bytes(case: StdioCase, room: CaseRoom) -> int:
+    """What is kept of a program's output: enough for the right one. Raises DataError if that is beyond the service."""
+    right = len(case.stdout.encode(errors="replace"))
+    if right > room.output_bytes:
+        raise DataError(
+            f"a case's stdout has {right} bytes, and this service keeps {room.output_bytes} of a program's output "
+            "(execution.max_output_bytes)"
+        )
+    return min(2 * right + _SPARE_BYTES, room.output_bytes)

@@ -1,0 +1,1 @@
+"""A request's way through the service: admitted, cut into items, scored, answered."""

@@ -1,0 +1,116 @@
+"""Where the answer stands in a completion. Every function takes time linear in the text, whatever it holds."""
+
+import re
+from collections import deque
+from collections.abc import Iterator
+
+_BOX_OR_BRACE = re.compile(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
+
+_TOGETHER = re.compile(
+    r"[^\w.=:\n]{0,8}(?:(?!(?:but|then|not|no|so|actually|wait|rather|instead|hence|thus|therefore|correct\w*)\b)"
+    r"\w{1,12}[^\w.=:\n]{1,8}){0,3}",
+    re.IGNORECASE,
+)
+
+# "The answer is", "Final answer:", "Answers are"; what is said between the words is short.
+_STATEMENT = re.compile(
+    r"\b(?:answers?|solutions?|choice|option)\b[^.\n:=：]{0,60}?(?:\b(?:is|are|be)\b|[:=：])"
+    r"|答案[^。，\n:=：是为]{0,20}[是为:=：]+"
+    r"|\b(?:réponse|respuesta|resposta|antwort|risposta|ответ)\b[^.\n:=]{0,60}?(?:\b(?:est|es|é|ist|è)\b|[:=])",
+    re.IGNORECASE,
+)
+# Not the point of `St. Louis` or `U.S. Grant`.
+_ABBREVIATED = "".join(rf"(?<!\b{word})" for word in ("St", "Mt", "Dr", "Mr", "Ms", "Mrs", "Jr")) + r"(?<!\.[A-Z])"
+_SENTENCE_END = re.compile(rf"(?:{_ABBREVIATED}\.|[!?])(?=\s|\*|$)|[。！？\n]")
+TAIL_CHARS = 20_000
+_MAX_STATEMENTS = 20
+_MAX_STATEMENT_CHARS = 1000
+_OPENING_MARKS = " \t\r\n*_:>"
+
+
+def strip_thinking(completion: str) -> str:
+    """The text after the last `</think>`; of a thought that never ends, nothing.
+
+    The opening tag is often part of the prompt, so the closing one alone is enough.
+    """
+    return completion.rpartition("</think>")[2].partition("<think>")[0].strip()
+
+
+def last_tagged(text: str) -> str | None:
+    """The stripped content of the last `<answer>..</answer>`."""
+    before, closed, _ = text.rpartition("</answer>")
+    _, opened, content = before.rpartition("<answer>")
+    return content.strip() if closed and opened else None
+
+
+def boxed(text: str) -> tuple[str, ...]:
+    r"""The stripped contents of all `\boxed{..}` that close and are not empty, in the order in which they open."""
+    return tuple(content for _, _, content in _boxes(text))
+
+
+def boxed_together(text: str) -> tuple[str, ...]:
+    r"""The contents of the last box, and of those that hardly anything parts from it: `\boxed{1} and \boxed{2}`.
+
+    Each once. They are one answer in parts; after a longer text the last box is a correction of those before.
+    """
+    run: list[tuple[int, int, str]] = []
+    for start, end, content in reversed(_boxes(text)):
+        if run and (end > run[-1][0] or not _TOGETHER.fullmatch(text[end : run[-1][0]])):
+            break
+        run.append((start, end, content))
+    return tuple(dict.fromkeys(content for _, _, content in reversed(run)))
+
+
+def _boxes(text: str) -> list[tuple[int, int, str]]:
+    """Where each box starts and ends, and what it holds.
+
+    One pass: a completion of boxes that never close must not take quadratic time.
+    """
+    found: list[tuple[int, int, str]] = []
+    opened: list[tuple[int | None, int]] = []
+    for match in _BOX_OR_BRACE.finditer(text):
+        token = match.group()
+        if token == "}" and opened:
+            start, inside = opened.pop()
+            if start is not None:
+                found.append((start, match.end(), text[inside : match.start()].strip()))
+        elif token.endswith("{") and token != r"\{":
+            opened.append((match.start() if token != "{" else None, match.end()))
+    return sorted(box for box in found if box[2])
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The stripped content of the last `\boxed{..}`."""
+    found = boxed(text)
+    return found[-1] if found else None
+
+
+def last_stated(text: str) -> str | None:
+    """What the last statement says of the answer; see `statements`."""
+    return next((said for _, said in statements(text)), None)
+
+
+def statements(text: str) -> Iterator[tuple[int, str]]:
+    """What each "the answer is .." or "answer: .." says, to the end of its sentence or line, and where; the last first.
+
+    At most `_MAX_STATEMENTS` of them, in the last `TAIL_CHARS` characters. One of what the answer is not says nothing.
+    """
+    start = max(0, len(text) - TAIL_CHARS)
+    for match in reversed(deque(_STATEMENT.finditer(text, start), maxlen=_MAX_STATEMENTS)):
+        rest = text[match.end() : match.end() + _MAX_STATEMENT_CHARS].lstrip(_OPENING_MARKS)
+        said = _said(rest).strip().strip("*_").strip()
+        if said and not said.lower().startswith("not "):
+            yield match.end(), said
+
+
+def _said(rest: str) -> str:
+    if rest.startswith(("$$", r"\[")):
+        return rest[2:].partition("$$" if rest.startswith("$$") else r"\]")[0]
+    end = _SENTENCE_END.search(rest)
+    return rest if end is None else rest[: end.start()]
+
+
+def last_line(text: str) -> str | None:
+    """The last line that is not empty, stripped."""
+    line = text.rstrip().rpartition("\n")[2].strip()
+    return line or None

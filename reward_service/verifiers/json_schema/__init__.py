@@ -1,1 +1,0 @@
-"""`json_schema`: the completion holds a JSON value that a schema allows."""

@@ -1,0 +1,64 @@
+"""Names in an answer: variables, functions of something, words, and what is asked for, such as |AB| or V_1 : V_2."""
+
+import re
+from collections.abc import Sequence
+
+from reward_service.verifiers.mathematics.nodes import MAX_CHARS
+from reward_service.verifiers.mathematics.tokens import Token, commands
+
+_NAME = re.compile(r"\\?[A-Za-z]+'*(_\{?\w+\}?)?'*(\([A-Za-z\\](,[A-Za-z\\]+)*\)|\(\\?[a-z]+\)|\([-+]?[\d.]+\))?")
+# A tuple of names is one too: (x, y) = (1, 2).
+_TUPLE = re.compile(r"\(\\?[A-Za-z]\w*(_\{?\w+\}?)?(,\\?[A-Za-z]\w*(_\{?\w+\}?)?)*\)")
+_LETTER_RATIO = re.compile(r"[a-z](:[a-z])+")
+
+# Of what is measured in a figure: sides, angles, areas, and their ratios and products.
+_MARKS = frozenset("|:/(){}_'*")
+_PARTS = commands("frac angle triangle vec overline overrightarrow widehat sin cos tan cot perp odot operatorname")
+
+
+def is_word(token: Token) -> bool:
+    """A letter or word, or what joins words."""
+    return token.kind in ("letter", "word") or token.text in ("'", "-")
+
+
+def are_words(tokens: Sequence[Token]) -> bool:
+    """Whether it is a phrase. `x-y` and `-x` are none: beside a minus there has to be a real word."""
+    if not all(is_word(token) for token in tokens):
+        return False
+    return all(token.text != "-" for token in tokens) or any(
+        token.kind == "word" and (token.roman or len(token.text) > 2) for token in tokens
+    )
+
+
+def name_of(tokens: Sequence[Token]) -> str | None:
+    """The tokens as a name, if they are one: a variable, a function of something, words, a quantity of a figure."""
+    if not tokens:
+        return None
+    if are_words(tokens) or _is_quantity(tokens):
+        return " ".join(token.text for token in tokens)
+    text = "".join(token.text for token in tokens)
+    named = _TUPLE.fullmatch(text) or _NAME.fullmatch(text) or _LETTER_RATIO.fullmatch(text)
+    return text if len(text) < MAX_CHARS and named else None
+
+
+def _is_quantity(tokens: Sequence[Token]) -> bool:
+    r"""Made of capital letters, with figures in subscripts alone: `|AB|`, `\frac{NO}{BO}`, `V_1:V_2`, `S_{MBCN}:S`."""
+    rest = _without_subscripts(tokens)
+    capitals = [token.text.isascii() and token.text.isupper() for token in rest if token.kind in ("letter", "word")]
+    others = (token for token in rest if token.kind not in ("letter", "word"))
+    return bool(capitals) and all(capitals) and all(token.text in _MARKS or token.text in _PARTS for token in others)
+
+
+def _without_subscripts(tokens: Sequence[Token]) -> list[Token]:
+    found: list[Token] = []
+    at = 0
+    while at < len(tokens):
+        if tokens[at].text != "_":
+            found.append(tokens[at])
+            at += 1
+        elif at + 1 < len(tokens) and tokens[at + 1].text == "{":
+            end = next((place for place in range(at, len(tokens)) if tokens[place].text == "}"), len(tokens) - 1)
+            at = end + 1
+        else:
+            at += 2
+    return found

@@ -1,0 +1,263 @@
+"""Sets of real numbers as intervals in order: `x > 3`, `(3, oo)` and `{x | x > 3}` are one region."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from reward_service.verifiers.mathematics.answers import (
+    Answer,
+    Combination,
+    Listing,
+    Ordered,
+    RealLine,
+    Relation,
+    Scalar,
+    Side,
+)
+from reward_service.verifiers.mathematics.expressions import parse_expression
+from reward_service.verifiers.mathematics.nodes import Call, Node, Symbol, Undefined, Unreadable
+from reward_service.verifiers.mathematics.scalars import constant, has_decimal, same_number, symbols
+from reward_service.verifiers.mathematics.tokens import tokenise
+from reward_service.verifiers.mathematics.values import Setting, Value, arithmetic, evaluate, less, rational, same
+
+_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where an interval ends: whether it holds the end, and whether that is written as a decimal."""
+
+    value: Value
+    closed: bool
+    decimal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An interval; a point has the same closed end twice."""
+
+    low: End
+    high: End
+
+
+Region = tuple[Piece, ...]
+
+_INFINITY = parse_expression(tokenise(r"\infty"))
+_TOP = End(constant(_INFINITY), closed=False)
+_BOTTOM = End(constant(Call("neg", (_INFINITY,))), closed=False)
+ALL_REALS: Region = (Piece(_BOTTOM, _TOP),)
+
+
+def same_region(one: Region, other: Region, *, tolerance: float | None) -> bool:
+    """Whether the regions hold the same numbers."""
+    return len(one) == len(other) and all(
+        _same_end(mine, theirs, tolerance)
+        for left, right in zip(one, other, strict=True)
+        for mine, theirs in ((left.low, right.low), (left.high, right.high))
+    )
+
+
+def _same_end(one: End, other: End, tolerance: float | None) -> bool:
+    if one.closed != other.closed:
+        return False
+    return same_number(one.value, other.value, decimals=(one.decimal, other.decimal), tolerance=tolerance)
+
+
+def region(answer: Answer) -> Region:
+    """The numbers that the answer allows. Raises Unreadable if it is no such set, OverLimits."""
+    try:
+        return merged(_region(answer))
+    except Undefined as error:
+        raise Unreadable(str(error)) from error
+
+
+def _region(answer: Answer) -> Region:
+    if isinstance(answer, RealLine):
+        return ALL_REALS
+    if isinstance(answer, Scalar):
+        return (_point(answer),)
+    if isinstance(answer, Ordered) and len(answer.items) == 2 and answer.opening in "([" and answer.closing in ")]":
+        return (_interval(answer),)
+    if isinstance(answer, Relation):
+        return _region_of_relation(answer)
+    if isinstance(answer, Listing):
+        return _region_of_listing(answer)
+    if isinstance(answer, Combination):
+        return functools.reduce(_COMBINE[answer.operator], (region(item) for item in answer.items))
+    raise Unreadable("no set of real numbers")
+
+
+def _interval(answer: Ordered) -> Piece:
+    """Raises Unreadable if it would be empty: `(2, 1)` and `(1, 1)` are tuples."""
+    low, high = (_end_of(item, closed=False) for item in answer.items)
+    if not less(low.value, high.value):
+        raise Unreadable("an interval that ends before it starts")
+    return Piece(
+        End(low.value, answer.opening == "[" and not low.value.is_infinite, low.decimal),
+        End(high.value, answer.closing == "]" and not high.value.is_infinite, high.decimal),
+    )
+
+
+def _region_of_listing(answer: Listing) -> Region:
+    """Several conditions hold together if they can (`x > 1, x < 5`), and else each is one case (`x < 1, x > 5`)."""
+    parts = [region(item) for item in answer.items]
+    conditions = [isinstance(item, Relation) and item.operators != ("=",) for item in answer.items]
+    if (
+        answer.joined == "bare"
+        and conditions
+        and all(conditions)
+        and (together := functools.reduce(_intersection, parts))
+    ):
+        return together
+    pieces = tuple(piece for part in parts for piece in part)
+    # Cases do not overlap: `(1, 5), (2, 3)` names two candidates, and is not (1, 5).
+    if len(merged(pieces)) < len(pieces) and answer.joined != "set":
+        raise Unreadable("cases that overlap")
+    return pieces
+
+
+def _region_of_relation(answer: Relation) -> Region:
+    if answer.operators in ((r"\in",), ("=",)) and answer.sides[0].name is not None:
+        right = answer.sides[1].answer
+        if right is None:
+            raise Unreadable("a name for a name")
+        return _region(right)
+    bounds = [
+        _half_line(left, operator, right)
+        for left, operator, right in zip(answer.sides, answer.operators, answer.sides[1:], strict=False)
+    ]
+    return functools.reduce(_intersection, bounds, ALL_REALS)
+
+
+def _half_line(left: Side, operator: str, right: Side) -> Region:
+    """The solutions of an inequality that is linear in one variable, or in whose amount it is."""
+    return _solutions(_side_node(left), operator, _side_node(right))
+
+
+def _side_node(side: Side) -> Node:
+    """Its expression; what only names a value, such as f(x), is one variable."""
+    if side.name is not None and "(" in side.name:
+        return Symbol(side.name)
+    if not isinstance(side.answer, Scalar):
+        raise Unreadable("an inequality of what is no expression")
+    return side.answer.node
+
+
+def _solutions(left: Node, operator: str, right: Node) -> Region:
+    if operator in _FLIPPED and _is_absolute(right) and not symbols(left):
+        left, operator, right = right, _FLIPPED[operator], left
+    if operator in _FLIPPED and isinstance(left, Call) and _is_absolute(left) and not symbols(right):
+        above = _solutions(left.arguments[0], operator, right)
+        below = _solutions(left.arguments[0], _FLIPPED[operator], Call("neg", (right,)))
+        return _union(above, below) if operator in (">", ">=") else _intersection(above, below)
+    difference = Call("-", (left, right))
+    names = symbols(difference)
+    if len(names) != 1 or operator not in (*_FLIPPED, "!="):
+        raise Unreadable("an inequality that is not of one variable")
+    slope, end = _linear(difference, next(iter(names)))
+    bound = End(end, closed=operator in ("<=", ">="), decimal=has_decimal(difference))
+    if operator == "!=":
+        return (Piece(_BOTTOM, bound), Piece(bound, _TOP))
+    upward = operator in (">", ">=")
+    return (Piece(bound, _TOP),) if upward == less(rational(0), slope) else (Piece(_BOTTOM, bound),)
+
+
+def _is_absolute(node: Node) -> bool:
+    return isinstance(node, Call) and node.name == r"\abs"
+
+
+def _linear(node: Node, name: str) -> tuple[Value, Value]:
+    """The slope, and where the function is zero. Raises Unreadable if it is not linear."""
+    start, *others = (evaluate(node, Setting(variables={name: Fraction(place)})) for place in (0, 1, 2, 7))
+    rises = [arithmetic("-", (other, start)) for other in others]
+    slope = rises[0]
+    if not all(same(rise, arithmetic("*", (slope, rational(by)))) for rise, by in zip(rises, (1, 2, 7), strict=True)):
+        raise Unreadable("an inequality that is not linear")
+    if same(slope, rational(0)) or not slope.is_real:
+        raise Unreadable("an inequality without its variable")
+    return slope, arithmetic("/", (arithmetic("neg", (start,)), slope))
+
+
+def _point(answer: Scalar) -> Piece:
+    end = _end_of(answer, closed=True)
+    return Piece(end, end)
+
+
+def _end_of(answer: Answer, *, closed: bool) -> End:
+    if not isinstance(answer, Scalar) or symbols(answer.node):
+        raise Unreadable("an end that is no number")
+    value = constant(answer.node)
+    if not value.is_real:
+        raise Unreadable("a complex number is no end")
+    return End(value, closed, has_decimal(answer.node))
+
+
+def _piece(low: End, high: End) -> Region:
+    """The interval, unless it holds nothing."""
+    if less(high.value, low.value) or (same(low.value, high.value) and not (low.closed and high.closed)):
+        return ()
+    return (Piece(low, high),)
+
+
+def merged(pieces: Sequence[Piece]) -> Region:
+    """In order, and as one where they touch."""
+    ordered = sorted(pieces, key=functools.cmp_to_key(_order))
+    found: list[Piece] = []
+    for piece in ordered:
+        if found and _touches(found[-1].high, piece.low):
+            last = found.pop()
+            piece = Piece(last.low, _higher(last.high, piece.high))
+        found.append(piece)
+    return tuple(found)
+
+
+def _order(left: Piece, right: Piece) -> int:
+    one, other = left.low, right.low
+    if same(one.value, other.value):
+        return other.closed - one.closed
+    return -1 if less(one.value, other.value) else 1
+
+
+def _touches(high: End, low: End) -> bool:
+    if same(high.value, low.value):
+        return high.closed or low.closed
+    return less(low.value, high.value)
+
+
+def _higher(one: End, other: End) -> End:
+    if same(one.value, other.value):
+        return one if one.closed else other
+    return other if less(one.value, other.value) else one
+
+
+def _lower(one: End, other: End, *, of_lows: bool) -> End:
+    """The end that is further inside: the greater of two low ends, or the smaller of two high ones."""
+    if same(one.value, other.value):
+        return other if one.closed else one
+    return (other if of_lows else one) if less(one.value, other.value) else (one if of_lows else other)
+
+
+def _union(one: Region, other: Region) -> Region:
+    return merged((*one, *other))
+
+
+def _intersection(one: Region, other: Region) -> Region:
+    pairs = ((left, right) for left in one for right in other)
+    return tuple(
+        piece
+        for left, right in pairs
+        for piece in _piece(_lower(left.low, right.low, of_lows=True), _lower(left.high, right.high, of_lows=False))
+    )
+
+
+def _difference(one: Region, other: Region) -> Region:
+    rest: Region = one
+    for piece in other:
+        below = (Piece(_BOTTOM, End(piece.low.value, not piece.low.closed, piece.low.decimal)),)
+        above = (Piece(End(piece.high.value, not piece.high.closed, piece.high.decimal), _TOP),)
+        rest = (*_intersection(rest, below), *_intersection(rest, above))
+    return rest
+
+
+_COMBINE = {"union": _union, "intersection": _intersection, "difference": _difference}

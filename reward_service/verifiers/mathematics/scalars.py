@@ -1,0 +1,149 @@
+"""Whether two expressions are the same: by their values where they are constant, else at several points.
+
+Two expressions that agree in 40 digits at several pseudo-random rational points are one function, for all that an
+answer can hold. No simplification is needed, so the time is bounded. A point at which neither is defined tells
+nothing; one at which only one is defined tells them apart.
+"""
+
+import zlib
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+
+from reward_service.verifiers.mathematics.nodes import Call, Node, Number, Symbol, Undefined, Unreadable
+from reward_service.verifiers.mathematics.values import Setting, Value, evaluate, near, same
+
+# A decimal stands for a value that has no finite decimal if it is as near as this: six digits of 1/3 or of pi.
+DECIMAL_TOLERANCE = 1.000001e-6
+
+_LOG_BASES = (10, None)
+_MIN_POINTS = 3
+_FIRST_WHOLE = 6  # the first trial of whole numbers
+_OF_WHOLES = ("!", r"\binom")
+
+
+def constant(node: Node, *, log_base: int | None = 10) -> Value:
+    """The value of an expression without variables. Raises Unreadable, Undefined, OverLimits."""
+    return evaluate(node, Setting(variables={}, log_base=log_base))
+
+
+def symbols(node: Node) -> frozenset[str]:
+    """The variables of an expression."""
+    return frozenset(part.name for part in _parts(node) if isinstance(part, Symbol))
+
+
+def calls(node: Node, *names: str) -> bool:
+    """Whether one of these operations is in the expression."""
+    return any(isinstance(part, Call) and part.name in names for part in _parts(node))
+
+
+def has_decimal(node: Node) -> bool:
+    """Whether a number with a decimal point is in the expression."""
+    return any(isinstance(part, Number) and part.decimal for part in _parts(node))
+
+
+def _parts(node: Node) -> Iterable[Node]:
+    pending = [node]
+    while pending:
+        part = pending.pop()
+        yield part
+        if isinstance(part, Call):
+            pending.extend(part.arguments)
+
+
+def same_expression(gold: Node, given: Node, *, tolerance: float | None) -> bool:
+    """Whether the expressions are equal. `tolerance`: relative, wherever a decimal is; None: see `same_number`.
+
+    Raises Unreadable, OverLimits.
+    """
+    if gold == given:
+        return True
+    names = symbols(gold) | symbols(given)
+    bare_log = any(
+        isinstance(part, Call) and part.name == r"\log" and len(part.arguments) == 1
+        for node in (gold, given)
+        for part in _parts(node)
+    )
+    bases = _LOG_BASES if bare_log else _LOG_BASES[:1]
+    if not names:
+        return any(_same_constants(gold, given, base, tolerance) for base in bases)
+    return any(_same_functions(gold, given, names, base, tolerance) for base in bases)
+
+
+def _same_constants(gold: Node, given: Node, log_base: int | None, tolerance: float | None) -> bool:
+    try:
+        right, answer = constant(gold, log_base=log_base), constant(given, log_base=log_base)
+    except Undefined:
+        return False
+    return same_number(right, answer, decimals=(has_decimal(gold), has_decimal(given)), tolerance=tolerance)
+
+
+def same_number(gold: Value, given: Value, *, decimals: tuple[bool, bool], tolerance: float | None) -> bool:
+    """Equal; or within the tolerance, if there is a decimal (`decimals`: in which of the two).
+
+    Without a tolerance of the caller's, a decimal may differ by `DECIMAL_TOLERANCE` from a value that is written
+    exactly and has no finite decimal; two finite decimals are equal only if they are the same number.
+    """
+    if same(gold, given):
+        return True
+    if not any(decimals):
+        return False
+    if tolerance is not None:
+        return near(given, gold, relative=tolerance)
+    exact = given if decimals[0] else gold
+    return decimals[0] != decimals[1] and not exact.is_finite_decimal and near(given, gold, relative=DECIMAL_TOLERANCE)
+
+
+def _same_functions(
+    gold: Node, given: Node, names: frozenset[str], log_base: int | None, tolerance: float | None
+) -> bool:
+    agreed = 0
+    decimals = has_decimal(gold), has_decimal(given)
+    # A factorial has a value at whole numbers alone, and not at all of them: n!/(n-k)! says nothing of n below k.
+    of_wholes = calls(gold, *_OF_WHOLES) or calls(given, *_OF_WHOLES)
+    fault: Unreadable | None = None
+    for point in points(names, whole=of_wholes):
+        setting = Setting(variables=point, log_base=log_base)
+        try:
+            right, answer = _value_or_none(gold, setting), _value_or_none(given, setting)
+        except Unreadable as error:  # a factorial of a fraction: another point is a whole number
+            fault = error
+            continue
+        if (right is None) != (answer is None) and not of_wholes:
+            return False
+        if right is None or answer is None:
+            continue
+        if not same(right, answer) and not _near_enough(right, answer, decimals, tolerance):
+            return False
+        agreed += 1
+    if agreed < _MIN_POINTS:
+        raise fault or Unreadable("the expressions are not defined at any of our points")
+    return True
+
+
+def _near_enough(right: Value, answer: Value, decimals: tuple[bool, bool], tolerance: float | None) -> bool:
+    if tolerance is not None:
+        return any(decimals) and near(answer, right, relative=tolerance)
+    return decimals[0] != decimals[1] and near(answer, right, relative=DECIMAL_TOLERANCE)
+
+
+def _value_or_none(node: Node, setting: Setting) -> Value | None:
+    try:
+        return evaluate(node, setting)
+    except Undefined:
+        return None
+
+
+def points(names: Iterable[str], *, whole: bool = False) -> Iterable[Mapping[str, Fraction]]:
+    """Values for the variables: positive ones, ones of either sign, and positive whole numbers; `whole`: only these."""
+    ordered = sorted(names)
+    for trial in range(_FIRST_WHOLE, _FIRST_WHOLE + 20) if whole else range(_FIRST_WHOLE + 5):
+        yield {name: _draw(name, trial) for name in ordered}
+
+
+def _draw(name: str, trial: int) -> Fraction:
+    # A checksum and not `hash`, which differs from process to process.
+    drawn = zlib.crc32(f"{name}/{trial}".encode())
+    if trial >= _FIRST_WHOLE:
+        return Fraction(3 + drawn % 29)
+    value = Fraction(1 + drawn % 9973, 2477 + trial)
+    return -value if trial >= 3 and (drawn >> 16) % 2 else value

@@ -1,1 +1,0 @@
-"""`similarity`: how close the completion is to references, by n-grams and edits."""

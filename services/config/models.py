@@ -1,0 +1,370 @@
+"""Configuration of a process: defaults < run.toml < environment < command line.
+
+    [run]                          HEADWAY_RUN__NAME                      --run.name
+    [learner] max_lag = 4          HEADWAY_LEARNER__MAX_LAG               --max-lag 4
+    [learner.algo] clip_low = 0.2  HEADWAY_LEARNER__ALGO__CLIP_LOW        --algo.clip-low 0.2
+
+A group of one of several types is picked by `type`: `--algo grpo` is short for `--algo.type grpo`, also in the file
+(`algo = "grpo"`) and the environment. Where a later source picks another type than an earlier one, the earlier one's
+settings of that group are left out, with a warning. A key of a type that is not picked is an error.
+
+A secret can also be given as a file that holds it, as containers mount them: under the same name with `_file` after it,
+such as `token_file` or HEADWAY_LEARNER__HTTP__TOKEN_FILE.
+"""
+
+import itertools
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from services.config.devices import use_devices
+from services.config.options import Choice, Schema, environment_name_of, flag_of, help_lines, schema_of
+from services.config.sources import (
+    PROCESSES,
+    ConfigError,
+    Found,
+    Setting,
+    from_command_line,
+    from_environment,
+    from_file,
+    with_secrets_read,
+)
+from services.http.tls import TlsFiles
+from services.network import is_loopback
+
+logger = logging.getLogger(__name__)
+
+
+class ConfigModel(BaseModel):
+    """The base of every config model and group: frozen, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class RunConfig(ConfigModel):
+    """The table [run], which all processes share."""
+
+    name: str = Field("default", description="name of the run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    directory: Path = Field(Path("runs"), description="folder in which each run has a folder of its own")
+
+    @property
+    def folder(self) -> Path:
+        """Where this run's files are."""
+        return self.directory / self.name
+
+
+class LogConfig(ConfigModel):
+    """What is logged, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
+    format: Literal["text", "json"] = Field("text", description="one readable line, or one JSON object, a record")
+
+
+class HttpConfig(ConfigModel):
+    """The address that a process serves HTTP on, the token that its callers show, and its side of TLS."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; any but a loopback address needs a token")
+    port: int = Field(ge=0, le=65535, description="port to listen on; 0 lets the system choose one")
+    token: SecretStr | None = Field(None, description="bearer token that callers must show")
+    max_body_bytes: int = Field(64 << 20, ge=1024, description="largest request body that is taken, in bytes")
+    tls_cert_file: Path | None = Field(
+        None,
+        description="PEM file of this process's certificate, made by `headway keys`; it serves HTTPS with it, and "
+        "shows it to whom it calls; none serves plain HTTP",
+    )
+    tls_key_file: Path | None = Field(None, description="PEM file of the certificate's key, for its owner's eyes only")
+    tls_ca_file: Path | None = Field(
+        None,
+        description="PEM file of the CA that signs the certificates of the processes that this one calls; the system's "
+        "if none",
+    )
+    tls_client_ca_file: Path | None = Field(
+        None, description="PEM file of a CA: callers must show a certificate that it signed; none asks for none"
+    )
+
+    @property
+    def tls(self) -> TlsFiles:
+        """The files of TLS."""
+        return TlsFiles(
+            cert=self.tls_cert_file, key=self.tls_key_file, ca=self.tls_ca_file, client_ca=self.tls_client_ca_file
+        )
+
+    @model_validator(mode="after")
+    def _certificate_with_its_key(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError(
+                "http.tls_cert_file and http.tls_key_file belong together: set both, or neither; "
+                "`headway keys FOLDER --host HOST ...` makes them"
+            )
+        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
+            raise ValueError("http.tls_client_ca_file is set, and http.tls_cert_file is not: plain HTTP asks for none")
+        return self
+
+    @model_validator(mode="after")
+    def _token_on_reachable_address(self) -> Self:
+        if not is_loopback(self.host) and (self.token is None or not self.token.get_secret_value()):
+            raise ValueError(
+                f"host {self.host} can be reached from other machines and no token is set: "
+                "set http.token or http.token_file, or listen on 127.0.0.1"
+            )
+        return self
+
+
+class ProcessConfig(ConfigModel):
+    """What the config of every process has."""
+
+    run: RunConfig = Field(RunConfig(), description="the run, shared by all processes")
+    log: LogConfig = LogConfig()
+    devices: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="GPUs of this process, by number among those that it sees; `headway up` shares them out if none"
+    )
+
+    @property
+    def gpus_wanted(self) -> int:
+        """How many GPUs it uses where there are some."""
+        return 0
+
+    @property
+    def collective(self) -> str:
+        """Of its weight broadcasts; empty if it takes no part in them."""
+        return ""
+
+
+C = TypeVar("C", bound=ProcessConfig)
+
+
+def load_config(model: type[C], *, process: str, argv: Sequence[str], environ: Mapping[str, str]) -> C:
+    """The config of a process, from `--config FILE`, the environment and the other arguments.
+
+    Raises ConfigError with every problem found. `argv` does not hold the program's name.
+    """
+    assert process in PROCESSES, process
+    schema = schema_of(model)
+    path, arguments = _split_off_file(argv)
+    sources = [] if path is None else [from_file(path, schema, process=process)]
+    sources.append(from_environment(environ, schema, process=process))
+    sources.append(from_command_line(arguments, schema))
+    sources = [with_secrets_read(source, schema) for source in sources]
+    problems = [problem for source in sources for problem in source.problems]
+    settings, strays = _merged(_instance_defaults(model, ""), sources, schema)
+    problems += strays
+    try:
+        config = model.model_validate(_nested(settings))
+    except ValidationError as error:
+        raise ConfigError(problems + _explained(error, settings, schema, process, known=bool(problems))) from error
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def load_or_exit(model: type[C], *, process: str, description: str = "") -> C:
+    """`load_config` for a command: prints help and exits with 0, or prints the problems and exits with 2."""
+    arguments = sys.argv[1:]
+    if "--help" in arguments or "-h" in arguments:
+        sys.stdout.write(help_text(model, process=process, description=description, argv=arguments))
+        raise SystemExit(0)
+    try:
+        config = load_config(model, process=process, argv=arguments, environ=os.environ)
+        use_devices(config.devices, process=process)
+    except ConfigError as error:
+        sys.stderr.write("".join(f"{process}: {problem}\n" for problem in error.problems))
+        raise SystemExit(2) from None
+    return config
+
+
+def help_text(model: type[ProcessConfig], *, process: str, description: str = "", argv: Sequence[str] = ()) -> str:
+    """Every option of a process with its kind, default and meaning.
+
+    Of a choice only the options of the variant that `argv` picks, or of the default one.
+    """
+    schema = schema_of(model)
+    picked = {choice.key: _picked(choice, argv) for choice in schema.choices.values()}
+    example = environment_name_of("log.level", process=process)
+    lines = [
+        f"usage: {process} [--config RUN.toml] [--option value ...]",
+        *(["", description] if description else []),
+        "",
+        f"Defaults < [{process}] and [run] of RUN.toml < environment ({example}) < command line.",
+        *(
+            f"Below are the options of {flag_of(key)} {name}; of another one: {process} {flag_of(key)} NAME --help"
+            for key, name in picked.items()
+            if name is not None
+        ),
+        "",
+        *help_lines(schema, {key: name for key, name in picked.items() if name is not None}),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _picked(choice: Choice, argv: Sequence[str]) -> str | None:
+    """The variant that a command line asks for, by `--algo NAME` or `--algo.type=NAME`; else the default."""
+    words = [word for argument in argv for word in argument.split("=", 1)]
+    flags = (flag_of(choice.key), flag_of(choice.type_key))
+    named = [name for flag, name in itertools.pairwise(words) if flag in flags and name in choice.variants]
+    return named[-1] if named else choice.default
+
+
+def _split_off_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
+    rest = list(argv)
+    path: Path | None = None
+    for index, argument in enumerate(argv):
+        if argument == "--config":
+            if index + 1 == len(argv):
+                raise ConfigError(["command line: --config needs the path of a TOML file"])
+            path, rest = Path(argv[index + 1]), [*argv[:index], *argv[index + 2 :]]
+        elif argument.startswith("--config="):
+            path, rest = Path(argument.removeprefix("--config=")), [*argv[:index], *argv[index + 1 :]]
+    return path, rest
+
+
+def _instance_defaults(model: type[BaseModel], prefix: str) -> dict[str, Setting]:
+    """What the default instances of groups set: a group that is given in part keeps them for the rest."""
+    found: dict[str, Setting] = {}
+    for name, info in model.model_fields.items():
+        value = info.get_default(call_default_factory=True, validated_data={})
+        if isinstance(value, BaseModel):
+            found.update(_fields_set(value, f"{prefix}{name}."))
+            if info.discriminator is not None:
+                key = f"{prefix}{name}.{info.discriminator}"
+                found[key] = Setting(key, getattr(value, str(info.discriminator)), "default")
+    return found
+
+
+def _fields_set(instance: BaseModel, prefix: str) -> dict[str, Setting]:
+    found = _instance_defaults(type(instance), prefix)
+    for name in instance.model_fields_set:
+        value = getattr(instance, name)
+        if isinstance(value, BaseModel):
+            found.update(_fields_set(value, f"{prefix}{name}."))
+        else:
+            found[f"{prefix}{name}"] = Setting(f"{prefix}{name}", value, "default")
+    return found
+
+
+def _merged(
+    defaults: Mapping[str, Setting], sources: Sequence[Found], schema: Schema
+) -> tuple[dict[str, Setting], list[str]]:
+    """Later sources over earlier ones, and the keys that do not belong to the type that is picked."""
+    merged = dict(defaults)
+    problems: list[str] = []
+    for source in sources:
+        settings = {setting.key: setting for setting in source.settings}
+        for choice in schema.choices.values():
+            problems += _drop_other_type(merged, settings.get(choice.type_key), choice, schema)
+        merged.update(settings)
+    for choice in schema.choices.values():
+        problems += _strays(merged, choice, schema)
+    return merged, problems
+
+
+def _drop_other_type(merged: dict[str, Setting], picked: Setting | None, choice: Choice, schema: Schema) -> list[str]:
+    """Where a later source picks another type: forget what was said for the one before, after checking it."""
+    before = merged.get(choice.type_key)
+    if picked is None or before is None or picked.value == before.value:
+        return []
+    dropped = [key for key in merged if key.startswith(f"{choice.key}.")]
+    explicit = before.origin != "default"
+    problems = _strays(merged, choice, schema) if explicit else []
+    for key in dropped:
+        if explicit or merged[key].origin == "default":
+            del merged[key]
+    if explicit and len(dropped) > 1:
+        logger.warning(
+            "%s picks %s: the settings of %s for %s are left out",
+            picked.origin, picked.value, before.origin.split(" ")[0], before.value,
+        )  # fmt: skip
+    return problems
+
+
+def _strays(merged: Mapping[str, Setting], choice: Choice, schema: Schema) -> list[str]:
+    picked = merged.get(choice.type_key)
+    if picked is None or picked.value not in choice.variants:
+        return []
+    problems = []
+    for setting in merged.values():
+        owners = schema.options[setting.key].variants if setting.key.startswith(f"{choice.key}.") else {}
+        if owners and picked.value not in owners:
+            owner = " or ".join(owners)
+            problems.append(f"{setting.origin}: an option of {choice.key} {owner}, but {choice.key} is {picked.value}")
+    return problems
+
+
+def _nested(settings: Mapping[str, Setting]) -> dict[str, object]:
+    root: dict[str, object] = {}
+    for setting in settings.values():
+        *groups, name = setting.key.split(".")
+        table = root
+        for group in groups:
+            inner = table.setdefault(group, {})
+            assert isinstance(inner, dict)
+            table = inner
+        table[name] = setting.value
+    return root
+
+
+def _explained(
+    error: ValidationError, settings: Mapping[str, Setting], schema: Schema, process: str, *, known: bool
+) -> list[str]:
+    """If problems are known already, without those that follow from them: what is missing may be what is misspelled."""
+    follow = ("missing", "union_tag_not_found", "extra_forbidden") if known else ()
+    return [
+        _explained_one(item, settings, schema, process)
+        for item in error.errors(include_url=False, include_context=False)
+        if item["type"] not in follow
+    ]
+
+
+def _explained_one(item: ErrorDetails, settings: Mapping[str, Setting], schema: Schema, process: str) -> str:
+    key = _key_of(item["loc"], schema)
+    setting = _setting_at(key, settings)
+    if item["type"] in ("missing", "union_tag_not_found"):
+        return _missing(key, schema, process)
+    choice = schema.choices.get(key.rpartition(".")[0])
+    if item["type"] == "union_tag_invalid" and setting is not None and choice is not None:
+        return f"{setting.origin}: got {setting.value!r}: expected one of {', '.join(choice.variants)}"
+    where = key if setting is None else setting.origin
+    reason = item["msg"].removeprefix("Value error, ").replace("Input should be", "expected", 1)
+    got = "" if item["type"] == "value_error" else f": got {_shown(item['input'], key, schema)}"
+    return f"{where}{got}: {reason}" if where else reason
+
+
+def _key_of(loc: Sequence[str | int], schema: Schema) -> str:
+    """The dotted key of an error; the tag of a choice, which pydantic puts into the path, is left out."""
+    parts: list[str] = []
+    for part in loc:
+        choice = schema.choices.get(".".join(parts))
+        if choice is None or part not in choice.variants:
+            parts.append(str(part))
+    key = ".".join(parts)
+    return schema.choices[key].type_key if key in schema.choices else key
+
+
+def _setting_at(key: str, settings: Mapping[str, Setting]) -> Setting | None:
+    """The setting for `key`, or for the list or table that it is in."""
+    while key and key not in settings:
+        key = key.rpartition(".")[0]
+    return settings.get(key)
+
+
+def _missing(key: str, schema: Schema, process: str) -> str:
+    table, _, name = f"{'' if key.startswith('run.') else process + '.'}{key}".rpartition(".")
+    option = schema.options.get(key)
+    meaning = f" ({option.description})" if option is not None and option.description else ""
+    return (
+        f"{key} is required{meaning}: set {name} in [{table}], "
+        f"{environment_name_of(key, process=process)}, or {flag_of(key)}"
+    )
+
+
+def _shown(value: object, key: str, schema: Schema) -> str:
+    option = schema.options.get(key)
+    if option is not None and "Secret" in str(option.annotation):
+        return "a secret"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,270 @@
+"""Whether a counterpart that failed is asked again, and when.
+
+    closed ──silence, or too many failures in a row──▶ open ──its rest is over──▶ half-open: one call is the probe
+      ▲                                                 ▲                               │
+      ├──────────────────── success ────────────────────┼───────────────────────────────┤
+      │                                                 └── failure: a rest twice as long
+      └── calls are admitted
+
+A call that ends without a verdict, because it was cancelled, gives the place of the probe back.
+
+Pauses between attempts.
+
+Whose fault a failed call is, and what a breaker is told of it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+from protocol.status import Readiness
+from services.http.client import (
+    HttpClient,
+    ServiceError,
+    ServiceFailed,
+    ServiceRefused,
+    ServiceTimeout,
+    ServiceUnreachable,
+)
+
+logger = logging.getLogger(__name__)
+
+State = Literal["closed", "open", "half-open"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakerSettings:
+    """`failures` in a row open a breaker; it rests `rest_s` seconds at first, at most `rest_max_s`."""
+
+    failures: int = 3
+    rest_s: float = 0.5
+    rest_max_s: float = 10.0
+
+
+class Breaker:
+    """The breaker of the counterpart `name`. `clock` is in seconds; `on_change` is called after each verdict."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        settings: BreakerSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._name = name
+        self._settings = settings or BreakerSettings()
+        self._clock = clock
+        self._on_change = on_change
+        self._failures = 0
+        self._rest_s = 0.0
+        self._open_until: float | None = None
+        self._probe: Call | None = None
+        self._heard_at = float("-inf")
+
+    @property
+    def state(self) -> State:
+        if self._open_until is None:
+            return "closed"
+        return "open" if self._clock() < self._open_until else "half-open"
+
+    @property
+    def admits(self) -> bool:
+        """Whether a call may begin now."""
+        return self.state == "closed" or (self.state == "half-open" and self._probe is None)
+
+    def rested_at(self, *, since: float) -> float | None:
+        """When its rest is over, or was if that is later than `since`; None if it did not rest then."""
+        return self._open_until if self._open_until is not None and self._open_until > since else None
+
+    @contextmanager
+    def call(self) -> Iterator["Call"]:
+        """A call to the counterpart, which the body gives its verdict. To be begun only if the breaker admits it."""
+        call = Call(self, is_probe=self.state != "closed", now=self._clock())
+        if call.is_probe:
+            self._probe = call
+        try:
+            yield call
+        finally:
+            if self._probe is call:
+                self._probe = None
+                self._on_change()
+
+    def _heard(self, call: "Call") -> None:
+        self._heard_at = call.heard_at = self._clock()
+        if self._open_until is not None:
+            logger.info("%s answers again", self._name)
+            self._open_until, self._rest_s = None, 0.0
+            self._on_change()
+        self._failures = 0
+
+    def _failed(self, call: "Call", *, why: str, silent: bool) -> None:
+        if self._open_until is not None:
+            # A call from before the opening says nothing new.
+            if self._probe is call:
+                self._probe = None
+                self._open(why)
+            return
+        self._failures += 1
+        # One whom others have heard meanwhile is not silent, only slow with this call.
+        if (silent and self._heard_at <= call.heard_at) or self._failures >= self._settings.failures:
+            self._open(why)
+
+    def _open(self, why: str) -> None:
+        level = logging.DEBUG if self._rest_s else logging.WARNING
+        self._rest_s = min(self._settings.rest_max_s, 2 * self._rest_s or self._settings.rest_s)
+        self._open_until = self._clock() + self._rest_s
+        logger.log(level, "%s is left alone for %g s: %s", self._name, self._rest_s, why)
+        self._on_change()
+
+
+class Call:
+    """One call under way. The first verdicts may come early: the first part of a stream is a sign of life."""
+
+    def __init__(self, breaker: Breaker, *, is_probe: bool, now: float) -> None:
+        self._breaker = breaker
+        self.is_probe = is_probe
+        self.heard_at = now
+
+    def succeeded(self) -> None:
+        """The counterpart is alive and well."""
+        self._breaker._heard(self)
+
+    def failed(self, why: str, *, silent: bool) -> None:
+        """It failed; `silent` if it did not answer, or takes nothing at present: that opens the breaker at once."""
+        self._breaker._failed(self, why=why, silent=silent)
+
+
+class Breakers:
+    """The breakers of several counterparts of one kind, and the wait until one of them is admitted."""
+
+    def __init__(
+        self, kind: str, *, settings: BreakerSettings | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._kind = kind
+        self._settings = settings
+        self._clock = clock
+        self._breakers: dict[str, Breaker] = {}
+        self._changed = asyncio.Event()
+
+    def __getitem__(self, name: str) -> Breaker:
+        """The breaker of a counterpart; one that was never heard of has a closed one."""
+        if name not in self._breakers:
+            self._breakers[name] = Breaker(
+                f"{self._kind} {name}", settings=self._settings, clock=self._clock, on_change=self.stir
+            )
+        return self._breakers[name]
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget all others: one that leaves and comes again starts closed."""
+        self._breakers = {name: breaker for name, breaker in self._breakers.items() if name in names}
+        self.stir()
+
+    def any_closed(self, names: Collection[str]) -> bool:
+        """Whether one of them is believed to work."""
+        return any(self[name].state == "closed" for name in names)
+
+    def stir(self) -> None:
+        """Wake all who wait for a change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def now(self) -> float:
+        """Seconds, by the clock of the breakers."""
+        return self._clock()
+
+    async def change(self, names: Collection[str], *, since: float, until: float = inf) -> None:
+        """Return after the next verdict, or `stir`, or when the first rest among `names` is over, or at `until`.
+
+        The caller looked at the breakers after `since`: a rest that ended between then and now is a change as well,
+        which nothing else would tell.
+        """
+        ends = [until, *(end for name in names if (end := self[name].rested_at(since=since)) is not None)]
+        left = min(ends) - self._clock()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, left) if left < inf else None):
+                await self._changed.wait()
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Doubling pauses with jitter, from `first_s` to at most `max_s` seconds."""
+
+    first_s: float
+    max_s: float
+    sleep: Callable[[float], Awaitable[None]]
+
+    async def pause(self, failures: int) -> None:
+        """Wait after the `failures`-th failure in a row, counted from 1; between half and all of the nominal pause."""
+        nominal = min(self.max_s, self.first_s * 2 ** min(failures - 1, 30))
+        await self.sleep(nominal * random.uniform(0.5, 1.0))
+
+
+Fault = Literal["request", "unavailable", "counterpart"]
+"""`request`: it would be refused again. `unavailable`: nobody took it up, or nobody answers, which says nothing about
+it. `counterpart`: it was taken up, and the counterpart broke over it or answered nonsense.
+"""
+
+_REQUEST_IS_WRONG = frozenset({400, 413, 422})
+"""The statuses that another attempt at the same request would get again. A wrong token (401) is not its fault."""
+
+_NOT_NOW = frozenset({429, 503})
+"""Busy; draining, starting or without weights: the request itself was not looked at."""
+
+_SIGN_OF_LIFE_S = 2.0
+
+
+def fault_of(error: ServiceError) -> Fault:
+    """Whose fault it is that a call failed."""
+    match error:
+        case ServiceRefused(status=status) if status in _REQUEST_IS_WRONG:
+            return "request"
+        case ServiceRefused(status=status) | ServiceFailed(status=status) if status in _NOT_NOW:
+            return "unavailable"
+        case ServiceTimeout() | ServiceUnreachable(sent=False):
+            return "unavailable"
+        case _:
+            return "counterpart"
+
+
+@contextmanager
+def told(call: Call) -> Iterator[None]:
+    """Tells the breaker how the call in the body went. One that refuses the request, or is busy, is well."""
+    try:
+        yield
+    except ServiceError as error:
+        fault = fault_of(error)
+        if fault == "request" or is_busy(error):
+            call.succeeded()
+        else:
+            call.failed(str(error), silent=fault == "unavailable")
+        raise
+    call.succeeded()
+
+
+def is_busy(error: ServiceError) -> bool:
+    """Whether the counterpart has more to do than it can take, and says so (status 429)."""
+    return isinstance(error, ServiceRefused) and error.status == 429
+
+
+def is_too_large(error: ServiceError) -> bool:
+    """Whether the request was refused for its size (status 413)."""
+    return isinstance(error, ServiceRefused) and error.status == 413
+
+
+async def see_alive(http: HttpClient, url: str) -> None:
+    """Before a probe: a process that hangs costs two seconds, and not the deadline of a whole request.
+
+    Raises ServiceTimeout, ServiceUnreachable. Any answer will do: the request itself shows the rest.
+    """
+    try:
+        await http.get(f"{url.rstrip('/')}/readyz", Readiness, deadline_s=_SIGN_OF_LIFE_S)
+    except (ServiceFailed, ServiceRefused):
+        return

@@ -1,0 +1,1 @@
+"""Typed ZeroMQ sockets, their keys, and what goes on below the messages."""

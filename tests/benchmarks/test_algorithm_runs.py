@@ -1,0 +1,26 @@
+"""The runs of the algorithms' benchmark: each is one that the learner would take, and no two share a name."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.algorithm_runs import PRESETS, STALENESS, Run
+from learner.config import LearnerConfig
+from services.config.models import load_config
+
+DEMO = Path(__file__).parents[2] / "examples" / "addition" / "run.toml"
+EACH = {run.variant: run for run in (*PRESETS, *STALENESS)}
+
+
+def test_no_two_runs_share_a_folder() -> None:
+    names = Counter(run.name for run in (*PRESETS, *STALENESS))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("run", EACH.values(), ids=EACH)
+def test_the_learner_takes_the_options_of_every_variant(run: Run) -> None:
+    words = [word for key, value in run.options.items() for word in (f"--{key}", str(value))]
+    teacher = ["--teachers", '[{"name": "t", "path": "m"}]'] if run.has_teacher else []
+    config = load_config(LearnerConfig, process="learner", argv=["--config", str(DEMO), *words, *teacher], environ={})
+    assert config.algo.type == run.algo

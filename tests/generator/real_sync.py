@@ -1,0 +1,82 @@
+"""A real engine behind its real HTTP routes, and the learner's real publisher, which sends it a policy's weights."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from learner.weights.probe import Probe
+from learner.weights.snapshot import Snapshot
+from protocol.fleet import Announcement
+from protocol.status import Readiness
+from services.http.app import create_app
+from services.http.client import HttpClient
+from services.http.metrics import Metrics
+from services.http.server import Listener, serve_http
+from tests.generator.conftest import Policy, Rig
+from tests.learner.generators import announcement
+from tests.learner.weights.publishing import Learner
+
+TEXTS = ((3, 4, 5, 9, 11, 2, 30), (5, 6, 7, 8), (12, 11, 10, 9, 8))
+
+
+def snapshot_of(policy: Policy, *, version: int) -> Snapshot:
+    """The policy as it is now, with its own logprobs of the probe."""
+    logprobs = tuple(logprob for text in TEXTS for logprob in policy.logprobs(text))
+    tensors = [(name, tensor.clone()) for name, tensor in policy.tensors().items()]
+    return Snapshot(version=version, tensors=tensors, probe=Probe(texts=TEXTS, logprobs=logprobs))
+
+
+@dataclass(frozen=True)
+class ServedRig:
+    """A generator that the learner can reach."""
+
+    name: str
+    url: str
+    kind: str
+    world_size: int
+    staging: bool
+
+    def announcement(self) -> Announcement:
+        made = announcement(self.name, self.url)
+        update = {"kind": self.kind, "world_size": self.world_size, "staging": self.staging, "dtype": "float32"}
+        return made.model_copy(update=update)
+
+    def join(self, learner: Learner) -> None:
+        learner.fleet.announce(self.announcement(), now=0.0)
+
+
+@asynccontextmanager
+async def served(
+    rig: Rig, learner: Learner, *, name: str = "real", world_size: int = 1, staging: bool = True
+) -> AsyncIterator[ServedRig]:
+    """The routes of weight syncs, on a port of their own."""
+    from generator.metrics import Measures
+    from generator.routes import add_weight_routes
+    from generator.serving import Serving
+    from generator.weight_sync import Puller, WeightSync
+
+    measures = Measures(Metrics("generator"), engine=rig.engine)
+    serving = Serving(
+        engine=rig.engine, generator_id=name, vocabulary_size=32, max_model_len=1024, max_waiting_requests=100,
+        measures=measures,
+    )  # fmt: skip
+    app = create_app(
+        service="generator", version="1", token=None, readiness=lambda: Readiness(ready=True),
+        metrics=Metrics("generator"),
+    )  # fmt: skip
+    async with HttpClient() as client:
+        puller = Puller(client=client, learner=learner.url)
+        sync = WeightSync(engine=rig.engine, serving=serving, measures=measures, puller=puller, folder=None)
+        add_weight_routes(app, sync=sync)
+        with Listener(host="127.0.0.1", port=0) as listener:
+            server = asyncio.create_task(serve_http(app, listener, finish_s=0))
+            try:
+                yield ServedRig(
+                    name=name, url=listener.url, kind=rig.engine.kind, world_size=world_size, staging=staging
+                )
+            finally:
+                server.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await server

@@ -1,0 +1,144 @@
+"""What is found on a machine before a start."""
+
+import resource
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+
+from headway.doctor.before import check_key, check_model, examine
+from headway.doctor.machine import (
+    Level,
+    check_disk,
+    check_memory,
+    check_open_files,
+    check_port,
+    check_releases,
+    check_shared_memory,
+)
+from services.config.agreements import Listens, ModelFolder, Reaches
+from services.config.models import HttpConfig, ProcessConfig, RunConfig
+
+
+class LearnerLike(ProcessConfig):
+    """A config with the marks that the checks go by."""
+
+    http: HttpConfig
+    address: Annotated[str, Listens()]
+    model: Annotated[Path, ModelFolder(("model",))]
+    peer: Annotated[str, Reaches("generator")]
+    key_file: Path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"x" * 1000)
+    return folder
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_its_holder() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        taken = check_port("[learner] http", "127.0.0.1", port)
+    free = check_port("[learner] http", "127.0.0.1", port)
+    assert (taken.level, free.level) == (Level.ERROR, Level.OK)
+    assert "Address already in use; process" in taken.found
+    assert taken.remedy.startswith("end process ")
+
+
+def test_an_address_of_another_machine_is_doubtful() -> None:
+    assert check_port("[learner] http", "192.0.2.1", 7300).level is Level.WARNING
+
+
+def test_a_disk_is_judged_where_the_folder_will_be(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "new"
+    assert check_disk("disk", folder, need_bytes=1).level is Level.OK
+    assert check_disk("disk", folder, need_bytes=1 << 60).level is Level.ERROR
+    assert not folder.exists()
+
+
+def test_shared_memory_that_is_not_there_is_doubtful(tmp_path: Path) -> None:
+    assert check_shared_memory(tmp_path / "gone").level is Level.WARNING
+    assert check_shared_memory(tmp_path).level is Level.OK
+
+
+def test_memory_is_the_sum_of_what_all_need(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    4194304 kB\n")
+    assert check_memory({"learner": 2 << 30, "generator": 1 << 30}, meminfo).level is Level.OK
+    tight = check_memory({"learner": 3 << 30, "generator": 2 << 30}, meminfo)
+    assert tight.level is Level.WARNING
+    assert tight.found == "4.0 GiB available, need about 5.0 GiB: learner 3.0 GiB, generator 2.0 GiB"
+
+
+def test_the_limit_of_open_files_is_told() -> None:
+    assert str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) in check_open_files().found
+
+
+def test_releases_are_compared_with_the_lock_file(tmp_path: Path) -> None:
+    lock = tmp_path / "cpu.lock"
+    lock.write_text("pydantic==0.0.1 \\\n    --hash=x\nnothing==1\n")
+    found = {finding.what: finding for finding in check_releases(("pydantic", "aiohttp", "not-there"), lock)}
+    assert found["pydantic"].level is Level.WARNING
+    assert found["pydantic"].found.endswith("the lock file has 0.0.1")
+    assert found["aiohttp"].level is Level.OK
+    assert "not-there" not in found
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "missing"),
+    [
+        ("config.json", None, "config.json"),
+        ("tokenizer.json", None, "tokenizer.json"),
+        ("model.safetensors", None, "model.safetensors"),
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}',
+            "1.safetensors",
+        ),
+        ("model.safetensors.index.json", "not JSON", "a readable model.safetensors.index.json"),
+    ],
+)
+def test_an_incomplete_model_folder_is_an_error(model: Path, name: str, text: str | None, missing: str) -> None:
+    assert check_model("[learner] model", model).level is Level.OK
+    if text is None:
+        (model / name).unlink()
+    else:
+        (model / name).write_text(text)
+    finding = check_model("[learner] model", model)
+    assert finding.level is Level.ERROR
+    assert f"lacks {missing}" in finding.found
+
+
+def test_keys_must_be_there_and_secret(tmp_path: Path) -> None:
+    key = tmp_path / "learner.secret"
+    assert check_key("keys", key).level is Level.ERROR
+    key.write_text("x")
+    key.chmod(0o644)
+    assert check_key("keys", key).level is Level.WARNING
+    assert check_key("keys", tmp_path).level is Level.WARNING
+    key.chmod(0o600)
+    assert check_key("keys", tmp_path).level is Level.OK
+
+
+async def test_everything_that_a_config_names_is_looked_at(tmp_path: Path, model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = LearnerLike(
+            run=RunConfig(directory=tmp_path),
+            http=HttpConfig(port=listener.getsockname()[1]),
+            address="tcp://127.0.0.1:1",
+            model=model,
+            peer="http://no-such-host.invalid:7310",
+            key_file=tmp_path / "gone",
+        )
+        found = {finding.what: finding.level for finding in await examine({"learner": config})}
+    assert found["[learner] http"] is Level.ERROR
+    assert found["[learner] peer"] is Level.ERROR
+    assert found["[learner] key_file"] is Level.ERROR
+    assert found["[learner] model"] is Level.OK
+    assert {"settings", "disk of the run", "memory", "open files", "shared memory", "Python"} <= found.keys()

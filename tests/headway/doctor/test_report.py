@@ -1,0 +1,67 @@
+"""The text and the JSON of what was found."""
+
+import json
+
+from headway.doctor.asking import Condition
+from headway.doctor.diagnosis import diagnose
+from headway.doctor.machine import bad, good
+from headway.doctor.report import as_json, findings_json, findings_text, table, verdict
+from protocol.status import PeerStatus, QueueStatus
+from tests.headway.doctor.ward import ill, status, well
+
+LEARNER = status(
+    "learner",
+    version="1.9",
+    waits=(("groups: 3 of 8 are there", 3.0, False), ("a generator that serves version 9", 2.0)),
+    peers=(PeerStatus(name="the-env-service", kind="env-service", last_heard_s=0.52, state="3 of 8 groups"),),
+    queues=(QueueStatus(name="running leases", depth=3), QueueStatus(name="buffered groups", depth=1, limit=8)),
+)
+PATIENTS = [well(LEARNER), ill("generator", Condition.DEAD), well(status("env-service"))]
+
+
+def test_the_table_has_a_line_for_each_process_and_each_wait() -> None:
+    heading, first, second, dead, env = table(PATIENTS).splitlines()
+    assert heading.split() == ["process", "state", "waits", "for", "since", "heard", "version", "queues"]
+    assert first.startswith("learner localhost:7300")
+    assert first.endswith("1.9      running leases 3, buffered groups 1/8")
+    assert second.split() == ["a", "generator", "that", "serves", "version", "9", "2", "s"]
+    assert dead.split() == ["generator", "localhost:7310", "dead", "?"]
+    assert env.split() == ["env-service", "localhost:7330", "ready", "nobody", "0.5", "s"]
+
+
+def test_the_verdict_names_culprit_evidence_and_remedy() -> None:
+    assert verdict(diagnose(PATIENTS), PATIENTS).splitlines() == [
+        "culprit: generator localhost:7310",
+        "    dead: does not do well",
+        "    evidence: learner localhost:7300 waits for a generator that serves version 9 since 2 s",
+        "    what to do: start it: generator --config RUN.toml; headway up starts it again by itself",
+    ]
+
+
+def test_all_well_and_not_yet_are_told_apart() -> None:
+    healthy = [well(status("learner"))]
+    starting = [*healthy, well(status("generator", waits=(("its own start", 5.0),)))]
+    assert verdict(diagnose(healthy), healthy) == "verdict: healthy\n"
+    assert verdict(diagnose(starting), starting) == (
+        "note: generator localhost:7310 is starting since 5 s\nverdict: on the way: some are still starting\n"
+    )
+
+
+def test_json_holds_the_same() -> None:
+    found = json.loads(as_json(patients=PATIENTS, diagnosis=diagnose(PATIENTS)))
+    assert (found["mode"], found["healthy"]) == ("running", False)
+    assert [culprit["who"] for culprit in found["culprits"]] == ["generator localhost:7310"]
+    assert [one["condition"] for one in found["processes"]] == ["answers", "dead", "answers"]
+    assert found["processes"][0]["status"]["policy_version"] == "1.9"
+    assert found["processes"][1]["status"] is None
+
+
+def test_findings_have_their_remedies_below_them() -> None:
+    findings = [good("Python", "3.11.7"), bad("memory", "none left", "buy some")]
+    assert findings_text(findings).splitlines() == [
+        "ok     Python  3.11.7",
+        "error  memory  none left",
+        "         what to do: buy some",
+    ]
+    assert json.loads(findings_json(findings))["healthy"] is False
+    assert json.loads(findings_json(findings[:1]))["healthy"] is True

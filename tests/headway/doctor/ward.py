@@ -1,0 +1,50 @@
+"""Statuses and patients as tests need them."""
+
+from headway.doctor.asking import Condition, Patient, Target
+from protocol.status import EventStatus, FailureStatus, Kind, PeerStatus, QueueStatus, Status, WaitStatus
+
+PORTS: dict[Kind, int] = {"learner": 7300, "generator": 7310, "reward-service": 7320, "env-service": 7330}
+
+
+def target(kind: Kind) -> Target:
+    return Target(kind=kind, url=f"http://127.0.0.1:{PORTS[kind]}")
+
+
+def status(
+    kind: Kind,
+    *,
+    waits: tuple[tuple[str, float] | tuple[str, float, bool], ...] = (),
+    peers: tuple[PeerStatus, ...] = (),
+    queues: tuple[QueueStatus, ...] = (),
+    events: tuple[EventStatus, ...] = (),
+    failures: tuple[str, ...] = (),
+    problems: tuple[str, ...] = (),
+    version: str | None = None,
+    protocol_version: int = 1,
+) -> Status:
+    """Waits are whom, seconds, and whether they block readiness, which they do if that is left out."""
+    return Status(
+        id=f"the-{kind}",
+        service=kind,
+        version="0.1.0",
+        protocol_version=protocol_version,
+        pid=PORTS[kind],
+        host="here",
+        uptime_s=100.0,
+        stopping=False,
+        waits=tuple(WaitStatus(whom=w[0], since_s=w[1], blocks_readiness=w[2] if len(w) > 2 else True) for w in waits),
+        peers=peers,
+        queues=queues,
+        events=events,
+        failures=tuple(FailureStatus(text=text, age_s=1.0) for text in failures),
+        problems=problems,
+        policy_version=version,
+    )
+
+
+def well(found: Status) -> Patient:
+    return Patient(target=target(found.service), condition=Condition.ANSWERS, status=found)
+
+
+def ill(kind: Kind, condition: Condition) -> Patient:
+    return Patient(target=target(kind), condition=condition, complaint="does not do well")

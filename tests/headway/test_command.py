@@ -1,0 +1,249 @@
+"""The command line of the umbrella, and what it finds in a run.toml."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from headway import command as umbrella
+from services.run_lock import RunLock
+
+GOOD = """
+[run]
+name = "x"
+[learner]
+model = "MODEL"
+[generator]
+model = "MODEL"
+[reward-service]
+sandbox = "off"
+[env-service]
+model = "MODEL"
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def good(tmp_path: Path, model: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(GOOD.replace("MODEL", str(model)))
+    return path
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["headway", *words])
+    with pytest.raises(SystemExit) as ended:
+        umbrella.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def problems(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert call(monkeypatch, *words) == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    lines = written.err.splitlines()
+    assert all(line.startswith("headway: ") for line in lines)
+    return [line.removeprefix("headway: ") for line in lines]
+
+
+def test_help_is_printed_wherever_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["--help"], ["-h"], ["help"], ["up", "--help"], ["check", "run.toml", "--help"]):
+        assert call(monkeypatch, *words) == 0
+        assert capsys.readouterr().out == umbrella.USAGE
+
+
+def test_nothing_at_all_is_answered_with_the_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch) == 2
+    assert capsys.readouterr().err == umbrella.USAGE
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["chek", "run.toml"], "unknown command 'chek'; did you mean check?"),
+        (["zzz"], "unknown command 'zzz'; expected up, check, doctor, eval, keys or data; see headway --help"),
+        (["up"], "headway up needs the path of a TOML file: headway up RUN.toml"),
+        (["check", "--run.name"], "headway check needs the path of a TOML file: headway check RUN.toml"),
+        (["check", "/nowhere/run.toml"], "cannot read /nowhere/run.toml: No such file or directory"),
+        (["doctor"], "headway doctor needs the path of a TOML file: headway doctor RUN.toml"),
+        (["doctor", "/nowhere/run.toml"], "cannot read /nowhere/run.toml: No such file or directory"),
+        (["eval"], "headway eval needs the path of a TOML file: headway eval RUN.toml"),
+        (["eval", "/nowhere/run.toml"], "cannot read /nowhere/run.toml: No such file or directory"),
+        (["eval", "run.toml", "--tasks"], "command line: --tasks needs a value"),
+        (["up", "run.toml", "--restarts", "x"], "command line: --restarts: got 'x': expected a number, 0 for none"),
+        (
+            ["doctor", "run.toml", "--url", "generator"],
+            "command line: --url: got 'generator': expected PROCESS=http://HOST:PORT, PROCESS one of learner, "
+            "generator, reward-service, env-service",
+        ),
+    ],
+)
+def test_a_wrong_command_line_is_explained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
+) -> None:
+    assert problems(monkeypatch, capsys, *words) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--lerner.max-lag 3", "--lerner.max-lag: expected --PROCESS.OPTION; did you mean --learner.max-lag?"),
+        ("--max-lag 3", "--max-lag: expected --PROCESS.OPTION; PROCESS is one of run, learner, generator"),
+        ("3", "'3' follows no option; expected --PROCESS.OPTION VALUE"),
+        ("--learner.max-lagg 3", "unknown flag --learner.max-lagg; did you mean --learner.max-lag?"),
+        ("--learner.max-lag -1", "--learner.max-lag: got '-1': expected greater than or equal to 0"),
+        ("--run.nam x", "unknown flag --run.nam; did you mean --run.name?"),
+        ("--learner.steps", "--learner.steps needs a value"),
+    ],
+)
+def test_a_wrong_option_is_named_as_it_was_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path, words: str, expected: str
+) -> None:
+    (problem,) = problems(monkeypatch, capsys, "check", str(good), *words.split())
+    assert problem.startswith("command line")
+    assert expected in problem
+
+
+def test_a_good_file_is_called_good(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path
+) -> None:
+    assert call(monkeypatch, "check", str(good), "--learner.max-lag=0", "--run.name", "y") == 0
+    assert capsys.readouterr().out == f"{good}: good for learner, generator, reward-service, env-service\n"
+
+
+def test_the_problems_of_all_tables_are_reported_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path
+) -> None:
+    text = good.read_text()
+    text = text.replace('[run]\nname = "x"', '[run]\nnam = "x"\n[lerner]')
+    text = text.replace("[generator]", "[generator]\nidd = 3")
+    text = text.replace("[reward-service]", "[reward-service]\nmax_deadline_s = -1\nhttp.port = 7330")
+    text = text.replace("[env-service]", '[env-service]\nlearner = "tcp://127.0.0.1:7300"')
+    good.write_text(text)
+    assert problems(monkeypatch, capsys, "check", str(good)) == [
+        "run.toml: unknown table [lerner]; did you mean [learner]?",
+        "run.toml: unknown key [run] nam; did you mean run.name?",
+        "run.toml: unknown key [generator] idd; did you mean id?",
+        "run.toml [reward-service] max_deadline_s: got -1: expected greater than 0",
+    ]
+
+
+def test_processes_that_miss_each_other_are_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path, tmp_path: Path
+) -> None:
+    text = good.read_text().replace("[reward-service]", "[reward-service]\nhttp.port = 7330")
+    text = text.replace("[learner]", '[learner]\nhttp.port = 7305\nleases.address = "tcp://127.0.0.1:7302"')
+    text = text.replace("[generator]\nmodel", f'[generator]\njoin.backend = "nccl"\nmodel = "{tmp_path}/gone"\nid')
+    good.write_text(text)
+    backend = "[generator] join.backend is nccl, but [learner] weights.backend is gloo: make them the same"
+    assert set(problems(monkeypatch, capsys, "check", str(good))) == {
+        "[reward-service] http and [env-service] http both listen on port 7330: give each its own",
+        "[generator] join.learner is http://127.0.0.1:7300, but [learner] http listens on 127.0.0.1:7305: "
+        "make them agree",
+        backend,
+        "[env-service] learner is tcp://127.0.0.1:7301, but [learner] leases.address listens on 127.0.0.1:7302: "
+        "make them agree",
+        "[env-service] reward_urls is http://127.0.0.1:7320, but [reward-service] http listens on 127.0.0.1:7330: "
+        "make them agree",
+        f"[generator] model: {tmp_path}/gone is not a folder; expected a Hugging Face model directory",
+    }
+
+
+def test_an_option_for_a_process_that_the_file_lacks_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[reward-service]\n")
+    words = ["--generator.engine.threads", "2", "--run.name", "y"]
+    assert problems(monkeypatch, capsys, "check", str(path), *words) == [
+        "command line: --generator.engine.threads: run.toml has no table [generator]"
+    ]
+    assert call(monkeypatch, "check", str(path), "--run.name", "y") == 0
+
+
+def test_a_file_without_a_process_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[lerner]\nsteps = 3\n")
+    (problem,) = problems(monkeypatch, capsys, "up", str(path))
+    assert problem.endswith("[env-service]; did you mean [learner] instead of [lerner]?")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[learner\n", "is not TOML"),
+        ("steps = 3\n", "steps is outside of a table"),
+        ("[learner]\nstps = 3\n", "unknown key [learner] stps; did you mean steps?"),
+        ("[learner]\nalgo = 'grop'\nmodel = 'x'\n", "expected one of"),
+        ("[learner]\n", "model is required (Hugging Face directory of the initial model): set model in [learner]"),
+        ("[reward-service]\nhttp.host = '0.0.0.0'\n", "no token is set"),
+        ("[run]\nname = 'a/b'\n[reward-service]\n", "run.toml [run] name: got 'a/b'"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, expected: str
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    (problem,) = problems(monkeypatch, capsys, "check", str(path))
+    assert expected in problem
+
+
+def test_the_doctor_looks_at_the_machine_if_nothing_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path
+) -> None:
+    assert call(monkeypatch, "doctor", str(good), "--before") == 1
+    text = capsys.readouterr().out
+    assert text.startswith("before a start (as asked for):\n")
+    assert "[learner] model" in text
+    assert "lacks model.safetensors" in text
+
+
+def test_a_restarted_learner_resumes_only_what_its_own_run_has_begun(good: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "incarnation"
+    marker.write_text("1")
+    command = umbrella._command("learner", good, ["--steps", "3"], folder=tmp_path)
+    assert command.again is not None
+    assert command.again() == command.arguments
+    marker.unlink()
+    assert command.again() == command.arguments
+    marker.write_text("1")
+    os.utime(marker, (1, 1))
+    assert command.again() == (*command.arguments, "--resume", "true")
+
+
+def test_a_run_that_lives_is_left_alone_and_its_process_is_named(
+    good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(umbrella, "Supervisor", start)
+    words = ("up", str(good), "--run.directory", str(tmp_path))
+
+    async def while_it_lives() -> list[str]:
+        with await RunLock.held(tmp_path / "x"):
+            return problems(monkeypatch, capsys, *words)
+
+    (said,) = asyncio.run(while_it_lives())
+    assert said.startswith(f"the run in {tmp_path / 'x'} is that of process {os.getpid()} on ")
+    monkeypatch.setattr(sys, "argv", ["headway", *words])
+    with pytest.raises(AssertionError, match="something was started"):
+        umbrella.main()

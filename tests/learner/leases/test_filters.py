@@ -1,0 +1,144 @@
+"""Which groups are left out, and when that ends a run: the rules by themselves, then in an intake on real sockets."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from learner.journal.journal import LoggedFilter
+from learner.leases.admission import FilterReason, FilterRounds, GroupFilter
+from learner.leases.dead_letters import RunFailed
+from protocol.trajectories import TrajectoryGroup
+from tests.learner.envs import learner
+from tests.learner.samples import group, trajectory
+
+
+def rewarded(*rewards: float, lease_id: int = 0, version: int = 0) -> TrajectoryGroup:
+    return group(lease_id, *(trajectory(version, reward=reward) for reward in rewards))
+
+
+# The rules
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason"),
+    [
+        ((0.0, 0.0, 0.0), FilterReason.UNIFORM),
+        ((0.3, 0.3), FilterReason.UNIFORM),
+        ((0.0, 0.0, 1e-9), None),
+        ((1.0,), FilterReason.UNIFORM),
+    ],
+)
+def test_a_group_without_spread_is_left_out_where_that_is_wanted(
+    rewards: tuple[float, ...], reason: FilterReason | None
+) -> None:
+    assert GroupFilter(drop_uniform=True).reason(rewarded(*rewards)) is reason
+    assert GroupFilter().reason(rewarded(*rewards)) is None
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason"),
+    [
+        ((0.0, 0.25), FilterReason.TOO_HARD),  # mean 0.125
+        ((0.25, 0.25), None),  # a mean equal to the bound is inside
+        ((0.5, 1.0), None),  # 0.75
+        ((1.0, 1.0, 0.5, 1.0), FilterReason.TOO_EASY),  # 0.875
+    ],
+)
+def test_a_group_is_left_out_for_a_mean_reward_outside_of_the_range(
+    rewards: tuple[float, ...], reason: FilterReason | None
+) -> None:
+    assert GroupFilter(min_mean_reward=0.25, max_mean_reward=0.75).reason(rewarded(*rewards)) is reason
+
+
+def test_each_end_of_the_range_counts_by_itself() -> None:
+    assert GroupFilter(min_mean_reward=0.5).reason(rewarded(5.0, 6.0)) is None
+    assert GroupFilter(max_mean_reward=0.5).reason(rewarded(-5.0, -6.0)) is None
+
+
+def test_more_than_the_allowed_rounds_on_the_way_to_one_batch_end_the_run() -> None:
+    """2 rounds of 3 groups: the 7th is one too many."""
+    rounds = FilterRounds(GroupFilter(drop_uniform=True, rounds=2), groups_per_step=3)
+    out = [rounds.left_out(rewarded(0.0, 0.0), FilterReason.UNIFORM, buffered=1) for _ in range(7)]
+    assert out[:6] == [None] * 6
+    assert isinstance(out[6], RunFailed)
+
+
+def test_a_batch_begins_the_count_anew() -> None:
+    rounds = FilterRounds(GroupFilter(drop_uniform=True, rounds=1), groups_per_step=2)
+    for _ in range(10):
+        out = [rounds.left_out(rewarded(0.0, 0.0), FilterReason.UNIFORM, buffered=0) for _ in range(2)]
+        assert out == [None, None]
+        rounds.batch_taken()
+
+
+def test_what_is_left_out_while_a_whole_batch_lies_ready_does_not_count() -> None:
+    """The trainer is slow, not the tasks at fault: sampling ahead may meet any number of such groups."""
+    rounds = FilterRounds(GroupFilter(drop_uniform=True, rounds=1), groups_per_step=2)
+    out = [rounds.left_out(rewarded(0.0, 0.0), FilterReason.UNIFORM, buffered=2) for _ in range(100)]
+    assert out == [None] * 100
+
+
+def test_the_error_says_how_many_why_and_what_to_do() -> None:
+    rules = GroupFilter(drop_uniform=True, min_mean_reward=0.1, max_mean_reward=0.9, rounds=1)
+    rounds = FilterRounds(rules, groups_per_step=2)
+    rounds.left_out(rewarded(0.5, 0.5), FilterReason.UNIFORM, buffered=1)
+    rounds.left_out(rewarded(0.0, 0.0), FilterReason.TOO_HARD, buffered=1)
+    failure = rounds.left_out(rewarded(0.0, 0.1), FilterReason.TOO_HARD, buffered=1)
+    text = str(failure)
+    assert "3 groups were filtered since the last batch, and 1 of 2 are there" in text
+    assert "at most 2 may be (1 rounds of 2)" in text
+    assert "with a mean reward under 0.1: 2, without spread of rewards: 1" in text
+    assert "mean reward of these groups is 0.183" in text, "(0.5 + 0 + 0.05) / 3"
+    assert "raise rollouts.group_size" in text
+    assert "rollouts.filter_rounds" in text
+
+
+# In the intake
+
+
+async def test_what_is_left_out_is_told_by_reason_journaled_and_in_the_books(tmp_path: Path) -> None:
+    filters = GroupFilter(drop_uniform=True, min_mean_reward=0.25, max_mean_reward=0.75)
+    async with learner(tmp_path, filters=filters) as ours, ours.env("e") as env:
+        await env.enter()
+        await env.leases(4)
+        for lease_id, reward in enumerate((0.5, 0.0, 1.0)):
+            await env.finish(rewarded(reward, reward, lease_id=lease_id))
+            assert [lease.lease_id for lease in await env.leases(1)] == [4 + lease_id], "its place is given back"
+        await env.finish(rewarded(0.0, 1.0, lease_id=3))
+        assert ours.left_out == {"uniform": 1, "mean_reward_low": 1, "mean_reward_high": 1}
+        assert [record for record in ours.journal() if isinstance(record, LoggedFilter)] == [
+            LoggedFilter(lease_id=0),
+            LoggedFilter(lease_id=1),
+            LoggedFilter(lease_id=2),
+        ]
+        books = ours.intake.books()
+        assert (books.filtered, books.buffered) == (3, 1)
+
+
+async def test_a_trainer_that_waits_for_groups_which_are_all_filtered_is_told_so(tmp_path: Path) -> None:
+    """Batches of 2 groups and 1 round: the third filtered group ends the run."""
+    filters = GroupFilter(drop_uniform=True, rounds=1)
+    async with learner(tmp_path, filters=filters) as ours, ours.env("e") as env:
+        await env.enter(capacity=1)
+        waiting = asyncio.create_task(ours.intake.take())
+        for lease_id in range(3):
+            (lease,) = await env.leases(1)
+            assert (lease.lease_id, waiting.done()) == (lease_id, False)
+            await env.finish(rewarded(1.0, 1.0, lease_id=lease_id))
+        with pytest.raises(RunFailed, match="3 groups were filtered since the last batch, and 0 of 2 are there"):
+            async with asyncio.timeout(5):
+                await waiting
+
+
+async def test_a_batch_taken_in_between_lets_the_run_go_on(tmp_path: Path) -> None:
+    filters = GroupFilter(drop_uniform=True, rounds=1)
+    async with learner(tmp_path, filters=filters) as ours, ours.env("e") as env:
+        await env.enter(capacity=1)
+        for version in range(3):
+            for lease_id in range(4 * version, 4 * version + 4):
+                await env.leases(1)
+                rewards = (0.0, float(lease_id % 2))  # every other group has a spread
+                await env.finish(rewarded(*rewards, lease_id=lease_id, version=version))
+            await ours.train()
+        assert ours.intake.books().filtered == 6

@@ -1,0 +1,83 @@
+"""The intake at a checkpoint, and while its disk is full: nothing is acknowledged that is not kept."""
+
+import asyncio
+import json
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+from learner.journal.journal import LoggedBatch, LoggedGroup
+from learner.journal.segments import read_segment, segments_of
+from learner.leases.dead_letters import DeadLetters
+from protocol.messages import Acknowledged, Cancelled, Failed, Finished, Heartbeat, RunningLease
+from tests.learner.envs import learner
+from tests.learner.samples import INCARNATION, group
+
+
+async def test_while_the_disk_is_full_nothing_is_acknowledged_and_nothing_is_lost(tmp_path: Path) -> None:
+    async with learner(tmp_path) as ours, ours.env("e") as env:
+        await env.enter()
+        leases = await env.leases(4)
+        await env.finish(group(leases[0].lease_id))
+        former = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, former[1]))
+        try:
+            await env.send(Finished(group=group(leases[1].lease_id)))
+            await env.send(stranger(leases[1].lease_id + 1000))
+            await env.next(Cancelled)  # so the group was handled before, and not answered
+            assert not any(isinstance(message, Acknowledged) for message in env.seen)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, former)
+        await env.finish(group(leases[1].lease_id))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, former[1]))
+        try:
+            taking = asyncio.create_task(ours.intake.take())
+            await wait_until(lambda: "room on the disk" in str(ours.waits.readiness().waiting_for))
+            assert not taking.done()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, former)
+        async with asyncio.timeout(30):
+            batch = await taking
+        assert ours.journal()[-1] == LoggedBatch(version=0, lease_ids=tuple(one.lease_id for one in batch.groups))
+        assert len([record for record in ours.journal() if isinstance(record, LoggedGroup)]) == 2
+
+
+async def test_a_checkpoint_of_the_intake_begins_a_segment_with_the_groups_in_the_buffer(tmp_path: Path) -> None:
+    async with learner(tmp_path) as ours, ours.env("e") as env:
+        await env.enter()
+        leases = await env.leases(4)
+        await env.finish(*(group(lease.lease_id) for lease in leases[:3]))
+        await ours.train()
+        snapshot = await ours.intake.checkpoint()
+        assert snapshot.version == 1
+        newest = segments_of(tmp_path / "journal")[-1]
+        assert newest.start == 1
+        held = [record for record, _ in read_segment(newest.path)]
+        assert [record.group.lease_id for record in held if isinstance(record, LoggedGroup)] == [leases[2].lease_id]
+
+
+def test_dead_letters_that_the_disk_did_not_take_are_written_later(tmp_path: Path) -> None:
+    path = tmp_path / "dead_letters.jsonl"
+    path.write_text('{"lease_id": 1}\n{"lease_id": 2, "rea')
+    letters = DeadLetters(path, largest_share=0.5)
+    failed = Failed(incarnation=INCARNATION, lease_id=7, attempt=0, purpose="train", data_fault=True, reason="x")
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, former[1]))
+    try:
+        letters.append(failed, task_index=3, version=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+    assert path.read_text() == '{"lease_id": 1}\n', "the torn line of a former life is gone"
+    letters.close()
+    assert [json.loads(line)["lease_id"] for line in path.read_text().splitlines()] == [1, 7]
+
+
+def stranger(lease_id: int) -> Heartbeat:
+    """Of a lease that nobody granted, so that it is answered with a cancellation."""
+    return Heartbeat(running=(RunningLease(incarnation=INCARNATION, lease_id=lease_id, attempt=0, purpose="train"),))
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+            await asyncio.sleep(0.01)

@@ -1,0 +1,86 @@
+"""What the learner's parts are told, from its configuration."""
+
+import pytest
+from pydantic import ValidationError
+
+from learner.config import LearnerConfig, RolloutConfig
+from learner.event_loop import group_filter
+from learner.leases.admission import GroupFilter
+from learner.training.config import GuardConfig
+from learner.training.guard import Guard
+
+
+def learner_config(algo: str = "grpo", **rollouts: object) -> LearnerConfig:
+    return LearnerConfig.model_validate({"model": "m", "algo": {"type": algo}, "rollouts": rollouts})
+
+
+@pytest.mark.parametrize(("algo", "wanted"), [("grpo", False), ("dapo", True), ("online_dpo", True)])
+def test_the_algorithm_says_whether_uniform_groups_are_left_out_where_the_configuration_is_silent(
+    algo: str, wanted: bool
+) -> None:
+    assert group_filter(learner_config(algo)).drop_uniform is wanted
+    if algo != "online_dpo":
+        assert group_filter(learner_config(algo, drop_uniform_groups=not wanted)).drop_uniform is not wanted
+
+
+def test_pairs_of_equal_rewards_are_refused() -> None:
+    with pytest.raises(ValidationError, match="drop_uniform_groups is false, and algo online_dpo"):
+        learner_config("online_dpo", drop_uniform_groups=False)
+
+
+def test_the_range_and_the_rounds_are_those_of_the_configuration() -> None:
+    config = learner_config(min_mean_reward=0.1, max_mean_reward=0.9, filter_rounds=3)
+    assert group_filter(config) == GroupFilter(drop_uniform=False, min_mean_reward=0.1, max_mean_reward=0.9, rounds=3)
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "said"),
+    [
+        ({"min_mean_reward": 0.5, "max_mean_reward": 0.4}, "min_mean_reward is 0.5 and max_mean_reward 0.4"),
+        ({"drop_uniform_groups": True, "group_size": 1}, "drop_uniform_groups is true and group_size 1"),
+    ],
+)
+def test_filters_that_let_nothing_pass_are_refused(rollouts: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        RolloutConfig.model_validate(rollouts)
+
+
+class Worst:
+    """Two steps in a row of this kind were in no run of either demonstration that learned, at lag up to 4."""
+
+    effective_sample_share = 0.13
+    behavior_kl = 0.46
+    mismatch_kl = 0.005
+    importance_ratio_max = 160.0
+
+
+def test_the_guard_is_on_and_leaves_a_healthy_run_alone() -> None:
+    guard = Guard(GuardConfig(), max_lag=4)
+    assert [change for _ in range(100) if (change := guard.observe(Worst(), lag=4)) is not None] == []
+    assert guard.max_lag == 4
+
+
+@pytest.mark.parametrize(
+    ("algo", "training"),
+    [
+        ({"type": "grpo"}, {"reference": {"mode": "ema"}}),
+        ({"type": "dpo", "loss": "simpo"}, {"reference": {"mode": "ema"}}),
+        ({"type": "grpo"}, {"critic": {"warmup_steps": 1}}),
+    ],
+)
+def test_settings_of_models_that_the_algorithm_does_not_have_are_refused(
+    algo: dict[str, object], training: dict[str, object]
+) -> None:
+    (name,) = training
+    given = {"model": "m", "algo": algo, "training": training, "data": {"path": "d.jsonl"}}
+    with pytest.raises(ValidationError, match=f"training.{name} is set"):
+        LearnerConfig.model_validate(given)
+
+
+def test_settings_of_models_that_the_algorithm_has_are_taken() -> None:
+    for algo, training in (
+        ({"type": "grpo", "kl_coefficient": 0.1}, {"reference": {"mode": "ema"}}),
+        ({"type": "online_dpo"}, {"reference": {"mode": "refresh"}}),
+        ({"type": "ppo"}, {"critic": {"warmup_steps": 1}}),
+    ):
+        LearnerConfig.model_validate({"model": "m", "algo": algo, "training": training})

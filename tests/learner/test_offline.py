@@ -1,0 +1,131 @@
+"""Training on files that is ended in the middle and taken up: as if nothing had happened."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner import offline
+from learner.config import LearnerConfig
+from learner.journal.run_folder import NothingToResume
+from learner.offline_examples import Unit, in_step
+from learner.training.batch import TrainSequence
+from learner.training.ranks import CommandChannel, Ranks
+from learner.training.trainer import Trainer
+
+STEPS, EVERY, BATCH, EXAMPLES = 7, 2, 6, 20
+"""An epoch ends in the middle of a batch, and of what lies between two checkpoints."""
+
+Train = Callable[[LearnerConfig], None]
+
+
+class Ended(Exception):
+    """The process is no more."""
+
+
+def records(kind: str) -> list[dict[str, str]]:
+    numbers = np.random.default_rng(0).integers(10, 100, (EXAMPLES, 3))
+    if kind in ("rm", "dpo"):
+        return [{"prompt": f"{a}+{b}=", "chosen": f"{a + b}", "rejected": f"{c}"} for a, b, c in numbers]
+    return [{"prompt": f"{a}+{b}=", "completion": f"{a + b}"} for a, b, _ in numbers]
+
+
+def config_of(folder: Path, model: Path, kind: str, name: str, *, resume: bool = False) -> LearnerConfig:
+    data = folder / "data.jsonl"
+    data.write_text("".join(json.dumps(record) + "\n" for record in records(kind)))
+    teachers = [{"name": "itself", "path": str(model)}] if kind == "distill" else []
+    return LearnerConfig.model_validate(
+        {
+            "model": model, "run": {"directory": folder, "name": name}, "algo": {"type": kind}, "steps": STEPS,
+            "data": {"path": data, "batch_size": BATCH, "held_out_share": 0.1}, "teachers": teachers, "resume": resume,
+            "checkpoint": {"every_steps": EVERY}, "training": {"optimizer": {"learning_rate": 1e-3}},
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture
+def train(commands: CommandChannel) -> Train:
+    def run(config: LearnerConfig) -> None:
+        trainer = Trainer(
+            config.model,
+            algorithm=config.algo,
+            config=config.training,
+            ranks=Ranks(),
+            commands=commands,
+            teachers=[teacher.path for teacher in config.teachers if teacher.path is not None],
+        )
+        config.run.folder.mkdir(exist_ok=True)
+        offline._train(config, trainer)
+
+    return run
+
+
+def ending_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ends when it asks for the examples of this step."""
+    taken = 0
+    really = in_step
+
+    def count(units: Sequence[Unit]) -> list[TrainSequence]:
+        nonlocal taken
+        taken += 1
+        if taken == step:
+            raise Ended
+        return really(units)
+
+    monkeypatch.setattr(offline, "in_step", count)
+
+
+def left_behind(config: LearnerConfig) -> tuple[list[dict[str, object]], object, dict[str, bytes]]:
+    """Metrics without times, the summary, and the model's weights."""
+    lines = (config.run.folder / "metrics.jsonl").read_text().splitlines()
+    entries = [{name: value for name, value in json.loads(line).items() if name[-2:] != "_s"} for line in lines]
+    weights = {path.name: path.read_bytes() for path in (config.run.folder / "model").glob("*.safetensors")}
+    assert weights
+    return entries, json.loads((config.run.folder / "summary.json").read_text()), weights
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends"),
+    [
+        ("sft", (2, 4)),  # before the first checkpoint, and then a step after one
+        ("rm", (4,)),
+        ("dpo", (6,)),
+        ("distill", (5,)),
+    ],
+)
+def test_a_run_that_was_ended_comes_to_the_same_weights_and_metrics(
+    kind: str,
+    ends: tuple[int, ...],
+    untrained_model: Path,
+    tmp_path: Path,
+    train: Train,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = config_of(tmp_path, untrained_model, kind, "whole")
+    train(whole)
+    for attempt, step in enumerate(ends):
+        config = config_of(tmp_path, untrained_model, kind, "cut", resume=attempt > 0)
+        with monkeypatch.context() as patch:
+            ending_at(step, patch)
+            with pytest.raises(Ended):
+                train(config)
+    resumed = config_of(tmp_path, untrained_model, kind, "cut", resume=True)
+    train(resumed)
+    assert left_behind(resumed) == left_behind(whole)
+    assert [entry["step"] for entry in left_behind(whole)[0]] == [0, *range(1, STEPS + 1), STEPS]
+
+
+def test_a_run_is_not_taken_up_with_other_examples_or_without_a_whole_checkpoint(
+    untrained_model: Path, tmp_path: Path, train: Train
+) -> None:
+    config = config_of(tmp_path, untrained_model, "sft", "run", resume=True)
+    train(config)
+    other = config.model_copy(update={"data": config.data.model_copy(update={"seed": 1})})
+    with pytest.raises(NothingToResume, match=r"is of a run on other examples, or in another order .*seed 0"):
+        train(other)
+    for checkpoint in config.run.folder.glob("checkpoint-*"):
+        (checkpoint / "manifest.json").unlink()
+    with pytest.raises(NothingToResume, match=r"no checkpoint in .* is whole"):
+        train(config)

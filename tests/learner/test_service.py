@@ -1,0 +1,95 @@
+"""The learner, wired: what is taken, bound and closed, and in which order."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from learner import service
+from learner.config import LearnerConfig
+from learner.journal.journal import FOLDER, LoggedFilter, RunLog, read_journal
+from learner.journal.run_folder import hold_run_folder
+from learner.trainer_thread import TrainerThread
+from services.http.server import AddressInUse
+from services.process import Stop
+from services.run_lock import FolderTaken, RunLock
+from tests.learner.training.tiny_model import write_tiny_llama
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("model"), tied=True)
+
+
+@pytest.fixture
+def config(model: Path, tmp_path: Path) -> LearnerConfig:
+    return LearnerConfig.model_validate(
+        {
+            "model": model,
+            "run": {"directory": tmp_path, "name": "run"},
+            "http": {"port": 0},
+            "leases": {"address": "tcp://127.0.0.1:*"},
+        }
+    )
+
+
+def test_what_the_trainers_thread_writes_to_is_closed_after_it(
+    config: LearnerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[RunLog] = []
+    working: list[asyncio.Task[None]] = []
+    really_open = service._journal
+
+    def open_journal(config: LearnerConfig, stack: AsyncExitStack, lock: RunLock) -> RunLog:
+        opened.append(really_open(config, stack, lock))
+        return opened[0]
+
+    async def stopped(
+        loops: Mapping[str, Coroutine[object, object, None]], thread: TrainerThread, *_: object, **__: object
+    ) -> None:
+        for loop in loops.values():
+            loop.close()
+        begun, stop = threading.Event(), threading.Event()
+        thread.on_stop(stop.set)
+
+        def write() -> None:
+            begun.set()
+            stop.wait(20)
+            opened[0].append_filtered(7)
+
+        task = asyncio.create_task(thread.run(write))
+        await asyncio.to_thread(begun.wait)
+        working.append(task)
+
+    monkeypatch.setattr(service, "_journal", open_journal)
+    monkeypatch.setattr(service, "beside_loops", stopped)
+    asyncio.run(service.train_online(config, Stop()))
+    assert list(read_journal(config.run.folder / FOLDER)) == [LoggedFilter(lease_id=7)]
+
+
+def test_a_second_start_of_a_living_run_changes_nothing(config: LearnerConfig) -> None:
+    async def twice() -> None:
+        lock = await hold_run_folder(config.run.folder, resume=False)
+        with lock, pytest.raises(FolderTaken, match=r"the run in .*/run is that of process"):
+            await service.train_online(config, Stop())
+
+    (config.run.folder / "journal").mkdir(parents=True)
+    (config.run.folder / "incarnation").write_text("1\n")
+    asyncio.run(twice())
+    assert [path.name for path in config.run.directory.iterdir()] == ["run"], "nothing was moved aside"
+    assert (config.run.folder / "incarnation").read_text() == "1\n"
+
+
+def test_a_taken_port_is_noticed_before_anything_is_touched(config: LearnerConfig) -> None:
+    (config.run.folder / "journal").mkdir(parents=True)
+    (config.run.folder / "incarnation").write_text("1\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        http = config.http.model_copy(update={"port": taken.getsockname()[1]})
+        with pytest.raises(AddressInUse):
+            asyncio.run(service.train_online(config.model_copy(update={"http": http}), Stop()))
+    assert [path.name for path in config.run.directory.iterdir()] == ["run"], "nothing was moved aside"
+    assert (config.run.folder / "incarnation").read_text() == "1\n"

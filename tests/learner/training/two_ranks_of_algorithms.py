@@ -1,0 +1,82 @@
+"""Algorithms that look at a whole step, on two ranks: `two_ranks_of_algorithms.py MODEL OUT`.
+
+Without RANK in the environment it is rank 0, which starts rank 1. Rank 0 writes losses, gradient norms and measures of
+each of CASES below OUT; `lead` with one rank gives what is expected.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from learner.algorithms.config import AlgorithmConfig
+from learner.training.batch import TrainSequence
+from learner.training.config import TrainingConfig
+from learner.training.trainer import Trainer
+from tests.learner.training.rank_processes import two_ranks
+from tests.learner.training.tiny_model import random_sequences
+
+ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
+CONFIG = TrainingConfig.model_validate(
+    {"optimizer": {"learning_rate": 1e-2, "epsilon": 1e-4}, "updates_per_step": 2, "microbatch_tokens": 60}
+)
+
+
+def grouped(count: int) -> list[TrainSequence]:
+    return [replace(sequence, group=index // 4) for index, sequence in enumerate(random_sequences(count))]
+
+
+def paired(count: int) -> list[TrainSequence]:
+    return [
+        replace(sequence, pair=index // 2, margin=0.1 * (index // 2))
+        for index, sequence in enumerate(random_sequences(count))
+    ]
+
+
+def half_mismatched(count: int) -> list[TrainSequence]:
+    """Every other sequence is only measured; the labels of the others alternate."""
+    return [
+        replace(sequence, mismatched=index % 2 == 1, label=index % 4 == 0)
+        for index, sequence in enumerate(random_sequences(count))
+    ]
+
+
+PENALISED = {"kl_coefficient": 0.1, "kl_in": "loss", "kl_ratio": True}
+CASES: tuple[tuple[dict[str, object], Callable[[int], list[TrainSequence]]], ...] = (
+    ({"type": "grpo", "self_normalise": True, "token_veto": 0.2, "advantage_scale": "batch"}, grouped),
+    ({"type": "reinforce_pp", "divergence_limit": 0.01, **PENALISED}, grouped),
+    ({"type": "rloo", "policy_loss": "sequence_clip", "correction": "geometric"}, grouped),
+    ({"type": "gmpo"}, grouped),
+    ({"type": "sapo"}, grouped),
+    ({"type": "dpo", "loss": "bco"}, paired),
+    ({"type": "dpo", "loss": "length_normalised"}, paired),
+    ({"type": "dpo", "loss": "kto"}, half_mismatched),
+)
+
+
+def lead(trainer: Trainer, path: Path, sequences: Callable[[int], list[TrainSequence]]) -> None:
+    """Two steps of two updates each."""
+    steps = [trainer.train_step(sequences(16), version=version) for version in range(2)]
+    seen = [{"loss": step.loss, "grad_norm": step.grad_norm, **step.means} for step in steps]
+    path.write_text(json.dumps(seen))
+    trainer.close()
+
+
+def main() -> None:
+    model, out = Path(sys.argv[1]), Path(sys.argv[2])
+    with two_ranks() as (ranks, commands):
+        for number, (algo, sequences) in enumerate(CASES):
+            trainer = Trainer(
+                model, algorithm=ADAPTER.validate_python(algo), config=CONFIG, ranks=ranks, commands=commands
+            )
+            if ranks.leads:
+                lead(trainer, out / f"{number}.json", sequences)
+            else:
+                trainer.follow()
+
+
+if __name__ == "__main__":
+    main()

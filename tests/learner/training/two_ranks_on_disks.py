@@ -1,0 +1,81 @@
+"""Two ranks and what their disks do: `two_ranks_on_disks.py MODEL OUT`.
+
+Rank 1 sees another folder than rank 0, then the same; then its disk is full at a checkpoint, then there is room again.
+Rank 0 writes what it saw to OUT/seen.json. Without RANK in the environment it is rank 0, which starts rank 1.
+"""
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+from learner.algorithms.config import GrpoConfig
+from learner.training.config import TrainingConfig
+from learner.training.ranks import CommandChannel, Ranks, share_folder
+from learner.training.trainer import Trainer
+from tests.learner.training.rank_processes import two_ranks
+from tests.learner.training.tiny_model import random_sequences
+
+
+def lead(trainer: Trainer, out: Path) -> dict[str, object]:
+    trainer.train_step(random_sequences(8, seed=1), version=0)
+    try:
+        trainer.save(out / "full")
+    except OSError as error:
+        said = str(error)
+    else:
+        said = "nothing"
+    resource_is_back()
+    trainer.train_step(random_sequences(8, seed=2), version=1)
+    trainer.save(out / "checkpoint")
+    trainer.load(out / "checkpoint")
+    trainer.close()
+    return {"full": said, "files": sorted(path.name for path in (out / "checkpoint" / "deepspeed").iterdir())}
+
+
+def resource_is_back() -> None:
+    """Both ranks wait here for each other, and then there is room."""
+    limit(resource.RLIM_INFINITY)
+    torch.distributed.barrier()
+
+
+def limit(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+class Short(Trainer):
+    """On rank 1: the disk is full until the first save is over."""
+
+    def _save(self, directory: Path) -> None:
+        if directory.name != "full":
+            super()._save(directory)
+            return
+        limit(20_000)
+        try:
+            super()._save(directory)
+        finally:
+            resource_is_back()
+
+
+def shared(folder: Path, ranks: Ranks, commands: CommandChannel) -> bool:
+    folder.mkdir(exist_ok=True)
+    return share_folder(folder, commands, ranks=ranks)
+
+
+def main() -> None:
+    model, out = Path(sys.argv[1]), Path(sys.argv[2])
+    with two_ranks() as (ranks, commands):
+        seen = {"apart": shared(out / str(ranks.rank), ranks, commands), "together": shared(out, ranks, commands)}
+        kind = Trainer if ranks.leads else Short
+        config = TrainingConfig(zero_stage=1)
+        trainer = kind(model, algorithm=GrpoConfig(), config=config, ranks=ranks, commands=commands)
+        if ranks.leads:
+            (out / "seen.json").write_text(json.dumps({**seen, **lead(trainer, out)}), encoding="utf-8")
+        else:
+            trainer.follow()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Processes of sandboxes that outlived their service are killed by the next one; those of the living are not."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from reward_service.sandbox.opening import open_sandboxes
+from reward_service.sandbox.owners import Owner, end_orphans
+from reward_service.sandbox.python_inside import FIRST_MODULE
+from reward_service.verifier.program import ExecutionConfig
+from tests.process_ends import all_end
+
+# As a sandbox's first process that waits for ever: its launcher died before it had asked to die with it.
+WAITS = f"import signal  # {FIRST_MODULE}\nsignal.pause()"
+# A service that is killed while its sandbox stands.
+SERVICE = """
+import subprocess, sys
+from reward_service.sandbox.owners import Owner
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1], "/tmp/work", Owner.this().mark])
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def sandbox_of(mark: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", WAITS, "/tmp/work", mark]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def service_with_a_sandbox() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command, root = [sys.executable, "-c", SERVICE, WAITS], Path(__file__).parents[3]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as service:
+        assert service.stdout is not None
+        yield service, int(service.stdout.readline())
+
+
+async def test_a_killed_services_sandbox_is_killed_by_the_next_service() -> None:
+    with service_with_a_sandbox() as (service, left):
+        async with open_sandboxes(kind="unsafe", config=ExecutionConfig(concurrency=1, spare=0, cgroup="off")):
+            assert not all_end([left], timeout_s=0), "its service lives"
+        service.send_signal(signal.SIGKILL)
+        service.wait()
+        async with open_sandboxes(kind="unsafe", config=ExecutionConfig(concurrency=1, spare=0, cgroup="off")):
+            assert all_end([left], timeout_s=60)
+
+
+@pytest.mark.parametrize("kind", ["unsafe", "required"])
+async def test_the_processes_of_a_sandbox_have_the_mark(kind: str) -> None:
+    config = ExecutionConfig(concurrency=1, spare=0, cgroup="off", packages=())
+    async with open_sandboxes(kind=kind, config=config) as sandboxes:  # type: ignore[arg-type]
+        assert sandboxes is not None
+        async with sandboxes.programs._turn():
+            place = await sandboxes.programs._idle.get()
+            await place.offered(disk_mib=32, fresh=False)
+            marked = _marked()
+            # With bubblewrap: itself, the first process of the namespace, and the one that waits for a program.
+            assert len(marked) == (3 if kind == "required" else 1)
+            assert end_orphans() == 0
+
+
+def _marked() -> list[Path]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if path.read_bytes().endswith(Owner.this().mark.encode() + b"\0"):
+                found.append(path)
+    return found
+
+
+def test_what_belongs_to_the_living_or_to_another_namespace_or_to_nobody_stays() -> None:
+    own = Owner.this()
+    gone = replace(own, pid=2**22 + 1)
+    elsewhere = replace(gone, namespace=1)
+    with (
+        sandbox_of(own.mark) as living,
+        sandbox_of(elsewhere.mark) as far,
+        sandbox_of(f"{gone.mark} and more") as other,
+        sandbox_of(replace(own, started=own.started + 1).mark) as reused,
+        sandbox_of(gone.mark) as left,
+    ):
+        assert end_orphans() >= 2
+        assert (left.wait(), reused.wait()) == (-9, -9)
+        assert [process.poll() for process in (living, far, other)] == [None] * 3

@@ -1,0 +1,84 @@
+"""What is said about waits, and what /readyz is told."""
+
+import asyncio
+import logging
+
+import pytest
+
+from services.http.waiting import Waiting
+
+
+class Clock:
+    """A clock that is set by hand, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_wait_is_said_at_its_beginning_again_and_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock, waited = Clock(), list[tuple[str, float]]()
+    waiting = Waiting(clock=clock, on_waited=lambda whom, seconds: waited.append((whom, seconds)))
+    with waiting.wait("a generator"):
+        clock.now += 5
+        waiting.remind()
+        clock.now += 6
+        waiting.remind()
+    assert caplog.messages == [
+        "waiting for a generator",
+        "waiting for a generator since 11 s",
+        "no longer waiting for a generator after 11.0 s",
+    ]
+    assert waited == [("a generator", 11.0)]
+
+
+def test_a_short_wait_of_normal_work_is_not_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    waiting = Waiting(clock=clock)
+    with waiting.wait("a batch", quiet_s=2):
+        clock.now += 1
+        waiting.remind()
+    assert not caplog.messages
+    with waiting.wait("a batch", quiet_s=2):
+        clock.now += 3
+        waiting.remind()
+    assert caplog.messages == ["waiting for a batch since 3 s", "no longer waiting for a batch after 3.0 s"]
+
+
+def test_readiness_names_whom_the_process_waits_for_and_how_long() -> None:
+    clock = Clock()
+    waiting = Waiting(clock=clock)
+    assert waiting.readiness().waiting_for == ("its own start",)
+    waiting.started()
+    assert waiting.readiness().ready
+    with waiting.wait("the learner"):
+        clock.now += 2
+        with waiting.wait("a reward", blocks_readiness=False), waiting.wait("a generator"):
+            clock.now += 1
+            state = waiting.readiness()
+    assert (state.ready, state.waiting_for, state.waiting_s) == (False, ("the learner", "a generator"), 3.0)
+    assert waiting.readiness().ready
+
+
+async def test_reminders_come_by_themselves_in_an_event_loop(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    said_twice = asyncio.Event()
+    handler = logging.Handler()
+    handler.emit = lambda record: said_twice.set() if "since" in record.getMessage() else None  # type: ignore[method-assign]
+    logging.getLogger("services.http.waiting").addHandler(handler)
+    with Waiting(remind_every_s=0.01).wait("the learner"):
+        async with asyncio.timeout(10):
+            await said_twice.wait()
+    logging.getLogger("services.http.waiting").removeHandler(handler)
+
+
+def test_a_wait_ends_when_its_body_raises() -> None:
+    waiting = Waiting()
+    waiting.started()
+    with pytest.raises(KeyError), waiting.wait("the learner"):
+        raise KeyError("x")
+    assert waiting.readiness().ready

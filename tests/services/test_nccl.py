@@ -1,0 +1,25 @@
+"""The environment of NCCL's communicators."""
+
+from services.nccl import environment_of_nccl, interface_of, keep_to_interface_of
+
+
+def test_a_communicator_of_broadcasts_is_made_with_settings_that_leave_no_trace() -> None:
+    environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "PATH": "/bin"}
+    before = dict(environ)
+    with environment_of_nccl(timeout_s=10.0, environ=environ):
+        assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0", "the watchdog ends no process"
+        assert environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "10"
+    assert environ == before
+
+
+def test_the_interface_is_that_of_the_address_unless_one_is_named() -> None:
+    assert interface_of("127.0.0.1") == interface_of("localhost") == "lo"
+    assert interface_of("192.0.2.1") is None
+    environ: dict[str, str] = {}
+    keep_to_interface_of("192.0.2.1", environ=environ)
+    assert environ == {}
+    keep_to_interface_of("127.0.0.1", environ=environ)
+    assert environ == {"NCCL_SOCKET_IFNAME": "=lo"}
+    named = {"NCCL_SOCKET_IFNAME": "ib0"}
+    keep_to_interface_of("127.0.0.1", environ=named)
+    assert named == {"NCCL_SOCKET_IFNAME": "ib0"}

@@ -1,0 +1,69 @@
+"""The whole system under a virtual clock, in processes of its own: it takes hold of the clock before anything else."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SEEDS = "1-150"
+
+
+def _python(*arguments: str, hash_seed: int = 0) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def _fingerprints(*, hash_seed: int) -> dict[int, str]:
+    ended = _python("-m", "headway.simulation", "--seeds", "1-8", "--worker", hash_seed=hash_seed)
+    assert ended.returncode == 0, ended.stderr
+    lines = [json.loads(line) for line in ended.stdout.splitlines()]
+    return {line["seed"]: line["fingerprint"] for line in lines}
+
+
+def test_the_same_seed_gives_the_same_history_in_another_process() -> None:
+    first, second = _fingerprints(hash_seed=1), _fingerprints(hash_seed=2)
+    assert first == second
+    assert len(set(first.values())) == 8
+
+
+@pytest.mark.timeout(900)
+def test_every_promise_is_kept_under_many_faults() -> None:
+    ended = _python("-m", "headway.simulation", "--seeds", SEEDS, "--processes", "2")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_a_failing_run_is_shortened_to_the_fault_that_matters() -> None:
+    program = """
+from headway.simulation.install import install
+install()
+from headway.simulation import invariants
+from headway.simulation.cluster import Settings
+from headway.simulation.faults import Fault
+from headway.simulation.scenario import Scenario
+from headway.simulation.simulate import shortened, simulate
+invariants.STANDSTILL_S = 30.0
+faults = (Fault(2.5, "kill", "env-0"), Fault(4.0, "cut off", "gen-0", 90.0))
+invariants.EXCUSED = False
+scenario = Scenario(seed=5, profile="test", settings=Settings(generators=1, steps=3), faults=faults)
+result = simulate(scenario)
+assert result.violation is not None and result.violation.promise == "progress", result.violation
+small, found = shortened(scenario, result, tries=4)
+assert found.violation is not None and found.violation.promise == "progress"
+print([fault.kind for fault in small.faults])
+"""
+    ended = _python("-c", program)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == "['cut off']"
+
+
+def test_one_seed_is_told_as_a_history() -> None:
+    ended = _python("-m", "headway.simulation", "--seed", "2", "--verbose")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "trains step 1 on leases" in ended.stdout
+    assert "every promise was kept" in ended.stdout

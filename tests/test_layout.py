@@ -1,0 +1,116 @@
+"""The layout of the code: what keeps its folders without circles, its names single, and its files of a size to read."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("protocol", "services", "learner", "generator", "reward_service", "env_service", "headway")
+LONGEST_FILE = 450
+MOST_FILES = 15
+
+LONGER_FILES = {
+    "learner/ledger/ledger.py": "the rules of leases are one state machine, and are read as one",
+}
+"""Files of more than LONGEST_FILE lines, with the reason for each."""
+
+FULLER_FOLDERS = {
+    "learner/training": "the numerical half of the learner: a file for each model, pass and kind of packing",
+    "headway/simulation": "a stand-in for each part of the outside world: clock, network, disk, engines",
+}
+"""Folders of more than MOST_FILES modules, with the reason for each."""
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def _imported(path: Path, modules: dict[str, Path]) -> Iterator[str]:
+    """The modules of ours that a file imports when it is loaded or later, those for type checkers alone left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                if whole in modules or node.module in modules:
+                    yield whole if whole in modules else node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+
+
+def _folder_edges() -> dict[str, set[str]]:
+    modules = _modules()
+    edges: dict[str, set[str]] = defaultdict(set)
+    for path in modules.values():
+        here = str(path.parent.relative_to(ROOT))
+        for name in _imported(path, modules):
+            there = str(modules[name].parent.relative_to(ROOT))
+            if there != here:
+                edges[here].add(there)
+    return edges
+
+
+def _reached(edges: dict[str, set[str]], start: str) -> set[str]:
+    reached: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for there in edges[waiting.pop()] - reached:
+            reached.add(there)
+            waiting.append(there)
+    return reached
+
+
+def test_no_two_folders_import_each_other_not_even_by_way_of_others() -> None:
+    edges = defaultdict(set, _folder_edges())
+
+    circles = {folder for folder in list(edges) if folder in _reached(edges, folder)}
+
+    assert circles == set()
+
+
+def test_no_class_name_stands_twice_in_a_package() -> None:
+    for package in PACKAGES:
+        places: dict[str, list[str]] = defaultdict(list)
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+
+        twice = {name: where for name, where in places.items() if len(where) > 1}
+
+        assert twice == {}
+
+
+def test_files_are_of_a_size_to_read() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in _modules().values()
+        if (lines := path.read_text(encoding="utf-8").count("\n")) > LONGEST_FILE
+    }
+
+    assert {file: lines for file, lines in long.items() if file not in LONGER_FILES} == {}
+    assert LONGER_FILES.keys() <= long.keys(), "a file that is no longer long needs no reason"
+
+
+def test_folders_hold_what_one_can_overlook() -> None:
+    counts: dict[str, int] = defaultdict(int)
+    for path in _modules().values():
+        counts[str(path.parent.relative_to(ROOT))] += path.name != "__init__.py"
+    full = {folder: count for folder, count in counts.items() if count > MOST_FILES}
+
+    assert {folder: count for folder, count in full.items() if folder not in FULLER_FOLDERS} == {}
+    assert FULLER_FOLDERS.keys() <= full.keys(), "a folder that is no longer full needs no reason"
