@@ -28,6 +28,7 @@ from env_service.environments.interface import (
     Action,
     Environment,
     OfferedEnvironment,
+    Opening,
     Prompt,
     Step,
     Task,
@@ -253,8 +254,9 @@ class Rollout:
         return task, [offered.start() for _ in range(lease.group_size)]
 
     async def _opening(self, environments: Sequence[Environment], task: Task, seed: int) -> Prompt:
-        resets: list[Call[Prompt]] = [partial(environment.reset, task, seed) for environment in environments]
-        prompts: list[Prompt] = await self._calls.all(resets, what="the environment's reset")
+        resets: list[Call[Prompt | Opening]] = [partial(environment.reset, task, seed) for environment in environments]
+        openings: list[Prompt | Opening] = await self._calls.all(resets, what="the environment's reset")
+        prompts: list[Prompt] = [opening.prompt if isinstance(opening, Opening) else opening for opening in openings]
         if any(prompt != prompts[0] for prompt in prompts):
             raise DataFailure("the environment opens differently for the same task and seed")
         return prompts[0]

@@ -10,9 +10,17 @@ from itertools import accumulate, zip_longest
 from math import ceil
 
 from env_service.environments.addition import Addition, SingleTurn
+from env_service.environments.imported import offered
 from env_service.environments.interface import OfferedEnvironment, Task, TaskSource
 from env_service.environments.jsonl import JsonlTaskSource
-from env_service.environments.task_configs import AdditionTasks, JsonlTasks, MixTasks, ReasoningGymTasks, Tasks
+from env_service.environments.task_configs import (
+    AdditionTasks,
+    ClassTasks,
+    JsonlTasks,
+    MixTasks,
+    ReasoningGymTasks,
+    Tasks,
+)
 from protocol.trajectories import Purpose
 
 _MOST_TASKS = 100_000_000
@@ -72,13 +80,29 @@ def _in_turn(sizes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def build(configs: Iterable[Tasks]) -> Mapping[str, OfferedEnvironment]:
-    """Environments by name. Raises ValueError with file and line, or the dataset, of one that cannot be made."""
+    """Environments by name. Raises ValueError with the file and line, the dataset or the class of one that cannot be
+    made.
+    """
     given = tuple(configs)
-    sources = {config.name: _source(config) for config in given if not isinstance(config, MixTasks)}
-    for config in given:
-        if isinstance(config, MixTasks):
-            sources[config.name] = Mix([Share(sources[part.environment], part.weight) for part in config.parts])
-    return {name: OfferedEnvironment(name=name, tasks=tasks, start=SingleTurn) for name, tasks in sources.items()}
+    found = {config.name: _offered(config) for config in given if not isinstance(config, MixTasks)}
+    mixes = {config.name: _mixed(config, found) for config in given if isinstance(config, MixTasks)}
+    return {config.name: mixes.get(config.name) or found[config.name] for config in given}
+
+
+def _mixed(config: MixTasks, found: Mapping[str, OfferedEnvironment]) -> OfferedEnvironment:
+    several = [part.environment for part in config.parts if found[part.environment].start is not SingleTurn]
+    if several:
+        raise ValueError(
+            f"mix {config.name}: {', '.join(several)} is an environment of several turns; mix tasks of one"
+        )
+    tasks = Mix([Share(found[part.environment].tasks, part.weight) for part in config.parts])
+    return OfferedEnvironment(name=config.name, tasks=tasks, start=SingleTurn)
+
+
+def _offered(config: AdditionTasks | JsonlTasks | ReasoningGymTasks | ClassTasks) -> OfferedEnvironment:
+    if isinstance(config, ClassTasks):
+        return offered(config)
+    return OfferedEnvironment(name=config.name, tasks=_source(config), start=SingleTurn)
 
 
 def _source(config: AdditionTasks | JsonlTasks | ReasoningGymTasks) -> TaskSource:

@@ -1,22 +1,76 @@
-"""What a task is, what an environment is, and what passes between an environment and the rollout loop."""
+"""What a task is, what an environment is, and what passes between an environment and the rollout loop.
 
-from collections.abc import Awaitable, Callable
+An environment of one's own is a class, named by its import path in the config file:
+
+    [[env-service.environments]]
+    source = "mine:Guess"                       # package.module:Class
+    name = "guess"
+    options = { highest = 31 }                  # what its constructor takes
+    rules = { max_turns = 6 }                   # see rules.py; over those of the class
+
+    class Options(BaseModel):
+        highest: int = 31
+
+    class Guess:
+        \"\"\"Guess a number; it says low or high.\"\"\"
+
+        rules = Rules(max_turns=5, turn_tokens=8)   # optional
+        roles = ("user",)                           # optional: of what it says after the opening; () for plain text
+        metrics = {"tries": "last"}                 # optional: how each metric is put together over the turns
+
+        def __init__(self, options: Options) -> None:
+            self._highest = options.highest
+
+        def reset(self, task: Task, seed: int) -> Opening:
+            self._number = random.Random(task.seed).randint(0, self._highest)
+            return Opening((ChatMessage("user", f"Guess my number, 0 to {self._highest}."),), state="start")
+
+        def step(self, action: Action) -> Step:
+            if not action.text.strip().isdecimal():
+                return Step((ChatMessage("user", "a number, please"),), invalid=True)
+            guess = int(action.text)
+            if guess == self._number:
+                return Step(reward=1.0, stop="solved")
+            return Step((ChatMessage("user", "low" if guess < self._number else "high"),), state=...)
+
+- One instance is one conversation, hence one trajectory. All instances of a group are reset with the same task and seed
+  and must open alike. `reset` and `step` may be coroutines.
+- Sync methods are called one at a time in a thread beside the event loop, so that environments need no locks; what
+  coroutines await overlaps. `close()`, if there is one, is called at the end, however it came.
+- The constructor takes nothing, or one parameter annotated with a pydantic model: the entry's `options`.
+- Tasks. Without more, there are `train_tasks` and `evaluation_tasks` of the entry, and each is a `Task` with a `seed`
+  of its own, the same in every epoch, none of them in both. A class whose tasks are something else has a static method
+  `tasks(options) -> TaskSource` (without the parameter, if its constructor takes nothing).
+- `seed` of `reset` is the lease's, another one each time that a task is rolled out: for chance in the game, where it is
+  wanted. What the task is, such as a maze, comes from the task.
+- The prompt is messages, which the chat template turns into tokens, or plain text, which the policy continues. What a
+  step says is of the same kind.
+- Rewards add up: the trajectory's is the sum over its turns and what the verifier says, if one judges at the end.
+- An exception costs that trajectory alone: it leaves its group, is counted, and logged with its traceback.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from pydantic import JsonValue
 
-from protocol.trajectories import Purpose
+from env_service.environments.rules import Rules
+from protocol.trajectories import FinishReason, Purpose
 
 Role = Literal["system", "user", "assistant", "tool"]
+Aggregation = Literal["sum", "mean", "min", "max", "last"]
+Tool = Mapping[str, JsonValue]
+"""A tool as chat templates take it: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """One message of a conversation; the chat template turns it into tokens."""
+    """One message of a conversation; the chat template turns it into tokens. `name` is the tool's, for its result."""
 
     role: Role
     content: str
+    name: str = ""
 
 
 Prompt = str | tuple[ChatMessage, ...]
@@ -31,34 +85,90 @@ class Verification:
     arguments: dict[str, JsonValue] = field(default_factory=dict)
 
 
+NOBODY = Verification("")
+"""Of tasks that no verifier judges."""
+
+
 @dataclass(frozen=True)
 class Task:
-    """The unit of work, a pure function of environment, purpose and index."""
+    """The unit of work, a pure function of environment, purpose and index.
 
-    prompt: Prompt
-    verification: Verification
+    A task of a single turn has its `prompt` and who judges the completion. Others have a `seed`, from which the
+    environment makes what is to be done, or `data` that say it.
+    """
+
+    prompt: Prompt = ()
+    verification: Verification = NOBODY
+    seed: int = 0
+    data: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the policy wrote."""
+
+    name: str
+    arguments: Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True)
 class Action:
-    """What the policy sampled in a turn, decoded, without special tokens."""
+    """What the policy sampled in a turn.
+
+    `text` is decoded without special tokens, and without the stop text. `value` is what the rules' action form found in
+    it: the text of `tag:NAME`, the object of `json`, the text itself for `text`; None if there was nothing. `calls` are
+    those of `tools`, empty if there were none. `last`: no turn follows, whatever the step says, so that a step that
+    wants a verifier has to name it now. `finish_reason` is `length` for a turn that was cut off.
+    """
 
     text: str
+    value: JsonValue = None
+    calls: tuple[ToolCall, ...] = ()
+    last: bool = False
+    finish_reason: FinishReason = "stop"
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a conversation begins. `tools` are what the chat template tells the policy that it may call.
+
+    `state` is a key of what the policy is given, for algorithms that compare turns of equal states of a task (gigpo);
+    without one, states are equal where the tokens of the turn's prompt are.
+    """
+
+    prompt: Prompt
+    tools: tuple[Tool, ...] = ()
+    state: str = ""
 
 
 @dataclass(frozen=True)
 class Step:
-    """An environment's answer to an action: how it goes on, or how the whole is judged.
+    """An environment's answer to an action: how it goes on, or that it ends.
 
-    `messages` are appended to the conversation as they are; the tokens before them are never made again. Exactly one of
-    `messages` and `verification` is given.
+    It goes on when `observation` is given: messages, or plain text where the prompt was plain text. They are appended
+    as they are; the tokens before them are never made again. It ends when `stop` says why in a word (`solved`), or when
+    `verification` names who judges the last completion. Exactly one of the two.
+
+    `reward` is this turn's own. `state` is the key of what the policy is given next, as in `Opening`. `invalid`: the
+    action was none that is allowed; it is counted, and costs the rules' penalty. `metrics` are this turn's, put
+    together over the turns as the class says (the last value of those that it does not name).
     """
 
-    messages: tuple[ChatMessage, ...] = ()
+    observation: Prompt = ()
     verification: Verification | None = None
+    stop: str = ""
+    reward: float = 0.0
+    state: str = ""
+    invalid: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        assert bool(self.messages) != (self.verification is not None), "a step goes on or ends, not both or neither"
+        assert bool(self.observation) != self.ends, "a step goes on or ends, not both or neither"
+
+    @property
+    def ends(self) -> bool:
+        """Whether it is the last one."""
+        return bool(self.stop) or self.verification is not None
 
 
 class TaskSource(Protocol):
@@ -74,24 +184,26 @@ class TaskSource(Protocol):
 
 
 class Environment(Protocol):
-    """One conversation with the policy; each trajectory has an instance of its own. Methods may be coroutines; they are
-    called one at a time, in a thread beside the event loop, and coroutines run in the event loop.
+    """One conversation with the policy: see the top of this file."""
 
-    All instances of a group are reset with the same task and seed, and must open with the same prompt.
-    """
-
-    def reset(self, task: Task, seed: int) -> Prompt | Awaitable[Prompt]: ...
+    def reset(self, task: Task, seed: int) -> Prompt | Opening | Awaitable[Prompt | Opening]: ...
 
     def step(self, action: Action) -> Step | Awaitable[Step]: ...
 
 
 @dataclass(frozen=True)
 class OfferedEnvironment:
-    """A name that leases may use, with its tasks and the way to start a conversation."""
+    """A name that leases may use, with its tasks and the way to start a conversation.
+
+    `roles` are those of the messages that it sends after the opening; none, if it has one turn or plain text.
+    """
 
     name: str
     tasks: TaskSource
     start: Callable[[], Environment]
+    rules: Rules = field(default_factory=lambda: Rules(max_turns=1))
+    roles: tuple[Role, ...] = ()
+    metrics: Mapping[str, Aggregation] = field(default_factory=dict)
 
     def task_count(self, purpose: Purpose) -> int:
         """Number of different tasks; valid indices are below it."""

@@ -1,10 +1,12 @@
 """What a user can set about tasks: the entries of [[env-service.environments]]."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, JsonValue
+from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
+from env_service.environments.built_in import BUILT_IN
+from env_service.environments.rules import Rules
 from services.config.models import ConfigModel
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name that leases refer to")]
@@ -71,4 +73,51 @@ class MixTasks(ConfigModel):
     parts: tuple[MixPart, ...] = Field(min_length=1, max_length=256, description="environments with their weights")
 
 
-Tasks = Annotated[AdditionTasks | ReasoningGymTasks | JsonlTasks | MixTasks, Field(discriminator="source")]
+class ClassTasks(ConfigModel):
+    """An environment that is a class: a built-in one by its name, one's own by its import path."""
+
+    source: str = Field(pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?$", description="package.module:Class, or a name")
+    name: Name
+    options: dict[str, JsonValue] = Field(default_factory=dict, description="what the class's constructor takes")
+    rules: Rules = Field(Rules(), description="turns, tokens and actions; what is not set is as the class says")
+    train_tasks: int = Field(
+        10_000, ge=1, le=100_000_000, description="training tasks, if the class has none of its own"
+    )
+    evaluation_tasks: int = Field(200, ge=0, le=1_000_000, description="evaluation tasks, if it has none of its own")
+    seed: int = Field(0, ge=0, lt=1 << 31, description="seed of the tasks' seeds")
+
+    @model_validator(mode="after")
+    def _known_or_a_path(self) -> Self:
+        if ":" not in self.source and self.source not in BUILT_IN:
+            names = sorted({*_MODELS, *BUILT_IN})
+            raise ValueError(
+                f"source {self.source!r} is no environment; expected one of {', '.join(names)}, or the import path of "
+                "a class, package.module:Class"
+            )
+        return self
+
+    @property
+    def path(self) -> str:
+        """The import path of the class."""
+        return BUILT_IN.get(self.source, self.source)
+
+
+_MODELS = {
+    get_args(model.model_fields["source"].annotation)[0]: model
+    for model in (AdditionTasks, ReasoningGymTasks, JsonlTasks, MixTasks)
+}
+
+
+def _tag(given: Any) -> str:
+    source = given.get("source") if isinstance(given, dict) else getattr(given, "source", None)
+    return str(source) if source in _MODELS else "class"
+
+
+Tasks = Annotated[
+    Annotated[AdditionTasks, Tag("addition")]
+    | Annotated[ReasoningGymTasks, Tag("reasoning_gym")]
+    | Annotated[JsonlTasks, Tag("jsonl")]
+    | Annotated[MixTasks, Tag("mix")]
+    | Annotated[ClassTasks, Tag("class")],
+    Discriminator(_tag),
+]

@@ -270,7 +270,7 @@ class _TimingOut(SingleTurn):
 
 class _Talkative(SingleTurn):
     def step(self, action: Action) -> Step:
-        return Step(messages=(ChatMessage("user", "go on"),))
+        return Step((ChatMessage("user", "go on"),))
 
 
 class _Asynchronous(SingleTurn):

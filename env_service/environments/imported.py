@@ -1,0 +1,131 @@
+"""Environments that are classes, found by their import path."""
+
+import importlib
+import inspect
+import random
+import typing
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from env_service.environments.interface import Aggregation, Environment, OfferedEnvironment, Role, Task, TaskSource
+from env_service.environments.rules import Rules
+from env_service.environments.task_configs import ClassTasks
+from protocol.codec import describe
+from protocol.trajectories import Purpose
+
+
+class EnvironmentFault(ValueError):
+    """A class cannot be used as an environment; the text names the entry, and what is expected."""
+
+
+class NumberedTasks:
+    """Tasks that are a number each: an environment makes what is to be done from the task's seed."""
+
+    def __init__(self, *, seed: int, train_tasks: int, evaluation_tasks: int) -> None:
+        self._seed = seed
+        self._train_tasks = train_tasks
+        self._evaluation_tasks = evaluation_tasks
+
+    @property
+    def train_tasks(self) -> int:
+        return self._train_tasks
+
+    @property
+    def evaluation_tasks(self) -> int:
+        return self._evaluation_tasks
+
+    def task(self, purpose: Purpose, index: int) -> Task:
+        """Its seed is the same in every process, and no other task's but by chance of 1 in 2^62."""
+        return Task(seed=random.Random(f"{self._seed}/{purpose}/{index}").getrandbits(62))
+
+
+class _Declared(BaseModel):
+    """What a class says about itself."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rules: Rules = Rules()
+    roles: tuple[Role, ...] = ("user",)
+    metrics: Mapping[str, Aggregation] = {}
+
+
+def offered(entry: ClassTasks) -> OfferedEnvironment:
+    """The environment of an entry. Raises EnvironmentFault."""
+    made = _class_at(entry)
+    try:
+        declared = _Declared.model_validate(
+            {key: getattr(made, key) for key in _Declared.model_fields if hasattr(made, key)}
+        )
+    except ValidationError as error:
+        raise EnvironmentFault(f"{_named(entry)}: the class says of itself {describe(error)}") from error
+    arguments = _options(made, entry)
+    return OfferedEnvironment(
+        name=entry.name,
+        tasks=_tasks(made, arguments, entry),
+        start=partial(made, *arguments),
+        rules=declared.rules.model_copy(
+            update={key: getattr(entry.rules, key) for key in entry.rules.model_fields_set}
+        ),
+        roles=declared.roles,
+        metrics=declared.metrics,
+    )
+
+
+def _named(entry: ClassTasks) -> str:
+    return f"environment {entry.name} ({entry.path})"
+
+
+def _class_at(entry: ClassTasks) -> type[Environment]:
+    module_name, _, name = entry.path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise EnvironmentFault(
+            f"{_named(entry)}: cannot import {module_name!r}: {error}; is it installed, or in the folder of the start?"
+        ) from error
+    except Exception as error:  # whatever a module of the user's raises when it is loaded
+        raise EnvironmentFault(f"{_named(entry)}: {module_name!r} raises when imported: {error!r}") from error
+    made: Any = getattr(module, name, None)
+    if not inspect.isclass(made):
+        raise EnvironmentFault(f"{_named(entry)}: {module_name!r} has no class {name!r}")
+    lacking = [method for method in ("reset", "step") if not callable(getattr(made, method, None))]
+    if lacking:
+        raise EnvironmentFault(f"{_named(entry)}: the class has no method {' and no '.join(lacking)}")
+    return typing.cast("type[Environment]", made)
+
+
+def _options(made: type[Environment], entry: ClassTasks) -> tuple[BaseModel, ...]:
+    """What the constructor is called with: nothing, or the options as its own model."""
+    model = _model_of(made, entry)
+    if model is None:
+        if entry.options:
+            raise EnvironmentFault(f"{_named(entry)}: the class takes no options, got {', '.join(entry.options)}")
+        return ()
+    try:
+        return (model.model_validate(entry.options),)
+    except ValidationError as error:
+        raise EnvironmentFault(f"{_named(entry)}: options: {describe(error)}") from error
+
+
+def _model_of(made: type[Environment], entry: ClassTasks) -> type[BaseModel] | None:
+    constructor: Callable[..., Any] = made.__init__
+    parameters = [] if constructor is object.__init__ else list(inspect.signature(constructor).parameters)[1:]
+    if not parameters:
+        return None
+    model = typing.get_type_hints(constructor).get(parameters[0])
+    if len(parameters) > 1 or not (inspect.isclass(model) and issubclass(model, BaseModel)):
+        raise EnvironmentFault(
+            f"{_named(entry)}: the constructor takes {', '.join(parameters)}; expected nothing, or one parameter that "
+            "is annotated with a pydantic model"
+        )
+    return model
+
+
+def _tasks(made: type[Environment], arguments: tuple[BaseModel, ...], entry: ClassTasks) -> TaskSource:
+    own: Callable[..., TaskSource] | None = getattr(made, "tasks", None)
+    if own is not None:
+        return own(*arguments)
+    return NumberedTasks(seed=entry.seed, train_tasks=entry.train_tasks, evaluation_tasks=entry.evaluation_tasks)

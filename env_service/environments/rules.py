@@ -1,0 +1,52 @@
+"""What an environment may set about its conversations: how many turns and tokens, how actions are read."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from services.config.models import ConfigModel
+
+History = Literal["append", "split"]
+ActionForm = Annotated[
+    str,
+    Field(
+        pattern=r"^(text|json|tools|tag:[A-Za-z][A-Za-z0-9_-]{0,63})$",
+        description="how an action is read: `text` as it is, `tag:NAME` from the last <NAME>…</NAME>, `json` from the "
+        "last JSON object, `tools` from <tool_call>{…}</tool_call>",
+    ),
+]
+
+
+class Rules(ConfigModel):
+    """The rules of an environment's conversations. A class may set them as its attribute `rules`; what the entry of the
+    config file sets under `rules` goes before.
+    """
+
+    max_turns: int = Field(32, ge=1, le=1024, description="turns of the policy; after the last one it is cut off")
+    turn_tokens: int | None = Field(
+        None, ge=1, description="tokens sampled in a turn at most; what the learner asks for if not given"
+    )
+    trajectory_tokens: int | None = Field(
+        None, ge=2, description="tokens of the whole conversation at most, given and sampled; none sets no limit"
+    )
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
+        (), max_length=16, description="texts that end a turn; their tokens stay, and are trained on"
+    )
+    history: History = Field(
+        "append",
+        description="append: one sequence, what was sampled and shown stays; split: each turn's prompt is rendered "
+        "anew from the messages, and is a sequence of its own",
+    )
+    action: ActionForm = "text"
+    invalid_penalty: float = Field(
+        0.0, ge=0, le=1e3, description="taken from a turn's reward when its action cannot be read or is not allowed"
+    )
+    max_invalid: int | None = Field(
+        None, ge=1, description="the conversation is cut off after so many invalid actions; none sets no limit"
+    )
+    step_timeout_s: float | None = Field(
+        None, gt=0, description="longest time of one step; retry.environment_timeout_s if not given"
+    )
+    episode_timeout_s: float | None = Field(
+        None, gt=0, description="longest time of a conversation, with all sampling, after which it is cut off"
+    )

@@ -1,0 +1,102 @@
+"""Environments that are classes named in the config."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from env_service.environments import catalog
+from env_service.environments.imported import EnvironmentFault
+from env_service.environments.interface import OfferedEnvironment, Opening, Task
+from env_service.environments.task_configs import MixTasks, Tasks
+
+ENTRIES: TypeAdapter[Tasks] = TypeAdapter(Tasks)
+
+
+@pytest.fixture(autouse=True)
+def importable_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def entry(name: str, **settings: Any) -> Tasks:
+    return ENTRIES.validate_python({"source": f"sample_environments:{name}", "name": "mine", **settings})
+
+
+def built(name: str, **settings: Any) -> OfferedEnvironment:
+    return catalog.build([entry(name, **settings)])["mine"]
+
+
+def task_of(environment: OfferedEnvironment, index: int, purpose: Any = "train") -> Task:
+    task = environment.tasks.task(purpose, index)
+    assert isinstance(task, Task)
+    return task
+
+
+def test_a_class_is_made_with_the_options_of_its_entry() -> None:
+    opening = built("Guess", options={"highest": 7}).start().reset(Task(seed=1), seed=0)
+
+    assert isinstance(opening, Opening)
+    assert "0 to 7" in opening.prompt[0].content  # type: ignore[union-attr]
+
+
+def test_rules_of_the_entry_go_before_those_of_the_class() -> None:
+    environment = built("Guess", rules={"max_turns": 3})
+
+    assert (environment.rules.max_turns, environment.rules.turn_tokens) == (3, 8)
+    assert (environment.roles, dict(environment.metrics)) == (("user",), {"tries": "last"})
+
+
+def test_tasks_are_numbered_each_with_a_seed_that_is_no_other_ones() -> None:
+    environment = built("Guess", train_tasks=50, evaluation_tasks=50)
+
+    seeds = [task_of(environment, i, purpose).seed for purpose in ("train", "evaluate") for i in range(50)]
+    again = [task_of(built("Guess"), i).seed for i in range(50)]
+
+    assert len(set(seeds)) == 100
+    assert seeds[:50] == again
+    assert task_of(built("Guess", seed=1), 0).seed != seeds[0]
+
+
+def test_a_class_may_have_tasks_of_its_own() -> None:
+    environment = built("Words")
+
+    assert environment.task_count("train") == 2
+    assert environment.start().reset(task_of(environment, 1), seed=0) == "fro"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("Absent", {}, "has no class 'Absent'"),
+        ("Stepless", {}, "no method step"),
+        ("TwoParameters", {}, "the constructor takes options, extra"),
+        ("Guess", {"options": {"highest": "many"}}, "options: highest"),
+        ("Words", {"options": {"highest": 3}}, "takes no options, got highest"),
+        ("WrongRole", {}, "roles"),
+    ],
+)
+def test_a_class_that_does_not_fit_is_named_with_what_is_wrong(name: str, settings: Any, said: str) -> None:
+    with pytest.raises(EnvironmentFault, match="environment mine") as raised:
+        built(name, **settings)
+
+    assert said in str(raised.value)
+
+
+def test_a_module_that_cannot_be_imported_is_named() -> None:
+    absent = ENTRIES.validate_python({"source": "no_such_module:Maze", "name": "mine"})
+
+    with pytest.raises(EnvironmentFault, match="cannot import 'no_such_module'"):
+        catalog.build([absent])
+
+
+def test_a_source_that_is_neither_known_nor_a_path_is_refused_with_what_there_is() -> None:
+    with pytest.raises(ValidationError, match=r"expected one of addition, .*jsonl.*package\.module:Class"):
+        ENTRIES.validate_python({"source": "additon", "name": "mine"})
+
+
+def test_an_environment_of_several_turns_is_no_part_of_a_mix() -> None:
+    mix = MixTasks.model_validate({"source": "mix", "name": "all", "parts": [{"environment": "mine"}]})
+
+    with pytest.raises(ValueError, match="mine is an environment of several turns"):
+        catalog.build([entry("Guess"), mix])
