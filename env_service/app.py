@@ -18,11 +18,12 @@ from env_service.connection import LearnerLink
 from env_service.environments import catalog
 from env_service.environments.interface import OfferedEnvironment
 from env_service.environments.tokenization import Tokenization
-from env_service.generation import Generation, GeneratorFleet
 from env_service.leases import Outbox, RunningLeases
-from env_service.outcomes import RolloutMetrics
-from env_service.rollout import Rollout
-from env_service.scoring import Scoring, reward_client
+from env_service.reward_services import reward_client
+from env_service.rollouts.generation import Generation, GeneratorFleet
+from env_service.rollouts.outcomes import RolloutMetrics
+from env_service.rollouts.rollout import Rollout
+from env_service.rollouts.scoring import Scoring
 from env_service.status import EnvServiceStatus
 from protocol.fingerprints import fingerprint_directory
 from protocol.messages import EnvironmentInfo, Hello

@@ -17,9 +17,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from env_service.generation import GeneratorFleet
-from env_service.leases import Outbox, Outcome, RunningLeases, key_of
-from env_service.outcomes import RolloutMetrics
+from env_service.leases import Outbox, RunningLeases, key_of
+from env_service.rollouts.generation import GeneratorFleet
+from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.messages import (
     MOST_LEASES,
     Acknowledged,

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from env_service.completions import Progress
-from env_service.outcomes import RolloutMetrics
+from env_service.rollouts.completions import Progress
+from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.messages import Acknowledged, Failed, Finished, Lease, RunningLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import Purpose, TrajectoryGroup
@@ -34,8 +34,6 @@ def key_of(about: Lease | RunningLease | Finished | Failed | Acknowledged) -> Le
     named = about.group if isinstance(about, Finished) else about
     return LeaseKey(named.incarnation, named.purpose, named.lease_id, named.attempt)
 
-
-Outcome = Finished | Failed
 
 _SLOWEST = 8
 """An unacknowledged outcome is sent again ever more rarely, at last this many times the first interval apart."""

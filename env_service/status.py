@@ -1,8 +1,8 @@
 """What an env_service says about itself at `GET /v1/status`."""
 
 from env_service.connection import LearnerLink
-from env_service.generation import GeneratorFleet
 from env_service.leases import Outbox, RunningLeases
+from env_service.rollouts.generation import GeneratorFleet
 from protocol.messages import ServingGenerator
 from protocol.status import PeerStatus, QueueStatus, Report
 from services.http.client import HttpClient

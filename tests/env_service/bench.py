@@ -6,15 +6,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from env_service.completions import Progress
 from env_service.environments import catalog
 from env_service.environments.interface import OfferedEnvironment
 from env_service.environments.task_configs import AdditionTasks
 from env_service.environments.tokenization import Tokenization
-from env_service.generation import Generation, GeneratorFleet
-from env_service.outcomes import RolloutMetrics
-from env_service.rollout import Rollout
-from env_service.scoring import Scoring
+from env_service.rollouts.completions import Progress
+from env_service.rollouts.generation import Generation, GeneratorFleet
+from env_service.rollouts.outcomes import RolloutMetrics
+from env_service.rollouts.rollout import Rollout
+from env_service.rollouts.scoring import Scoring
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import Failed, Finished, Lease
 from services.http.calls import Backoff, Breakers, BreakerSettings

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from env_service.completions import Progress
 from env_service.connection import LearnerLink
-from env_service.generation import GeneratorFleet
-from env_service.leases import LeaseKey, Outbox, Outcome, RunningLeases, key_of
-from env_service.outcomes import RolloutMetrics
+from env_service.leases import LeaseKey, Outbox, RunningLeases, key_of
+from env_service.rollouts.completions import Progress
+from env_service.rollouts.generation import GeneratorFleet
+from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.errors import DamagedMessage
 from protocol.messages import (
     Acknowledged,

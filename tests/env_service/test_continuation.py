@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from env_service.completions import Completion, Piece, Progress, rest_of
+from env_service.rollouts.completions import Completion, Piece, Progress, rest_of
 from protocol.generation import GeneratePart, GenerateRequest, Sampling
 from protocol.messages import Finished
 from protocol.trajectories import VersionSpan

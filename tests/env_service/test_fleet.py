@@ -2,7 +2,7 @@
 
 import asyncio
 
-from env_service.generation import GeneratorFleet
+from env_service.rollouts.generation import GeneratorFleet
 from protocol.messages import ServingGenerator
 from services.http.calls import Breakers, BreakerSettings
 from tests.env_service.peers import serving

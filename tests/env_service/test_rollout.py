@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from env_service.completions import Progress
 from env_service.environments.addition import SingleTurn
 from env_service.environments.interface import (
     Action,
@@ -21,6 +20,7 @@ from env_service.environments.interface import (
     Verification,
 )
 from env_service.environments.tokenization import Tokenization
+from env_service.rollouts.completions import Progress
 from protocol.codec import decode, encode
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import Finished

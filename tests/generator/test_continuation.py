@@ -4,7 +4,7 @@ from contextlib import aclosing
 
 import pytest
 
-from env_service.completions import Completion, CompletionGroup, Piece, rest_of
+from env_service.rollouts.completions import Completion, CompletionGroup, Piece, rest_of
 from protocol.generation import GenerateRequest, Sampling
 from tests.generator.conftest import PROMPT, Rig
 

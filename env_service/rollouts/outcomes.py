@@ -8,9 +8,13 @@ What an env_service counts.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from protocol.messages import Failed, Finished
 from services.http.calls import Call, fault_of
 from services.http.client import ServiceError
 from services.http.metrics import Metrics, PeerCounter
+
+Outcome = Finished | Failed
+"""What a lease comes to."""
 
 
 class RolloutFailure(Exception):

@@ -23,7 +23,6 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from env_service.completions import Completion, Progress
 from env_service.environments.interface import (
     Action,
     Environment,
@@ -36,10 +35,10 @@ from env_service.environments.interface import (
     text_of,
 )
 from env_service.environments.tokenization import Tokenization
-from env_service.generation import Generation
-from env_service.leases import Outcome
-from env_service.outcomes import DataFailure, RolloutFailure, RolloutMetrics
-from env_service.scoring import Scoring
+from env_service.rollouts.completions import Completion, Progress
+from env_service.rollouts.generation import Generation
+from env_service.rollouts.outcomes import DataFailure, Outcome, RolloutFailure, RolloutMetrics
+from env_service.rollouts.scoring import Scoring
 from protocol.generation import GenerateRequest, Sampling
 from protocol.messages import Failed, Finished, Lease
 from protocol.rewards import ScoreItem

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from env_service.outcomes import InfrastructureFailure
+from env_service.rollouts.outcomes import InfrastructureFailure
 from protocol.generation import GeneratePart, GenerateRequest, Sampling
 from protocol.messages import WaitsFor
 from protocol.model import PolicyVersion

@@ -14,8 +14,8 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from env_service.completions import Completion, CompletionGroup, Piece, Progress, rest_of
-from env_service.outcomes import InfrastructureFailure, RolloutMetrics, Unavailable, judged
+from env_service.rollouts.completions import Completion, CompletionGroup, Piece, Progress, rest_of
+from env_service.rollouts.outcomes import InfrastructureFailure, RolloutMetrics, Unavailable, judged
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import ServingGenerator
 from services.http.calls import Backoff, Breakers, Call, see_alive

@@ -1,0 +1,1 @@
+"""The rollout of a lease: what the environment says, what the policy samples, what the whole is worth."""
