@@ -2,4 +2,11 @@
 
 from collections.abc import Mapping
 
-BUILT_IN: Mapping[str, str] = {}
+BUILT_IN: Mapping[str, str] = {
+    "maze": "env_service.builtin.maze:MazeEnvironment",
+    "sokoban": "env_service.builtin.sokoban:SokobanEnvironment",
+    "sliding_puzzle": "env_service.builtin.sliding_puzzle:SlidingPuzzleEnvironment",
+    "nim": "env_service.builtin.number_games:NimEnvironment",
+    "guessing": "env_service.builtin.number_games:GuessingEnvironment",
+    "wordle": "env_service.builtin.wordle:WordleEnvironment",
+}

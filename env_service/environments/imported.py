@@ -39,11 +39,12 @@ class NumberedTasks:
 
     def task(self, purpose: Purpose, index: int) -> Task:
         """Its seed is the same in every process, and no other task's but by chance of 1 in 2^62."""
-        return Task(seed=random.Random(f"{self._seed}/{purpose}/{index}").getrandbits(62))
+        seed = random.Random(f"{self._seed}/{purpose}/{index}").getrandbits(62)
+        return Task(seed=seed, purpose=purpose)
 
 
 class _Declared(BaseModel):
-    """What a class says about itself."""
+    """What a class says about itself, or an instance of it, where that depends on the options."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -55,13 +56,8 @@ class _Declared(BaseModel):
 def offered(entry: ClassTasks) -> OfferedEnvironment:
     """The environment of an entry. Raises EnvironmentFault."""
     made = _class_at(entry)
-    try:
-        declared = _Declared.model_validate(
-            {key: getattr(made, key) for key in _Declared.model_fields if hasattr(made, key)}
-        )
-    except ValidationError as error:
-        raise EnvironmentFault(f"{_named(entry)}: the class says of itself {describe(error)}") from error
     arguments = _options(made, entry)
+    declared = _declared(_example(made, arguments, entry), entry)
     return OfferedEnvironment(
         name=entry.name,
         tasks=_tasks(made, arguments, entry),
@@ -72,6 +68,22 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
         roles=declared.roles,
         metrics=declared.metrics,
     )
+
+
+def _example(made: type[Environment], arguments: tuple[BaseModel, ...], entry: ClassTasks) -> Environment:
+    """An instance, by which a constructor that fails is known before the first rollout."""
+    try:
+        return made(*arguments)
+    except Exception as error:  # whatever a constructor of the user's raises
+        raise EnvironmentFault(f"{_named(entry)}: cannot be made: {error}") from error
+
+
+def _declared(example: Environment, entry: ClassTasks) -> _Declared:
+    said = {key: getattr(example, key) for key in _Declared.model_fields if hasattr(example, key)}
+    try:
+        return _Declared.model_validate(said)
+    except ValidationError as error:
+        raise EnvironmentFault(f"{_named(entry)}: the class says of itself {describe(error)}") from error
 
 
 def _named(entry: ClassTasks) -> str:

@@ -37,7 +37,8 @@ An environment of one's own is a class, named by its import path in the config f
   and must open alike. `reset` and `step` may be coroutines.
 - Sync methods are called one at a time in a thread beside the event loop, so that environments need no locks; what
   coroutines await overlaps. `close()`, if there is one, is called at the end, however it came.
-- The constructor takes nothing, or one parameter annotated with a pydantic model: the entry's `options`.
+- The constructor takes nothing, or one parameter annotated with a pydantic model: the entry's `options`. It is called
+  once when the process starts, too: an instance may set `rules`, `roles` and `metrics` by its options.
 - Tasks. Without more, there are `train_tasks` and `evaluation_tasks` of the entry, and each is a `Task` with a `seed`
   of its own, the same in every epoch, none of them in both. A class whose tasks are something else has a static method
   `tasks(options) -> TaskSource` (without the parameter, if its constructor takes nothing).
@@ -94,13 +95,14 @@ class Task:
     """The unit of work, a pure function of environment, purpose and index.
 
     A task of a single turn has its `prompt` and who judges the completion. Others have a `seed`, from which the
-    environment makes what is to be done, or `data` that say it.
+    environment makes what is to be done, or `data` that say it; by `purpose` it can keep some for evaluation.
     """
 
     prompt: Prompt = ()
     verification: Verification = NOBODY
     seed: int = 0
     data: Mapping[str, JsonValue] = field(default_factory=dict)
+    purpose: Purpose = "train"
 
 
 @dataclass(frozen=True)

@@ -76,3 +76,13 @@ class TwoParameters(Guess):
 
 class WrongRole(Guess):
     roles = ("narrator",)
+
+
+class Bounded(Guess):
+    """An instance says what depends on its options; the constructor refuses some."""
+
+    def __init__(self, options: GuessOptions) -> None:
+        super().__init__(options)
+        if options.highest < 2:
+            raise ValueError("two numbers at least")
+        self.rules = Rules(max_turns=options.highest)

@@ -47,6 +47,11 @@ def test_rules_of_the_entry_go_before_those_of_the_class() -> None:
     assert (environment.roles, dict(environment.metrics)) == (("user",), {"tries": "last"})
 
 
+def test_an_instance_may_set_rules_by_its_options() -> None:
+    assert built("Bounded", options={"highest": 9}).rules.max_turns == 9
+    assert built("Bounded", rules={"max_turns": 3}).rules.max_turns == 3
+
+
 def test_tasks_are_numbered_each_with_a_seed_that_is_no_other_ones() -> None:
     environment = built("Guess", train_tasks=50, evaluation_tasks=50)
 
@@ -74,6 +79,7 @@ def test_a_class_may_have_tasks_of_its_own() -> None:
         ("Guess", {"options": {"highest": "many"}}, "options: highest"),
         ("Words", {"options": {"highest": 3}}, "takes no options, got highest"),
         ("WrongRole", {}, "roles"),
+        ("Bounded", {"options": {"highest": 1}}, "cannot be made: two numbers at least"),
     ],
 )
 def test_a_class_that_does_not_fit_is_named_with_what_is_wrong(name: str, settings: Any, said: str) -> None:
