@@ -18,11 +18,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from env_service.rollouts.outcomes import InfrastructureFailure
 from protocol.generation import GeneratePart, GenerateRequest, Sampling
 from protocol.messages import WaitsFor
 from protocol.model import PolicyVersion
 from protocol.trajectories import FinishReason, VersionSpan
+
+
+class BadAnswer(ValueError):
+    """A generator sent what cannot belong to its answer; the text says what."""
 
 
 @dataclass
@@ -63,15 +66,15 @@ class Completion:
         self.begin_request()
 
     def extend(self, part: GeneratePart, *, generator_id: str) -> None:
-        """Append a part. Raises InfrastructureFailure for one that cannot belong here, and takes nothing of it."""
+        """Append a part. Raises BadAnswer for one that cannot belong here, and takes nothing of it."""
         if self.ended:
-            raise InfrastructureFailure(f"the generator went on with completion {part.index} after its end")
+            raise BadAnswer(f"the generator went on with completion {part.index} after its end")
         if len(part.token_ids) != len(part.behavior_logprobs):
-            raise InfrastructureFailure(
+            raise BadAnswer(
                 f"the generator sent {len(part.token_ids)} tokens with {len(part.behavior_logprobs)} logprobs"
             )
         if not all(map(math.isfinite, part.behavior_logprobs)):
-            raise InfrastructureFailure("the generator sent a logprob that is not finite")
+            raise BadAnswer("the generator sent a logprob that is not finite")
         spans = self.version_spans
         if part.version_spans:
             spans = _joined(self._kept_spans, part.version_spans, shift=self._kept)
@@ -101,10 +104,10 @@ class CompletionGroup:
 def _check_whole(length: int, spans: Sequence[VersionSpan]) -> None:
     """A finished completion has tokens, every one of them with a version."""
     if length == 0:
-        raise InfrastructureFailure("the generator finished a completion that has no token")
+        raise BadAnswer("the generator finished a completion that has no token")
     stamped = _stamped(spans)
     if stamped != length:
-        raise InfrastructureFailure(f"the generator stamped versions on {stamped} of {length} tokens")
+        raise BadAnswer(f"the generator stamped versions on {stamped} of {length} tokens")
 
 
 def _stamped(spans: Iterable[VersionSpan]) -> int:
@@ -175,11 +178,9 @@ class Piece:
         )
 
     def take(self, part: GeneratePart, *, generator_id: str) -> None:
-        """Add a part to its completion. Raises InfrastructureFailure for one that breaks the contract."""
+        """Add a part to its completion. Raises BadAnswer for one that breaks the contract."""
         if part.index >= len(self.completions):
-            raise InfrastructureFailure(
-                f"the generator sent completion {part.index} of a request for {len(self.completions)}"
-            )
+            raise BadAnswer(f"the generator sent completion {part.index} of a request for {len(self.completions)}")
         self.completions[part.index].extend(part, generator_id=generator_id)
 
 

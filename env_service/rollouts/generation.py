@@ -3,32 +3,29 @@
 request ─▶ piece ─▶ generator ─▶ parts ─▶ all finished
              ▲          └─ dies, hangs, drains ─▶ what is left: one piece of those without a token, one for each
              └──────────────────────────────────  of the others, beside each other
-
-The generators that serve now, as the learner says, and which of them takes the next request.
 """
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from env_service.rollouts.completions import Completion, CompletionGroup, Piece, Progress, rest_of
-from env_service.rollouts.outcomes import InfrastructureFailure, RolloutMetrics, Unavailable, judged
+from env_service.rollouts.completions import BadAnswer, Completion, CompletionGroup, Piece, Progress, rest_of
+from env_service.rollouts.outcomes import InfrastructureFailure, RolloutMetrics, Unavailable, rollout_failures
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import ServingGenerator
 from services.http.calls import Backoff, Breakers, Call, see_alive
-from services.http.client import HttpClient
+from services.http.client import HttpClient, ServiceFailed
+from services.http.endpoints import Endpoints
 
 
 class GeneratorFleet:
-    """Chooses by fewest completions outstanding, among those whose breaker admits a request."""
+    """Chooses by fewest completions outstanding, among those that take requests."""
 
     def __init__(self, *, breakers: Breakers | None = None) -> None:
-        self._breakers = breakers or Breakers("generator")
+        self._endpoints = Endpoints(breakers=breakers or Breakers("generator"))
         self._serving: Mapping[str, ServingGenerator] = {}
-        self._outstanding: Counter[str] = Counter()
 
     @property
     def serving(self) -> tuple[ServingGenerator, ...]:
@@ -37,46 +34,29 @@ class GeneratorFleet:
     @property
     def answering(self) -> bool:
         """Whether one of those that serve is believed to answer."""
-        return self._breakers.any_closed(self._serving)
+        return self._endpoints.at_hand
 
     @property
     def outstanding(self) -> Mapping[str, int]:
         """Completions in flight by generator id."""
-        return self._outstanding
+        return self._endpoints.under_way
 
     def replace(self, generators: Sequence[ServingGenerator]) -> None:
         """Take the learner's newest word on who serves."""
         self._serving = {generator.generator_id: generator for generator in generators}
-        self._breakers.keep(self._serving)
+        self._endpoints.replace(self._serving.keys())
 
     async def choose(self, *, avoid: Sequence[str] = ()) -> ServingGenerator:
         """The generator for the next request; waits, without end, until one serves and is not left alone.
 
         One in `avoid` only if there is no other. To be followed by `occupy` without an await between them.
         """
+        name = await self._endpoints.choose(avoid=avoid)
+        return self._serving[name]
 
-        def burden(generator: ServingGenerator) -> tuple[bool, int]:
-            name = generator.generator_id
-            return name in avoid, self._outstanding[name]
-
-        while True:
-            looked_at = self._breakers.now()
-            admitted = [each for name, each in self._serving.items() if self._breakers[name].admits]
-            if admitted:
-                return min(admitted, key=burden)
-            await self._breakers.change(self._serving, since=looked_at)
-
-    @contextmanager
-    def occupy(self, generator: ServingGenerator, *, completions: int) -> Iterator[Call]:
-        """Count a request as outstanding while the body runs, which says how the call went."""
-        self._outstanding[generator.generator_id] += completions
-        try:
-            with self._breakers[generator.generator_id].call() as call:
-                yield call
-        finally:
-            self._outstanding[generator.generator_id] -= completions
-            if self._outstanding[generator.generator_id] <= 0:
-                del self._outstanding[generator.generator_id]
+    def occupy(self, generator: ServingGenerator, *, completions: int) -> AbstractContextManager[Call]:
+        """Count a request as outstanding while the body runs, which raises a ServiceError if it comes to nothing."""
+        return self._endpoints.call(generator.generator_id, weight=completions)
 
 
 logger = logging.getLogger(__name__)
@@ -170,7 +150,7 @@ class Generation:
     async def _attempt(self, generator: ServingGenerator, piece: Piece, request: GenerateRequest) -> None:
         whom = f"generator {generator.generator_id}"
         asked = piece.begin(request)
-        with self._fleet.occupy(generator, completions=asked.n) as call, judged(call, whom=whom):
+        with rollout_failures(whom), self._fleet.occupy(generator, completions=asked.n) as call:
             if call.is_probe:
                 await see_alive(self._http, generator.url)
             answer = self._http.stream(
@@ -182,12 +162,23 @@ class Generation:
             )
             async with answer as parts:
                 async for part in parts:
-                    piece.take(part, generator_id=generator.generator_id)
+                    _take(piece, part, generator)
                     call.succeeded()
             if not piece.ended:
-                raise InfrastructureFailure(f"{whom}: its answer ended before all completions were finished")
+                raise _bad_answer(generator, "its answer ended before all completions were finished")
         if any(completion.handed_back for completion in piece.completions):
             raise InfrastructureFailure(f"{whom} handed completions back")
+
+
+def _take(piece: Piece, part: GeneratePart, generator: ServingGenerator) -> None:
+    try:
+        piece.take(part, generator_id=generator.generator_id)
+    except BadAnswer as error:
+        raise _bad_answer(generator, str(error)) from error
+
+
+def _bad_answer(generator: ServingGenerator, text: str) -> ServiceFailed:
+    return ServiceFailed(generator.url, status=200, kind="bad_answer", message=text)
 
 
 async def _beside_each_other(works: Iterable[Coroutine[object, object, None]]) -> None:

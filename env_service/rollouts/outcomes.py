@@ -1,7 +1,5 @@
 """Why a rollout came to nothing. The two kinds decide whether the learner tries the lease again.
 
-Whose fault a failed call is, and what a breaker is told of it.
-
 What an env_service counts.
 """
 
@@ -9,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from protocol.messages import Failed, Finished
-from services.http.calls import Call, fault_of
+from services.http.calls import fault_of
 from services.http.client import ServiceError
 from services.http.metrics import Metrics, PeerCounter
 
@@ -54,20 +52,12 @@ def failure_of(whom: str, error: ServiceError) -> RolloutFailure:
 
 
 @contextmanager
-def judged(call: Call, *, whom: str) -> Iterator[None]:
-    """Raises a call's ServiceError as the failure that it stands for, and tells the breaker how the call went."""
+def rollout_failures(whom: str) -> Iterator[None]:
+    """Raises the ServiceError of a call to `whom` as the failure that it stands for."""
     try:
-        try:
-            yield
-        except ServiceError as error:
-            raise failure_of(whom, error) from error
-    except InfrastructureFailure as failure:
-        call.failed(str(failure), silent=isinstance(failure, Unavailable))
-        raise
-    except DataFailure:
-        call.succeeded()
-        raise
-    call.succeeded()
+        yield
+    except ServiceError as error:
+        raise failure_of(whom, error) from error
 
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)

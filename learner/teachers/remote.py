@@ -4,18 +4,12 @@ sequences ─▶ requests ─▶ endpoint ─▶ checked answer ─▶ logprobs
                 ▲            └─ is gone, hangs, starts, is busy: the same request elsewhere, without end
                 │            └─ fails, or answers nonsense: again, a few times
                 └────────────┘  refuses: TeacherFailed, since it would refuse it again
-
-The generators that serve one teacher: which of them is asked next.
-
-The Prometheus metrics of teachers, in the learner's registry.
 """
 
 import asyncio
 import logging
 import uuid
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,51 +17,10 @@ from numpy.typing import NDArray
 
 from learner.teachers.config import TeacherConfig
 from protocol.generation import MOST_SCORED_TOKENS, LogprobsAnswer, LogprobsRequest, SequenceLogprobs
-from protocol.status import Readiness
-from services.http.calls import Breakers, Call
-from services.http.client import (
-    HttpClient,
-    ServiceError,
-    ServiceFailed,
-    ServiceRefused,
-    ServiceTimeout,
-    ServiceUnreachable,
-)
+from services.http.calls import Backoff, Breakers, fault_of, see_alive
+from services.http.client import HttpClient, ServiceError, ServiceFailed, ServiceRefused, ServiceUnreachable
+from services.http.endpoints import Endpoints
 from services.http.metrics import Metrics
-
-
-class Endpoints:
-    """Chooses by fewest requests under way, among those whose breaker admits one."""
-
-    def __init__(self, urls: Sequence[str], *, breakers: Breakers) -> None:
-        self._urls = [url.rstrip("/") for url in urls]
-        self._breakers = breakers
-        self._under_way: Counter[str] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._urls)
-
-    async def choose(self, *, avoid: Collection[str] = ()) -> str:
-        """The address of the next request; waits, without end, until one is not left alone.
-
-        One in `avoid` only if there is no other. To be followed by `call` without an await between them.
-        """
-        while True:
-            looked_at = self._breakers.now()
-            admitted = [url for url in self._urls if self._breakers[url].admits]
-            if admitted:
-                return min(admitted, key=lambda url: (url in avoid, self._under_way[url]))
-            await self._breakers.change(self._urls, since=looked_at)
-
-    @contextmanager
-    def call(self, url: str) -> Iterator[Call]:
-        """A request to one of them, under way while the body runs, which says how it went."""
-        self._under_way[url] += 1
-        try:
-            with self._breakers[url].call() as call:
-                yield call
-        finally:
-            self._under_way[url] -= 1
 
 
 class TeacherMeasures:
@@ -97,12 +50,9 @@ class TeacherMeasures:
 
 log = logging.getLogger(__name__)
 
-_NOT_NOW = frozenset({408, 429, 503})
-"""Slow, busy, starting, stopping: the request itself was not refused."""
 _ATTEMPTS = 8
 """How often a request may fail after it was taken up."""
 _MOST_SEQUENCES = 256
-_SIGN_OF_LIFE_S = 2.0
 _LONGEST_PAUSE_S = 5.0
 
 
@@ -142,9 +92,10 @@ class RemoteTeacher:
         self._client = client
         self._tokenizer = tokenizer
         self._measures = measures
-        self._endpoints = Endpoints(config.urls, breakers=breakers or Breakers(f"teacher {config.name} at"))
+        urls = [url.rstrip("/") for url in config.urls]
+        self._endpoints = Endpoints(urls, breakers=breakers or Breakers(f"teacher {config.name} at"))
         self._room = asyncio.Semaphore(config.requests_at_once * len(config.urls))
-        self._pause_s = pause_s
+        self._backoff = Backoff(first_s=pause_s, max_s=_LONGEST_PAUSE_S)
         self._first_version: str | None = None
         self._changes = False
         self.answered_at = float("-inf")
@@ -200,6 +151,8 @@ class RemoteTeacher:
             try:
                 return await self._attempt(url, request)
             except ServiceError as error:
+                if isinstance(error, ServiceRefused) and not _is_away(error):
+                    raise self._refused(error) from error
                 self._note(url, error)
                 failures += not _is_away(error)
                 if failures >= _ATTEMPTS:
@@ -208,34 +161,19 @@ class RemoteTeacher:
                     ) from error
             tried.append(url)
             if len(tried) >= len(self._endpoints):  # a pause only once all of them have been tried
-                await asyncio.sleep(_pause_s(self._pause_s, after_rounds=rounds))
                 tried, rounds = [], rounds + 1
+                await self._backoff.pause(rounds)
 
     async def _attempt(self, url: str, request: LogprobsRequest) -> LogprobsAnswer:
         with self._endpoints.call(url) as call:
-            try:
-                if call.is_probe:
-                    await self._see_alive(url)
-                answer = await self._client.post(
-                    f"{url}/v1/logprobs", request, LogprobsAnswer, deadline_s=self.config.request_timeout_s
-                )
-                self._check(url, request, answer)
-            except ServiceError as error:
-                if isinstance(error, ServiceRefused) and not _is_away(error):
-                    call.succeeded()
-                    raise self._refused(error) from error
-                call.failed(str(error), silent=_is_away(error))
-                raise
-            call.succeeded()
+            if call.is_probe:
+                await see_alive(self._client, url)
+            answer = await self._client.post(
+                f"{url}/v1/logprobs", request, LogprobsAnswer, deadline_s=self.config.request_timeout_s
+            )
+            self._check(url, request, answer)
         self.answered_at = asyncio.get_running_loop().time()
         return answer
-
-    async def _see_alive(self, url: str) -> None:
-        """Before a probe: a process that hangs costs two seconds, and not the deadline of a whole request."""
-        try:
-            await self._client.get(f"{url}/readyz", Readiness, deadline_s=_SIGN_OF_LIFE_S)
-        except (ServiceFailed, ServiceRefused):
-            return
 
     def _refused(self, error: ServiceRefused) -> TeacherFailed:
         remedy = {
@@ -275,20 +213,9 @@ class RemoteTeacher:
         log.debug("a request to teacher %s failed: %s", self.config.name, error)
 
 
-def _pause_s(first_s: float, *, after_rounds: int) -> float:
-    """Twice as long each time, up to the longest; a teacher may be away for days."""
-    return min(_LONGEST_PAUSE_S, first_s * 2.0 ** min(after_rounds, 32))
-
-
 def _is_away(error: ServiceError) -> bool:
-    """Whether the counterpart did not take the request up, so that it may be sent elsewhere at no risk."""
-    match error:
-        case ServiceTimeout() | ServiceUnreachable():
-            return True
-        case ServiceFailed(status=status) | ServiceRefused(status=status):
-            return status in _NOT_NOW
-        case _:
-            return False
+    """Whether the request may be sent again at no risk: it was not taken up, or the connection broke on the way."""
+    return fault_of(error) == "unavailable" or isinstance(error, ServiceUnreachable)
 
 
 def _parts(sequences: Sequence[NDArray[np.int32]], *, most_tokens: int) -> Iterator[list[NDArray[np.int32]]]:

@@ -15,7 +15,6 @@ When the next request to a service may begin.
 
 import asyncio
 import os
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -25,7 +24,7 @@ from pydantic import BaseModel, SecretStr
 from reward_service.endpoints.config import EndpointConfig, LimitsConfig
 from reward_service.verifier.metrics import ScoringMetrics
 from reward_service.verifier.submission import DataError, InfrastructureError, UserError, VerifierError
-from services.http.calls import Breakers, BreakerSettings, Call
+from services.http.calls import Backoff, Breakers, BreakerSettings, Call
 from services.http.client import HttpClient, ServiceError, ServiceRefused, ServiceTimeout, ServiceUnreachable
 from services.http.tls import TlsFiles, public_tls
 from services.secret_files import SecretFileError, read_secret
@@ -139,7 +138,7 @@ class Endpoint:
         self._metrics = metrics
         self._breakers = breakers or Breakers(f"{config.name} at", settings=_BREAKER)
         self._breaker = self._breakers[config.url]
-        self._backoff_s = backoff_s
+        self._backoff = Backoff(first_s=backoff_s, max_s=_LONGEST_PAUSE_S)
         self._places = asyncio.Semaphore(config.limits.concurrency)
         self._pace = RequestPace(per_s=config.limits.requests_per_s)
         self._budget = SpendingBudget(config.limits)
@@ -176,7 +175,7 @@ class Endpoint:
                 self.last_problem = str(error)
                 if failures >= self._limits.attempts:
                     raise InfrastructureError(f"{failures} attempts failed, last: {error}") from error
-            await asyncio.sleep(self._pause_s(after=failures) if failures else 0)
+            await asyncio.sleep(self._backoff.pause_s(failures) if failures else 0)
 
     def _take_request(self) -> None:
         try:
@@ -215,7 +214,9 @@ class Endpoint:
         match error:
             case ServiceRefused(status=429, retry_after_s=wanted_s):
                 call.succeeded()
-                self._pace.pause(self._pause_s(after=tries + 1) if wanted_s is None else max(wanted_s, self._backoff_s))
+                self._pace.pause(
+                    self._backoff.pause_s(tries + 1) if wanted_s is None else max(wanted_s, self._backoff.first_s)
+                )
                 return _TryAgain(said, counts=False)
             case ServiceRefused(status=status) if status not in _AGAIN:
                 call.succeeded()
@@ -225,10 +226,6 @@ class Endpoint:
             case _:
                 call.failed(said, silent=False)
         return _TryAgain(said, counts=True)
-
-    def _pause_s(self, *, after: int) -> float:
-        nominal = min(_LONGEST_PAUSE_S, self._backoff_s * 2.0 ** min(after - 1, 32))
-        return nominal * random.uniform(0.5, 1.0)
 
     def _said(self, error: ServiceError) -> str:
         """Some services repeat the key that they were shown."""

@@ -1,4 +1,4 @@
-"""Whether a counterpart that failed is asked again, and when.
+"""Whether a counterpart that failed is called again, and when; whose fault a failure is.
 
     closed ──silence, or too many failures in a row──▶ open ──its rest is over──▶ half-open: one call is the probe
       ▲                                                 ▲                               │
@@ -7,10 +7,6 @@
       └── calls are admitted
 
 A call that ends without a verdict, because it was cancelled, gives the place of the probe back.
-
-Pauses between attempts.
-
-Whose fault a failed call is, and what a breaker is told of it.
 """
 
 import asyncio
@@ -199,12 +195,19 @@ class Backoff:
 
     first_s: float
     max_s: float
-    sleep: Callable[[float], Awaitable[None]]
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     async def pause(self, failures: int) -> None:
-        """Wait after the `failures`-th failure in a row, counted from 1; between half and all of the nominal pause."""
-        nominal = min(self.max_s, self.first_s * 2 ** min(failures - 1, 30))
-        await self.sleep(nominal * random.uniform(0.5, 1.0))
+        """Wait after the `failures`-th failure in a row, counted from 1."""
+        await self.sleep(self.pause_s(failures))
+
+    def pause_s(self, failures: int) -> float:
+        """A pause after so many failures: between half and all of the nominal one."""
+        return self.nominal_s(failures) * random.uniform(0.5, 1.0)
+
+    def nominal_s(self, failures: int) -> float:
+        """Twice as long each time, up to the longest, however long a counterpart is away."""
+        return min(self.max_s, self.first_s * 2.0 ** min(failures - 1, 30))
 
 
 Fault = Literal["request", "unavailable", "counterpart"]
@@ -215,8 +218,8 @@ it. `counterpart`: it was taken up, and the counterpart broke over it or answere
 _REQUEST_IS_WRONG = frozenset({400, 413, 422})
 """The statuses that another attempt at the same request would get again. A wrong token (401) is not its fault."""
 
-_NOT_NOW = frozenset({429, 503})
-"""Busy; draining, starting or without weights: the request itself was not looked at."""
+_NOT_NOW = frozenset({408, 429, 503})
+"""Sent too slowly; busy; draining, starting or without weights: the request itself was not looked at."""
 
 _SIGN_OF_LIFE_S = 2.0
 
@@ -232,21 +235,6 @@ def fault_of(error: ServiceError) -> Fault:
             return "unavailable"
         case _:
             return "counterpart"
-
-
-@contextmanager
-def told(call: Call) -> Iterator[None]:
-    """Tells the breaker how the call in the body went. One that refuses the request, or is busy, is well."""
-    try:
-        yield
-    except ServiceError as error:
-        fault = fault_of(error)
-        if fault == "request" or is_busy(error):
-            call.succeeded()
-        else:
-            call.failed(str(error), silent=fault == "unavailable")
-        raise
-    call.succeeded()
 
 
 def is_busy(error: ServiceError) -> bool:

@@ -99,7 +99,7 @@ class RewardClient:
         """Keep `waits` true to which services do not answer, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for route in self._routes.all():
-                tasks.create_task(route.endpoints.watch(waits))
+                tasks.create_task(route.watch(waits))
 
     @property
     def urls(self) -> tuple[str, ...]:

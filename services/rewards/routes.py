@@ -10,11 +10,13 @@ from protocol.status import Readiness
 from services.http.calls import Breakers
 from services.http.client import HttpClient, ServiceError
 from services.http.contacts import Contact
+from services.http.endpoints import Endpoints
 from services.http.tls import TlsContext
+from services.http.waiting import Waiting
 from services.rewards.batches import Batches
 from services.rewards.exchange import Exchange
 from services.rewards.items import Part, RewardMetrics
-from services.rewards.rounds import RewardEndpoints, Rounds
+from services.rewards.rounds import Rounds
 from services.rewards.settings import ClientSettings, Hedges, RewardService
 
 _READY_S = 5.0
@@ -23,7 +25,7 @@ _READY_S = 5.0
 class Route:
     """Some services that are asked for the same verifiers."""
 
-    def __init__(self, *, endpoints: RewardEndpoints, rounds: Rounds, batches: Batches) -> None:
+    def __init__(self, *, endpoints: Endpoints, rounds: Rounds, batches: Batches) -> None:
         self.endpoints = endpoints
         self._rounds = rounds
         self._batches = batches
@@ -34,6 +36,14 @@ class Route:
             await self._batches.ask((verifier, frozenset(avoid)), part)
         else:
             await self._rounds.run([part], avoid=avoid)
+
+    async def watch(self, waits: Waiting) -> None:
+        """Keep `waits` true to whether any of them answers and takes requests, until cancelled."""
+        whom = f"the reward service at {' or '.join(self.endpoints.names)}"
+        while True:
+            await self.endpoints.until(at_hand=False)
+            with waits.wait(whom, quiet_s=0.5):
+                await self.endpoints.until(at_hand=True)
 
     def cancel(self) -> None:
         """End the requests that are shared."""
@@ -123,7 +133,7 @@ class Routes:
 
     def _route(self, urls: Sequence[str], tasks: asyncio.TaskGroup) -> Route:
         settings = self._settings
-        endpoints = RewardEndpoints(urls, breakers=self._breakers)
+        endpoints = Endpoints(urls, breakers=self._breakers)
         rounds = Rounds(
             endpoints=endpoints,
             exchange=Exchange(http=self._http, deadline_s=settings.deadline_s, margin_s=settings.margin_s),

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pydantic import SecretStr
 
 from learner.teachers.config import TeacherConfig
-from learner.teachers.remote import RemoteTeacher, TeacherFailed, TeacherMeasures, _parts, _pause_s
-from services.http.calls import Breakers, BreakerSettings
+from learner.teachers.remote import RemoteTeacher, TeacherFailed, TeacherMeasures, _parts
+from services.http.calls import Backoff, Breakers, BreakerSettings
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from tests.learner.teachers.scripted_teacher import TOKEN, TOKENIZER, ScriptedTeacher, logprob
@@ -189,7 +189,8 @@ async def test_a_teacher_that_is_away_is_waited_for() -> None:
 
 
 def test_pauses_double_up_to_a_limit_however_long_a_teacher_is_away() -> None:
-    assert [_pause_s(0.5, after_rounds=rounds) for rounds in (0, 1, 2, 3, 4, 100_000)] == [0.5, 1, 2, 4, 5, 5]
+    backoff = Backoff(first_s=0.5, max_s=5)
+    assert [backoff.nominal_s(rounds) for rounds in (1, 2, 3, 4, 5, 100_001)] == [0.5, 1, 2, 4, 5, 5]
 
 
 def test_names_of_errors_are_those_of_the_config() -> None:

@@ -3,7 +3,8 @@
 import asyncio
 from contextlib import ExitStack
 
-from services.rewards.rounds import RewardEndpoints
+from services.http.calls import Breakers
+from services.http.endpoints import Endpoints
 
 
 class Clock:
@@ -15,7 +16,7 @@ class Clock:
         return self.now
 
 
-def at_once(endpoints: RewardEndpoints, stack: ExitStack, *, most: int = 100) -> list[str]:
+def at_once(endpoints: Endpoints, stack: ExitStack, *, most: int = 100) -> list[str]:
     """Begins calls for as long as one is admitted, at most so many."""
     chosen: list[str] = []
     while len(chosen) < most and (url := endpoints.another(than=())) is not None:
@@ -25,7 +26,7 @@ def at_once(endpoints: RewardEndpoints, stack: ExitStack, *, most: int = 100) ->
 
 
 async def test_the_least_busy_is_asked_and_equals_take_turns() -> None:
-    endpoints = RewardEndpoints(["a", "b"])
+    endpoints = Endpoints(["a", "b"], breakers=Breakers("service"))
 
     with ExitStack() as stack:
         assert at_once(endpoints, stack, most=4) == ["a", "b", "a", "b"]
@@ -34,7 +35,7 @@ async def test_the_least_busy_is_asked_and_equals_take_turns() -> None:
 
 
 async def test_one_to_be_avoided_is_asked_if_there_is_no_other() -> None:
-    endpoints = RewardEndpoints(["a", "b"])
+    endpoints = Endpoints(["a", "b"], breakers=Breakers("service"))
 
     assert [await endpoints.choose(avoid=["a"]) for _ in range(3)] == ["b"] * 3
     assert await endpoints.choose(avoid=["a", "b"]) in {"a", "b"}
@@ -42,7 +43,7 @@ async def test_one_to_be_avoided_is_asked_if_there_is_no_other() -> None:
 
 async def test_a_busy_service_is_asked_for_no_more_at_once_than_it_took_and_for_more_later() -> None:
     clock = Clock()
-    endpoints = RewardEndpoints(["a"], clock=clock)
+    endpoints = Endpoints(["a"], breakers=Breakers("service", clock=clock))
     with ExitStack() as stack:
         at_once(endpoints, stack, most=3)
         endpoints.busy("a", for_s=2.0)
@@ -58,7 +59,7 @@ async def test_a_busy_service_is_asked_for_no_more_at_once_than_it_took_and_for_
 
 async def test_a_place_at_a_busy_service_is_taken_as_soon_as_it_is_free() -> None:
     clock = Clock()
-    endpoints = RewardEndpoints(["a"], clock=clock)
+    endpoints = Endpoints(["a"], breakers=Breakers("service", clock=clock))
     endpoints.busy("a", for_s=0.0)
     clock.now += 1.0
     with endpoints.call("a"):
