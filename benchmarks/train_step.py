@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from learner.algorithms.config import GrpoConfig
-from learner.trainer_thread import vocabulary_size
 from learner.training.batch import TrainSequence
 from learner.training.config import Dtype, OptimizerConfig, TrainingConfig
 from learner.training.ranks import Ranks, open_process_group
 from learner.training.trainer import Trainer
+from protocol.fingerprints import vocabulary_size
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ Whether the engine's process lives, and whether it answers: a stopped process ke
 """
 
 import asyncio
-import json
 import logging
 import secrets
 import socket
@@ -28,7 +27,7 @@ from generator.routes import add_token_routes, add_weight_routes, refused_while_
 from generator.serving import Serving
 from generator.status import GeneratorStatus
 from generator.weight_sync import Puller, WeightSync
-from protocol.fingerprints import fingerprint_directory
+from protocol.fingerprints import fingerprint_directory, vocabulary_size
 from protocol.fleet import Announcement
 from protocol.model import PROTOCOL_VERSION
 from services.http.app import create_app
@@ -151,10 +150,6 @@ async def _engine_unless_stopped(options: EngineOptions, stop: Stop) -> Engine |
             await asyncio.wait([starting])
 
 
-def _vocabulary_size(config: GeneratorConfig) -> int:
-    return int(json.loads((config.model / "config.json").read_text(encoding="utf-8"))["vocab_size"])
-
-
 def _scoring(
     config: GeneratorConfig, *, engine: Engine, serving: Serving, measures: Measures, announcement: Announcement
 ) -> Scoring:
@@ -164,7 +159,7 @@ def _scoring(
         measures=measures,
         generator_id=announcement.generator_id,
         tokenizer=announcement.fingerprints.tokenizer,
-        vocabulary_size=_vocabulary_size(config),
+        vocabulary_size=vocabulary_size(config.model),
         max_model_len=config.engine.max_model_len,
     )
 
@@ -173,7 +168,7 @@ def _serving(config: GeneratorConfig, *, engine: Engine, measures: Measures, nam
     return Serving(
         engine=engine,
         generator_id=name,
-        vocabulary_size=_vocabulary_size(config),
+        vocabulary_size=vocabulary_size(config.model),
         max_model_len=config.engine.max_model_len,
         max_waiting_requests=config.max_waiting_requests,
         measures=measures,

@@ -24,13 +24,12 @@ from learner.reports.metrics import Measures
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerStatus
 from learner.teachers.teachers import Teachers
-from learner.trainer_thread import vocabulary_size
 from learner.weights.fleet import Fleet, IdleWatch
 from learner.weights.published import Shelf, add_routes
 from learner.weights.publisher import Publisher
 from learner.weights.snapshot import JoinReport, PublisherOptions, PublishReport
 from learner.weights.trusted_urls import TrustedUrls
-from protocol.fingerprints import fingerprint_directory
+from protocol.fingerprints import fingerprint_directory, vocabulary_size
 from protocol.fleet import Fingerprints
 from protocol.generation import Sampling
 from services.http.app import create_app

@@ -5,7 +5,6 @@ Opening the trainer: its ranks, their process group, the model.
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import queue
@@ -184,11 +183,6 @@ def first_probe(model: Path, *, count: int) -> tuple[int, ...]:
     """The beginning of a fixed text in the model's tokens: 2 to `count` of them."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     return tuple(tokenizer.encode(_PROBE_TEXT, add_special_tokens=False)[:count])
-
-
-def vocabulary_size(model: Path) -> int:
-    """The number of token ids that the model knows, from its config.json."""
-    return int(json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"])
 
 
 def _share_folder(config: LearnerConfig, commands: CommandChannel, ranks: Ranks) -> bool:

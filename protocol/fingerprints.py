@@ -46,6 +46,11 @@ def chat_template(model: Path) -> str:
     return template if isinstance(template, str) else json.dumps(template, sort_keys=True)
 
 
+def vocabulary_size(model: Path) -> int:
+    """The number of token ids that the model knows. Raises FileNotFoundError that names the missing file."""
+    return int(_read_json(model / "config.json")["vocab_size"])
+
+
 def _tokenizer(model: Path) -> str:
     files = [model / name for name in _TOKENIZER_FILES if (model / name).exists()]
     if not files:

@@ -21,6 +21,8 @@ PULLED_EPOCH = 0
 """Stands for a download where a commit names the epoch of a broadcast."""
 MEETING_BYTES = 16
 """The size of the broadcast with which the members of an NCCL group meet."""
+BUCKET_ALIGNMENT = 16
+"""Offsets of tensors in a bucket are multiples of this many bytes, so that any element type can be viewed in place."""
 PULL_TOOK_TOO_LONG = "pull_took_too_long"
 """The kind of a refusal by a generator whose download was not done in time."""
 MOST_PROBE_TEXTS = 64

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
+from pydantic import BaseModel
+
 from reward_service.code.arguments import CodeArguments
 from reward_service.code.code_judge import open_code
 from reward_service.config import RewardServiceConfig
@@ -13,7 +15,7 @@ from reward_service.endpoints.remote import remote_verifier
 from reward_service.judges.judge import judge_verifier
 from reward_service.reward_models.lane import reward_model_verifier
 from reward_service.verifier.config import CustomVerifier
-from reward_service.verifier.contract import Registry, Verifier
+from reward_service.verifier.contract import Opener, Registry, Verifier
 from reward_service.verifier.runners import in_workers, inline, on_event_loop
 from reward_service.verifier.submission import load_function
 from reward_service.verifiers.arguments import (
@@ -38,126 +40,50 @@ from reward_service.verifiers.qa import QaArguments, qa
 
 logger = logging.getLogger(__name__)
 
-INCLUDED = (
-    Verifier(
-        name="code",
-        version="1",
-        description="The share of tests that the completion's program passes, run in a sandbox.",
-        arguments=CodeArguments,
-        open=open_code,
-    ),
-    Verifier(
-        name="composite",
-        version="1",
-        description="A reward made of other verifiers' rewards: weights, gates, and one combination of them.",
-        arguments=CompositeArguments,
-        open=open_composite,
-    ),
-    Verifier(
-        name="exact_match",
-        version="1",
-        description="1 when the completion equals the answer, else 0.",
-        arguments=ExactMatchArguments,
-        open=inline(exact_match),
-    ),
-    Verifier(
-        name="format",
-        version="1",
-        description="1 when the completion has its tags, each once and in order, and its box, else 0, or a part.",
-        arguments=FormatArguments,
-        open=inline(well_formed),
-    ),
-    Verifier(
-        name="ifeval",
-        version="1",
-        description="The share of IFEval's instructions that the completion follows, or whether it follows all.",
-        arguments=IfevalArguments,
-        open=in_workers("reward_service.verifiers.ifeval.checking:ifeval"),
-        packages=("langdetect",),
-    ),
-    Verifier(
-        name="json_schema",
-        version="1",
-        description="1 when the completion holds a JSON value that the schema allows, else 0, or a part.",
-        arguments=JsonSchemaArguments,
-        open=in_workers("reward_service.verifiers.json_schema:json_schema"),
-        packages=("jsonschema",),
-    ),
-    Verifier(
-        name="length",
-        version="1",
-        description="Full reward in a range of lengths, and less with the distance outside it.",
-        arguments=LengthArguments,
-        open=inline(length),
-    ),
-    Verifier(
-        name="math",
-        version="2",
-        description="1 when the final answer (the last box or expression) equals a right one as mathematics.",
-        arguments=MathArguments,
-        open=in_workers("reward_service.verifiers.mathematics.math_answer:math_answer"),
-        packages=("math-verify",),
-    ),
-    Verifier(
-        name="multiple_choice",
-        version="1",
-        description="1 when the final statement names the right option and no other.",
-        arguments=MultipleChoiceArguments,
-        open=inline(multiple_choice),
-    ),
-    Verifier(
-        name="numeric",
-        version="1",
-        description="1 when the final number is the right one within the tolerances.",
-        arguments=NumericArguments,
-        open=inline(numeric),
-    ),
-    Verifier(
-        name="overlong",
-        version="1",
-        description="0, and from some length on a punishment that grows to -1 at the longest (DAPO).",
-        arguments=OverlongArguments,
-        open=inline(overlong),
-    ),
-    Verifier(
-        name="qa",
-        version="1",
-        description="Whether a short answer in words is right: exactly, as a part, or by the F1 of its words.",
-        arguments=QaArguments,
-        open=inline(qa),
-    ),
-    Verifier(
-        name="reasoning_gym",
-        version="1",
-        description="What the reasoning-gym dataset's own scorer gives to the extracted answer.",
-        arguments=ReasoningGymArguments,
-        open=in_workers(
-            "reward_service.verifiers.reasoning_gym:sandboxed_score",
-            unsafe="reward_service.verifiers.reasoning_gym:unsafe_score",
-        ),
-        packages=("reasoning-gym",),
-    ),
-    Verifier(
-        name="regex",
-        version="1",
-        description="The weighted share of patterns that the completion matches, or does not where they are forbidden.",
-        arguments=RegexArguments,
-        open=in_workers("reward_service.verifiers.patterns:regex"),
-    ),
-    Verifier(
-        name="repetition",
-        version="1",
-        description="0 for a completion that does not repeat itself, down to -scale for one that does nothing else.",
-        arguments=RepetitionArguments,
-        open=in_workers("reward_service.verifiers.lengths:repetition"),
-    ),
-    Verifier(
-        name="similarity",
-        version="1",
-        description="How close the completion is to references, from 0 to 1, by n-grams or edits.",
-        arguments=SimilarityArguments,
-        open=in_workers("reward_service.verifiers.similarity:similarity"),
-    ),
+_OURS = "reward_service.verifiers"
+
+# Each with its name, its version, its arguments, how it is run, the packages that it needs, and what it says of itself.
+# fmt: off
+_TABLE: tuple[tuple[str, str, type[BaseModel], Opener, tuple[str, ...], str], ...] = (
+    ("code", "1", CodeArguments, open_code, (),
+     "The share of tests that the completion's program passes, run in a sandbox."),
+    ("composite", "1", CompositeArguments, open_composite, (),
+     "A reward made of other verifiers' rewards: weights, gates, and one combination of them."),
+    ("exact_match", "1", ExactMatchArguments, inline(exact_match), (),
+     "1 when the completion equals the answer, else 0."),
+    ("format", "1", FormatArguments, inline(well_formed), (),
+     "1 when the completion has its tags, each once and in order, and its box, else 0, or a part."),
+    ("ifeval", "1", IfevalArguments, in_workers(f"{_OURS}.ifeval.checking:ifeval"), ("langdetect",),
+     "The share of IFEval's instructions that the completion follows, or whether it follows all."),
+    ("json_schema", "1", JsonSchemaArguments, in_workers(f"{_OURS}.json_schema:json_schema"), ("jsonschema",),
+     "1 when the completion holds a JSON value that the schema allows, else 0, or a part."),
+    ("length", "1", LengthArguments, inline(length), (),
+     "Full reward in a range of lengths, and less with the distance outside it."),
+    ("math", "2", MathArguments, in_workers(f"{_OURS}.mathematics.math_answer:math_answer"), ("math-verify",),
+     "1 when the final answer (the last box or expression) equals a right one as mathematics."),
+    ("multiple_choice", "1", MultipleChoiceArguments, inline(multiple_choice), (),
+     "1 when the final statement names the right option and no other."),
+    ("numeric", "1", NumericArguments, inline(numeric), (),
+     "1 when the final number is the right one within the tolerances."),
+    ("overlong", "1", OverlongArguments, inline(overlong), (),
+     "0, and from some length on a punishment that grows to -1 at the longest (DAPO)."),
+    ("qa", "1", QaArguments, inline(qa), (),
+     "Whether a short answer in words is right: exactly, as a part, or by the F1 of its words."),
+    ("reasoning_gym", "1", ReasoningGymArguments,
+     in_workers(f"{_OURS}.reasoning_gym:sandboxed_score", unsafe=f"{_OURS}.reasoning_gym:unsafe_score"),
+     ("reasoning-gym",),      "What the reasoning-gym dataset's own scorer gives to the extracted answer."),
+    ("regex", "1", RegexArguments, in_workers(f"{_OURS}.patterns:regex"), (),
+     "The weighted share of patterns that the completion matches, or does not where they are forbidden."),
+    ("repetition", "1", RepetitionArguments, in_workers(f"{_OURS}.lengths:repetition"), (),
+     "0 for a completion that does not repeat itself, down to -scale for one that does nothing else."),
+    ("similarity", "1", SimilarityArguments, in_workers(f"{_OURS}.similarity:similarity"), (),
+     "How close the completion is to references, from 0 to 1, by n-grams or edits."),
+)
+# fmt: on
+
+INCLUDED = tuple(
+    Verifier(name=name, version=version, arguments=arguments, open=opener, packages=packages, description=description)
+    for name, version, arguments, opener, packages, description in _TABLE
 )
 
 

@@ -12,10 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol.fleet import BucketSpec, TensorSpec
-
-ALIGNMENT_BYTES = 16
-"""Offsets are multiples of this, so that any element type can be viewed in place."""
+from protocol.fleet import BUCKET_ALIGNMENT, BucketSpec, TensorSpec
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
 
@@ -53,8 +50,8 @@ def tensor_bytes(tensor: TensorSpec) -> int:
 
 def _check_place(tensor: TensorSpec, *, after: int, bucket: BucketSpec, index: int) -> None:
     where = f"tensor {tensor.name} at offset {tensor.offset} of bucket {index}"
-    if tensor.offset % ALIGNMENT_BYTES:
-        raise WeightSyncError(f"{where} is not aligned to {ALIGNMENT_BYTES} bytes")
+    if tensor.offset % BUCKET_ALIGNMENT:
+        raise WeightSyncError(f"{where} is not aligned to {BUCKET_ALIGNMENT} bytes")
     if tensor.offset < after:
         raise WeightSyncError(f"{where} overlaps the tensor before it, which ends at {after}")
     end = tensor.offset + tensor_bytes(tensor)

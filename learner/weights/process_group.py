@@ -22,12 +22,9 @@ import torch
 import xxhash
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
-from protocol.fleet import MEETING_BYTES, Backend, BucketSpec, TensorSpec
+from protocol.fleet import BUCKET_ALIGNMENT, MEETING_BYTES, Backend, BucketSpec, TensorSpec
 from services.nccl import environment_of_nccl
 from services.network import BACKLOG
-
-ALIGNMENT = 16
-"""Offsets are multiples of this many bytes, so that any element type can be viewed in place."""
 
 _NCCL_POLL_S = 0.001
 
@@ -65,7 +62,7 @@ def _split(tensors: NamedTensors, bucket_bytes: int) -> Iterator[NamedTensors]:
 
 
 def _padded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return -(-nbytes // BUCKET_ALIGNMENT) * BUCKET_ALIGNMENT
 
 
 def _pack(part: NamedTensors) -> Bucket:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 import zmq
 import zmq.asyncio
@@ -75,17 +75,48 @@ class Received:
     frames: Sequence[Frame]
 
 
-class RouterSocket:
-    """The side that many peers connect to. An async context manager, made by `bind`."""
+class _MessageSocket:
+    """What both sides are: an async context manager around one socket, in a context of its own."""
+
+    _kind: ClassVar[int]
 
     def __init__(
         self, *, limits: SocketLimits = DEFAULT_SOCKET_LIMITS, on_garbage: GarbageCallback | None = None
     ) -> None:
-        self._context, self._socket = _open(zmq.ROUTER, limits)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._context, self._socket = _open(self._kind, limits)
         self._limits = limits
         self._garbage = _Garbage(on_garbage)
+
+    @property
+    def garbage_count(self) -> int:
+        """Messages and connections refused so far."""
+        return self._garbage.count
+
+    def close(self) -> None:
+        """Drop what is queued, and disconnect."""
+        self._socket.close(linger=0)
+        self._context.term()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class RouterSocket(_MessageSocket):
+    """The side that many peers connect to, made by `bind`."""
+
+    _kind = zmq.ROUTER
+
+    def __init__(
+        self, *, limits: SocketLimits = DEFAULT_SOCKET_LIMITS, on_garbage: GarbageCallback | None = None
+    ) -> None:
+        super().__init__(limits=limits, on_garbage=on_garbage)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._key_handler: KeyHandler | None = None
         self._inflow = InflowWatch(
             self._socket, limit_bytes=limits.message.header_bytes + limits.message.total_bytes, cut=self._refuse_flood
@@ -160,20 +191,7 @@ class RouterSocket:
             self._key_handler.close()
         self._inflow.close()
         self._watch.close()
-        _close(self._context, self._socket)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def garbage_count(self) -> int:
-        """Messages and connections refused so far."""
-        return self._garbage.count
+        super().close()
 
     def _use_keys(self, keys: ServerKeys | None) -> None:
         if keys is None:
@@ -212,15 +230,15 @@ class RouterSocket:
             logger.debug("%s is gone before it could be told of its refused message", peer)
 
 
-class DealerSocket:
-    """The side that connects to one router, and again after each break. An async context manager."""
+class DealerSocket(_MessageSocket):
+    """The side that connects to one router, and again after each break; made by `connect`."""
+
+    _kind = zmq.DEALER
 
     def __init__(
         self, *, limits: SocketLimits = DEFAULT_SOCKET_LIMITS, on_garbage: GarbageCallback | None = None
     ) -> None:
-        self._context, self._socket = _open(zmq.DEALER, limits)
-        self._limits = limits
-        self._garbage = _Garbage(on_garbage)
+        super().__init__(limits=limits, on_garbage=on_garbage)
         self._watch: ConnectingWatch | None = None
         self._address = ""
 
@@ -282,20 +300,7 @@ class DealerSocket:
         """Drop what is queued and disconnect."""
         if self._watch is not None:
             self._watch.close()
-        _close(self._context, self._socket)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def garbage_count(self) -> int:
-        """Messages refused so far."""
-        return self._garbage.count
+        super().close()
 
 
 class _Garbage:
@@ -343,11 +348,6 @@ def _open(kind: int, limits: SocketLimits) -> tuple[zmq.asyncio.Context, zmq.asy
     ):
         socket.setsockopt(option, value)
     return context, socket
-
-
-def _close(context: zmq.asyncio.Context, socket: zmq.asyncio.Socket) -> None:
-    socket.close(linger=0)
-    context.term()
 
 
 def _check_keys(address: str, *, has_keys: bool, insecure: bool) -> None:

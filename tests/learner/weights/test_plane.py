@@ -11,7 +11,8 @@ import pytest
 import torch
 import xxhash
 
-from learner.weights.process_group import ALIGNMENT, BroadcastGroup, Meeting, WeightPlaneError, pack_buckets
+from learner.weights.process_group import BroadcastGroup, Meeting, WeightPlaneError, pack_buckets
+from protocol.fleet import BUCKET_ALIGNMENT
 from tests.learner.generators import gloo_group, receive_bucket
 
 
@@ -37,7 +38,7 @@ def test_tensors_lie_in_order_at_aligned_offsets_in_buckets_of_about_the_size() 
         ["large"],
     ]
     assert [bucket.spec.nbytes for bucket in buckets] == [64, 32, 800]
-    assert all(tensor.offset % ALIGNMENT == 0 for bucket in buckets for tensor in bucket.spec.tensors)
+    assert all(tensor.offset % BUCKET_ALIGNMENT == 0 for bucket in buckets for tensor in bucket.spec.tensors)
 
 
 def test_a_bucket_holds_the_bytes_of_its_tensors_and_their_hash() -> None:
