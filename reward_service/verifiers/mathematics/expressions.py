@@ -12,7 +12,7 @@ One pass without backtracking; depth is bounded.
 from collections.abc import Sequence
 from fractions import Fraction
 
-from reward_service.verifiers.mathematics.nodes import (
+from reward_service.verifiers.mathematics.answers import (
     MAX_DEPTH,
     MAX_DIGITS,
     MAX_OPERATIONS,

@@ -12,11 +12,17 @@ from collections.abc import Sequence
 from typing import Literal
 
 from reward_service.verifiers.mathematics.answers import (
+    MAX_CHARS,
+    MAX_DEPTH,
+    MAX_ITEMS,
+    MAX_TOKENS,
     Answer,
     Combination,
     Grid,
     Listing,
+    Node,
     Ordered,
+    OverLimits,
     Ratio,
     RealLine,
     Relation,
@@ -24,19 +30,9 @@ from reward_service.verifiers.mathematics.answers import (
     SetOperator,
     Side,
     Text,
-)
-from reward_service.verifiers.mathematics.expressions import FUNCTIONS, parse_expression
-from reward_service.verifiers.mathematics.names import are_words, is_word, name_of
-from reward_service.verifiers.mathematics.nodes import (
-    MAX_CHARS,
-    MAX_DEPTH,
-    MAX_ITEMS,
-    MAX_TOKENS,
-    Node,
-    OverLimits,
     Unreadable,
 )
-from reward_service.verifiers.mathematics.notation import MULTIPLIERS
+from reward_service.verifiers.mathematics.expressions import FUNCTIONS, parse_expression
 from reward_service.verifiers.mathematics.tokens import (
     CLOSING,
     OPENING,
@@ -49,6 +45,7 @@ from reward_service.verifiers.mathematics.tokens import (
     trimmed,
 )
 from reward_service.verifiers.mathematics.units import CURRENCY, parse_unit, starts_unit
+from reward_service.verifiers.mathematics.words import MULTIPLIERS, are_words, is_word, name_of
 
 _RELATIONS = frozenset(("=", "<", ">", "<=", ">=", "!=", r"\approx", r"\in"))
 _SEPARATORS = frozenset((",", ";", "or", "and", "&&"))

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from reward_service.verifiers.mathematics.notation import modulus_of
-from reward_service.verifiers.mathematics.tokens import Token
+from reward_service.verifiers.mathematics.tokens import Token, modulus_of
 
 PERCENT = "percent"
 DEGREE = "degree"

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import mpmath
 
-from reward_service.verifiers.mathematics.nodes import (
+from reward_service.verifiers.mathematics.answers import (
     MAX_ANGLE_BITS,
     MAX_FACTORIAL,
     MAX_FRACTION_BITS,

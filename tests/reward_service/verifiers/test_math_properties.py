@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from reward_service.verifier.submission import DataError, Submission
 from reward_service.verifiers.arguments import MathArguments
-from reward_service.verifiers.mathematics.answers import Scalar
-from reward_service.verifiers.mathematics.equality import Rules, same_answer
-from reward_service.verifiers.mathematics.math_answer import final_answers, math_answer
-from reward_service.verifiers.mathematics.nodes import Number, OverLimits, Unreadable
-from reward_service.verifiers.mathematics.notation import to_latex
+from reward_service.verifiers.mathematics.answers import Number, OverLimits, Scalar, Unreadable
+from reward_service.verifiers.mathematics.equality import same_answer
+from reward_service.verifiers.mathematics.final_answer import final_answers
+from reward_service.verifiers.mathematics.math_answer import math_answer
+from reward_service.verifiers.mathematics.quantities import Rules
 from reward_service.verifiers.mathematics.reading import read
-from reward_service.verifiers.mathematics.tokens import tokenise
+from reward_service.verifiers.mathematics.tokens import to_latex, tokenise
 
 COMMANDS = (
     r"\frac \sqrt \boxed \text \pm \le \infty \cup \in \setminus \log \sin \pi \{ \} \left( \right) \begin{pmatrix} "

@@ -1,27 +1,138 @@
-"""Sets of real numbers as intervals in order: `x > 3`, `(3, oo)` and `{x | x > 3}` are one region."""
+"""Equations and inequalities: what they say of a name, whether two say the same, and which real numbers they allow.
+
+Sets of real numbers are intervals in order: `x > 3`, `(3, oo)` and `{x | x > 3}` are one region.
+"""
 
 import functools
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from reward_service.verifiers.mathematics.answers import (
     Answer,
+    Call,
     Combination,
     Listing,
+    Node,
     Ordered,
     RealLine,
     Relation,
     Scalar,
     Side,
+    Symbol,
+    Undefined,
+    Unreadable,
 )
 from reward_service.verifiers.mathematics.expressions import parse_expression
-from reward_service.verifiers.mathematics.nodes import Call, Node, Symbol, Undefined, Unreadable
-from reward_service.verifiers.mathematics.scalars import constant, has_decimal, same_number, symbols
+from reward_service.verifiers.mathematics.quantities import constant, has_decimal, points, same_number, symbols
 from reward_service.verifiers.mathematics.tokens import tokenise
 from reward_service.verifiers.mathematics.values import Setting, Value, arithmetic, evaluate, less, rational, same
 
-_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!=", r"\in": r"\in"}
+_INEQUALITIES = frozenset(("<", ">", "<=", ">="))
+_EQUAL = frozenset(("=", r"\approx"))
+_MIN_POINTS = 3
+
+
+def solved_value(relation: Relation, same: Callable[[Answer, Answer], bool]) -> Answer | None:
+    r"""What an equation says that its name is (`x = 3`), or what all its sides are (`3 + 4 = 7`); else None.
+
+    Of `x = \sqrt{2} \approx 1.414` that is the exact side. Sides that are not equal to each other say nothing.
+    """
+    if relation.operators == (r"\in",):
+        return relation.sides[1].answer if relation.sides[0].name is not None else None
+    if not _EQUAL.issuperset(relation.operators):
+        return None
+    named = relation.sides[0].name is not None
+    flipped = not named and relation.sides[-1].name is not None
+    sides = relation.sides[1:] if named else relation.sides[:-1] if flipped else relation.sides
+    operators = relation.operators[1:] if named else relation.operators[: len(sides) - 1]
+    values = [side.answer for side in sides]
+    last = values[0]
+    for operator, value in zip(operators, values[1:], strict=True):
+        if operator == r"\approx":
+            break
+        if last is None or value is None or not same(last, value):
+            return None
+        last = value
+    return last
+
+
+def names_agree(gold: Relation, given: Relation) -> bool:
+    """Whether the equations may speak of one thing. Only two single letters surely do not."""
+    names = [_name(relation) for relation in (gold, given)]
+    if names[0] == names[1] or None in names:
+        return True
+    return not all(re.fullmatch(r"\\?[A-Za-z](_\w+)?'*|\\[a-z]+", name or "") for name in names)
+
+
+def _name(relation: Relation) -> str | None:
+    name = relation.sides[0].name or relation.sides[-1].name
+    if name is None:
+        return None
+    bare = name.replace("{", "").replace("}", "")
+    return bare if len(bare) == 1 else bare.casefold()
+
+
+def proportional(gold: Relation, given: Relation) -> bool:
+    """Whether two equations are one up to a factor."""
+    if len(gold.sides) != 2 or len(given.sides) != 2:
+        return False
+    return _factor(gold, given) is not None
+
+
+def same_inequality(gold: Relation, given: Relation) -> bool:
+    """Whether the relations are one up to a factor, link by link, read from either end."""
+    if len(gold.operators) != len(given.operators):
+        return False
+    return any(_same_links(gold, one) for one in (given, _reversed(given)))
+
+
+def _reversed(relation: Relation) -> Relation:
+    operators = tuple(_FLIPPED.get(operator, operator) for operator in reversed(relation.operators))
+    return Relation(sides=relation.sides[::-1], operators=operators)
+
+
+def _same_links(gold: Relation, given: Relation) -> bool:
+    return all(_same_link(ours, theirs) for ours, theirs in zip(_links(gold), _links(given), strict=True))
+
+
+def _links(relation: Relation) -> Sequence[Relation]:
+    pairs = zip(itertools.pairwise(relation.sides), relation.operators, strict=True)
+    return [Relation(sides=pair, operators=(operator,)) for pair, operator in pairs]
+
+
+def _same_link(gold: Relation, given: Relation) -> bool:
+    factor = _factor(gold, given)
+    if factor is None or not factor.is_real:
+        return False
+    operator = given.operators[0]
+    # A negative factor turns an inequality round.
+    turned = operator if less(rational(0), factor) else _FLIPPED.get(operator, operator)
+    return gold.operators[0] == turned
+
+
+def _factor(gold: Relation, given: Relation) -> Value | None:
+    """By what the difference of the sides of the one is multiplied in the other, if that is the same everywhere."""
+    ours, theirs = _left_minus_right(gold), _left_minus_right(given)
+    if ours is None or theirs is None or symbols(ours) != symbols(theirs) or not symbols(ours):
+        return None
+    quotient = Call("/", (theirs, ours))
+    factors: list[Value] = []
+    for point in points(symbols(ours)):
+        try:
+            factors.append(evaluate(quotient, Setting(variables=point)))
+        except (Undefined, Unreadable):
+            continue
+    alike = len(factors) >= _MIN_POINTS and all(same(factors[0], factor) for factor in factors[1:])
+    return factors[0] if alike and not same(factors[0], arithmetic("-", (factors[0], factors[0]))) else None
+
+
+def _left_minus_right(relation: Relation) -> Node | None:
+    left, right = (side.answer for side in relation.sides)
+    return Call("-", (left.node, right.node)) if isinstance(left, Scalar) and isinstance(right, Scalar) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +256,15 @@ def _side_node(side: Side) -> Node:
 
 
 def _solutions(left: Node, operator: str, right: Node) -> Region:
-    if operator in _FLIPPED and _is_absolute(right) and not symbols(left):
+    if operator in _INEQUALITIES and _is_absolute(right) and not symbols(left):
         left, operator, right = right, _FLIPPED[operator], left
-    if operator in _FLIPPED and isinstance(left, Call) and _is_absolute(left) and not symbols(right):
+    if operator in _INEQUALITIES and isinstance(left, Call) and _is_absolute(left) and not symbols(right):
         above = _solutions(left.arguments[0], operator, right)
         below = _solutions(left.arguments[0], _FLIPPED[operator], Call("neg", (right,)))
         return _union(above, below) if operator in (">", ">=") else _intersection(above, below)
     difference = Call("-", (left, right))
     names = symbols(difference)
-    if len(names) != 1 or operator not in (*_FLIPPED, "!="):
+    if len(names) != 1 or operator not in (*_INEQUALITIES, "!="):
         raise Unreadable("an inequality that is not of one variable")
     slope, end = _linear(difference, next(iter(names)))
     bound = End(end, closed=operator in ("<=", ">="), decimal=has_decimal(difference))
