@@ -8,5 +8,7 @@ BUILT_IN: Mapping[str, str] = {
     "sliding_puzzle": "env_service.builtin.sliding_puzzle:SlidingPuzzleEnvironment",
     "nim": "env_service.builtin.number_games:NimEnvironment",
     "guessing": "env_service.builtin.number_games:GuessingEnvironment",
+    "gymnasium": "env_service.builtin.gymnasium_games:GymnasiumEnvironment",
+    "textarena": "env_service.builtin.textarena_games:TextArenaEnvironment",
     "wordle": "env_service.builtin.wordle:WordleEnvironment",
 }
