@@ -52,11 +52,20 @@ $(INSTALLED): $(LOCK) requirements/install.py pyproject.toml
 	echo "setup: done"
 
 .PHONY: check
-check: $(INSTALLED) ## formatting, lint, types and import rules
+check: $(INSTALLED) ## formatting, lint, types, import rules, and the links of the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory docs
+
+.PHONY: docs
+docs: $(INSTALLED) ## build the documentation as a site in site/; a dead link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+.PHONY: reference
+reference: $(INSTALLED) ## make the reference pages of settings, routes and metrics anew from the code
+	$(BIN)/python -m docs.reference
 
 .PHONY: test
 test: check ## setup, check, and all tests
@@ -118,7 +127,7 @@ lock: ## make both lock files anew (needs uv, and UV_FIND_LINKS or an index with
 .PHONY: clean
 clean: ## remove .venv, the demos' models and all caches; runs/ stays
 	rm -rf $(VENV) models/addition-init models/addition models/smollm2-135m models/rlhf* build *.egg-info
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .ONESHELL:

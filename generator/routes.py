@@ -24,6 +24,7 @@ def add_token_routes(app: FastAPI, *, serving: Serving, scoring: Scoring) -> Non
 
     @app.post("/v1/generate")
     async def generate(request: Annotated[GenerateRequest, Depends(json_body(GenerateRequest))]) -> Response:
+        """Sample completions; the answer is a GeneratePart a line, as tokens are sampled."""
         serving.check(request)
         return streamed_answer(serving.generate(request))
 
@@ -31,10 +32,12 @@ def add_token_routes(app: FastAPI, *, serving: Serving, scoring: Scoring) -> Non
     async def logprobs(
         request: Request, asked: Annotated[LogprobsRequest, Depends(json_body(LogprobsRequest))]
     ) -> Response:
+        """The logprobs of given tokens under one version of the weights."""
         return json_answer(await _unless_left(request, scoring.answer(asked)))
 
     @app.get("/v1/state")
     async def state() -> Response:
+        """Which version is served, and how many requests are under way."""
         return json_answer(serving.state())
 
 
@@ -43,18 +46,22 @@ def add_weight_routes(app: FastAPI, *, sync: WeightSync) -> None:
 
     @app.post("/v1/weights/group")
     async def group(request: Annotated[JoinGroup, Depends(json_body(JoinGroup))]) -> Response:
+        """Join the process group of a broadcast."""
         return json_answer(await sync.join(request))
 
     @app.post("/v1/weights/prepare")
     async def prepare(request: Annotated[Prepare, Depends(json_body(Prepare))]) -> Response:
+        """Receive the broadcast of a version, and stage it."""
         return json_answer(await sync.prepare(request))
 
     @app.post("/v1/weights/pull")
     async def pull(request: Annotated[Pull, Depends(json_body(Pull))]) -> Response:
+        """Download a version from the learner, and stage it."""
         return json_answer(await sync.pull(request))
 
     @app.post("/v1/weights/commit")
     async def commit(request: Annotated[Commit, Depends(json_body(Commit))]) -> Response:
+        """Load what is staged, and serve it as the new version."""
         return json_answer(await sync.commit(request))
 
 

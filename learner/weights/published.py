@@ -117,6 +117,7 @@ def add_routes(app: FastAPI, *, fleet: Fleet, shelf: Shelf) -> None:
 
     @app.post("/v1/generators")
     async def announce(announcement: Annotated[Announcement, Depends(json_body(Announcement))]) -> Response:
+        """A generator says who and where it is, again and again; refused with 409 if it does not fit the run."""
         try:
             return json_answer(fleet.announce(announcement, now=time.monotonic()))
         except JoinRefused as error:
@@ -130,6 +131,7 @@ def add_weight_routes(app: FastAPI, *, shelf: Shelf) -> None:
 
     @app.get("/v1/weights/{version}/plan")
     async def plan(version: str) -> Response:
+        """The buckets of a published version, and their tensors and hashes."""
         try:
             return json_answer(shelf.plan(version))
         except NotOnTheShelf as error:
@@ -139,6 +141,7 @@ def add_weight_routes(app: FastAPI, *, shelf: Shelf) -> None:
     async def chunk(
         version: str, index: int, offset: Annotated[int, Query()], length: Annotated[int, Query()]
     ) -> Response:
+        """A part of a bucket: `length` bytes from `offset` on."""
         try:
             data = shelf.chunk(version, index=index, offset=offset, length=length)
         except NotOnTheShelf as error:

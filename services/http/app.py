@@ -227,15 +227,18 @@ async def _lines(parts: AsyncIterator[BaseModel]) -> AsyncGenerator[bytes, None]
 def _add_health_routes(app: FastAPI, *, service: str, readiness: Callable[[], Readiness], metrics: Metrics) -> None:
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
+        """Answers as long as the process lives."""
         return {"service": service, "status": "alive"}
 
     @app.get("/readyz", responses={200: {"model": Readiness}, 503: {"model": Readiness}})
     async def readyz() -> Response:
+        """200 when the process can work; 503 with whom it waits for, and since when."""
         state = readiness()
         return json_answer(state, status=200 if state.ready else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def prometheus() -> Response:
+        """The metrics in the format of Prometheus."""
         return Response(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -74,6 +74,7 @@ def add_status_route(
 
     @app.get("/v1/status", responses={200: {"model": Status}})
     async def status() -> Response:
+        """Peers, queues, versions, waits and recent failures; `headway doctor` reads it."""
         report = provider()
         return json_answer(
             Status(

@@ -1,0 +1,137 @@
+"""The HTTP applications and the metrics of the four processes, made without starting one.
+
+Nothing behind a route is there: handlers are described and never called.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import Counter, Gauge, Histogram
+
+from env_service.rollouts.outcomes import RolloutMetrics
+from generator.metrics import Measures as GeneratorMeasures
+from generator.routes import add_token_routes
+from generator.routes import add_weight_routes as add_sync_routes
+from learner.reports.metrics import Measures as LearnerMeasures
+from learner.teachers.remote import TeacherMeasures
+from learner.weights.published import add_routes as add_learner_routes
+from protocol.status import Kind, Readiness, Report
+from reward_service.config import RewardServiceConfig
+from reward_service.included import build_registry
+from reward_service.requests.scoring import Scorer
+from reward_service.service import build_app
+from reward_service.verifier.metrics import make_metrics
+from services.http.app import create_app
+from services.http.metrics import Metrics
+from services.http.status import RecentFailures, add_status_route
+from services.http.waiting import Waiting
+from services.rewards.items import RewardMetrics
+
+_ABSENT: Any = None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric as Prometheus shows it; `kind` is counter, gauge or histogram."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    documentation: str
+
+
+class _Noted(Metrics):
+    """Notes what is made."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__(process)
+        self.made: list[Metric] = []
+
+    def counter(self, name: str, documentation: str, *, labels: Sequence[str] = ()) -> Counter:
+        self._note(f"{name}_total", "counter", labels, documentation)
+        return super().counter(name, documentation, labels=labels)
+
+    def gauge(self, name: str, documentation: str, *, labels: Sequence[str] = ()) -> Gauge:
+        self._note(name, "gauge", labels, documentation)
+        return super().gauge(name, documentation, labels=labels)
+
+    def histogram(
+        self, name: str, documentation: str, *, buckets: Sequence[float], labels: Sequence[str] = ()
+    ) -> Histogram:
+        self._note(name, "histogram", labels, documentation)
+        return super().histogram(name, documentation, buckets=buckets, labels=labels)
+
+    def _note(self, name: str, kind: str, labels: Sequence[str], documentation: str) -> None:
+        self.made.append(Metric(self._prefix + name, kind, tuple(labels), documentation))
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a process shows at its HTTP address."""
+
+    app: FastAPI
+    metrics: tuple[Metric, ...]
+
+
+def described() -> Mapping[str, Described]:
+    """All four, by name."""
+    return {
+        "learner": _learner(),
+        "generator": _generator(),
+        "reward-service": asyncio.run(_reward_service()),
+        "env-service": _env_service(),
+    }
+
+
+def _learner() -> Described:
+    metrics = _Noted("learner")
+    LearnerMeasures(metrics)
+    TeacherMeasures(metrics)
+    app = _app("learner", metrics)
+    add_learner_routes(app, fleet=_ABSENT, shelf=_ABSENT)
+    return _finished("learner", app, metrics)
+
+
+def _generator() -> Described:
+    metrics = _Noted("generator")
+    GeneratorMeasures(metrics, engine=_ABSENT)
+    app = _app("generator", metrics)
+    add_token_routes(app, serving=_ABSENT, scoring=_ABSENT)
+    add_sync_routes(app, sync=_ABSENT)
+    return _finished("generator", app, metrics)
+
+
+async def _reward_service() -> Described:
+    metrics, config = _Noted("reward-service"), RewardServiceConfig()
+    registry = build_registry(config)
+    scorer = Scorer(registry=registry, config=config, metrics=make_metrics(metrics), service_id="described")
+    app = build_app(
+        config=config, registry=registry, scorer=scorer, metrics=metrics, readiness=_ready, version="described"
+    )
+    return _finished("reward-service", app, metrics)
+
+
+def _env_service() -> Described:
+    metrics = _Noted("env-service")
+    RolloutMetrics(metrics)
+    RewardMetrics(metrics)
+    return _finished("env-service", _app("env-service", metrics), metrics)
+
+
+def _app(process: str, metrics: Metrics) -> FastAPI:
+    return create_app(service=process, version="described", token=None, readiness=_ready, metrics=metrics)
+
+
+def _finished(process: Kind, app: FastAPI, metrics: _Noted) -> Described:
+    add_status_route(
+        app, service=process, version="described", waits=Waiting(), failures=RecentFailures(), stopping=lambda: False,
+        provider=lambda: Report(id="described"),
+    )  # fmt: skip
+    return Described(app=app, metrics=tuple(metrics.made))
+
+
+def _ready() -> Readiness:
+    return Readiness(ready=True)
