@@ -9,7 +9,8 @@ ask -> gathering -> send, in a task of the group -> each job's answer
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from pydantic import BaseModel
@@ -18,6 +19,7 @@ from protocol.rewards import ScoreError, ScoreItem
 from reward_service.endpoints.endpoint import InputRefused
 from reward_service.verifier.contract import Lane
 from reward_service.verifier.submission import Outcome, error_of, to_score, validate_arguments
+from services.batching import AskedJob, Batches
 
 A = TypeVar("A", bound=BaseModel)
 
@@ -65,17 +67,8 @@ R = TypeVar("R")
 Send = Callable[[Sequence[J], float], Awaitable[Sequence[R]]]
 
 
-@dataclass(frozen=True, eq=False)
-class _WaitingJob(Generic[J, R]):
-    """A job on its way. Its answer is cancelled when nobody waits for it any more."""
-
-    job: J
-    deadline: float
-    answer: asyncio.Future[R]
-
-    def fail(self, error: Exception) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
+_Timed = tuple[J, float]
+"""A job and its deadline."""
 
 
 class Batcher(Generic[J, R]):
@@ -90,82 +83,58 @@ class Batcher(Generic[J, R]):
         tasks: asyncio.TaskGroup,
         most: int,
         wait_s: float,
+        at_once: float,
         on_batch: Callable[[int], None],
     ) -> None:
         self._send = send
-        self._tasks = tasks
-        self._most = most
-        self._wait_s = wait_s
         self._on_batch = on_batch
-        self._gathered: list[_WaitingJob[J, R]] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._sent: set[asyncio.Task[None]] = set()
+        self._batches = Batches[AskedJob[_Timed[J], R]](
+            send=self._run, tasks=tasks, most=most, wait_s=wait_s, at_once=at_once
+        )
 
     async def ask(self, job: J, *, deadline: float) -> R:
         """The job's answer; to be cancelled at `deadline`. Raises what `send` raises."""
-        loop = asyncio.get_running_loop()
-        waiting = _WaitingJob[J, R](job, deadline, loop.create_future())
-        self._gathered.append(waiting)
-        if len(self._gathered) >= self._most:
-            self._begin()
-        elif self._timer is None:
-            self._timer = loop.call_later(self._wait_s, self._begin)
-        return await waiting.answer
+        asked = AskedJob[_Timed[J], R]((job, deadline))
+        self._batches.add(asked)
+        return await asked.answer
 
     def close(self) -> None:
         """End what is on its way."""
-        if self._timer is not None:
-            self._timer.cancel()
-        for task in self._sent:
-            task.cancel()
+        self._batches.close()
 
-    def _begin(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        batch = [waiting for waiting in self._gathered if not waiting.answer.done()]
-        self._gathered = []
-        if batch:
-            task = self._tasks.create_task(self._run(batch))
-            self._sent.add(task)
-            task.add_done_callback(self._sent.discard)
-
-    async def _run(self, batch: Sequence[_WaitingJob[J, R]]) -> None:
+    async def _run(self, batch: Sequence[AskedJob[_Timed[J], R]]) -> None:
         self._on_batch(len(batch))
-        deadline = max(waiting.deadline for waiting in batch)
+        deadline = max(asked.job[1] for asked in batch)
         try:
-            answers = await self._send([waiting.job for waiting in batch], deadline)
+            answers = await self._send([asked.job[0] for asked in batch], deadline)
         except InputRefused as refused:
             await self._alone(batch, refused)
         except Exception as error:  # noqa: BLE001  whatever goes wrong becomes an error of these items alone
-            _fail(batch, error)
+            for asked in batch:
+                asked.fail(error)
         else:
-            for waiting, answer in zip(batch, answers, strict=True):
-                if not waiting.answer.done():
-                    waiting.answer.set_result(answer)
+            for asked, answer in zip(batch, answers, strict=True):
+                asked.settle(answer)
 
-    async def _alone(self, batch: Sequence[_WaitingJob[J, R]], refused: InputRefused) -> None:
+    async def _alone(self, batch: Sequence[AskedJob[_Timed[J], R]], refused: InputRefused) -> None:
         if len(batch) == 1:
-            _fail(batch, refused)
+            batch[0].fail(refused)
             return
         async with asyncio.TaskGroup() as tasks:
-            for waiting in batch:
-                if not waiting.answer.done():
-                    tasks.create_task(self._run([waiting]))
-
-
-def _fail(batch: Sequence[_WaitingJob[J, R]], error: Exception) -> None:
-    for waiting in batch:
-        waiting.fail(error)
+            for asked in batch:
+                if not asked.is_over:
+                    tasks.create_task(self._run([asked]))
 
 
 @asynccontextmanager
 async def open_batcher(
-    send: Send[J, R], *, most: int, wait_s: float, on_batch: Callable[[int], None]
+    send: Send[J, R], *, most: int, wait_s: float, on_batch: Callable[[int], None], at_once: float = inf
 ) -> AsyncIterator[Batcher[J, R]]:
-    """A batcher of at most `most` jobs at a time, for which it waits `wait_s` seconds. Leaving ends what is sent."""
+    """A batcher of at most `most` jobs at a time, for which it waits `wait_s` seconds, or until fewer than `at_once`
+    batches are under way. Leaving ends what is sent.
+    """
     async with asyncio.TaskGroup() as tasks:
-        batcher = Batcher(send=send, tasks=tasks, most=most, wait_s=wait_s, on_batch=on_batch)
+        batcher = Batcher(send=send, tasks=tasks, most=most, wait_s=wait_s, at_once=at_once, on_batch=on_batch)
         try:
             yield batcher
         finally:

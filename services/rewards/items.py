@@ -122,6 +122,10 @@ class Part:
         self._owing = dict.fromkeys(entries, 0)
 
     @property
+    def is_over(self) -> bool:
+        return self.over.done()
+
+    @property
     def awaited(self) -> Collection[Entry]:
         """Those for which an answer is awaited."""
         return () if self.over.done() else self._owing.keys()

@@ -7,13 +7,13 @@ from contextlib import AsyncExitStack
 from pydantic import SecretStr
 
 from protocol.status import Readiness
+from services.batching import Batches
 from services.http.calls import Breakers
 from services.http.client import HttpClient, ServiceError
 from services.http.contacts import Contact
 from services.http.endpoints import Endpoints
 from services.http.tls import TlsContext
 from services.http.waiting import Waiting
-from services.rewards.batches import Batches
 from services.rewards.exchange import Exchange
 from services.rewards.items import Part, RewardMetrics
 from services.rewards.rounds import Rounds
@@ -23,19 +23,44 @@ _READY_S = 5.0
 
 
 class Route:
-    """Some services that are asked for the same verifiers."""
+    """Some services that are asked for the same verifiers. Requests that calls share are tasks of `tasks`."""
 
-    def __init__(self, *, endpoints: Endpoints, rounds: Rounds, batches: Batches) -> None:
+    def __init__(
+        self, *, endpoints: Endpoints, rounds: Rounds, tasks: asyncio.TaskGroup, settings: ClientSettings
+    ) -> None:
         self.endpoints = endpoints
         self._rounds = rounds
-        self._batches = batches
+        self._batches = Batches(
+            send=self._run,
+            tasks=tasks,
+            most=settings.batch_items,
+            wait_s=settings.batch_wait_s,
+            name="shared request to a reward service",
+        )
 
     async def ask(self, part: Part, *, verifier: str, merge: bool, avoid: Collection[str]) -> None:
-        """One round for a part, whose items are all for `verifier`; with `merge` together with those of other calls."""
-        if merge:
-            await self._batches.ask((verifier, frozenset(avoid)), part)
-        else:
+        """One round for a part, whose items are all for `verifier`; with `merge` together with those of other calls.
+
+        Cancelling one who waits takes nothing from the others.
+        """
+        if not merge:
             await self._rounds.run([part], avoid=avoid)
+            return
+        self._batches.add(part, key=(verifier, frozenset(avoid)), size=len(part.awaited))
+        try:
+            await part.over
+        finally:
+            part.close()
+
+    async def _run(self, parts: Sequence[Part]) -> None:
+        """One round for the parts of several calls; it goes on while anybody waits for one of them."""
+        for part in parts:
+            part.is_shared = len(parts) > 1
+        try:
+            await self._rounds.run(parts)
+        finally:
+            for part in parts:
+                part.close()
 
     async def watch(self, waits: Waiting) -> None:
         """Keep `waits` true to whether any of them answers and takes requests, until cancelled."""
@@ -46,8 +71,9 @@ class Route:
                 await self.endpoints.until(at_hand=True)
 
     def cancel(self) -> None:
-        """End the requests that are shared."""
-        self._batches.cancel()
+        """End the requests that are shared; their parts are over."""
+        for part in self._batches.close():
+            part.close()
 
 
 class Routes:
@@ -141,5 +167,4 @@ class Routes:
             hedges=self._hedges,
             metrics=self._metrics,
         )
-        batches = Batches(run=rounds.run, tasks=tasks, items=settings.batch_items, wait_s=settings.batch_wait_s)
-        return Route(endpoints=endpoints, rounds=rounds, batches=batches)
+        return Route(endpoints=endpoints, rounds=rounds, tasks=tasks, settings=settings)
