@@ -94,8 +94,7 @@ class _MessageSocket:
 
     def close(self) -> None:
         """Drop what is queued, and disconnect."""
-        self._socket.close(linger=0)
-        self._context.term()
+        _close(self._context, self._socket)
 
     async def __aenter__(self) -> Self:
         return self
@@ -348,6 +347,11 @@ def _open(kind: int, limits: SocketLimits) -> tuple[zmq.asyncio.Context, zmq.asy
     ):
         socket.setsockopt(option, value)
     return context, socket
+
+
+def _close(context: zmq.asyncio.Context, socket: zmq.asyncio.Socket) -> None:
+    socket.close(linger=0)
+    context.term()
 
 
 def _check_keys(address: str, *, has_keys: bool, insecure: bool) -> None:
