@@ -73,19 +73,22 @@ def no_token_exceeds_the_bound(history: History, terms: Terms) -> Complaints:
 
     A version that a former life published and that was then lost names another policy than the history's.
     """
+    lasts: dict[int, int] = {}
     for batch, group in _trained(history):
         for version in group.versions:
             if not 0 <= batch.version - version.number <= terms.max_lag:
                 yield f"version {batch.version} trains a token of {version} (lease {group.key.lease_id})"
-            last = _last_version_kept(history, version.incarnation)
+            if version.incarnation not in lasts:
+                lasts[version.incarnation] = _last_version_kept(history, version.incarnation)
+            last = lasts[version.incarnation]
             if version.number > last:
                 yield f"lease {group.key.lease_id} has a token of {version}; of that life {last} steps were kept"
 
 
 def _last_version_kept(history: History, incarnation: int) -> int:
     """The newest version of a life that later lives went on from: at their first own batch at the latest."""
-    later = [life.at for life in history.lives if life.incarnation > incarnation]
-    firsts = [batch.version for batch in history.batches if later and batch.at >= min(later)]
+    begins = min((life.at for life in history.lives if life.incarnation > incarnation), default=math.inf)
+    firsts = [batch.version for batch in history.batches if batch.at >= begins]
     return min(firsts) if firsts else max((batch.version + 1 for batch in history.batches), default=0)
 
 

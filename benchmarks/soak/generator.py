@@ -1,0 +1,126 @@
+"""The soak's generator: the real one, but for the engine. vLLM's place is taken by `torch_engine`.
+
+    python -m benchmarks.soak.generator --config RUN.toml ...
+
+Commands, routes, gate, weight sync, transfer of weights, checksums and probes are the generator's own; what it imports
+of vLLM is replaced here, before it is imported. For this benchmark only: vLLM takes some 10 ms for a token and 30 s for
+a start on two cores, and 50,000 steps with hundreds of restarts would take days.
+"""
+
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+Init = TypeVar("Init")
+Update = TypeVar("Update")
+
+
+class WeightTransferEngine(Generic[Init, Update]):
+    """What the generator's transfer engine has of vLLM's."""
+
+    update_info_cls: type[Any]
+
+    def __init__(self, config: object, vllm_config: Any, device: object, model: object) -> None:
+        self.parallel_config = vllm_config.parallel_config
+        self.model_config = vllm_config.model_config
+        self.device = device
+        self.model = model
+
+    def parse_update_info(self, info: dict[str, Any]) -> Any:
+        """See vLLM."""
+        return self.update_info_cls(**info)
+
+
+class WeightTransferEngineFactory:
+    """Nobody makes an engine by name here."""
+
+    _registry: dict[str, type[Any]] = {}  # noqa: RUF012 - as vLLM has it
+
+    @classmethod
+    def register_engine(cls, name: str, engine: type[Any]) -> None:
+        """See vLLM."""
+        cls._registry[name] = engine
+
+
+@dataclass
+class Info:
+    """Base of both messages to a transfer engine."""
+
+
+class LayerInfo:
+    """No layer is ever half loaded: parameters are copied in place."""
+
+    def can_load(self) -> bool:
+        """See vLLM."""
+        return False
+
+
+class NoHead:
+    """No module is one of vLLM's heads."""
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """Of a reload, for which nothing has to be made ready."""
+
+
+def install() -> None:
+    """Puts the replacements where the generator looks for vLLM, before it is imported."""
+    transfer = "vllm.distributed.weight_transfer"
+    loading = "vllm.model_executor.model_loader"
+    _put("vllm.config", VllmConfig=object)
+    _put("vllm.config.weight_transfer", WeightTransferConfig=object)
+    _put(f"{transfer}.factory", WeightTransferEngineFactory=WeightTransferEngineFactory)
+    _put("vllm.model_executor.layers.vocab_parallel_embedding", ParallelLMHead=NoHead)
+    _put(f"{loading}.reload", finalize_layerwise_reload=_nothing, initialize_layerwise_reload=_nothing)
+    _put(f"{loading}.reload.layerwise", get_layerwise_info=lambda layer: LayerInfo())
+    _put("generator.openai_routes", mount_openai_routes=None)
+    from benchmarks.soak import torch_engine as ours
+
+    _put(
+        f"{transfer}.base",
+        WeightTransferEngine=WeightTransferEngine,
+        WeightTransferInitInfo=Info,
+        WeightTransferUpdateInfo=Info,
+        WeightTransferInitRequest=ours.WeightTransferInitRequest,
+    )
+    _put(
+        "vllm.v1.engine.exceptions",
+        EngineDeadError=ours.EngineDeadError,
+        EngineGenerateError=ours.EngineGenerateError,
+    )
+    _put("vllm.v1.engine.async_llm", AsyncLLM=ours.AsyncLLM)
+    _put("generator.engine.output_processor", CountingOutputProcessor=ours.CountingOutputProcessor)
+    _put(
+        "generator.engine.records",
+        engine_args=lambda options: options,
+        engine_kind=lambda config: "torch float32",
+        dtype_name=lambda config: "float32",
+        generate_part=lambda part: part,
+        sampling_params=ours.Params,
+        scoring_params=lambda top=0: ours.Params(),
+        scored_sequence=ours.scored_sequence,
+    )
+
+
+def _put(name: str, **members: object) -> None:
+    """A module of this name, and the packages above it that are not there."""
+    above, _, _ = name.rpartition(".")
+    if above and not above.startswith("generator") and above not in sys.modules:
+        _put(above)
+    module = ModuleType(name)
+    for member, value in members.items():
+        setattr(module, member, value)
+    sys.modules[name] = module
+
+
+def main() -> None:
+    """The command `generator`, with that engine."""
+    from generator.command import main as generator
+
+    install()
+    generator()
+
+
+if __name__ == "__main__":
+    main()
