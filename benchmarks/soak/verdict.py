@@ -16,11 +16,19 @@ from tests.chaos.history import History, read_history
 from tests.chaos.invariants import Terms, books_balance, complaints
 
 PER_STEPS = 10_000
-WARM_STEPS = 100
+WARM_STEPS = 200
 """So many steps after its start a process has loaded what it loads, and met its peers."""
 
-GROWS_MIB = 1.0
-"""Per 10,000 steps: growth beyond this, by the whole of its interval, is a finding."""
+FULL_STEPS = 2500
+"""What a learner remembers of its steps is thinned from 2,048 on: lives are compared from here on."""
+
+LONG_STEPS = 2000
+"""A life of so many steps is long. Its first half fills caches of fixed size: pydantic keeps the newest 16,384 strings
+that it has read, a reward service its newest answers for 300 s. The second half tells."""
+
+GROWS_MIB = 5.0
+"""Per 10,000 steps: growth beyond this, by the whole of its interval, is a finding. A single group of this soak that
+was kept at each step would be 20 MiB or more."""
 
 SLOWS = 1.5
 """The last resumes' median over that of the first: more than this is a finding."""
@@ -41,46 +49,48 @@ class Slope:
 
 @dataclass(frozen=True)
 class Growth:
-    """Of one process: `within` a life, by the steps since its start; `across` lives, by the step of the run."""
+    """Of one process: `within` the second halves of its long lives, the longest of which had `longest_steps`; `across`
+    its lives, by the step of the run.
+    """
 
     within: Slope
     across: Slope
     median_mib: float
     largest_mib: float
-    samples: int
+    longest_steps: int
 
 
 def growth_of(samples: Sequence[Sample], name: str) -> Growth:
-    """RSS = constant of its life + within * steps in the life, and the medians of the lives = constant + across * step.
-
-    Samples of a process that has just started are left out.
-    """
-    warm = [one for one in samples if is_warm(one, name)]
-    rss = [one.rss_mib[name] for one in warm]
-    lives: dict[int, list[tuple[float, float]]] = {}
-    for one in warm:
-        lives.setdefault(one.life[name], []).append(((one.step - one.born[name]) / PER_STEPS, one.rss_mib[name]))
-    firsts = [(one.step / PER_STEPS, one.rss_mib[name]) for one in _first_of_each_life(warm, name)]
+    """From the samples of a process that has been there for a while."""
+    lives: dict[int, list[Sample]] = {}
+    for one in samples:
+        if is_warm(one, name):
+            lives.setdefault(one.life[name], []).append(one)
+    rss = [one.rss_mib[name] for life in lives.values() for one in life]
+    ends = {number: _age(life[-1], name) for number, life in lives.items()}
+    halves = [
+        [(_age(one, name), one.rss_mib[name]) for one in lives[number] if 2 * _age(one, name) >= end]
+        for number, end in ends.items()
+        if end >= LONG_STEPS
+    ]
+    firsts = [life[0] for life in lives.values() if life[0].born[name] >= FULL_STEPS]
     return Growth(
-        within=_slope([_centred(life) for life in lives.values()], constants=len(lives)),
-        across=_slope([_centred(firsts)], constants=1),
+        within=_slope([_centred(half) for half in halves], constants=len(halves)),
+        across=_slope([_centred([(one.step, one.rss_mib[name]) for one in firsts])], constants=1),
         median_mib=float(np.median(rss)) if rss else math.nan,
         largest_mib=max(rss, default=math.nan),
-        samples=len(rss),
+        longest_steps=max(ends.values(), default=0),
     )
+
+
+def _age(sample: Sample, name: str) -> int:
+    """Steps since the process was started."""
+    return sample.step - sample.born[name]
 
 
 def is_warm(sample: Sample, name: str) -> bool:
     """Whether the process lives, and has for a while."""
-    return name in sample.born and sample.step - sample.born[name] >= WARM_STEPS
-
-
-def _first_of_each_life(warm: Iterable[Sample], name: str) -> list[Sample]:
-    """At about equal age."""
-    found: dict[int, Sample] = {}
-    for one in warm:
-        found.setdefault(one.life[name], one)
-    return list(found.values())
+    return name in sample.born and _age(sample, name) >= WARM_STEPS
 
 
 def _centred(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -92,8 +102,8 @@ def _centred(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _slope(rows: Iterable[Sequence[tuple[float, float]]], *, constants: int) -> Slope:
-    """Least squares through points that are centred by row; normal errors, which neighbours are taken to share not."""
-    points = [point for row in rows for point in row]
+    """Per 10,000 steps: least squares through points that are centred by row, with errors taken as independent."""
+    points = [(x / PER_STEPS, y) for row in rows for x, y in row]
     free = len(points) - constants - 1
     squares = sum(x * x for x, _ in points)
     if free < 1 or squares == 0:
@@ -123,7 +133,7 @@ def _disk(samples: Sequence[Sample], kind: str, *, quarter: int) -> Disk:
     early = max(one.disk_bytes.get(kind, 0) for one in samples[:quarter])
     late = max(one.disk_bytes.get(kind, 0) for one in samples[-quarter:])
     slope = _slope([_centred([(one.step, one.disk_bytes.get(kind, 0)) for one in samples])], constants=1)
-    return Disk(early, late, slope.value)
+    return Disk(early, late, slope.value / PER_STEPS)
 
 
 @dataclass(frozen=True)

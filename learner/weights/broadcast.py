@@ -27,6 +27,7 @@ from learner.weights.fleet import Fleet, Member
 from learner.weights.process_group import BroadcastGroup, Meeting, WeightPlaneError, collective_beside
 from learner.weights.proofs import Commits, Proof
 from learner.weights.published import Packed
+from learner.weights.remembered import Remembered
 from learner.weights.snapshot import PublisherOptions
 from protocol.fleet import JoinedGroup, JoinGroup, Prepare, Prepared
 from services.http.client import ServiceError, ServiceTimeout, ServiceUnreachable
@@ -113,14 +114,14 @@ class Rounds:
         self._epoch = 0
         self._group: BroadcastGroup | None = None
         self._group_members: tuple[Member, ...] = ()
-        self._failures: dict[tuple[str, str], int] = {}
+        self._failures: Remembered[int] = Remembered()
         self._late: set[Member] = set()
         self.busy: set[Member] = set()
         """Members that are within a round, or still commit what one brought them."""
 
     def takes(self, member: Member) -> bool:
         """Whether a member is broadcast to. Not while it catches up, nor after failures in a row."""
-        failures = self._failures.get(_process(member), 0)
+        failures = self._failures.get(_process(member)) or 0
         return member.able and member.serving is not None and failures < _FAILURES_TO_LEAVE
 
     def takes_joiner(self, member: Member) -> bool:
@@ -251,7 +252,7 @@ class Rounds:
     def _settle(self, reached: _Reached, packed: Packed, *, last: bool) -> None:
         """Who is out of this round leaves the fleet, or catches up; failures in a row are counted."""
         for member in reached.through:
-            self._failures.pop(_process(member), None)
+            self._failures.forget(_process(member))
         for member, why in reached.silent.items():
             log.warning("generator %s is dropped, version %s: %s", member.generator_id, packed.version, why)
             self._count(member)
@@ -263,7 +264,7 @@ class Rounds:
             self._fleet.suspend(member)
 
     def _count(self, member: Member) -> None:
-        failures = self._failures.get(_process(member), 0) + 1
+        failures = (self._failures.get(_process(member)) or 0) + 1
         self._failures[_process(member)] = failures
         if failures == _FAILURES_TO_LEAVE:
             log.warning(

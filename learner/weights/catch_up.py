@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from learner.weights.fleet import Fleet, Member
 from learner.weights.proofs import Commits, Proof
 from learner.weights.published import Packed, Shelf
+from learner.weights.remembered import Remembered
 from learner.weights.snapshot import PublisherOptions
 from protocol.fleet import PULL_TOOK_TOO_LONG, PULLED_EPOCH, Prepared, Pull
 from services.http.client import ServiceError, ServiceFailed, ServiceRefused, ServiceTimeout, ServiceUnreachable
@@ -68,7 +69,7 @@ class Joins:
         self._tasks = tasks
         self._joined = joined
         self._ended = ended
-        self._past: dict[tuple[str, str], _Past] = {}
+        self._past: Remembered[_Past] = Remembered()
         self._at_once = options.parallel_pulls
         self._downloading: dict[Member, asyncio.Task[None]] = {}
         self._resting: set[Member] = set()
@@ -117,7 +118,7 @@ class Joins:
         try:
             with self._shelf.lent(packed):
                 await self._attempt(member, packed)
-            self._past.pop(_process(member), None)
+            self._past.forget(_process(member))
             self._at_once = min(self._at_once + 1, self._options.parallel_pulls)
         except ServiceUnreachable as error:
             log.warning("generator %s is gone while it catches up: %s", member.generator_id, error)
@@ -161,7 +162,7 @@ class Joins:
         """Out of service; the seconds until it may try again. Expelled if that goes on, by its own fault."""
         name = member.generator_id
         self._fleet.suspend(member)
-        past = self._past.setdefault(_process(member), _Past())
+        past = self._past[_process(member)] = self._past_of(member)
         slow = _took_too_long(error)
         past.slow += slow
         past.failures += not _is_unavailable(error) and (alone or not slow)
@@ -173,7 +174,7 @@ class Joins:
                 f"it failed {past.failures} times in a row to catch up, last with version {packed.version}: {error}"
             )
             log.error("generator %s is expelled: %s", name, reason)
-            self._past.pop(_process(member))
+            self._past.forget(_process(member))
             self._fleet.expel(name, reason=reason)
             return 0.0
         return min(self._options.pull_backoff_s * 2.0 ** min(past.failures, 10), _LONGEST_REST_S)

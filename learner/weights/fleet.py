@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from learner.weights.remembered import Remembered
 from protocol.fleet import Announcement, AnnouncementAnswer, Fingerprints
 from protocol.generation import GeneratorState
 from protocol.messages import MOST_GENERATORS, ServingGenerator
@@ -64,8 +65,8 @@ class Fleet:
     changed: Callable[[], None]
     url_fault: Callable[[str], str | None] = lambda url: None
     _members: dict[str, Member] = field(default_factory=dict)
-    _expelled: dict[tuple[str, str], str] = field(default_factory=dict)
-    _superseded: set[tuple[str, str]] = field(default_factory=set)
+    _expelled: Remembered[str] = field(default_factory=Remembered)
+    _superseded: Remembered[str] = field(default_factory=Remembered)
 
     def announce(self, announcement: Announcement, *, now: float) -> AnnouncementAnswer:
         """Takes a generator in, or notes that it is still there. Raises JoinRefused."""
@@ -88,7 +89,7 @@ class Fleet:
 
     def _take_in(self, announcement: Announcement, *, instead_of: Member | None, now: float) -> None:
         if instead_of is not None and instead_of.announcement.instance != announcement.instance:
-            self._superseded.add((instead_of.generator_id, instead_of.announcement.instance))
+            self._superseded[instead_of.generator_id, instead_of.announcement.instance] = announcement.instance
         self._members[announcement.generator_id] = Member(announcement=announcement, last_seen=now)
         self.changed()
 
@@ -103,8 +104,8 @@ class Fleet:
 
     def _check(self, announcement: Announcement) -> None:
         name, process = announcement.generator_id, (announcement.generator_id, announcement.instance)
-        if process in self._expelled:
-            reason = f"generator {name} was expelled: {self._expelled[process]}. Restart it to have it checked again."
+        if (why := self._expelled.get(process)) is not None:
+            reason = f"generator {name} was expelled: {why}. Restart it to have it checked again."
             raise JoinRefused(reason, kind="expelled")
         if process in self._superseded:
             reason = f"generator {name}: a process that started later announces itself under this id; give each its own"

@@ -19,19 +19,18 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from pydantic import BaseModel
 
 from learner.weights.fleet import Fleet, Member
 from learner.weights.probe import HIGH_QUANTILE, ProbeGap
 from learner.weights.published import Packed
+from learner.weights.remembered import Remembered
 from protocol.fleet import Commit, Committed
 from protocol.model import PolicyVersion
 from services.http.client import HttpClient, R, ServiceError
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 TOLERANCES = {"float32": 0.02, "": 0.5}
 """Nats, of the mean gap; others than float32 are half as wide. Two implementations of one model differed by 1e-5 and
@@ -45,7 +44,6 @@ _HIGH_TOLERANCE = 5.0
 SURE = 14.0
 """Evidence in nats that weights are old, at which it is believed: about one in a million is wrong."""
 _VERSIONS_KEPT = 4
-_PROCESSES_KEPT = 4096
 
 
 @dataclass(frozen=True)
@@ -113,8 +111,8 @@ class Proofs:
     def __init__(self, *, probe_tolerance: float | None, dtype: str) -> None:
         self._probe_tolerance = probe_tolerance
         self._dtype = dtype
-        self._loaded: dict[tuple[str, str], _Loaded] = {}
-        self._age: dict[tuple[str, str], float] = {}
+        self._loaded: Remembered[_Loaded] = Remembered()
+        self._age: Remembered[float] = Remembered()
         self._seen: dict[PolicyVersion, _Seen] = {}
 
     def judge(self, proofs: Sequence[Proof], packed: Packed) -> ProbeVerdict:
@@ -131,8 +129,6 @@ class Proofs:
             if proof.name not in outliers:
                 seen.good[proof.process] = proof
                 self._loaded[proof.process] = _Loaded(packed.version, packed.digest, proof.answer.fingerprint)
-        _drop_oldest(self._loaded)
-        _drop_oldest(self._age)
         if any(proof.gap.tokens for proof in seen.good.values()):  # so it is not the learner's fault, nor numerics
             return ProbeVerdict(outliers=outliers | doubted, doubted={})
         return ProbeVerdict(outliers=outliers, doubted=doubted)
@@ -173,7 +169,7 @@ class Proofs:
                 f"{HIGH_QUANTILE:.0%} quantile, from the learner's at version {packed.version}; at most {allowed:.3g} "
                 f"and {_HIGH_TOLERANCE * allowed:.3g} are allowed"
             )
-        age = max(0.0, self._age.pop(proof.process, 0.0) + gap.age)
+        age = max(0.0, (self._age.get(proof.process) or 0.0) + gap.age)
         self._age[proof.process] = age
         if age > SURE:
             return (
@@ -226,12 +222,6 @@ class Proofs:
             for proof in alike
             if proof.answer.fingerprint != fingerprint
         }
-
-
-def _drop_oldest(kept: dict[tuple[str, str], T]) -> None:
-    """Processes come and go for as long as a run lasts."""
-    while len(kept) > _PROCESSES_KEPT:
-        del kept[next(iter(kept))]
 
 
 class Commits:
