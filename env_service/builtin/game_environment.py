@@ -4,16 +4,13 @@ from collections.abc import Mapping
 from random import Random
 from string import ascii_letters, digits
 from typing import Generic
-from zlib import crc32
 
 from pydantic import JsonValue
 
-from env_service.builtin.games import Game, GameOptions, StateT, in_rows, noisy_move
+from env_service.builtin.games import Game, GameOptions, StateT, drawn_for, in_rows, noisy_move
 from env_service.environments.interface import Action, Aggregation, ChatMessage, Opening, Role, Step, Task
 
 _LETTERS = ascii_letters + digits
-_HELD_OUT = 8  # one start of so many is for evaluation
-_DRAWS = 2000
 
 
 class GameEnvironment(Generic[StateT]):
@@ -66,11 +63,7 @@ class GameEnvironment(Generic[StateT]):
         chance = Random(task.seed)
         if self._game.hidden or not self._options.held_out:
             return self._game.start(chance)
-        for _ in range(_DRAWS):
-            state = self._game.start(chance)
-            if (crc32(self._game.show(state).encode()) % _HELD_OUT == 0) == (task.purpose == "evaluate"):
-                return state
-        raise ValueError("the game has too few different starts to keep some for evaluation: set held_out to false")
+        return drawn_for(task.purpose, lambda: self._game.start(chance), shown=self._game.show)
 
     def _chance(self) -> Random:
         return Random(f"{self._seed}/{self._turn}")

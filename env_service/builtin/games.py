@@ -8,12 +8,18 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from random import Random
 from typing import Literal, Protocol, TypeVar
+from zlib import crc32
 
 from pydantic import Field
 
+from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
 
 StateT = TypeVar("StateT", bound=Hashable)
+
+_HELD_OUT = 8
+"""One start of so many is for evaluation."""
+_DRAWS = 2000
 
 
 class GameOptions(ConfigModel):
@@ -90,6 +96,18 @@ class Game(Protocol[StateT]):
     def advise(self, state: StateT, chance: Random) -> str:
         """The move of a player who knows the game, and no more of the state than is shown."""
         ...
+
+
+def drawn_for(purpose: Purpose, draw: Callable[[], StateT], *, shown: Callable[[StateT], str]) -> StateT:
+    """Draws until a start is for that purpose: what a start shows decides, so that no start is for both.
+
+    Raises ValueError where there are too few different ones.
+    """
+    for _ in range(_DRAWS):
+        start = draw()
+        if (crc32(shown(start).encode()) % _HELD_OUT == 0) == (purpose == "evaluate"):
+            return start
+    raise ValueError("there are too few different starts to keep some for evaluation: set held_out to false")
 
 
 def noisy_move(game: Game[StateT], state: StateT, chance: Random, *, noise: float) -> str:

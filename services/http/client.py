@@ -12,6 +12,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -142,6 +143,11 @@ class HttpClient:
     async def get(self, url: str, response: type[R], *, deadline_s: float, retries: int = 0) -> R:
         """Fetch a model; retried as an idempotent call. Raises a ServiceError."""
         return await self._with_retries(url, lambda: self._call("GET", url, None, response), deadline_s, retries, True)
+
+    async def delete(self, url: str, response: type[R], *, deadline_s: float, retries: int = 0) -> R:
+        """Remove what is there; retried as an idempotent call. Raises a ServiceError."""
+        attempt = partial(self._call, "DELETE", url, None, response)
+        return await self._with_retries(url, attempt, deadline_s, retries, True)
 
     async def download(self, url: str, *, deadline_s: float) -> tuple[bytes, Mapping[str, str]]:
         """Fetch bytes and the answer's headers, without a retry. Raises a ServiceError."""

@@ -1,0 +1,244 @@
+"""What the policy can call: a calculator, and a Python interpreter in the reward service's sandbox.
+
+The calculator is exact, and reads nothing but numbers, + - * / // % ** and parentheses.
+"""
+
+import ast
+import asyncio
+import operator
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from env_service.builtin.tool_configs import PythonTool, SandboxConfig
+from env_service.environments.interface import Tool, ToolCall
+from protocol.codec import describe
+from protocol.execution import ExecuteAnswer, ExecuteRequest, ExecutionLimits, SessionEnded
+from services.http.client import HttpClient, ServiceRefused
+
+ArgumentsT = TypeVar("ArgumentsT", bound=BaseModel)
+
+_LONGEST_EXPRESSION = 300
+_MOST_BITS = 2000
+_TOO_MANY = 429
+
+
+class ToolFault(Exception):
+    """A call came to nothing by the policy's own doing; the text is for the policy."""
+
+
+class Toolbox(Protocol):
+    """Some tools, for one conversation."""
+
+    async def offered(self) -> Sequence[Tool]:
+        """What the chat template tells the policy."""
+        ...
+
+    async def call(self, call: ToolCall) -> str:
+        """The result as text. Raises ToolFault; anything else is not the policy's doing."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class ToolArguments(BaseModel):
+    """The base of what a tool takes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def described(name: str, description: str, arguments: type[ToolArguments]) -> Tool:
+    """A tool as chat templates take it."""
+    schema = arguments.model_json_schema()
+    properties = {key: {k: v for k, v in each.items() if k != "title"} for key, each in schema["properties"].items()}
+    parameters = {"type": "object", "properties": properties, "required": schema.get("required", [])}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def name_of(tool: Tool) -> str:
+    """The name under which it is called."""
+    function = tool["function"]
+    assert isinstance(function, dict)
+    return str(function["name"])
+
+
+def read_arguments(model: type[ArgumentsT], given: Mapping[str, JsonValue]) -> ArgumentsT:
+    """Raises ToolFault for arguments that do not fit."""
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise ToolFault(f"wrong arguments: {describe(error)}") from error
+
+
+class _Expression(ToolArguments):
+    expression: str = Field(description="such as (3 + 4) * 5")
+
+
+class CalculatorToolbox:
+    """The calculator."""
+
+    async def offered(self) -> Sequence[Tool]:
+        return (described("calculate", "Evaluates an arithmetic expression exactly.", _Expression),)
+
+    async def call(self, call: ToolCall) -> str:
+        return calculate(read_arguments(_Expression, call.arguments).expression)
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+
+def calculate(expression: str) -> str:
+    """The value: a whole number, or a decimal of twelve digits. Raises ToolFault."""
+    if len(expression) > _LONGEST_EXPRESSION:
+        raise ToolFault(f"the expression has {len(expression)} characters, expected at most {_LONGEST_EXPRESSION}")
+    try:
+        value = _value(ast.parse(expression.strip(), mode="eval").body)
+        return str(value.numerator) if value.denominator == 1 else f"{float(value):.12g}"
+    except ZeroDivisionError:
+        raise ToolFault("division by zero") from None
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
+        raise ToolFault(f"cannot calculate {expression!r}") from None
+
+
+def _value(node: ast.expr) -> Fraction:
+    """Raises ValueError for what is no arithmetic, or too large."""
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return Fraction(str(number))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value(operand)
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _power(_value(left), _value(right))
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
+            return _bounded(Fraction(_OPERATIONS[type(operation)](_value(left), _value(right))))
+    raise ValueError("no arithmetic")
+
+
+_OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+    if exponent.denominator != 1 or bits * abs(exponent) > _MOST_BITS:
+        raise ValueError("too large, or no whole exponent")
+    return Fraction(base ** int(exponent))
+
+
+def _bounded(value: Fraction) -> Fraction:
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MOST_BITS:
+        raise ValueError("too large")
+    return value
+
+
+class Sandbox:
+    """Runs Python in a reward service. Its connections are opened by the first call."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self._config = config
+        self._client: HttpClient | None = None
+
+    async def run(self, code: str, *, session: str | None = None) -> ExecuteAnswer:
+        """Raises ServiceError, but for a service that is full: that is waited for."""
+        limits = ExecutionLimits(wall_s=self._config.wall_s, memory_mib=self._config.memory_mib)
+        request = ExecuteRequest(code=code, session=session, limits=limits)
+        client = await self._open()
+        async with asyncio.timeout(self._config.patience_s + self._config.wall_s):
+            while True:
+                try:
+                    return await client.post(
+                        f"{self._config.url}/v1/execute",
+                        request,
+                        ExecuteAnswer,
+                        deadline_s=self._config.patience_s + self._config.wall_s,
+                        retries=2,
+                    )
+                except ServiceRefused as refusal:
+                    if refusal.status != _TOO_MANY:
+                        raise
+                    await asyncio.sleep(refusal.retry_after_s or 0.2)
+
+    async def end(self, session: str) -> None:
+        """Ends a session, if there is one."""
+        client = await self._open()
+        await client.delete(f"{self._config.url}/v1/sessions/{session}", SessionEnded, deadline_s=5.0)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.__aexit__(None, None, None)
+
+    async def _open(self) -> HttpClient:
+        if self._client is None:
+            self._client = await HttpClient(token=self._config.token).__aenter__()
+        return self._client
+
+
+class _Code(ToolArguments):
+    code: str = Field(max_length=1 << 20, description="Python code; print what you want to see")
+
+
+class SessionLost(RuntimeError):
+    """The interpreter of a conversation is gone with its variables, through no doing of the policy."""
+
+
+class PythonToolbox:
+    """An interpreter in the sandbox, which begins with the first call."""
+
+    def __init__(self, config: PythonTool) -> None:
+        self._sandbox = Sandbox(config)
+        self._session = f"conversation-{secrets.token_hex(12)}"
+        self._lives = False
+
+    async def offered(self) -> Sequence[Tool]:
+        told = "Runs Python code and returns what it prints. Variables stay for the next call."
+        return (described("python", told, _Code),)
+
+    async def call(self, call: ToolCall) -> str:
+        """What the code printed, with the traceback of its exception. Raises SessionLost."""
+        code = read_arguments(_Code, call.arguments).code
+        answer = await self._sandbox.run(code, session=self._session)
+        if answer.session_started and self._lives:
+            raise SessionLost(f"session {self._session} began anew in the middle of its conversation")
+        self._lives = not answer.session_ended
+        return told(answer)
+
+    async def close(self) -> None:
+        """Ends the interpreter."""
+        try:
+            if self._lives:
+                await self._sandbox.end(self._session)
+        finally:
+            await self._sandbox.close()
+
+
+def told(answer: ExecuteAnswer) -> str:
+    """How a program ended, as the policy reads it."""
+    lines = [answer.stdout.rstrip(), answer.stderr.rstrip()]
+    if answer.timed_out:
+        lines.append(f"stopped after {answer.wall_s:.0f} s")
+    elif answer.signal is not None:
+        lines.append(f"killed by signal {answer.signal}")
+    if answer.session_ended:
+        lines.append("the interpreter has ended, and its variables are gone")
+    return "\n".join(filter(None, lines)) or "no output"
+
+
+def cut(text: str, most: int) -> str:
+    """A text's beginning and end, if it is longer than `most` characters."""
+    if len(text) <= most:
+        return text
+    left = f"\n… {len(text) - most} characters left out …\n"
+    return text[: most // 2] + left + text[len(text) - most // 2 :]

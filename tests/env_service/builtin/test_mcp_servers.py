@@ -1,0 +1,154 @@
+"""MCP servers, real ones: programs and over HTTP, servers that die, and slow ones."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("mcp")
+
+from env_service.builtin.mcp_servers import McpFailure, McpToolbox
+from env_service.builtin.tool_configs import McpTool
+from env_service.builtin.toolboxes import ToolFault, name_of
+from env_service.environments.interface import ToolCall
+from tests.process_ends import all_end
+
+SERVER = str(Path(__file__).with_name("sample_mcp_server.py"))
+COMMAND = (sys.executable, SERVER)
+
+Opened = Callable[..., Awaitable[McpToolbox]]
+
+
+@pytest_asyncio.fixture
+async def opened() -> AsyncIterator[Opened]:
+    """Opens toolboxes that are closed at the end, shared connections too."""
+    boxes = []
+
+    async def open_box(**settings: Any) -> McpToolbox:
+        box = McpToolbox(McpTool(kind="mcp", **{"connect_timeout_s": 60, **settings}))
+        boxes.append(box)
+        return box
+
+    yield open_box
+    for box in boxes:
+        await box.close()
+        await box._connection.close()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A server over HTTP."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with subprocess.Popen([*COMMAND, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            until = time.monotonic() + 60
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                    break
+                except OSError:
+                    assert time.monotonic() < until, "the server does not come up"
+                    time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}/mcp"
+        finally:
+            process.kill()
+
+
+def add(a: object, b: object) -> ToolCall:
+    return ToolCall("add", {"a": a, "b": b})  # type: ignore[dict-item]
+
+
+async def test_a_program_s_tools_are_offered_with_their_schema_and_called(opened: Opened) -> None:
+    box = await opened(command=COMMAND, tools=["add"])
+
+    (tool,) = await box.offered()
+
+    assert name_of(tool) == "add"
+    assert json.loads(json.dumps(tool))["function"]["parameters"]["required"] == ["a", "b"]
+    assert await box.call(add(2, 3)) == "5"
+
+
+async def test_tools_over_http_are_called_side_by_side(opened: Opened, address: str) -> None:
+    box = await opened(url=address)
+
+    assert {name_of(tool) for tool in await box.offered()} == {"add", "process", "die", "wait"}
+    assert await asyncio.gather(*(box.call(add(n, n)) for n in range(50))) == [str(2 * n) for n in range(50)]
+
+
+async def test_what_the_server_calls_an_error_is_told_to_the_policy(opened: Opened, address: str) -> None:
+    box = await opened(url=address)
+
+    with pytest.raises(ToolFault, match="integer"):
+        await box.call(add("two", 3))
+    with pytest.raises(ToolFault, match="Unknown tool"):
+        await box.call(ToolCall("subtract", {}))
+
+
+async def test_a_call_that_takes_too_long_is_told_and_the_connection_stays(opened: Opened, address: str) -> None:
+    box = await opened(url=address, timeout_s=1.0)
+
+    with pytest.raises(ToolFault, match="no answer within 1 s"):
+        await box.call(ToolCall("wait", {"seconds": 30.0}))
+    assert await box.call(add(1, 1)) == "2"
+
+
+async def test_conversations_share_a_program_unless_set_otherwise(opened: Opened) -> None:
+    process = ToolCall("process", {})
+    first, second = await opened(command=COMMAND), await opened(command=COMMAND)
+    alone = await opened(command=COMMAND, shared=False)
+
+    one, other, own = [await box.call(process) for box in (first, second, alone)]
+
+    assert one == other != own
+
+
+async def test_closing_ends_the_program_of_a_conversation_of_its_own(opened: Opened) -> None:
+    box = await opened(command=COMMAND, shared=False)
+    number = int(await box.call(ToolCall("process", {})))
+
+    await asyncio.create_task(box.close())  # in another task than the one that opened it
+
+    assert all_end({number}, timeout_s=30)
+
+
+async def test_a_server_that_dies_costs_that_call_and_comes_back(opened: Opened) -> None:
+    box = await opened(command=COMMAND, shared=False, timeout_s=5.0)
+    assert await box.call(add(1, 2)) == "3"
+
+    with pytest.raises(McpFailure):
+        await box.call(ToolCall("die", {}))
+
+    assert await box.call(add(2, 2)) == "4"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"url": "http://127.0.0.1:9/mcp"},
+        {"command": ("/no/such/program",)},
+        {"command": (sys.executable, "-c", "pass")},
+        {"command": (sys.executable, "-c", "import time; time.sleep(60)"), "connect_timeout_s": 2},
+    ],
+)
+async def test_a_server_that_does_not_come_up_is_named(opened: Opened, settings: dict[str, Any]) -> None:
+    box = await opened(**settings)
+
+    with pytest.raises(McpFailure, match="MCP server"):
+        await box.offered()
+
+
+async def test_a_tool_that_the_server_lacks_is_named(opened: Opened, address: str) -> None:
+    box = await opened(url=address, tools=["add", "subtract"])
+
+    with pytest.raises(ValueError, match=r"has no tool subtract; it has .*add"):
+        await box.offered()
