@@ -13,8 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from env_service.builtin.tool_configs import SandboxConfig
-from env_service.builtin.toolboxes import Sandbox, cut
+from env_service.builtin.toolboxes import Sandbox, SandboxConfig, cut
 from env_service.builtin.toolboxes import told as told_of
 from env_service.environments.interface import Action, Aggregation, ChatMessage, Opening, Role, Step, Task, Verification
 from env_service.environments.jsonl import TaskFileError

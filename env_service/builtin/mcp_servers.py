@@ -12,8 +12,7 @@ from typing import TypeVar
 
 from pydantic import JsonValue
 
-from env_service.builtin.tool_configs import McpTool
-from env_service.builtin.toolboxes import ToolFault
+from env_service.builtin.toolboxes import McpTool, ToolFault
 from env_service.environments.interface import Tool, ToolCall
 
 try:

@@ -9,8 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from env_service.builtin.game_environment import GameEnvironment
-from env_service.builtin.games import GameOptions
+from env_service.builtin.games import GameEnvironment, GameOptions
 from env_service.environments.rules import Rules
 
 _HEAP_NAMES = "abcd"

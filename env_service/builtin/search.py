@@ -9,8 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from env_service.builtin.tool_configs import SearchTool
-from env_service.builtin.toolboxes import ToolArguments, ToolFault, cut, described, read_arguments
+from env_service.builtin.toolboxes import SearchTool, ToolArguments, ToolFault, cut, described, read_arguments
 from env_service.environments.interface import Tool, ToolCall
 
 try:

@@ -10,8 +10,19 @@ from typing import Literal, assert_never
 
 from pydantic import Field
 
-from env_service.builtin.tool_configs import CalculatorTool, McpTool, PythonTool, SearchTool, ToolConfig
-from env_service.builtin.toolboxes import CalculatorToolbox, PythonToolbox, Toolbox, ToolFault, cut, name_of
+from env_service.builtin.toolboxes import (
+    CalculatorTool,
+    CalculatorToolbox,
+    McpTool,
+    PythonTool,
+    PythonToolbox,
+    SearchTool,
+    Toolbox,
+    ToolConfig,
+    ToolFault,
+    cut,
+    name_of,
+)
 from env_service.environments.interface import (
     Action,
     Aggregation,

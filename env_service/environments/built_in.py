@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 BUILT_IN: Mapping[str, str] = {
-    "maze": "env_service.builtin.maze:MazeEnvironment",
+    "maze": "env_service.builtin.grid_games:MazeEnvironment",
     "arithmetic": "env_service.builtin.arithmetic:ArithmeticEnvironment",
     "code_repair": "env_service.builtin.code_repair:CodeRepairEnvironment",
     "tools": "env_service.builtin.tool_use:ToolUseEnvironment",
-    "sokoban": "env_service.builtin.sokoban:SokobanEnvironment",
-    "sliding_puzzle": "env_service.builtin.sliding_puzzle:SlidingPuzzleEnvironment",
+    "sokoban": "env_service.builtin.grid_games:SokobanEnvironment",
+    "sliding_puzzle": "env_service.builtin.grid_games:SlidingPuzzleEnvironment",
     "nim": "env_service.builtin.number_games:NimEnvironment",
     "guessing": "env_service.builtin.number_games:GuessingEnvironment",
     "gymnasium": "env_service.builtin.gymnasium_games:GymnasiumEnvironment",

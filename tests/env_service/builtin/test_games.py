@@ -10,10 +10,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from env_service.builtin.games import Game, in_rows, noisy_move
-from env_service.builtin.maze import Maze, MazeOptions, MazeState
+from env_service.builtin.grid_games import (
+    Maze,
+    MazeOptions,
+    MazeState,
+    SlidingOptions,
+    SlidingPuzzle,
+    Sokoban,
+    SokobanOptions,
+)
 from env_service.builtin.number_games import Guessing, GuessingOptions, Nim, NimOptions, NimState
-from env_service.builtin.sliding_puzzle import SlidingOptions, SlidingPuzzle
-from env_service.builtin.sokoban import Sokoban, SokobanOptions
 from env_service.builtin.wordle import Wordle, WordleOptions, answer, words
 
 GAMES: dict[str, Callable[[], Game[Any]]] = {

@@ -16,8 +16,7 @@ import pytest_asyncio
 pytest.importorskip("mcp")
 
 from env_service.builtin.mcp_servers import McpFailure, McpToolbox
-from env_service.builtin.tool_configs import McpTool
-from env_service.builtin.toolboxes import ToolFault, name_of
+from env_service.builtin.toolboxes import McpTool, ToolFault, name_of
 from env_service.environments.interface import ToolCall
 from tests.process_ends import all_end
 

@@ -9,8 +9,7 @@ import pytest
 import pytest_asyncio
 
 from env_service.builtin.code_repair import code_in
-from env_service.builtin.tool_configs import PythonTool
-from env_service.builtin.toolboxes import PythonToolbox, SessionLost, ToolFault
+from env_service.builtin.toolboxes import PythonTool, PythonToolbox, SessionLost, ToolFault
 from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import Action, ChatMessage, Opening, Step, ToolCall

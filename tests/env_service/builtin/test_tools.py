@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from env_service.builtin.arithmetic import ArithmeticEnvironment, ArithmeticOptions
-from env_service.builtin.tool_configs import SearchTool
-from env_service.builtin.toolboxes import CalculatorToolbox, ToolFault, calculate, cut
+from env_service.builtin.toolboxes import CalculatorToolbox, SearchTool, ToolFault, calculate, cut
 from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import Action, OfferedEnvironment, Opening, Step, Task, ToolCall

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from env_service.builtin.game_environment import GameEnvironment
+from env_service.builtin.games import GameEnvironment
 from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import Action, OfferedEnvironment, Opening, Step, Task, ToolCall
