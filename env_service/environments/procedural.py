@@ -3,10 +3,12 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Protocol
 
 import reasoning_gym
 from pydantic import JsonValue
+from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
 
 from env_service.environments.interface import ChatMessage, Prompt, Task, Verification
 from env_service.environments.task_configs import ReasoningGymTasks
@@ -68,10 +70,38 @@ class ReasoningGymSource:
 def _create(config: ReasoningGymTasks) -> _Dataset:
     size = config.train_tasks + config.evaluation_tasks
     try:
-        dataset: _Dataset = reasoning_gym.create_dataset(config.dataset, seed=config.seed, size=size, **config.config)
+        settings = {**_by_level(config), **config.config}
+        dataset: _Dataset = reasoning_gym.create_dataset(config.dataset, seed=config.seed, size=size, **settings)
     except (ValueError, TypeError, AssertionError) as error:
         raise UnknownDataset(
             f"environment {config.name}: reasoning-gym cannot make dataset {config.dataset!r} "
-            f"with settings {config.config}: {error}"
+            f"with settings {config.config}{_told(config)}: {error}"
         ) from error
     return dataset
+
+
+def _by_level(config: ReasoningGymTasks) -> dict[str, object]:
+    """The dataset's settings at the level of its curriculum; none, if no level is given.
+
+    Raises ValueError for a dataset without a curriculum, and for an attribute or level that it does not have.
+    """
+    if config.level is None and not config.levels:
+        return {}
+    curriculum = reasoning_gym.factory.create_curriculum(config.dataset)
+    attributes = curriculum.attributes
+    if unknown := [name for name in config.levels if name not in attributes]:
+        raise ValueError(f"its curriculum has no {', '.join(unknown)}; expected some of {', '.join(attributes)}")
+    for name, attribute in attributes.items():
+        if config.level is not None:
+            curriculum.set_attr_level(name, min(config.level, len(attribute.levels) - 1))
+        if name in config.levels:
+            curriculum.set_attr_level(name, config.levels[name])
+    mode = RangeAttributeMode.INCLUSIVE if config.easier_too else RangeAttributeMode.UPPER_BOUND
+    made = curriculum.generate_configuration(context=DefaultCurriculumContext(mode=mode))
+    return {each.name: getattr(made, each.name) for each in fields(made) if each.name not in ("seed", "size")}
+
+
+def _told(config: ReasoningGymTasks) -> str:
+    if config.level is None and not config.levels:
+        return ""
+    return f" at level {config.level} {config.levels or ''}".rstrip()

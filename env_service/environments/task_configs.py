@@ -29,6 +29,19 @@ class ReasoningGymTasks(ConfigModel):
     name: Name
     dataset: str = Field(description="name of a reasoning-gym dataset, such as basic_arithmetic")
     config: dict[str, JsonValue] = Field(default_factory=dict, description="settings of the dataset")
+    level: int | None = Field(
+        None,
+        ge=0,
+        le=100,
+        description="difficulty by the dataset's own curriculum, 0 the easiest; attributes that have no such level are "
+        "at their highest. `config` goes before",
+    )
+    levels: dict[str, Annotated[int, Field(ge=0, le=100)]] = Field(
+        default_factory=dict, description="levels of single attributes of the curriculum, over `level`"
+    )
+    easier_too: bool = Field(
+        True, description="whether the curriculum's ranges begin at its easiest level, or hold the given one alone"
+    )
     seed: int = Field(0, ge=0, lt=1 << 31, description="seed of the first training task; each task has one of its own")
     train_tasks: int = Field(10_000, ge=1, le=100_000_000, description="number of training tasks")
     evaluation_tasks: int = Field(200, ge=0, le=1_000_000, description="number of evaluation tasks")

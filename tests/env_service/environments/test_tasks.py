@@ -1,13 +1,14 @@
 """Task sources, and the config that names them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from env_service.config import EnvServiceConfig
 from env_service.environments.addition import Addition, split
-from env_service.environments.interface import ChatMessage, Verification
+from env_service.environments.interface import ChatMessage, Verification, text_of
 from env_service.environments.jsonl import JsonlTaskSource, TaskFileError
 from env_service.environments.task_configs import JsonlTasks, ReasoningGymTasks
 from services.config.models import load_config
@@ -124,6 +125,39 @@ async def test_reasoning_gym_tasks_carry_what_the_scorer_needs() -> None:
     assert isinstance(entry, dict)
     assert set(entry) == {"question", "answer", "metadata"}
     assert task.prompt[1].content == entry["question"]
+
+
+async def _longest(**settings: object) -> int:
+    """The digits of the longest number in some of the questions of chain_sum."""
+    from env_service.environments.procedural import ReasoningGymSource
+
+    tasks = ReasoningGymSource(_gym(dataset="chain_sum", **settings))
+    texts = [text_of((await tasks.task("train", index)).prompt) for index in range(20)]
+    return max(len(number) for text in texts for number in re.findall(r"\d+", text))
+
+
+async def test_a_level_of_the_curriculum_sets_the_difficulty_and_settings_go_before() -> None:
+    assert await _longest(level=0) < await _longest(level=3) < await _longest(level=100)
+    assert await _longest(level=0, levels={"num_digits": 5}) == 6
+    assert await _longest(level=5, config={"min_digits": 1, "max_digits": 1}) == 1
+    assert await _longest(level=2, easier_too=False) >= await _longest(level=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dataset": "acre", "level": 1}, "No curriculum registered for dataset 'acre'"),
+        ({"dataset": "chain_sum", "levels": {"digits": 1}}, "no digits; expected some of num_terms, num_digits"),
+        ({"dataset": "chain_sum", "levels": {"num_digits": 100}}, "num_digits"),
+        ({"dataset": "survo", "level": 50}, "at level 50: max_empty"),
+        ({"dataset": "chain_sum", "config": {"seed": 1}}, "seed"),
+    ],
+)
+def test_a_level_that_a_dataset_does_not_have_is_named(settings: dict[str, object], said: str) -> None:
+    from env_service.environments.procedural import ReasoningGymSource, UnknownDataset
+
+    with pytest.raises(UnknownDataset, match=said):
+        ReasoningGymSource(_gym(**settings))
 
 
 async def test_reasoning_gym_evaluation_tasks_are_not_training_tasks() -> None:
