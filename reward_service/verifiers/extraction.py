@@ -1,5 +1,6 @@
 """Where the answer stands in a completion. Every function takes time linear in the text, whatever it holds."""
 
+import itertools
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -12,16 +13,20 @@ _TOGETHER = re.compile(
     re.IGNORECASE,
 )
 
+# What says that a box holds the value of the box before it, rounded.
+_ROUNDED = re.compile(r"\\approx|\\simeq|≈|approximately|numerically")
+
 # "The answer is", "Final answer:", "Answers are"; what is said between the words is short.
 _STATEMENT = re.compile(
-    r"\b(?:answers?|solutions?|choice|option)\b[^.\n:=：]{0,60}?(?:\b(?:is|are|be)\b|[:=：])"
+    r"\b(?:answers?|solutions?|choice|option)\b(?:(?!\b(?:since|because|where|when|if)\b)[^.\n:=：]){0,60}?"
+    r"(?:\b(?:is|are|be)\b|[:=：])"
     r"|答案[^。，\n:=：是为]{0,20}[是为:=：]+"
     r"|\b(?:réponse|respuesta|resposta|antwort|risposta|ответ)\b[^.\n:=]{0,60}?(?:\b(?:est|es|é|ist|è)\b|[:=])",
     re.IGNORECASE,
 )
 # Not the point of `St. Louis` or `U.S. Grant`.
 _ABBREVIATED = "".join(rf"(?<!\b{word})" for word in ("St", "Mt", "Dr", "Mr", "Ms", "Mrs", "Jr")) + r"(?<!\.[A-Z])"
-_SENTENCE_END = re.compile(rf"(?:{_ABBREVIATED}\.|[!?])(?=\s|\*|$)|[。！？\n]")
+_SENTENCE_END = re.compile(rf"(?:{_ABBREVIATED}\.|[!?])(?=\s|\*|$)(?!\s*[=+/<>-])|[。！？\n]")
 TAIL_CHARS = 20_000
 _MAX_STATEMENTS = 20
 _MAX_STATEMENT_CHARS = 1000
@@ -51,14 +56,22 @@ def boxed(text: str) -> tuple[str, ...]:
 def boxed_together(text: str) -> tuple[str, ...]:
     r"""The contents of the last box, and of those that hardly anything parts from it: `\boxed{1} and \boxed{2}`.
 
-    Each once. They are one answer in parts; after a longer text the last box is a correction of those before.
+    Each once. They are one answer in parts; after a longer text the last box is a correction of those before. What only
+    says the same in decimals, as in `\boxed{\sqrt{2}} \approx \boxed{1.414}`, is left out.
     """
     run: list[tuple[int, int, str]] = []
     for start, end, content in reversed(_boxes(text)):
         if run and (end > run[-1][0] or not _TOGETHER.fullmatch(text[end : run[-1][0]])):
             break
         run.append((start, end, content))
-    return tuple(dict.fromkeys(content for _, _, content in reversed(run)))
+    run.reverse()
+    exact = run[:1] + [box for before, box in itertools.pairwise(run) if not _repeats(text, before[1], box)]
+    return tuple(dict.fromkeys(content for _, _, content in exact))
+
+
+def _repeats(text: str, end: int, box: tuple[int, int, str]) -> bool:
+    """Whether the box holds, rounded, what the box that ends there holds."""
+    return _ROUNDED.search(text[end : box[0]]) is not None or _ROUNDED.match(box[2]) is not None
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:

@@ -32,6 +32,7 @@ from reward_service.verifiers.mathematics.values import Setting, Value, arithmet
 
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!=", r"\in": r"\in"}
 _INEQUALITIES = frozenset(("<", ">", "<=", ">="))
+_HEAD = re.compile(r"(\\?[A-Za-z](?:_\w+)?'*|\\[a-z]+)(\([\w\\,]*\))?")
 _EQUAL = frozenset(("=", r"\approx"))
 _MIN_POINTS = 3
 
@@ -61,11 +62,15 @@ def solved_value(relation: Relation, same: Callable[[Answer, Answer], bool]) -> 
 
 
 def names_agree(gold: Relation, given: Relation) -> bool:
-    """Whether the equations may speak of one thing. Only two single letters surely do not."""
+    """Whether the equations may speak of one thing. Two different letters or functions surely do not, but f(x) is y."""
     names = [_name(relation) for relation in (gold, given)]
     if names[0] == names[1] or None in names:
         return True
-    return not all(re.fullmatch(r"\\?[A-Za-z](_\w+)?'*|\\[a-z]+", name or "") for name in names)
+    heads = [_HEAD.fullmatch(name or "") for name in names]
+    if not all(heads):
+        return True
+    known = [(head[1], head[2] is not None) for head in heads if head is not None]
+    return known[0][0] == known[1][0] or {known[0], known[1]} <= {("y", False), ("f", True)}
 
 
 def _name(relation: Relation) -> str | None:

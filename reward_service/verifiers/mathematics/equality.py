@@ -5,11 +5,10 @@ tuples, intervals and vectors, and not among several answers or in sets; all of 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 from reward_service.verifiers.mathematics.answers import (
-    MAX_SIGNS,
     Answer,
     Call,
     Combination,
@@ -18,11 +17,11 @@ from reward_service.verifiers.mathematics.answers import (
     Node,
     Number,
     Ordered,
-    OverLimits,
     Ratio,
     RealLine,
     Relation,
     Scalar,
+    Symbol,
     Text,
     Undefined,
     Unreadable,
@@ -35,28 +34,20 @@ from reward_service.verifiers.mathematics.conditions import (
     same_region,
     solved_value,
 )
-from reward_service.verifiers.mathematics.quantities import (
-    Rules,
-    calls,
-    points,
-    same_expression,
-    same_quantity,
-    symbols,
-)
+from reward_service.verifiers.mathematics.quantities import Rules, points, same_expression, same_quantity, symbols
+from reward_service.verifiers.mathematics.rewriting import expanded, members, nodes_of, with_names_of
 from reward_service.verifiers.mathematics.values import Setting, evaluate
 from reward_service.verifiers.mathematics.words import number_of
-
-_PLUS_MINUS = (r"\pm", r"\mp")
 
 
 def same_answer(gold: Answer, given: Answer, rules: Rules) -> bool:
     """Whether the answers are the same. Raises OverLimits; Unreadable where that cannot be said."""
-    return _same(_expanded(gold), _expanded(given), rules)
+    return _same(expanded(gold), expanded(with_names_of(gold, given)), rules)
 
 
 def check(answer: Answer) -> None:
     """Raises OverLimits if a part of the answer is beyond the limits."""
-    for node in _nodes(answer):
+    for node in nodes_of(answer):
         try:
             evaluate(node, Setting(variables=next(iter(points(symbols(node))))))
         except (Undefined, Unreadable):
@@ -78,10 +69,8 @@ def _same(gold: Answer, given: Answer, rules: Rules) -> bool:
 
 
 def _same_collection(gold: Answer, given: Answer, rules: Rules) -> bool:
-    if isinstance(gold, Grid) and isinstance(given, Grid):
-        return len(gold.rows) == len(given.rows) and all(
-            _pairwise(ours, theirs, rules) for ours, theirs in zip(gold.rows, given.rows, strict=True)
-        )
+    if isinstance(gold, Grid) or isinstance(given, Grid):
+        return _same_matrix(gold, given, rules)
     if isinstance(gold, Listing) and isinstance(given, Listing):
         return _same_listing(gold, given, rules)
     if isinstance(gold, Ordered) and isinstance(given, Ordered):
@@ -92,11 +81,26 @@ def _same_collection(gold: Answer, given: Answer, rules: Rules) -> bool:
     ours, theirs = _sequence(gold), _sequence(given)
     if ours is not None and theirs is not None and not (_is_condition(gold) or _is_condition(given)):
         return _pairwise(ours, theirs, rules)
+    if _same_letters(gold, given):
+        return True
     if isinstance(gold, Listing) and isinstance(given, Scalar):
         return len(gold.items) == 1 and _same(gold.items[0], given, rules)
     if isinstance(given, Listing) and isinstance(gold, Scalar):
-        return len(given.items) == 1 and _same(gold, given.items[0], rules)
+        # `0.1 or 10%` says one value twice.
+        once = len(given.items) == 1 or (given.joined == "or" and given.items)
+        return bool(once) and all(_same(gold, item, rules) for item in given.items)
     return _same_numbers(gold, given, rules)
+
+
+def _same_matrix(gold: Answer, given: Answer, rules: Rules) -> bool:
+    """One of them is a matrix: the other may be its rows in brackets, or the entries of its one row or column."""
+    ours, theirs = (_rows(one) if isinstance(one, Ordered) else one for one in (gold, given))
+    if isinstance(ours, Grid) and isinstance(theirs, Grid):
+        return len(ours.rows) == len(theirs.rows) and all(
+            _pairwise(right, answer, rules) for right, answer in zip(ours.rows, theirs.rows, strict=True)
+        )
+    right, answer = (one.items if isinstance(one, Ordered) else _sequence(one) for one in (gold, given))
+    return right is not None and answer is not None and _pairwise(right, answer, rules)
 
 
 def _pairwise(gold: Sequence[Answer], given: Sequence[Answer], rules: Rules) -> bool:
@@ -123,7 +127,8 @@ def _each_in_the_other(gold: Sequence[Answer], given: Sequence[Answer], rules: R
 def _sequence(answer: Answer) -> Sequence[Answer] | None:
     """The parts of what may stand for a tuple: a bare list, a vector, a row or a column, nested rows."""
     if isinstance(answer, Ordered):
-        return answer.items if answer.opening == "(" or answer.opening == r"\langle" or len(answer.items) > 2 else None
+        vector = answer.opening == "(" or answer.opening == r"\langle" or len(answer.items) > 2
+        return answer.items if vector or not _may_be_interval(answer) else None
     if isinstance(answer, Listing):
         return answer.items if answer.joined == "bare" and len(answer.items) > 1 else None
     if not isinstance(answer, Grid):
@@ -135,10 +140,26 @@ def _sequence(answer: Answer) -> Sequence[Answer] | None:
     return None
 
 
+def _rows(answer: Ordered) -> Grid | None:
+    """`[[1, 2], [3, 4]]` as a matrix."""
+    rows = [item.items for item in answer.items if isinstance(item, Ordered) and item.opening == "["]
+    whole = answer.opening == "[" and len(rows) == len(answer.items) and len({len(row) for row in rows}) == 1
+    return Grid(tuple(rows)) if whole else None
+
+
+def _may_be_interval(answer: Ordered) -> bool:
+    """Whether two ends in brackets are in order; `[2, 1]` is a list."""
+    try:
+        region(answer)
+    except Unreadable:
+        return any(symbols(node) for node in nodes_of(answer))
+    return True
+
+
 def _brackets_agree(gold: Ordered, given: Ordered) -> bool:
     """Brackets matter where they may be those of an interval."""
     brackets = [(one.opening, one.closing) for one in (gold, given)]
-    if len(gold.items) != 2:
+    if len(gold.items) != 2 or not (_may_be_interval(gold) or _may_be_interval(given)):
         return True
     plain = [("(", ")") if pair == (r"\langle", r"\rangle") else pair for pair in brackets]
     return plain[0] == plain[1]
@@ -211,8 +232,31 @@ def _same_relations(gold: Relation, given: Relation, rules: Rules) -> bool:
         return proportional(gold, given)
     if same_inequality(gold, given):
         return True
-    variables = [frozenset(name for node in _nodes(one) for name in symbols(node)) for one in (gold, given)]
+    variables = [frozenset(name for node in nodes_of(one) for name in symbols(node)) for one in (gold, given)]
     return variables[0] == variables[1] and _same_numbers(gold, given, rules)
+
+
+def _same_letters(gold: Answer, given: Answer) -> bool:
+    """Whether the same options are chosen: `ACD` and `A, C, D`."""
+    ours, theirs = _letters(gold), _letters(given)
+    return len(ours) > 1 and ours == theirs
+
+
+def _letters(answer: Answer) -> str:
+    """The different capital letters from A to J that it is made of, in order; empty if it is something else."""
+    nodes = [item.node for item in members(answer) if isinstance(item, Scalar) and item.unit is None]
+    found = [letter for node in nodes for letter in _factors(node)]
+    chosen = len(nodes) == len(members(answer)) and len(set(found)) == len(found) and set(found) <= set("ABCDEFGHIJ")
+    return "".join(sorted(found)) if chosen else ""
+
+
+def _factors(node: Node) -> Sequence[str]:
+    """The names of a product of names."""
+    if isinstance(node, Symbol):
+        return (node.name,)
+    if isinstance(node, Call) and node.name == "*":
+        return [name for argument in node.arguments for name in _factors(argument)]
+    return ("",)
 
 
 def _same_text(gold: Answer, given: Answer, rules: Rules) -> bool:
@@ -223,11 +267,13 @@ def _same_text(gold: Answer, given: Answer, rules: Rules) -> bool:
     number = number_of(text.words)
     if number is None or not isinstance(other, Scalar):
         return False
-    scalar = Scalar(Number(Fraction(number)))
+    scalar = Scalar(Number(number))
     return same_quantity(scalar, other, rules) if text is gold else same_quantity(other, scalar, rules)
 
 
 def _same_ratio(gold: Answer, given: Answer, rules: Rules) -> bool:
+    if isinstance(gold, Ratio) and isinstance(given, Ratio) and gold.clock and given.clock and _same_time(gold, given):
+        return True
     ours, theirs = _ratio_parts(gold), _ratio_parts(given)
     if ours is None or theirs is None or len(ours) != len(theirs) or not _units_agree(gold, given):
         return False
@@ -240,6 +286,25 @@ def _same_ratio(gold: Answer, given: Answer, rules: Rules) -> bool:
         same_expression(Call("*", (right, theirs[0])), Call("*", (answer, ours[0])), tolerance=rules.tolerance)
         for right, answer in zip(ours[1:], theirs[1:], strict=True)
     )
+
+
+def _same_time(gold: Ratio, given: Ratio) -> bool:
+    """Whether 20:34 is 8:34 p.m. and 20:34:00. Without a.m. or p.m. only what no morning has is known."""
+    ours, theirs = _seconds(gold), _seconds(given)
+    return ours is not None and ours == theirs
+
+
+def _seconds(time: Ratio) -> Fraction | None:
+    """Since midnight; None if it may be meant in the morning and in the afternoon."""
+    parts = [part.node.value for part in time.parts if isinstance(part, Scalar) and isinstance(part.node, Number)]
+    last = time.parts[-1]
+    noon = last.unit.words if isinstance(last, Scalar) and last.unit is not None else frozenset[str]()
+    hours, minutes, seconds = (*parts, Fraction(0))[:3] if len(parts) in (2, 3) else (Fraction(0),) * 3
+    if not noon <= {"am", "pm"} or len(parts) != len(time.parts) or (not noon and 1 <= hours <= 12):
+        return None
+    if noon:
+        hours = hours % 12 + (12 if "pm" in noon else 0)
+    return 3600 * hours + 60 * minutes + seconds
 
 
 def _is_reduced(parts: Sequence[Node]) -> bool:
@@ -261,73 +326,3 @@ def _ratio_parts(answer: Answer) -> Sequence[Node] | None:
     if isinstance(answer, Scalar):
         return [answer.node, Number(Fraction(1))]
     return None
-
-
-def _expanded(answer: Answer) -> Answer:
-    r"""With each `\pm` written out as two answers, and without what only says from where a parameter is taken."""
-    if isinstance(answer, Listing):
-        rest = [item for item in answer.items if not _is_declaration(item)] or list(answer.items)
-        flat = [part for item in rest for part in _signed(item)]
-        return flat[0] if len(flat) == 1 and answer.joined != "set" else Listing(tuple(flat), answer.joined)
-    parts = _signed(answer)
-    return parts[0] if len(parts) == 1 else Listing(parts)
-
-
-def _is_declaration(item: Answer) -> bool:
-    if not isinstance(item, Relation) or item.operators != (r"\in",):
-        return False
-    right = item.sides[1].answer
-    return isinstance(right, Scalar) and any(name.startswith(r"\numbers") for name in symbols(right.node))
-
-
-def _signed(answer: Answer) -> tuple[Answer, ...]:
-    nodes = list(_nodes(answer))
-    if not any(calls(node, *_PLUS_MINUS) for node in nodes):
-        return (answer,)
-    if isinstance(answer, Listing | Grid | Combination | Ratio):
-        return (answer,)
-    if len(nodes) > MAX_SIGNS:
-        raise OverLimits("a sign of choice in many parts")
-    return (_with_sign(answer, 1), _with_sign(answer, -1))
-
-
-def _with_sign(answer: Answer, sign: int) -> Answer:
-    if isinstance(answer, Scalar):
-        return Scalar(_resolved(answer.node, sign), answer.unit, answer.digits_base)
-    if isinstance(answer, Ordered):
-        return Ordered(tuple(_with_sign(item, sign) for item in answer.items), answer.opening, answer.closing)
-    if isinstance(answer, Relation):
-        sides = tuple(
-            type(side)(answer=None if side.answer is None else _with_sign(side.answer, sign), name=side.name)
-            for side in answer.sides
-        )
-        return Relation(sides=sides, operators=answer.operators)
-    return answer
-
-
-def _resolved(node: Node, sign: int) -> Node:
-    if not isinstance(node, Call):
-        return node
-    name = node.name
-    if name in _PLUS_MINUS:
-        name = "+" if (name == r"\pm") == (sign > 0) else "-"
-    return Call(name, tuple(_resolved(argument, sign) for argument in node.arguments))
-
-
-def _nodes(answer: Answer) -> Iterable[Node]:
-    if isinstance(answer, Scalar):
-        yield answer.node
-    for part in _parts(answer):
-        yield from _nodes(part)
-
-
-def _parts(answer: Answer) -> Iterable[Answer]:
-    if isinstance(answer, Listing | Ordered | Combination):
-        return answer.items
-    if isinstance(answer, Grid):
-        return [cell for row in answer.rows for cell in row]
-    if isinstance(answer, Ratio):
-        return answer.parts
-    if isinstance(answer, Relation):
-        return [side.answer for side in answer.sides if side.answer is not None]
-    return ()

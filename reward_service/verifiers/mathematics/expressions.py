@@ -27,6 +27,8 @@ from reward_service.verifiers.mathematics.tokens import Token, commands
 
 FUNCTIONS = commands("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp abs")
 _INVERSES = {r"\sin": r"\arcsin", r"\cos": r"\arccos", r"\tan": r"\arctan"}
+# Words of sentences; `at` and `an` may be products.
+_NO_PRODUCTS = frozenset(("is", "of", "to", "are", "the", "not", "for", "has", "was", "that", "with", "from"))
 _CONSTANTS = frozenset((r"\pi", r"\infty"))
 _GREEK = commands(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi chi psi omega "
@@ -121,7 +123,8 @@ class _Parser:
             return False
         token = self._tokens[self._at]
         if token.kind == "number":
-            return self._tokens[self._at - 1].kind != "number"
+            power = self._at > 1 and token.spaced and self._tokens[self._at - 2].text == "^"  # `2^3 5^2`
+            return self._tokens[self._at - 1].kind != "number" or power
         if token.text == "|":
             return self._bars == 0
         return token.kind in ("letter", "word") or token.text in _ATOMS
@@ -265,7 +268,7 @@ class _Parser:
         """`ab` is a times b; a longer word, or one in roman type, is a name or no mathematics."""
         if token.roman:
             return self._name(token.text)
-        if len(token.text) > 4:
+        if len(token.text) > 4 or token.text in _NO_PRODUCTS:
             raise Unreadable(f"the word {token.text!r}")
         node = self._name(token.text[-1])
         for letter in token.text[-2::-1]:

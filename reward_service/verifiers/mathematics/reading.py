@@ -9,6 +9,7 @@ One text may have several readings (`(B) 12` is a choice or a value); all are gi
 import itertools
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Literal
 
 from reward_service.verifiers.mathematics.answers import (
@@ -21,6 +22,7 @@ from reward_service.verifiers.mathematics.answers import (
     Grid,
     Listing,
     Node,
+    Number,
     Ordered,
     OverLimits,
     Ratio,
@@ -45,7 +47,7 @@ from reward_service.verifiers.mathematics.tokens import (
     trimmed,
 )
 from reward_service.verifiers.mathematics.units import CURRENCY, parse_unit, starts_unit
-from reward_service.verifiers.mathematics.words import MULTIPLIERS, are_words, is_word, name_of
+from reward_service.verifiers.mathematics.words import MULTIPLIERS, are_words, is_word, name_of, number_of
 
 _RELATIONS = frozenset(("=", "<", ">", "<=", ">=", "!=", r"\approx", r"\in"))
 _SEPARATORS = frozenset((",", ";", "or", "and", "&&"))
@@ -55,9 +57,12 @@ _ALL_REALS = re.compile(r"(all|any) (the )?(reals?|real (numbers?|values?)|value
 _SAME_WORDS = {"does not exist": "undefined", "dne": "undefined", "not defined": "undefined"}
 # `(B) or (C)` is no choice; `(A)(B)`, `(A)^2` and `A: B` are none either.
 _NO_CHOICE_BEFORE = frozenset(("^", "+", "-", "(", "/", "*", "=", *_SEPARATORS))
+_ROUNDED = frozenset(("approximately", "about", "roughly", r"\approx"))
+_POSITIVE_REALS = frozenset((r"\reals^+", r"\reals^{+}", r"\reals_+", r"\reals_{+}", r"\reals_{>0}"))
+_BEFORE_CHOICE = frozenset(("option", "choice", "answer"))
 _BASE = re.compile(r"\{?(\d{1,2}|two|ten)\}?")
 # Of what begins so the value is asked for, and then stands on the other side.
-_ASKED_FOR = commands("sum prod int iint oint lim max min gcd det")
+_ASKED_FOR = commands("lVert Vert sum prod int iint oint lim max min gcd det")
 _BAR_COLON = frozenset(("|", ":"))
 
 
@@ -71,9 +76,9 @@ def read(text: str, *, lenient: bool = False) -> tuple[Answer, ...]:
     tokens = tokenise(text)
     if len(tokens) > MAX_TOKENS:
         raise OverLimits(f"an answer of {len(tokens)} tokens")
-    variants: list[Sequence[Token]] = [tokens, *_choice_readings(tokens)]
+    variants: list[Sequence[Token]] = [tokens, *_choice_readings(tokens), *_point_readings(tokens)]
     if lenient:
-        variants.extend(_decimal_comma(tokens))
+        variants.extend((*_decimal_comma(tokens), *_odds(tokens)))
     found = _all_readings(variants, _Reader(lenient_units=lenient))
     words = trimmed(tokens)
     if len(words) == 1 and words[0].kind == "word":  # `yes` is no product
@@ -98,6 +103,10 @@ def _all_readings(variants: Sequence[Sequence[Token]], reader: "_Reader") -> tup
 
 def _choice_readings(tokens: Sequence[Token]) -> tuple[Sequence[Token], ...]:
     """`(B) 12`, `B. 12` and `B: 12` as the letter, and as what follows it."""
+    if len(tokens) > 1 and tokens[0].text.lower() in _BEFORE_CHOICE:
+        tokens = tokens[1:]
+        if len(tokens) == 1 and _is_choice_letter(tokens[0]):
+            return (tokens,)
     texts = [token.text for token in tokens[:4]]
     if len(texts) > 3 and texts[0] == "(" and texts[2] == ")":
         letter, rest = tokens[1], tokens[3:]
@@ -108,6 +117,24 @@ def _choice_readings(tokens: Sequence[Token]) -> tuple[Sequence[Token], ...]:
     if not _is_choice_letter(letter) or rest[0].text in _NO_CHOICE_BEFORE or _is_choice_letter(rest[0]):
         return ()
     return ([letter], rest)
+
+
+def _point_readings(tokens: Sequence[Token]) -> tuple[Sequence[Token], ...]:
+    """`P(1, 2)` as the point alone."""
+    named = len(tokens) > 4 and tokens[0].kind == "letter" and tokens[0].text.isupper() and tokens[1].text == "("
+    listed = named and encloses(tokens[1:]) and any(token.text == "," for _, token in at_top(tokens[2:-1]))
+    return (tokens[1:],) if listed else ()
+
+
+def _odds(tokens: Sequence[Token]) -> tuple[Sequence[Token], ...]:
+    """`3 out of 8` and `1 in 100` as the fraction, and as the number of those that are counted."""
+    texts = [token.text for token in tokens]
+    size = 3 if texts[1:3] == ["out", "of"] else 2 if texts[:2] == ["1", "in"] else 0
+    if not size or len(tokens) <= size or {tokens[0].kind, tokens[size].kind} != {"number"}:
+        return ()
+    if len(tokens) > size + 1 and not are_words(tokens[size + 1 :]):
+        return ()
+    return ([tokens[0], Token("symbol", "/"), tokens[size]], tokens[:1])
 
 
 def _decimal_comma(tokens: Sequence[Token]) -> tuple[Sequence[Token], ...]:
@@ -133,7 +160,7 @@ class _Reader:
         self._depth = 0
 
     def answer(self, tokens: Sequence[Token]) -> Answer:
-        tokens = trimmed(tokens)
+        tokens = _without_rounding(trimmed(tokens))
         if not tokens:
             raise Unreadable("an empty answer")
         self._depth += 1
@@ -147,6 +174,8 @@ class _Reader:
         relation = self._relation(tokens)
         if relation is not None:
             return relation
+        if tokens[0].text == "diag" and len(tokens) > 3 and encloses(tokens[1:]):
+            return self._diagonal(tokens[2:-1])
         return (
             self._combination(tokens) or self._bracketed(tokens) or self._ratio(tokens) or self._words_or_value(tokens)
         )
@@ -161,7 +190,7 @@ class _Reader:
             return _text(tokens)
         items = _named_alike(tuple(self.answer(part) for part in parts if part))
         separators = {token.text for _, token in at_top(tokens)} & _SEPARATORS
-        return Listing(items, "or" if separators == {"or"} else "bare")
+        return Listing(items, "or" if "or" in separators <= {"or", ","} else "bare")
 
     def _relation(self, tokens: Sequence[Token]) -> Answer | None:
         places = [at for at, token in at_top(tokens) if token.text in _RELATIONS]
@@ -257,6 +286,15 @@ class _Reader:
             return Grid(cells)
         return Listing(tuple(row[0] for row in cells)) if name in ("cases", "aligned", "gathered") else None
 
+    def _diagonal(self, inside: Sequence[Token]) -> Answer:
+        """The matrix `diag(1, 2)`."""
+        entries = [self.answer(part) for part in split(inside, frozenset((",",)))]
+        if len(entries) > MAX_ITEMS:
+            raise OverLimits(f"a matrix of {len(entries)} rows")
+        nothing = Scalar(Number(Fraction(0)))
+        places = range(len(entries))
+        return Grid(tuple(tuple(entries[row] if row == column else nothing for column in places) for row in places))
+
     def _ratio(self, tokens: Sequence[Token]) -> Answer | None:
         parts = split(tokens, frozenset(":"))
         if len(parts) < 2 or len(parts) > MAX_DEPTH or not all(parts):
@@ -272,6 +310,8 @@ class _Reader:
             return RealLine()
         if len(tokens) == 1 and tokens[0].text == r"\emptyset":
             return Listing((), "set")
+        if "".join(token.text for token in tokens) in _POSITIVE_REALS:
+            return self.answer(tokenise(r"(0, \infty)"))
         return self._value(tokens)
 
     def _value(self, tokens: Sequence[Token]) -> Answer:
@@ -290,6 +330,14 @@ class _Reader:
             if base is not None:
                 return Scalar(parse_expression(tokens[:1]), unit, digits_base=base[1])
         return Scalar(parse_expression(tokens), unit)
+
+
+def _without_rounding(tokens: Sequence[Token]) -> Sequence[Token]:
+    """Of `7/9 or approximately 0.78` what is exact."""
+    for at, token in at_top(tokens):
+        if at and token.text in ("or", ",") and tokens[at + 1 : at + 2] and tokens[at + 1].text in _ROUNDED:
+            return tokens[:at]
+    return tokens
 
 
 def _is_clock(parts: Sequence[Sequence[Token]]) -> bool:
@@ -336,7 +384,7 @@ def _leading_currency(tokens: Sequence[Token]) -> tuple[Token | None, Sequence[T
 
 
 def _is_text(token: Token) -> bool:
-    return token.kind == "word" and (token.roman or len(token.text) > 4)
+    return token.kind == "word" and (token.roman or len(token.text) > 4 or not token.text.isascii())
 
 
 def _text(tokens: Sequence[Token]) -> Text:
@@ -351,6 +399,8 @@ def _phrase(tokens: Sequence[Token]) -> Answer | None:
     phrase = " ".join(token.text.lower() for token in tokens)
     if _NO_SOLUTION.fullmatch(phrase):
         return Listing((), "set")
+    if number_of(phrase.replace("- ", "").split()) is not None:
+        return _text(tokens)
     return RealLine() if _ALL_REALS.fullmatch(phrase) else None
 
 

@@ -70,6 +70,8 @@ _CHARACTERS = {
     "％": "%",
     "＝": "=",
     "。": ".",
+    "又": " ",
+    "…": "...",
     "½": r"\frac{1}{2}",
     "⅓": r"\frac{1}{3}",
     "⅔": r"\frac{2}{3}",
@@ -95,6 +97,19 @@ _REALS = re.compile(r"\\(?:mathbb|Bbb)\s?(?:\{\s?R\s?\}|R(?![a-zA-Z]))")
 _NUMBERS = re.compile(r"\\(?:mathbb|Bbb)\s?(?:\{\s?)?([ZNQC])(?:\s?\})?(?![a-zA-Z])")
 _PYTHON_POWER = re.compile(r"(?<=[\w)\]}])\*\*(?=[\w({\\-])")
 _DELIMITERS = re.compile(r"\\[()]|\\\[|\\\](?!\s*\\end)|`|\*\*|(?<!_)__(?!_)")
+# Backslashes that were escaped once more, as in JSON.
+_ESCAPED = re.compile(
+    r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|text|left|right|le|leq|ge|geq|infty|pi|cdot|times|pm|cup)(?![a-zA-Z]))"
+)
+_TIMES = re.compile(r"(?<=\d)\s+x\s+(?=\d)")
+# `{}_{10}C_3`, `^{10}C_{3}`, `C_{10}^{3}` and `{10 \choose 3}` are the same number.
+_CHOOSE = re.compile(
+    r"(?<![\w}])(?:\{\s*\})?[_^]\{?(?P<above>\w+)\}?\s*C_\{?(?P<below>\w+)\}?"
+    r"|(?<![\w}\\])C_\{?(?P<from>\d+)\}?\^\{?(?P<so_many>\d+)\}?"
+    r"|\{(?P<n>[^{}\\]+)\\choose\s?(?P<k>[^{}\\]+)\}"
+)
+_DOTTED = re.compile(r"(?<=[\d.])\\dot\s?(\{\d\}|\d)")
+_GOES_ON = re.compile(r"(?<![\d.])(\d*\.\d*?)(?:(\d)\2{2,}|(\d{2,6}?)\3+)\s?(?:\.\.\.|\\l?dots(?![a-zA-Z]))")
 _NOON = re.compile(r"(?<![A-Za-z])([APap])\.\s?[Mm]\.?(?![A-Za-z])")
 _MODULUS = re.compile(r"(?:\\pmod\s?\{?|\\bmod\s?\{?|\(?\s?\\?(?:mod|text\{mod\s?\})\s?)\s?(\d{1,40})(?!\d)\s?[)}]?")
 _DIGITS = re.compile(r"\d+")
@@ -115,7 +130,7 @@ def to_latex(text: str) -> str:
     """The same answer in LaTeX and ASCII, without the marks that set off mathematics or bold text."""
     text = _RAISED.sub(lambda match: "^{" + match.group().translate(_SUPERSCRIPTS) + "}", text)
     text = _LOWERED.sub(lambda match: "_{" + match.group().translate(_SUBSCRIPTS) + "}", text)
-    text = text.translate(_TRANSLATION)
+    text = _ESCAPED.sub(r"\\", text.translate(_TRANSLATION))
     text = _DEGREES.sub("°", text)
     text = _REALS.sub(r"\\reals ", text)
     text = _NUMBERS.sub(r"\\numbers\1 ", text)
@@ -126,8 +141,17 @@ def to_latex(text: str) -> str:
     # Said of a number as a unit is; digits as letters, since a unit has none.
     text = _MODULUS.sub(lambda match: r"\text{ mod" + match.group(1).translate(_AS_LETTERS) + "}", text)
     text = _PYTHON_POWER.sub("^", text)
+    text = _CHOOSE.sub(_binomial, text)
+    text = _TIMES.sub(" * ", text)
+    text = _DOTTED.sub(r"\\overline\1", text)
+    text = _GOES_ON.sub(lambda match: rf"{match[1]}\overline{{{match[2] or match[3]}}}", text)
     text = _NOON.sub(r"\1m", text)
     return _DELIMITERS.sub(" ", text).strip()
+
+
+def _binomial(match: re.Match[str]) -> str:
+    above, below = (part.strip() for part in match.groups() if part is not None)
+    return rf"\binom{{{above}}}{{{below}}}"
 
 
 def modulus_of(word: str) -> int | None:
@@ -315,7 +339,8 @@ def _token(kind: str, part: str, *, spaced: bool, roman: bool) -> Token:
         named = NAMES.get(part) or NAMES.get(part.lower() if len(part) > 2 else part)
         if named is not None:
             return Token("command", named, spaced, roman)
-        return Token("letter" if len(part) == 1 else "word", part, spaced, roman)
+        # A character of Chinese or Japanese is a word, and no variable.
+        return Token("letter" if len(part) == 1 and part < "\u3000" else "word", part, spaced, roman)
     return Token("symbol", part, spaced, roman)
 
 

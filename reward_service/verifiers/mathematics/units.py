@@ -138,7 +138,8 @@ def starts_unit(token: Token, *, lenient: bool) -> bool:
     if token.kind != "word":
         return token.roman and token.text == r"\Omega"
     known = token.text in _KNOWN or token.text in _COMPOUND or token.text in _SQUARES or token.text.lower() in _NOON
-    return token.roman or known or (token.spaced and len(token.text) >= 3) or len(token.text) > 4
+    foreign = not token.text.isascii()
+    return token.roman or known or foreign or (token.spaced and len(token.text) >= 3) or len(token.text) > 4
 
 
 def parse_unit(tokens: Sequence[Token]) -> Unit | None:

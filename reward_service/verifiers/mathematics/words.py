@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 
 from reward_service.verifiers.mathematics.answers import MAX_CHARS
 from reward_service.verifiers.mathematics.tokens import Token, commands
@@ -32,8 +33,35 @@ MULTIPLIERS = {
 }
 
 
-def number_of(words: Sequence[str]) -> int | None:
-    """The number from 0 to 99 that the words name, or None."""
+_SHARES = {
+    "half": 2,
+    "halves": 2,
+    "third": 3,
+    "quarter": 4,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "eighth": 8,
+    "tenth": 10,
+}
+
+
+def number_of(words: Sequence[str]) -> Fraction | None:
+    """The number that the words name, such as `minus three hundred and twelve` or `two thirds`, or None."""
+    share = _SHARES.get(words[-1], _SHARES.get(words[-1].removesuffix("s"))) if len(words) == 2 else None
+    if share is not None:
+        return Fraction(_SMALL[words[0]], share) if 0 < _SMALL.get(words[0], 0) < 10 else None
+    whole = _whole_number_of(words)
+    return None if whole is None else Fraction(whole)
+
+
+def _whole_number_of(words: Sequence[str]) -> int | None:
+    if words and words[0] in ("minus", "negative"):
+        size = _whole_number_of(words[1:])
+        return None if size is None else -size
+    for scale in ("million", "thousand", "hundred"):
+        if scale in words:
+            return _scaled(words, scale)
     if len(words) == 1:
         return _SMALL.get(words[0], _TENS.get(words[0]))
     if len(words) == 2 and words[0] in _TENS and 0 < _SMALL.get(words[1], 0) < 10:
@@ -41,9 +69,19 @@ def number_of(words: Sequence[str]) -> int | None:
     return None
 
 
+def _scaled(words: Sequence[str], scale: str) -> int | None:
+    at = words.index(scale)
+    rest = words[at + 2 :] if "and" in words[at + 1 : at + 2] else words[at + 1 :]
+    times = _whole_number_of(words[:at]) if at else 1
+    more = _whole_number_of(rest) if rest else 0
+    if times is None or more is None or not (0 < times < 1000 and 0 <= more < MULTIPLIERS[scale]):
+        return None
+    return times * MULTIPLIERS[scale] + more
+
+
 _NAME = re.compile(r"\\?[A-Za-z]+'*(_\{?\w+\}?)?'*(\([A-Za-z\\](,[A-Za-z\\]+)*\)|\(\\?[a-z]+\)|\([-+]?[\d.]+\))?")
 # A tuple of names is one too: (x, y) = (1, 2).
-_TUPLE = re.compile(r"\(\\?[A-Za-z]\w*(_\{?\w+\}?)?(,\\?[A-Za-z]\w*(_\{?\w+\}?)?)*\)")
+_TUPLE = re.compile(r"\(\\?[A-Za-z]\w*(_\{?\w+\}?)?([,;]\\?[A-Za-z]\w*(_\{?\w+\}?)?)*\)")
 _LETTER_RATIO = re.compile(r"[a-z](:[a-z])+")
 
 # Of what is measured in a figure: sides, angles, areas, and their ratios and products.

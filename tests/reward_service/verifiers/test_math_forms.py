@@ -117,3 +117,122 @@ def test_the_value_is_found_in_the_sentence_that_says_it(answer: str, completion
 )
 def test_another_value_of_the_sentence_is_not_the_answer(answer: str, completion: str) -> None:
     assert reward(answer, completion) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion"),
+    [
+        ("9", "Therefore, there are 9 ways to seat 2 guests at 3 tables."),
+        ("9", "So exactly 9 is the largest such number below 40."),
+        ("9", "In all there are nine such numbers."),
+        ("312", "The answer is three hundred and twelve."),
+        ("-7", "The answer is minus seven."),
+        ("12", "x = 12 is the only root, since x = -4 is too small."),
+        ("(4, -1)", "The centre is (4, -1)."),
+        ("4, -1", "The roots are 4 and -1."),
+        (r"\frac{1}{20}", "The chance is 0.05 or 5%."),
+        (r"\frac{5}{12}", "The probability is 5 out of 12."),
+        (r"\frac{1}{4060}", "The probability of it is 1 in 4,060."),
+        ("C", "The answer is C because (A) and (B) do not add up."),
+        ("C", "The answer is C, it cannot be A."),
+        ("C", "Therefore (C)."),
+        ("C", "C) copper"),
+        ("C", r"\boxed{\text{Option C}}"),
+        ("ABD", r"\boxed{A, B, D}"),
+        ("15", "3 x 5 = 15"),
+        ("20", "She needs 20 more stamps to have 100."),
+        ("4:45", "The class ends at 4:45 PM."),
+        (r"\sqrt{7}", "The height is √7."),
+        ("2x+5", "The remainder is 2x + 5."),
+        ("24", "The number of orders is 4! = 24."),
+        (r"\frac{2}{3}", "The answer is two thirds."),
+        ("D", "Hence option D is correct."),
+        (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", "\\begin{bmatrix}\n 1 & 2 \\\\\n 3 & 4 \n \\end{bmatrix}"),
+        ("x^2-4", r"We find \begin{align*} y &= (x-2)(x+2) \\ &= x^2-4 \end{align*}"),
+        (r"\sqrt{5}", r"It is \boxed{\sqrt{5}}, numerically \boxed{2.236}"),
+        (r"\sqrt{5}", r"It is \boxed{\sqrt{5}} \approx \boxed{2.236}"),
+    ],
+)
+def test_the_value_is_found_in_a_sentence_of_more_numbers(answer: str, completion: str) -> None:
+    assert reward(answer, completion) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion"),
+    [
+        ("2", "Therefore, there are 9 ways to seat 2 guests at 3 tables."),
+        ("-4", "x = 12 is the only root, since x = -4 is too small."),
+        ("4", "The roots are 4 and -1."),
+        ("8", "The length cannot be less than 8, so it is greater or equal to $8$."),
+        ("3", "The value is 3 or 4."),
+        ("2", "The value is two or three."),
+        ("12", "The probability is 5 out of 12."),
+        ("A", "The answer is C because (A) and (B) do not add up."),
+        ("A", "The answer is A, B."),
+        ("B", "A) five; B) six"),
+        ("A", "(A) or (B)"),
+        ("2.236", r"It is \boxed{\sqrt{5}} \approx \boxed{2.236}"),
+    ],
+)
+def test_of_a_sentence_of_more_numbers_another_earns_nothing(answer: str, completion: str) -> None:
+    assert reward(answer, completion) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion"),
+    [
+        ("45", r"{}_{10}C_{8}"),
+        ("45", r"C_{10}^{2}"),
+        ("45", r"{10 \choose 2}"),
+        (r"\frac{2}{3}", "0.666..."),
+        (r"\frac{4}{33}", r"0.1212\ldots"),
+        (r"\frac{2}{3}", r"0.\dot{6}"),
+        (r"\frac{3}{5}", r"\\frac{3}{5}"),
+        ("7", "7元"),
+        ("5/2", "2又1/2"),
+        ("Q(3,1)", "(3, 1)"),
+        ("(3, 1)", "[3, 1]"),
+        ("(u, v) = (3, 1)", "(u; v) = (3; 1)"),
+        (r"\begin{pmatrix} 2 & 0 \\ 1 & 5 \end{pmatrix}", "[[2, 0], [1, 5]]"),
+        (r"\frac{x^4}{4} + C", r"\frac{1}{4}x^4 + c"),
+        (r"x = \frac{\pi}{6} + k\pi, k \in \mathbb{Z}", r"x = \frac{\pi}{6} + n\pi, n \in \mathbb{Z}"),
+        ("g(n) = 3n - 1", "g(x) = 3x - 1"),
+        ("y = 3x - 1", "f(x) = 3x - 1"),
+        (r"\begin{pmatrix} 4 & 0 \\ 0 & 7 \end{pmatrix}", r"\operatorname{diag}(4, 7)"),
+        ("[1.5, 2]", r"\begin{pmatrix} \frac{3}{2} \\ 2 \end{pmatrix}"),
+        ("72", "2^3 3^2"),
+        ("15:20", "3:20 pm"),
+        ("15:20", "15:20:00"),
+        (r"\frac{1}{2}", r"\lVert v \rVert = \frac{1}{2}"),
+    ],
+)
+def test_a_right_answer_in_other_notation_or_with_names_of_its_own_earns_one(answer: str, completion: str) -> None:
+    assert reward(answer, rf"\boxed{{{completion}}}") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion"),
+    [
+        ("45", r"{}_{10}C_{3}"),
+        (r"\frac{2}{3}", "0.66"),
+        (r"\frac{3}{5}", r"\\frac{5}{3}"),
+        ("Q(3,1)", "(1, 3)"),
+        ("(1, 3)", "[1, 3]"),
+        (r"\begin{pmatrix} 2 & 0 \\ 1 & 5 \end{pmatrix}", "[[2, 1], [0, 5]]"),
+        ("2C", "2c"),
+        ("C - 4", "c - 5"),
+        ("AB", "A, B, C"),
+        ("A, B", "A"),
+        (r"x = \frac{\pi}{6} + k\pi, k \in \mathbb{Z}", r"x = \frac{\pi}{6} + 2n\pi, n \in \mathbb{Z}"),
+        ("g(n) = 3n - 1", "g(x) = 3x + 1"),
+        ("g(n) = 3n - 1", "h(n) = 3n - 1"),
+        (r"\sin(x) = \frac{1}{7}", r"\cos(x) = \frac{1}{7}"),
+        (r"\begin{pmatrix} 4 & 0 \\ 0 & 7 \end{pmatrix}", r"\operatorname{diag}(7, 4)"),
+        ("15:20", "3:20 am"),
+        ("15:20", "3:20"),
+        ("g(n) = 3n - a", "g(a) = 3a - a"),
+        ("x + a, a \\in \\mathbb{Z}", "x + x, x \\in \\mathbb{Z}"),
+    ],
+)
+def test_what_only_looks_like_another_name_or_notation_earns_nothing(answer: str, completion: str) -> None:
+    assert reward(answer, rf"\boxed{{{completion}}}") == 0.0
