@@ -5,7 +5,15 @@ from typing import get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from learner.algorithms.config import AlgorithmConfig, CustomConfig, GdpoConfig, GrpoConfig, SftConfig
+from learner.algorithms.config import (
+    AlgorithmConfig,
+    CustomConfig,
+    DistillConfig,
+    DpoConfig,
+    GdpoConfig,
+    GrpoConfig,
+    SftConfig,
+)
 from learner.algorithms.knobs import Knobs
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
@@ -61,6 +69,18 @@ def test_every_algorithm_has_defaults_a_source_and_a_dump_that_can_be_read_again
         ({"type": "rloo", "clip_low": 0.1}, "clip_low is set but has no effect: policy_loss is reinforce"),
         ({"type": "dpo", "loss": "ipo", "label_smoothing": 0.1}, "label_smoothing is set but has no effect"),
         ({"type": "distill", "jsd_beta": 0.1}, "jsd_beta is set but has no effect: divergence is forward_kl"),
+        ({"type": "distill", "jsd_beta": 0.5}, "jsd_beta is set but has no effect: divergence is forward_kl"),
+        ({"type": "distill", "divergence": "reverse_kl", "jsd_beta": 0.1}, "divergence is reverse_kl"),
+        ({"type": "distill", "constant_length": 64}, "constant_length is set but has no effect"),
+        ({"type": "distill", "clip_low": 0.1}, "clip_low"),
+        ({"type": "distill", "teacher_tokens": 0}, "greater than or equal to 1"),
+        ({"type": "dpo", "loss": "simpo", "reference_free": True}, "reference_free is set .*: loss is simpo"),
+        (
+            {"type": "dpo", "loss": "simpo", "discopop_temperature": 0.05},
+            "discopop_temperature is set .*: loss is simpo",
+        ),
+        ({"type": "dpo", "loss": "simpo", "good_weight": 1.0}, "good_weight is set .*: loss is simpo"),
+        ({"type": "dpo", "simpo_margin": 1.0}, "simpo_margin is set but has no effect: loss is sigmoid"),
         ({"type": "cispo", "correction": "truncate"}, "correction"),
         ({"type": "custom", "path": "no colon"}, "path"),
     ],
@@ -68,6 +88,29 @@ def test_every_algorithm_has_defaults_a_source_and_a_dump_that_can_be_read_again
 def test_knobs_that_do_not_go_together_are_named(given: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         ADAPTER.validate_python(given)
+
+
+@pytest.mark.parametrize(
+    ("loss", "beta"), [("sigmoid", 0.1), ("simpo", 2.0), ("length_normalised", 5.0), ("sppo", 1e-3), ("kto", 0.1)]
+)
+def test_a_preference_loss_has_the_beta_of_its_source_unless_one_is_given(loss: str, beta: float) -> None:
+    assert ADAPTER.validate_python({"type": "dpo", "loss": loss}) == DpoConfig.model_validate(
+        {"loss": loss, "beta": beta}
+    )
+    assert DpoConfig.model_validate({"loss": loss, "beta": 0.7}).beta == 0.7
+
+
+def test_simpos_margin_is_half_of_its_beta_and_it_asks_no_reference() -> None:
+    simpo = DpoConfig(loss="simpo")
+    assert (simpo.simpo_margin, simpo.uses_reference) == (simpo.beta / 2, False)
+    assert "simpo_margin" not in DpoConfig().model_dump()
+
+
+def test_what_distillation_is_by_default_is_the_forward_divergence_of_64_tokens() -> None:
+    kept = {"type": "distill", "divergence": "forward_kl", "teacher_tokens": 64, "sft_weight": 0.0}
+    assert DistillConfig().model_dump().items() >= kept.items()
+    assert "jsd_beta" not in DistillConfig().model_dump()
+    assert DistillConfig(divergence="jsd").model_dump()["jsd_beta"] == 0.5
 
 
 def test_configs_load_no_torch() -> None:
