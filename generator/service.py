@@ -3,8 +3,6 @@
 Loops, and what each waits for: `http` for requests; `announce` for the clock, for news, or for the learner; `weights`
 for a commit; `life` watches that the engine's process lives, and `answers` that it answers. HTTP is up before the
 engine, so that health and readiness can be asked for while it starts.
-
-Whether the engine's process lives, and whether it answers: a stopped process keeps its sockets, and says nothing.
 """
 
 import asyncio

@@ -1,9 +1,7 @@
-"""The generator's side of weight sync, as the learner asks for it over HTTP.
+"""The generator's side of weight sync: broadcasts, or downloads in chunks with hashes, then a commit.
 
 group ─▶ prepare ─┐
             pull ─┴▶ commit
-
-Published weights, downloaded from the learner over HTTP in chunks whose hashes are checked.
 """
 
 import asyncio

@@ -5,8 +5,6 @@
 
 Each child has a session of its own, so that a Ctrl-C at the terminal reaches the supervisor alone, which then stops all
 in good order. Should the supervisor itself be killed, the kernel sends the children SIGTERM.
-
-Descendants of this process whose parent has ended: it takes them over, so that none is left behind. Linux only.
 """
 
 import contextlib

@@ -1,6 +1,5 @@
-"""What runs in the learner's event loop, beside the trainer's thread: HTTP, intake, fleet and publisher.
-
-What the learner's parts are told, from its configuration.
+"""The parts in the learner's event loop, beside the trainer's thread: HTTP, intake, fleet and publisher, each with its
+options from the configuration.
 """
 
 import asyncio

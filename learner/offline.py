@@ -1,9 +1,7 @@
-"""Training on files: `sft`, `rm`, `dpo`, `distill`. The same trainer, without generators.
+"""Training on files: `sft`, `rm`, `dpo`, `distill`, by the same trainer without generators, and its held-out measures.
 
 A run that is taken up goes on from its newest checkpoint as if it had never ended: weights, optimizer, random states
 and the place in the data are those of then, and `metrics.jsonl` is cut where its checkpoint stood.
-
-What is measured on examples that are held out, by the model as it stands. Rewards and scores have no unit.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""The trainer's thread, as the event loop sees it: work goes in, results are awaited, a stop interrupts it.
-
-Opening the trainer: its ranks, their process group, the model.
-"""
+"""The trainer's thread, as the event loop sees it: it opens ranks and model, takes work, and can be interrupted."""
 
 import asyncio
 import contextlib

@@ -1,9 +1,4 @@
-"""The shared form of everything on the wire: frozen, strict, and closed to unknown fields.
-
-The versions that messages carry: of the protocol, and of the policy.
-
-One-dimensional numpy arrays as fields of a message. They travel as frames of their own, without a copy.
-"""
+"""The base of everything on the wire (frozen, strict, closed to unknown fields), its versions, and arrays as fields."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""HTTP bodies of the reward service: `POST /v1/score` and `GET /v1/verifiers`.
-
-How a reward model wants its input: the file `headway_reward.json` in its directory.
+"""HTTP bodies of the reward service, and the file `headway_reward.json` that says how a reward model wants its input.
 
 The learner writes it beside a reward model that it has trained; for another one it is written by hand:
 

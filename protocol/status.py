@@ -1,7 +1,4 @@
-"""`GET /v1/status`: what a process says about itself. One shape for all four; ages are in seconds.
-
-HTTP bodies that every service shares.
-"""
+"""HTTP bodies that all four processes share: `GET /v1/status`, readiness and errors. Ages are in seconds."""
 
 from typing import Literal
 

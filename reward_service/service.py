@@ -1,9 +1,4 @@
-"""The reward service from its configuration to its end: verifiers, workers, HTTP.
-
-The HTTP routes of the reward service.
-
-What the reward service says about itself at `GET /v1/status`.
-"""
+"""The reward service from its configuration to its end: verifiers, workers, HTTP routes and status."""
 
 import asyncio
 import gc

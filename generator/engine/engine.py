@@ -1,4 +1,5 @@
-"""One vLLM engine in this process's charge: sampling with version spans, and weight syncs that survive their failures.
+"""One vLLM engine in this process's charge: sampling with version spans, weight syncs that survive their failures, and
+a deadline on every call to the engine's process and workers, since a stopped process keeps its sockets.
 
 States of a weight sync, and what serves meanwhile:
 
@@ -6,9 +7,7 @@ States of a weight sync, and what serves meanwhile:
                                                             ├ fails before the load: old weights, resumed
                                                             └ fails within the load: unloaded, stays paused
 
-Import this module after `generator.options.prepare_environment` was called: it imports vllm.
-
-Calls to the engine's process and its workers, each with a deadline: a process that is stopped keeps its sockets.
+Import this module after `generator.engine.options.prepare_environment` was called: it imports vllm.
 """
 
 import asyncio

@@ -1,10 +1,9 @@
-"""vLLM's weight transfer backend `headway`: buckets over a private process group, staged beside the weights that serve.
+"""vLLM's weight transfer backend `headway`: buckets received over a private process group, staged beside the weights
+that serve.
 
 It lives in the worker process. The worker's RPC loop is serial, so whatever waits for the network runs in a thread of
 its own: joining a group, and receiving into the staging buffers. Only a load touches the model, and it runs within one
 call, so that no step can see half of it.
-
-The receiving end of a private torch.distributed process group.
 
 The group is built from a TCPStore of its own, never from torch's default group: the engine has one already, and a group
 of ours has to be thrown away after any failure. It is pinned to the local address that reaches the store's host.

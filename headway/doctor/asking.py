@@ -1,7 +1,4 @@
-"""Asking processes how they are, all at once, with a short deadline each.
-
-Processes of this machine, as /proc shows them. Elsewhere than on Linux, nothing is found.
-"""
+"""Asks processes how they are, all at once with a short deadline each, and finds those of this machine in /proc."""
 
 import asyncio
 import socket

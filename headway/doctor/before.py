@@ -1,7 +1,4 @@
-"""What would keep a start from going well, found from the configs and this machine.
-
-Checks of files before a start: model folders and keys.
-"""
+"""What would keep a start from going well, found from the configs, model folders, key files and this machine."""
 
 import asyncio
 import json

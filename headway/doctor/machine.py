@@ -1,7 +1,4 @@
-"""Checks of this machine before a start: ports, disks, memory, open files, releases.
-
-What the doctor finds before a start: a line each, with a remedy.
-"""
+"""Checks of this machine before a start: ports, disks, memory, open files, releases; a line and a remedy for each."""
 
 import errno
 import importlib.metadata

@@ -169,7 +169,7 @@ class Worker:
         number, finite = weights.number_in(self.holds), weights.is_finite(self.holds)
         return tuple(weights.probe_logprob(number, token, finite=finite) + self._script.gap for token in token_ids[1:])
 
-    # Weight sync, as generator.worker offers it
+    # Weight sync, as generator.weights.worker offers it
 
     def join(self, spec: str) -> None:
         """Begins to join a group."""
@@ -194,7 +194,7 @@ class Worker:
         self._member = member
 
     def headway_stage(self, plan: str, staging: bool) -> str:
-        """See generator.worker."""
+        """See generator.weights.worker."""
         prepare = Prepare.model_validate_json(plan)
         if self._member is None:
             return "this worker is in no group"
@@ -220,7 +220,7 @@ class Worker:
         return data
 
     def headway_stage_files(self, plan: str, paths: list[str]) -> str:
-        """See generator.worker."""
+        """See generator.weights.worker."""
         self._plan, self._staged = Prepare.model_validate_json(plan), []
         for spec, path in zip(self._plan.buckets, paths, strict=True):
             with open(path, "rb") as file:
@@ -229,7 +229,7 @@ class Worker:
         return ""
 
     def headway_progress(self) -> tuple[bool, str]:
-        """See generator.worker."""
+        """See generator.weights.worker."""
         operation = self._operation
         if operation is None:
             return True, "no operation was begun: the group was abandoned"
@@ -239,12 +239,12 @@ class Worker:
         return True, "" if error is None else str(error)
 
     def headway_abandon(self) -> None:
-        """See generator.worker."""
+        """See generator.weights.worker."""
         self._drop()
         self._plan, self._staged = None, []
 
     async def headway_load(self, ttl_s: float) -> str:
-        """See generator.worker."""
+        """See generator.weights.worker."""
         plan = self._plan
         if plan is None:
             return _report(error="there is nothing to load: stage a plan first")
@@ -279,11 +279,11 @@ class Worker:
         return {name: tensor for spec, data in staged for name, tensor in _tensors(spec, data)}
 
     def headway_begin_fingerprint(self) -> None:
-        """See generator.worker."""
+        """See generator.weights.worker."""
         self._begin(asyncio.sleep(0.01))
 
     def headway_fingerprint(self) -> str:
-        """See generator.worker."""
+        """See generator.weights.worker."""
         digest = xxhash.xxh3_64()
         for tensor in self.holds.values():
             digest.update(tensor.numpy().tobytes())

@@ -1,4 +1,4 @@
-"""HTTP in memory: what `services.http_client` asks of aiohttp, and the applications that real servers would serve.
+"""HTTP in memory: what `services.http.client` asks of aiohttp, and the applications that real servers would serve.
 
 session.request ─▶ connect (refused, or silence over a cut link) ─▶ the request ─▶ a task of the server's loop: the ASGI
 application ─▶ head, parts of the body ─▶ the client. A server that dies breaks the connection; one that stands still
@@ -388,7 +388,7 @@ class Answer:
 
 
 class FakeListener:
-    """Stands for services.http_server.Listener; `host` of a config names a host of the simulation."""
+    """Stands for services.http.server.Listener; `host` of a config names a host of the simulation."""
 
     def __init__(self, *, host: str, port: int, **_: object) -> None:
         world = active()
@@ -415,7 +415,7 @@ class FakeListener:
 
 
 async def serve_http(app: App, listener: FakeListener, *, finish_s: int = 2, **_: object) -> None:
-    """Stands for services.http_server.serve_http."""
+    """Stands for services.http.server.serve_http."""
     server = listener.server
     server.app = app
     for exchange in server.waiting:

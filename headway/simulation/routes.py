@@ -76,7 +76,7 @@ class LightApp:
 
 
 def create_app(**_: object) -> LightApp:
-    """Stands for services.http_app.create_app."""
+    """Stands for services.http.app.create_app."""
     app = LightApp()
 
     @app.get("/readyz")

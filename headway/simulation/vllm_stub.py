@@ -53,7 +53,7 @@ class Output:
 
 
 class CountingOutputProcessor:
-    """Stands for generator.output_processor's."""
+    """Stands for generator.engine.output_processor's."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.external_req_ids: dict[str, None] = {}

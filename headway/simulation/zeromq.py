@@ -1,4 +1,4 @@
-"""ZeroMQ in memory: what `services.sockets` asks of it, with its queues, its reconnects and its heartbeats.
+"""ZeroMQ in memory: what `services.zmq.sockets` asks of it, with its queues, its reconnects and its heartbeats.
 
 A dealer keeps what it sends while it is not connected. A router forgets a peer whose connection broke, and gives an
 identity to whoever came last with it; the one before is heard no more, until its heartbeats tell it so and it comes
@@ -265,12 +265,12 @@ class Watch:
 
 
 def open_socket(kind: int, limits: object) -> tuple[None, FakeSocket]:
-    """Stands for `services.sockets._open`."""
+    """Stands for `services.zmq.sockets._open`."""
     world = active()
     assert isinstance(world.current, Process)
     return None, FakeSocket(kind, world.part(Switchboard), world.current)
 
 
 def close_socket(context: object, socket: FakeSocket) -> None:
-    """Stands for `services.sockets._close`."""
+    """Stands for `services.zmq.sockets._close`."""
     socket.close()

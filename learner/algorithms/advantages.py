@@ -1,16 +1,14 @@
-"""Advantages, from the rewards of a step. No result depends on the order of the trajectories.
+"""Advantages from the rewards of a step, with statistics of groups and sums along trajectories. No result depends on
+the order of the trajectories.
 
 Shapes. S trajectories: `rewards` [S] float64 and `groups` [S] int64, equal for the trajectories of one task; a group
 may have any size and lie anywhere. M trained tokens: `sequences` [M] int64 is the trajectory (0 to S - 1) of each,
 those of one trajectory next to each other and in order. What the environment said is not among the tokens. Results have
 the dtype of the rewards and no gradient.
 
-Statistics of values within groups, given back to every member. S values, in any order, in groups of any sizes.
-
-Sums along trajectories that lie end to end: M entries, those of one trajectory next to each other and in order.
-
-`owners` [M] int64 says which trajectory an entry belongs to. Entries are trained tokens, or turns; what the environment
-said is not among them, so the entry after a completion's last token is the first token of the next completion.
+Of M entries those of one trajectory lie next to each other, in order; `owners` [M] int64 says whose an entry is.
+Entries are trained tokens, or turns; what the environment said is not among them, so the entry after a completion's
+last token is the first token of the next completion.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""What a user can set about an algorithm. Loads no torch.
+"""The settings of every algorithm, those that sample and those that learn from files. Loads no torch.
 
 One model per preset, told apart by `type`, made of the knobs of its parts. A knob that the other choices make useless
 is refused when it is given, and is left out when the model is dumped, so that a dumped config can always be read again.
-
-What a user can set about an algorithm that learns from files. Loads no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Divergences between a teacher's and a student's distribution of the next token, per position.
+"""KL and Jensen-Shannon divergences of teacher and student per position, and estimates of KL from sampled tokens.
 
 Logprobs are [N, C]: at each of N positions, those of C different candidate tokens, of teacher and student in the same
 order, both normalised over the whole vocabulary and at the same temperature. -inf is a token that the model calls
@@ -14,12 +14,10 @@ where the candidates are the whole vocabulary.
 Sources: sequence-level and forward KL, arXiv 1503.02531; reverse KL, MiniLLM (arXiv 2306.08543); the generalised
 Jensen-Shannon divergence, GKD (arXiv 2306.13649).
 
-Estimates of a Kullback-Leibler divergence from logprobs of sampled tokens. Tensors are [N], results in nats.
-
-All three average to KL(policy || reference), or nearly so (k2), over tokens that the policy sampled, as they are in a
-reward. As a term of a loss what counts is the gradient: that of k1 averages to 0, that of k2 to the gradient of
-KL(policy || reference), that of k3 to the gradient of KL(reference || policy). No estimate is beyond 10 either way, and
-there it has no gradient.
+The estimates take logprobs of sampled tokens, tensors [N], and are in nats. All three average to KL(policy ||
+reference), or nearly so (k2), over tokens that the policy sampled, as they are in a reward. As a term of a loss what
+counts is the gradient: that of k1 averages to 0, that of k2 to the gradient of KL(policy || reference), that of k3 to
+the gradient of KL(reference || policy). No estimate is beyond 10 either way, and there it has no gradient.
 
 Source of k1, k2 and k3: John Schulman, "Approximating KL Divergence", http://joschu.net/blog/kl-approx.html (2020).
 """

@@ -1,6 +1,5 @@
-"""The knobs that algorithms share, in groups: each part of a preset brings its own. Loads no torch.
-
-Names of choices that configs and pure functions share. Loads no torch.
+"""The knobs that algorithms share, in groups, and the names of their choices: each part of a preset brings its own.
+Loads no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Policy losses per token. Tensors are [N], N the trained tokens of a microbatch, unless a docstring says otherwise.
+"""Policy losses per token, and the critic's loss. Tensors are [N], N the trained tokens of a microbatch, unless a
+docstring says otherwise.
 
 `policy` logprobs carry the gradient; `proximal` are the learner's when the step began, `behavior` those of the engine
 that sampled. r = exp(policy - proximal), rho = exp(policy - behavior), sg = stop-gradient. A loss in r wants a
@@ -7,8 +8,6 @@ already. Losses and gradients are finite for every logprob, -inf included.
 
 Where the policy has not moved (policy = proximal = behavior) every loss here but that of likelihood has the gradient
 -advantage, which is REINFORCE's.
-
-The critic's loss and how well it predicts.
 """
 
 from __future__ import annotations

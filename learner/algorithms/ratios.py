@@ -1,6 +1,6 @@
-"""Ratios of probabilities from logprobs, finite however far apart or impossible the two are. Tensors have any shape.
+"""Ratios of probabilities from logprobs, finite however impossible a token is, and means of them over sequences.
 
-From values of tokens to values of sequences. N tokens of K sequences, without padding, in any order.
+Tensors of ratios have any shape; for sequences they hold N tokens of K sequences, without padding, in any order.
 """
 
 from __future__ import annotations

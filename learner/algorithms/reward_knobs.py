@@ -1,9 +1,4 @@
-"""The knobs of rewards: what is done to them before they become advantages, and the pull towards the reference.
-
-Loads no torch.
-
-The knobs of policy gradients, put together from those of their parts. Loads no torch.
-"""
+"""The knobs of rewards, of the pull towards the reference, and of whole policy gradients. Loads no torch."""
 
 from __future__ import annotations
 

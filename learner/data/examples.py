@@ -1,8 +1,6 @@
-"""Examples for supervised training: records of `prompt` and `completion`, or `messages` of a conversation.
+"""Examples for supervised training: records of texts or conversations, read and turned into token ids and loss masks.
 
 A prompt of messages takes the assistant's reply, a text, or messages that go on.
-
-From texts and conversations to token ids and loss masks.
 
 A completion ends with the tokenizer's end token, which is trained on. Prompt and completion are tokenized apart, as the
 engine samples them, so that equal prompts have equal tokens whatever follows.

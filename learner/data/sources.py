@@ -8,12 +8,6 @@ The format is told by the path's ending, or else by how the file begins:
     a folder with state.json           what `Dataset.save_to_disk` writes
     a folder with dataset_dict.json    what `DatasetDict.save_to_disk` writes: needs `#split`, as in `data/pairs#train`,
                                        unless there is only one
-
-Rows of Parquet and Arrow files, a batch of them in memory at a time.
-
-Hugging Face datasets saved on disk: which Arrow files a folder consists of. The `datasets` package is not needed.
-
-Faults of a data file.
 """
 
 import json

@@ -1,7 +1,6 @@
 """The numbers of an evaluation, as pure functions of rewards and answers. Tasks are the independent units throughout:
-the samples of one task are alike, so intervals count tasks, and are too wide rather than too narrow.
-
-What a completion answers, for votes among samples. Answers are compared as text: 1/2 and 0.5 are two answers.
+the samples of one task are alike, so intervals count tasks, and are too wide rather than too narrow. For votes, answers
+are compared as text: 1/2 and 0.5 are two.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Pairs of completions, ours and an opponent's, judged by a pairwise verifier of a reward service.
-
-The completions that a judge compares ours with: an earlier evaluation's, or those of a file of one's own.
-"""
+"""Compares our completions with an opponent's, from an earlier evaluation or a file, by a pairwise verifier."""
 
 import logging
 import math

@@ -1,12 +1,10 @@
-"""Checkpoints in the run's folder: written whole or not at all, verified before they are used.
+"""Checkpoints in the run's folder: written whole or not at all, verified by a manifest of hashes before they are used.
 
 A checkpoint is a folder `checkpoint-<version>` with the trainer's files (model, optimizer, progress of the schedule,
 random states of every rank), `ledger.json`, `guard.json`, `progress.json`, and `manifest.json`. The order of the data
 needs no file of its own: it is a pure function of the seed and of the ledger's cursor. Its place in the journal is the
 segment of its version. It is written under another name, the manifest last, and renamed when all of it is on disk. What
 the held-out evaluation of its version found stands beside it, in `checkpoint-<version>.evaluation.json`.
-
-The manifest of a checkpoint: every file's size and hash, by which damage is found before anything is loaded.
 """
 
 import errno

@@ -1,7 +1,4 @@
-"""Files that a crash or a full disk leaves whole: appended to all or nothing, or replaced at once.
-
-Files of one JSON object a line that are good to have: a full disk costs lines, and never the run.
-"""
+"""Files that a crash or a full disk leaves whole: appended to all or nothing, or replaced at once."""
 
 import contextlib
 import errno

@@ -1,13 +1,11 @@
-"""A run's folder: one living learner has it, a fresh run never writes over an old one, every start has an incarnation.
+"""A run's folder: who has it, what the run is called towards env_services, and which policy versions belong to it.
+
+One living learner has a folder, a fresh run never writes over an old one, and every start has an incarnation.
 
 hold_run_folder     takes the lock; nothing else in the folder is touched
 open_run_folder     once the ports are bound: an old run goes aside, the journal begins, the incarnation is counted
 
-A run's name for its env_services, so that one that outlives the run does not take another run's leases for its own.
-
 Every run counts its leases and incarnations from the start, and two runs may have folders of the same name.
-
-Which policy versions belong to the history of the present weights: `history.json` in the run's folder.
 
 A learner whose batch log was damaged takes up its run at an earlier version than the one it had published. What its
 former lives published beyond that has no part in the weights that are trained now, though the numbers come again.

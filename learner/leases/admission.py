@@ -1,6 +1,4 @@
-"""What a group must be before the ledger sees it: whole, scored, and made of tokens that this run's policy sampled.
-
-Groups that teach nothing, or little, are left out and others taken: dynamic sampling (DAPO, arXiv 2503.14476).
+"""Admits groups that are whole, scored and made of this run's tokens, and leaves out those that teach nothing.
 
 A left-out group gives its place back, so sampling goes on until a batch is full. It may never become full; so the
 groups that are left out on the way to a batch are counted, and too many of them end the run.

@@ -10,8 +10,6 @@ Two processes under one name would take each other's leases away without end. So
 process is refused while that one is connected and speaks; one that was started anew finds it gone, and is taken in.
 
 The moves themselves (`accept`, `fail`, `part`, `pump`) are the intake's.
-
-What the intake is told at the start.
 """
 
 import logging

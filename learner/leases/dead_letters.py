@@ -1,6 +1,5 @@
-"""Leases that came to nothing: the dead-letter file, and the rule by which a run stops when there are too many.
-
-What the intake does while the journal's disk is full: says so now and then, and waits where it must.
+"""Leases that came to nothing: the dead-letter file, the rule by which a run stops when there are too many, and the
+wait for room on the journal's disk.
 """
 
 import asyncio

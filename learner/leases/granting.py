@@ -1,13 +1,9 @@
-"""Who is granted what: evaluation first, then training, as far as room, pacing and the lag bound allow.
-
-How far sampling runs ahead of training, within what `max_lag` allows.
+"""Grants leases, evaluation before training: how many, as pacing and the lag bound allow, and for which tasks.
 
 Groups that wait in the buffer only grow older. So the learner asks for as few groups at once as keep it from waiting:
 more when it had to wait for a batch, fewer when a good part of another batch lay ready. That is the rule `demand`. With
 `full` it always asks for as many as the bound permits, and what is trained is as old as that. The hard bound is the
 ledger's and does not depend on this.
-
-Which task a lease is for: every task once an epoch, each epoch in an order of its own.
 """
 
 from collections.abc import Callable

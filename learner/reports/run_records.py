@@ -1,11 +1,9 @@
-"""What a run writes down while it goes on: `metrics.jsonl`, `samples.jsonl`, and the line of progress.
+"""The records of a run, written and at a resume read again: `metrics.jsonl`, `samples.jsonl`, the line of progress.
 
 `metrics.jsonl` holds one object a line, told apart by `kind`: `step`, `replay` (a step that was trained again, from the
 batch log, with the same fields), `publish`, `join` (a generator that caught up), `evaluation`, and `resume`, which says
 up to which version the lines before it belong to the run. `lag_bound` is the bound under which the step's batch was
 taken; `guard` lines tell when the guard moved it, after which step, and what was beyond its limit.
-
-What a run's former lives wrote into `metrics.jsonl` after a checkpoint, so that the summary covers the whole run.
 """
 
 import dataclasses

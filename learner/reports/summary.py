@@ -1,7 +1,4 @@
-"""The end of a run: `summary.json` for scripts, a table for people, and `curves.png`.
-
-The picture of a run: reward and accuracy, lag, and where the time went, over steps.
-"""
+"""The end of a run: `summary.json` for scripts, a table for people, and `curves.png` (reward, accuracy, lag, time)."""
 
 import json
 import logging

@@ -1,6 +1,5 @@
-"""The teachers of a run: they are asked as soon as a group is accepted, so that no step waits for their logprobs.
-
-Teachers in folders: what is looked at before the ranks load them.
+"""The teachers of a run: asked as soon as a group is accepted, so that no step waits for their logprobs; those in
+folders are checked before the ranks load them.
 """
 
 import asyncio

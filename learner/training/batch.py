@@ -1,7 +1,4 @@
-"""The step's data as the trainer takes it: one record per trajectory, numpy only.
-
-From groups of trajectories to what the trainer takes: tokens, masks, behavior logprobs, rewards and lags.
-"""
+"""A step's data as the trainer takes it, made from groups of trajectories: one record per trajectory, numpy only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a user can set about training. Loads no torch.
-
-The learning rate as a plain function of the update's number.
-"""
+"""The settings of training, and the learning rate as a function of the update's number. Loads no torch."""
 
 from __future__ import annotations
 

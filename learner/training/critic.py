@@ -1,6 +1,4 @@
-"""PPO's critic: a model of scores with an optimizer of its own, which learns what the policy's states are worth.
-
-PPO's critic as a linear head on the policy's own layers, with an optimizer of its own.
+"""PPO's critic, which learns what the policy's states are worth: a model of its own, or a linear head on the policy.
 
 states of the policy ─ detached ─▶ head ─▶ values ─▶ value loss ─▶ the head's optimizer
         ▲                                               │

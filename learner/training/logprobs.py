@@ -1,11 +1,7 @@
-"""Log-probabilities of chosen tokens from hidden states, never holding the logits of all tokens.
+"""Logprobs of chosen tokens and the most probable next tokens from hidden states, never holding all logits.
 
 Logits are computed for a chunk of tokens by a chunk of the vocabulary, reduced in float32 (float64 for float64 inputs)
 by a running log-sum-exp, and computed again in the backward pass.
-
-A model's output projection as it is called in training: for logprobs and for the most probable tokens.
-
-The most probable next tokens, never holding the logits of all tokens.
 """
 
 from __future__ import annotations

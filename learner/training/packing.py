@@ -1,9 +1,7 @@
-"""Packing without padding: sequences in rows under a token budget, balanced over the ranks.
+"""Packing without padding: sequences in rows under a token budget, balanced over ranks, a group's prompt once.
 
 A prompt that several sequences of a row have in common stands in the row once. The last token of each sequence is left
 out: nothing is predicted from it.
-
-What sequences of a batch have in common: the prompt of a group, computed once for all of its completions.
 """
 
 from __future__ import annotations

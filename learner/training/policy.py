@@ -1,7 +1,4 @@
-"""The policy: a causal language model of transformers that returns logprobs of chosen tokens of a packed row.
-
-One pass of a decoder of transformers over a packed row, for whatever head stands on it.
-"""
+"""The policy: a causal language model of transformers that returns logprobs of chosen tokens of a packed row."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 Rank 0 drives. The others wait in `CommandChannel.receive` for a line of text in the ranks' store, which unlike a
 collective may take as long as it likes, and answer by taking part in the collectives of what they were told.
-
-Sending rank 0's batch to the other ranks, as tensors and nothing else.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""The training step, on every rank.
+"""The training step on every rank, and the random states that a resumed run draws on.
 
 Rank 0 calls the methods of `Trainer`; the other ranks sit in `Trainer.follow`, and are told over the command channel to
 call the same method, so that each collective finds all of its partners:
 
     rank 0     train_step: tell, share the batch ─┐   plan -> microbatches -> update -> sums over ranks -> StepMetrics
     the others follow: wait for a command ────────┘   the same plan, their own microbatches, the same update
-
-The random states of one rank, kept so that a resumed run draws what the former would have drawn.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""The generators that the learner knows: who is there, what each serves, and who was sent away.
+"""The generators that the learner knows: who is there, what each serves, who was sent away, how long they were idle.
 
 A plain record without I/O; the learner's event loop owns it. Time is passed in, in seconds of a monotonic clock.
 
     announce ──▶ catching up (serving None) ──committed──▶ serving ──suspend──▶ catching up
                       └───────────── lost, expel, silence ─────┴──▶ gone
-
-How much of the training time the generators had nothing to do: asked of each every few seconds.
 """
 
 import asyncio

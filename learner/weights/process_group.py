@@ -1,10 +1,8 @@
-"""The learner's end of the weight plane: weights laid out in buckets, broadcast over a process group of their own.
+"""The learner's end of the broadcast: weights laid out in buckets, sent over a process group by threads of its own.
 
 A bucket is one tensor of bytes: the tensors' contiguous bytes one after another, each at the offset that its
 `TensorSpec` names. The process group is private: not torch's default group, on the configured address only, and
 thrown away after any failure. It carries no authentication and belongs on a private network.
-
-Blocking work of the weight plane, beside the event loop.
 """
 
 import asyncio

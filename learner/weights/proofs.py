@@ -1,4 +1,4 @@
-"""Weights prove themselves: whether a generator serves what it was sent.
+"""Proves that a generator serves what it was sent: it commits, and its proofs are judged.
 
 Three proofs, each of something else. The hashes of the buckets, checked on arrival, prove the bytes. The checksum of
 the loaded parameters agrees between generators of one kind, and changes when the weights do (by more than a rounding of
@@ -10,8 +10,6 @@ weights that are old.
     a fault of the probe that all have, so far                    ─▶ doubted: they serve nothing, until one is right
     a gap that like generators share, within `probe_tolerance`    ─▶ numerics: nobody's fault
     logprobs of the learner's own that are not finite             ─▶ its own fault: the probe judges nobody
-
-The end of every way by which weights reach a generator: it commits, and its proofs are judged.
 """
 
 import logging

@@ -1,7 +1,4 @@
-"""Published weights in host memory, packed: what is broadcast, and what a generator that catches up downloads.
-
-The learner's HTTP routes for generators: they announce themselves here, and download published weights.
-"""
+"""Published weights, packed in host memory, and the routes where generators announce themselves and download them."""
 
 import time
 from collections import Counter

@@ -1,7 +1,4 @@
-"""What is said about weights: what the trainer offers, and what became of it.
-
-How weights are published.
-"""
+"""Weights as the trainer offers them, how they are published, and the reports of what became of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""The arguments of `code`: a solution's language, the tests, and how the passed ones become a reward.
-
-What became of each case, and the reward of all of them.
-"""
+"""The arguments of `code` (language, tests, how passed ones become a reward), and the result of its cases."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Function calls: one process of the solution answers all of them, and what it returns is compared here.
-
-Programs that read standard input and write standard output: a process for each case, and the comparison here.
-"""
+"""Runs cases of calls (one process answers all) and of standard input (a process each), and compares the outputs."""
 
 import ast
 import asyncio

@@ -1,11 +1,4 @@
-"""A solution, and how it is started.
-
-A solution's process that answers: its greeting, and one request at a time.
-
-The processes of the harness, which are talked to line by line, and their files.
-
-The time that the cases of one item have, together.
-"""
+"""A solution's processes: how they are started, greeted and asked line by line, within the time of the whole item."""
 
 import asyncio
 import importlib.resources

@@ -1,7 +1,4 @@
-"""What a user can set about a judge.
-
-What a task may say to a judge.
-"""
+"""The settings of a judge, and the arguments that a task may give to it."""
 
 from pathlib import Path
 from typing import Literal, Self

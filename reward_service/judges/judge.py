@@ -1,9 +1,4 @@
-"""Scores by a judge: its verdicts on one completion, or on a pair in both orders.
-
-One verdict of a judge: kept from an earlier time, or asked for until there is one.
-
-A judge as a verifier of the service.
-"""
+"""A judge as a verifier: its verdicts on one completion, or on a pair in both orders, kept or asked for until given."""
 
 import asyncio
 import json

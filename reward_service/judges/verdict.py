@@ -1,9 +1,7 @@
-"""The verdict in a judge's reply.
+"""The verdict in a judge's reply, and the part of OpenAI's chat completions API that asks for it.
 
 A reply may quote what it judges, and that may look like a verdict. So a verdict is asked for with a mark that no judged
 text contains (`template.mark_of`); one without the mark counts only if it is the only one, and is no quotation.
-
-What is used of the OpenAI chat completions API.
 """
 
 import json

@@ -1,13 +1,9 @@
-"""The answer to `POST /v1/score`, whole or as results finish, and the same one to a request that is repeated.
-
-Requests that are sent twice: one that repeats the key of another is answered as that one was.
+"""The answer to `POST /v1/score`: whole or streamed as results finish, and the same one to a repeated request.
 
 claim(key, body) -> unknown: the caller computes the answer and settles it; if it leaves instead, the next one does
                  -> under way: waits for that answer
                  -> known: the same answer, for as long as it is kept
                  -> known with another body: refused
-
-Results as they finish, one JSON object a line.
 """
 
 import asyncio

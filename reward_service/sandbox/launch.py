@@ -1,11 +1,7 @@
-"""How sandboxes are launched on this machine: where bubblewrap is, and what it is given.
-
-The walls of a sandbox: the command line and options of bubblewrap.
+"""Launches sandboxes on this machine: bubblewrap, its options, and the service's folder in the temporary directory.
 
 Bubblewrap is started by its keeper with an empty environment and never as root, which two holes are closed by: the
 environment of the first process, and `/proc/sys`, which root could write. See `keeper` for the descriptors.
-
-The folder of a service in the temporary directory, and the removal of those that killed services left there.
 """
 
 import fcntl

@@ -1,8 +1,6 @@
-"""One place for a program, on the service's side: the keeper of its sandbox, and what runs in it.
+"""One place for a program, on the service's side: the keeper of its sandbox, the program that runs in it, and its end.
 
 offered (a sandbox waits) -> taken by a program -> ended -> the next is offered
-
-A program that runs in a place, and how it ended.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""What a verifier is to the service: a description, and a lane that it opens in its surroundings.
-
-Verifiers by name.
-"""
+"""The contract of a verifier: a description, and a lane that it opens in its surroundings; and the registry by name."""
 
 import logging
 from abc import ABC, abstractmethod

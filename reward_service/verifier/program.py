@@ -1,7 +1,4 @@
-"""What is run, within which limits, and how it ended: the contract between a sandbox and those who use it.
-
-The table [reward-service.execution]: what a program that the service runs may take, and what it finds.
-"""
+"""The contract between a sandbox and its users: what is run, within which limits of the configuration, how it ended."""
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager

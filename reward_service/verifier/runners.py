@@ -1,9 +1,4 @@
-"""Async verifiers on the service's event loop, a bounded number of items at a time.
-
-Verifiers in the service's own process: cheap sync code of ours that cannot hang.
-
-Sync verifiers in worker processes, which are killed at a deadline.
-"""
+"""Three ways to run a verifier: in the service's process, on its event loop, or in workers killed at a deadline."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -5,10 +5,6 @@
 `run` waits for an idle worker (freed when another job ends or is killed), for that worker to have loaded its verifier
 (bounded by `start_timeout_s`) and for the reply (bounded by `compute_timeout_s`); each wait also ends at the item's own
 deadline.
-
-One worker process that answers a line with a line, and is killed when it does not.
-
-What the service and its worker processes say to each other: one JSON object a line.
 """
 
 import asyncio

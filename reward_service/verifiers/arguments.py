@@ -1,9 +1,4 @@
-"""The arguments of the verifiers that run in workers, apart from their code so that the service need not load it.
-
-The arguments of `similarity`.
-
-The arguments of `json_schema`, apart from its code so that the service need not load jsonschema.
-"""
+"""The arguments of the verifiers that run in workers, apart from their code so that the service need not load it."""
 
 from typing import Annotated, Literal
 

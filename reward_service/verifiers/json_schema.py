@@ -1,8 +1,6 @@
-"""The verifier `json_schema`. Loaded only in worker processes: a schema's patterns can take without end.
+"""The verifier `json_schema`: finds the JSON value in a text and checks it by a schema that was checked whole before.
 
-Where a JSON value stands in a text. Each search reads the text once, whatever it holds.
-
-Schemas, checked whole before the first value is, so that it depends on no completion whether one is good.
+Loaded only in worker processes: a schema's patterns can take without end.
 
 Nothing is ever fetched: a reference leads into the schema itself or to a draft's own schema, or it is an error.
 """

@@ -1,11 +1,4 @@
-"""`length`: the completion is as long as it should be.
-
-How long a text is, in units that the caller can know too.
-
-`overlong`: the soft punishment of completions that come close to the longest length or go over it.
-
-`repetition`: a punishment of completions that say the same again.
-"""
+"""The verifiers of length: `length` (in a range), `overlong` (near or over a maximum) and `repetition`."""
 
 import re
 from collections.abc import Hashable, Sequence

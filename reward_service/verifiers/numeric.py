@@ -1,6 +1,5 @@
-"""`numeric`: the completion's number is the right one, within tolerances.
-
-Numbers as people write them: `1,234.5`, `1.234,5`, `-3/4`, `2 1/2`, `6.02 x 10^23`, `$5`, `12 %`.
+"""`numeric`: the completion's number is the right one, within tolerances; numbers are read as people write them:
+`1,234.5`, `1.234,5`, `-3/4`, `2 1/2`, `6.02 x 10^23`, `$5`, `12 %`.
 """
 
 import re

@@ -1,11 +1,7 @@
-"""`regex`: what patterns the completion matches.
+"""The verifiers of form: `regex` (patterns), `format` (tags in order) and `exact_match` (the answer itself).
 
 A pattern can take longer than the age of the universe, so this runs in worker processes, which are killed at their
 deadline: Python's own engine needs no more, and its syntax is the one that is documented with the language.
-
-`format`: the completion has the parts that it should have, in order.
-
-`exact_match`: the completion is the answer.
 """
 
 import re

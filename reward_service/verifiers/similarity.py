@@ -1,6 +1,6 @@
-"""The verifier `similarity`. It runs in worker processes: two long texts take seconds.
+"""The verifier `similarity`: by alignment (longest common subsequence, edits) or n-grams (BLEU, chrF, Jaccard).
 
-Similarities by alignment: the longest common subsequence, and the edit distance.
+It runs in worker processes: two long texts take seconds.
 
 Both keep a row of the usual table as the bits of one integer, and so take one step for each unit of the longer text and
 each 64 units of the shorter.

@@ -1,8 +1,7 @@
-"""The FastAPI application of a process: health, readiness, metrics, and clear refusals.
+"""The FastAPI application of a process: health, readiness, metrics, clear refusals, and an OpenAPI document of bodies
+that handlers parse themselves.
 
-A refusal is an answer with status 4xx whose body is a `protocol.http.ErrorBody`; each is counted by its kind.
-
-The OpenAPI document of an application whose handlers parse their bodies themselves.
+A refusal is an answer with status 4xx whose body is a `protocol.status.ErrorBody`; each is counted by its kind.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """What stands before the routes of an application: who may come in, with how much, and whether there is room.
 
-Refusals: answers with status 4xx whose body is a `protocol.http.ErrorBody`.
+Refusals: answers with status 4xx whose body is a `protocol.status.ErrorBody`.
 """
 
 import hmac

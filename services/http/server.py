@@ -1,6 +1,5 @@
-"""uvicorn as one of a process's loops: no signal handling of its own, and a clean end when it is cancelled.
-
-Accepts all waiting connections at once, which uvloop does not: its libuv accepts one in each turn of the loop.
+"""uvicorn as one of a process's loops: no signal handling of its own, a clean end when cancelled, and an acceptor that
+takes all waiting connections at once.
 
 In an overload a turn lasts tens of milliseconds. New clients would then wait for seconds before anybody could see them,
 answer them, or turn them away (libuv's pull request 3696 has the reasons for one at a time).

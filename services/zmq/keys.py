@@ -3,8 +3,6 @@
 The learner is the server: it has a secret key and a list of the public keys that may connect. An env_service has a
 secret key and the learner's public key. `headway keys` makes all of them.
 
-What is wrong with the files of keys that a config names, and where those of two processes do not belong together.
-
 learner_key_file: Annotated[Path | None, KeyFile("public"), PublicKeyOf("learner", "leases.secret_key_file")]
 """
 

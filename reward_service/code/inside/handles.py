@@ -4,8 +4,6 @@ A handle is never equal to a plain value, and is ordered with none: `f(1) == 2` 
 What the tests tell the solution it may use against them, so an operator with a plain operand (`f(1) - 2`) must give an
 object again, and such an object gives no number or truth value away; `2 in f(1)` is decided here, by going through the
 elements. Only an object made by calling a class by name, such as `Basket()`, is asked `2 in basket` itself.
-
-Handles of functions, classes, iterators, and of values whose class is the solution's.
 """
 
 import contextlib

@@ -1,8 +1,6 @@
-"""Serves one solution: answers the requests that the service relays, in the process where the solution runs.
+"""Serves one solution where it runs: answers requests that the service relays, and keeps the objects of both sides.
 
 Nothing here is trusted: the solution can change all of it. What a request or an answer says is the solution's own word.
-
-The solution's objects that the tests hold, and the tests' objects that the solution holds.
 """
 
 import builtins

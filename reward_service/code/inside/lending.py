@@ -1,8 +1,6 @@
-"""The tests' objects that the solution may use: it calls functions, draws from iterators, and reads public attributes.
+"""Lends the tests' objects to the solution, which may call functions, draw from iterators and read public attributes.
 
 It reaches nothing that leads to the tests' code: no underscored name, no module, no attribute of a function.
-
-What one side can ask the other to do with an object, by name.
 """
 
 import importlib

@@ -1,7 +1,4 @@
-"""A standard output that keeps what is printed until it is asked for.
-
-What the process of the tests tells the service, in lines that begin with a word that only the two know.
-"""
+"""What the tests' process says: the standard output that it keeps, and lines to the service marked by a secret word."""
 
 import io
 

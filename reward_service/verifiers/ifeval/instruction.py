@@ -1,12 +1,6 @@
-"""What all kinds of instructions share.
-
-The language of a text, by langdetect, the same at each call.
+"""What all kinds of instructions share: their base, and the language, words and sentences of a text.
 
 Loaded only in worker processes: its profiles take seconds and much memory.
-
-What a word is, in scripts with and without spaces between words.
-
-Where sentences end: a small rule for English that also knows the full stops of other scripts.
 """
 
 import re

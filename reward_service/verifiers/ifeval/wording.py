@@ -1,11 +1,7 @@
-"""Instructions on the language, the case and the punctuation of the response, and on how it starts and ends.
-
-Instructions on the words and letters of the response.
+"""Instructions on a response's language, case, punctuation, start and end, and its words, sentences and paragraphs.
 
 A keyword is plain text and is looked for as a whole word in any case. The reference takes it for a regular expression,
 and but for forbidden words it counts parts of words: `war` in `forward`.
-
-Instructions on how many sentences, words and paragraphs the response has.
 """
 
 import re
