@@ -2,10 +2,10 @@
 
 from pydantic import Field
 
-from reward_service.embeddings.config import EmbeddingConfig, EncoderConfig
+from reward_service.embeddings.config import EmbeddingConfig
 from reward_service.endpoints.config import RemoteConfig
 from reward_service.judges.config import JudgeConfig
-from reward_service.reward_models.config import RewardModelConfig
+from reward_service.models.config import EncoderConfig, RewardModelConfig
 from reward_service.verifier.config import CustomVerifier, IdempotencyConfig, ScoringConfig
 from services.config.models import ProcessConfig
 

@@ -13,7 +13,7 @@ from reward_service.config import RewardServiceConfig
 from reward_service.embeddings.verifier import embedding_verifier, encoder_verifier
 from reward_service.endpoints.remote import remote_verifier
 from reward_service.judges.judge import judge_verifier
-from reward_service.reward_models.lane import reward_model_verifier
+from reward_service.models.reward_model import reward_model_verifier
 from reward_service.verifier.config import CustomVerifier
 from reward_service.verifier.contract import Opener, Registry, Verifier
 from reward_service.verifier.runners import in_workers, inline, on_event_loop

@@ -2,15 +2,17 @@
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from reward_service.embeddings.config import EmbeddingArguments, EmbeddingConfig, EncoderConfig
-from reward_service.embeddings.encoder import EncoderLane, encoder_fingerprint, open_encoder
-from reward_service.embeddings.vectors import Requests, Similarity, Vectors
-from reward_service.endpoints.asking import AskingLane, open_batcher
+from reward_service.embeddings.config import EmbeddingArguments, EmbeddingConfig
+from reward_service.embeddings.vectors import Requests, Similarity, Vector, Vectors, unit
+from reward_service.endpoints.asking import AskingLane, Send, open_batcher
 from reward_service.endpoints.cache import key_of, open_cache
 from reward_service.endpoints.endpoint import open_endpoint
+from reward_service.models.config import EncoderConfig
+from reward_service.models.encoder import Encoder, open_encoder
+from reward_service.models.folder import encoder_fingerprint
 from reward_service.verifier.contract import Lane, Surroundings, Verifier
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,22 @@ def embedding_verifier(config: EmbeddingConfig) -> Verifier:
     )
 
 
+class EncoderLane(AskingLane[EmbeddingArguments]):
+    """The lane of a similarity by an encoder."""
+
+    def __init__(self, similarity: Similarity, *, encoder: Encoder) -> None:
+        super().__init__(arguments=EmbeddingArguments, function=similarity.judge, asked=encoder)
+        self._encoder = encoder
+
+    async def loaded(self) -> None:
+        """Wait until the model is loaded. Raises UserError if it cannot be."""
+        await self._encoder.loaded()
+
+    def workers(self) -> tuple[int, int]:
+        """Its one process."""
+        return int(self._encoder.busy), 1
+
+
 def encoder_verifier(config: EncoderConfig) -> Verifier:
     """Its version holds a fingerprint of the model's files and settings. Reads all of its files. Raises UserError."""
     fingerprint = encoder_fingerprint(config)
@@ -65,9 +83,10 @@ def encoder_verifier(config: EncoderConfig) -> Verifier:
             ) as encoder,
             open_cache(config.cache) as cache,
             open_batcher(
-                encoder.send,
+                _vectors_by(encoder),
                 most=config.batch_texts,
                 wait_s=config.wait_s,
+                at_once=1,
                 on_batch=metrics.batch_items.labels(config.name).observe,
             ) as batcher,
         ):
@@ -82,3 +101,10 @@ def encoder_verifier(config: EncoderConfig) -> Verifier:
         arguments=EmbeddingArguments,
         open=opened,
     )
+
+
+def _vectors_by(encoder: Encoder) -> Send[str, Vector]:
+    async def send(texts: Sequence[str], deadline: float) -> Sequence[Vector]:
+        return [unit(vector) for vector in await encoder.send(texts, deadline)]
+
+    return send

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from tests.process_ends import children_of
-from tests.reward_service.embeddings.tiny_encoder import LONGEST, write_encoder
+from tests.reward_service.models.tiny_encoder import LONGEST, write_encoder
+from tests.reward_service.models.tiny_reward_model import PLAIN, write_reward_model
 from tests.reward_service.real_service import real_service
-from tests.reward_service.reward_models.tiny_reward_model import PLAIN, write_reward_model
 
 pytestmark = pytest.mark.e2e
 

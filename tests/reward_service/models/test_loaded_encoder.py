@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from reward_service.embeddings.config import EncoderConfig
-from reward_service.embeddings.encoder import encoder_fingerprint
-from reward_service.embeddings.encoder_worker import load
-from reward_service.embeddings.messages import EncoderToLoad
 from reward_service.embeddings.vectors import cosine, unit
+from reward_service.models.config import EncoderConfig
+from reward_service.models.folder import encoder_fingerprint
+from reward_service.models.loaded_encoder import load
+from reward_service.models.messages import EncoderToLoad
 from reward_service.verifier.submission import InfrastructureError, UserError
-from tests.reward_service.embeddings.tiny_encoder import LONGEST, states, write_encoder
+from tests.reward_service.models.tiny_encoder import LONGEST, states, write_encoder
 
 TEXTS = ("a", "no way", "is it so")
 

@@ -5,7 +5,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from protocol.rewards import ScoreItem
-from reward_service.reward_models.folder import Message, ModelJob, RewardModel
+from reward_service.models.folder import RewardModel
+from reward_service.models.messages import Message, ModelJob
 from reward_service.verifier.submission import UserError, validate_arguments
 
 

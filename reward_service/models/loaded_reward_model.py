@@ -1,24 +1,19 @@
-"""The process of one reward model: `python -m reward_service.reward_models.model_worker MODEL_AS_JSON PARENT_PID`.
+"""What the process of a reward model computes: rewards of inputs, each as if it stood alone.
 
-Only this and the process of an encoder load torch. It answers batches from its standard input on its standard output,
-in order. An input that does not fit is an error of its own item. What goes wrong in the model itself ends the process:
-after a fault of a GPU nothing that it computes can be trusted.
-
-From a job to the token ids that a reward model reads.
+From a job to the token ids that the model reads, and from those to its rewards. An input that does not fit is an error
+of its own item.
 """
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol, cast
 
 import torch
 import transformers
 
 from protocol.rewards import ScoreError
-from reward_service.reward_models.folder import ModelBatch, ModelJob, ModelToLoad, Rewards, fingerprint
-from reward_service.verifier.submission import DataError, UserError, error_of, to_score
-from reward_service.verifier.worker import serve_lines
+from reward_service.models.messages import ModelBatch, ModelJob, RewardModelToLoad, Rewards
+from reward_service.models.pretrained import load_pretrained
+from reward_service.verifier.submission import DataError, error_of, to_score
 from reward_service.verifier.worker_pool import Reply
 
 Turn = Mapping[str, str]
@@ -118,38 +113,12 @@ class _Model(Protocol):
     def __call__(self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> _Output: ...
 
 
-def main() -> None:
-    """Load the model, say whether that went well, then answer batches until the input ends."""
-    given, parent = ModelToLoad.model_validate_json(sys.argv[1]), int(sys.argv[2])
-    serve_lines(
-        parent=parent,
-        load=lambda: load(given),
-        answer=lambda model, line: (
-            Rewards(replies=model.score(ModelBatch.model_validate_json(line).jobs)).model_dump_json().encode()
-        ),
-    )
-
-
-def load(given: ModelToLoad) -> "LoadedModel":
+def load(given: RewardModelToLoad) -> "LoadedRewardModel":
     """Raises UserError for files that are not those expected, and for weights that do not fill the model."""
-    torch.set_num_threads(given.threads)
-    found = fingerprint(Path(given.path))
-    if found != given.fingerprint:
-        raise UserError(f"the files in {given.path} have changed since the service was started: start it again")
-    model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-        given.path,
-        dtype=given.dtype,
-        num_labels=1,
-        local_files_only=True,
-        use_safetensors=True,  # the other format is a pickle
-        output_loading_info=True,
+    model, tokenizer = load_pretrained(
+        transformers.AutoModelForSequenceClassification, given, is_it="a reward model", num_labels=1
     )
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise UserError(f"the weights in {given.path} lack {', '.join(missing[:5])}: is it a reward model?")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(given.path, local_files_only=True)
-    model.eval().to(given.device)
-    return LoadedModel(
+    return LoadedRewardModel(
         model=cast(_Model, model),
         settings=cast(_TextSettings, model.config.get_text_config()),
         tokenizer=cast(Tokenizer, tokenizer),
@@ -158,7 +127,7 @@ def load(given: ModelToLoad) -> "LoadedModel":
     )
 
 
-class LoadedModel:
+class LoadedRewardModel:
     """A model that scores: of each input its one logit, as Hugging Face's own class gives it for that input alone.
 
     That class takes the score at the last token that is not the padding which the configuration names. Of what is
@@ -175,9 +144,9 @@ class LoadedModel:
         self._device = device
         self._batch_tokens = batch_tokens
 
-    def rewards(self, batch: ModelBatch) -> Rewards:
+    def answer(self, line: bytes) -> bytes:
         """The replies to a batch, in its order."""
-        return Rewards(replies=self.score(batch.jobs))
+        return Rewards(replies=self.score(ModelBatch.model_validate_json(line).jobs)).model_dump_json().encode()
 
     def score(self, jobs: Sequence[ModelJob]) -> tuple[Reply, ...]:
         """A reward or an error for each job, in order."""
@@ -235,7 +204,3 @@ def _reply(reward: float) -> Reply:
         return Reply(reward=to_score(reward).reward)
     except Exception as error:  # noqa: BLE001  a reward that is not finite is an error of its item
         return Reply(error=ScoreError(kind="data", message=f"the reward model: {error}"))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,14 +13,14 @@ import pytest
 from protocol.rewards import ScoreItem, ScoreRequest, ScoreResult
 from reward_service.config import RewardServiceConfig
 from reward_service.included import build_registry
+from reward_service.models.config import RewardModelConfig
+from reward_service.models.folder import open_reward_model
+from reward_service.models.reward_model import LaneEvents, RewardModelLane, open_lane
 from reward_service.requests.scoring import Scorer
-from reward_service.reward_models.config import RewardModelConfig
-from reward_service.reward_models.folder import open_reward_model
-from reward_service.reward_models.lane import LaneEvents, RewardModelLane, open_lane
 from reward_service.verifier.metrics import make_metrics
 from reward_service.verifier.submission import Outcome, Score, UserError
 from services.http.metrics import Metrics
-from tests.reward_service.reward_models.tiny_reward_model import (
+from tests.reward_service.models.tiny_reward_model import (
     CHARACTERS,
     END,
     PLAIN,
@@ -93,7 +93,7 @@ class Watched:
 async def watched(folder: Path, **settings: float) -> AsyncIterator[Watched]:
     model = open_reward_model(RewardModelConfig.model_validate({"path": folder, **settings}))
     watch = Watched()
-    async with open_lane(model=model, events=watch.events(), max_waiting=100) as lane:
+    async with open_lane(model=model, events=watch.events()) as lane:
         watch.lane = lane
         await lane.loaded()
         yield watch
@@ -214,5 +214,5 @@ async def test_a_model_that_is_replaced_on_disk_never_scores_under_the_old_name(
     model = open_reward_model(RewardModelConfig(path=folder))
     other = replace(model, config=RewardModelConfig(path=write_reward_model(tmp_path, seed=1, given=PLAIN)))
     watch = Watched()
-    async with open_lane(model=other, events=watch.events(), max_waiting=10) as watch.lane:
+    async with open_lane(model=other, events=watch.events()) as watch.lane:
         assert "have changed since the service was started" in message_of(await watch.judge("a"))

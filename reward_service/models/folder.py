@@ -1,25 +1,16 @@
-"""The directory of a reward model: what can be said about it without loading it.
-
-What the service and the process of a reward model say to each other, one JSON object a line.
-
-The process first says `Reply`, without a reward, as every worker does; then it answers each `ModelBatch` with
-`Rewards`.
-"""
+"""The directory of a model: what can be said about it without loading it."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import xxhash
-from pydantic import Field
 
-from protocol.model import WireModel
-from protocol.rewards import RewardFormat, RewardInput, Tokenize, read_reward_input
-from reward_service.reward_models.config import RewardModelConfig
+from protocol.rewards import RewardInput, read_reward_input
+from reward_service.models.config import EncoderConfig, RewardModelConfig
 from reward_service.verifier.submission import UserError
-from reward_service.verifier.worker_pool import Reply
 
 _KIND = "ForSequenceClassification"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -55,6 +46,15 @@ def open_reward_model(config: RewardModelConfig) -> RewardModel:
     except ValueError as error:
         raise UserError(str(error)) from error
     return RewardModel(config=config, input=given, longest=_longest(folder, settings), fingerprint=fingerprint(folder))
+
+
+def encoder_fingerprint(config: EncoderConfig) -> str:
+    """Over all files of the model. Raises UserError for a directory that holds none."""
+    if not (config.path / "config.json").exists() or not any(config.path.glob("*.safetensors")):
+        raise UserError(
+            f"{config.path} is no model: expected a Hugging Face directory with config.json and safetensors"
+        )
+    return fingerprint(config.path)
 
 
 def fingerprint(folder: Path) -> str:
@@ -99,44 +99,3 @@ def _longest(folder: Path, settings: Mapping[str, object]) -> int | None:
     limits = [places.get("max_position_embeddings")]
     limits += [_settings(tokenizer).get("model_max_length")] if tokenizer.exists() else []
     return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
-
-
-class ModelToLoad(WireModel):
-    """The model of a worker process. `fingerprint` is that of the files which it is expected to find."""
-
-    path: str
-    device: str
-    dtype: Literal["auto", "float32", "bfloat16", "float16"]
-    threads: int = Field(ge=1)
-    batch_tokens: int = Field(ge=1)
-    fingerprint: str
-
-
-class Message(WireModel):
-    """A turn of a conversation."""
-
-    role: str
-    content: str
-
-
-class ModelJob(WireModel):
-    """One input: `messages` before the completion if `format` is chat, `prompt` if it is plain."""
-
-    format: RewardFormat
-    tokenize: Tokenize
-    max_tokens: int | None
-    messages: tuple[Message, ...]
-    prompt: str
-    completion: str
-
-
-class ModelBatch(WireModel):
-    """Inputs that are scored together."""
-
-    jobs: tuple[ModelJob, ...]
-
-
-class Rewards(WireModel):
-    """A reply to each job, in order."""
-
-    replies: tuple[Reply, ...]

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from tests.process_ends import all_end, children_of
+from tests.reward_service.models.tiny_reward_model import PLAIN, write_reward_model
 from tests.reward_service.real_service import COMMAND, real_service
-from tests.reward_service.reward_models.tiny_reward_model import PLAIN, write_reward_model
 
 pytestmark = pytest.mark.e2e
 

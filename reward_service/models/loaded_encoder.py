@@ -1,13 +1,7 @@
-"""The process of one encoder: `python -m reward_service.embeddings.encoder_worker MODEL_AS_JSON PARENT_PID`.
-
-It answers batches from its standard input on its standard output, in order. A text that is too long is an error of its
-batch; what goes wrong in the model itself ends the process.
-"""
+"""What the process of an encoder computes: embeddings of texts. A text that is too long is an error of its batch."""
 
 import base64
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol, cast
 
 import numpy as np
@@ -15,10 +9,8 @@ import torch
 import transformers
 
 from protocol.rewards import ScoreError
-from reward_service.embeddings.messages import Encoded, EncoderToLoad, Texts
-from reward_service.reward_models.folder import fingerprint
-from reward_service.verifier.submission import UserError
-from reward_service.verifier.worker import serve_lines
+from reward_service.models.messages import Encoded, EncoderToLoad, Texts
+from reward_service.models.pretrained import load_pretrained
 
 
 class _EncoderOutput(Protocol):
@@ -35,34 +27,10 @@ class _Tokenizer(Protocol):
     def __call__(self, text: str) -> dict[str, list[int]]: ...
 
 
-def main() -> None:
-    """Load the model, say whether that went well, then answer batches until the input ends."""
-    given, parent = EncoderToLoad.model_validate_json(sys.argv[1]), int(sys.argv[2])
-    serve_lines(
-        parent=parent,
-        load=lambda: load(given),
-        answer=lambda encoder, line: encoder.encode(Texts.model_validate_json(line).texts).model_dump_json().encode(),
-    )
-
-
 def load(given: EncoderToLoad) -> "LoadedEncoder":
     """Raises UserError for files that are not those expected, and for weights that do not fill the model."""
-    torch.set_num_threads(given.threads)
-    if fingerprint(Path(given.path)) != given.fingerprint:
-        raise UserError(f"the files in {given.path} have changed since the service was started: start it again")
-    model, report = transformers.AutoModel.from_pretrained(
-        given.path,
-        dtype=given.dtype,
-        local_files_only=True,
-        use_safetensors=True,  # the other format is a pickle
-        output_loading_info=True,
-    )
     # A head that sums up a whole text is not used, and many encoders are saved without it.
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
-    if missing:
-        raise UserError(f"the weights in {given.path} lack {', '.join(missing[:5])}: is it an encoder?")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(given.path, local_files_only=True)
-    model.eval().to(given.device)
+    model, tokenizer = load_pretrained(transformers.AutoModel, given, is_it="an encoder", unused="pooler.")
     return LoadedEncoder(model=cast(_EncoderModel, model), tokenizer=cast(_Tokenizer, tokenizer), given=given)
 
 
@@ -73,6 +41,10 @@ class LoadedEncoder:
         self._model = model
         self._tokenizer = tokenizer
         self._given = given
+
+    def answer(self, line: bytes) -> bytes:
+        """The embeddings of a batch, in its order."""
+        return self.encode(Texts.model_validate_json(line).texts).model_dump_json().encode()
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """The texts' embeddings, as if each stood alone; an error if one of them is too long or has no token."""
@@ -106,7 +78,3 @@ class LoadedEncoder:
 
 def _refused(message: str) -> Encoded:
     return Encoded(error=ScoreError(kind="data", message=message))
-
-
-if __name__ == "__main__":
-    main()

@@ -9,11 +9,12 @@ from pydantic import JsonValue
 from protocol.rewards import RewardInput, ScoreItem, read_reward_input
 from reward_service.config import RewardServiceConfig
 from reward_service.included import build_registry
-from reward_service.reward_models.arguments import job_of
-from reward_service.reward_models.config import RewardModelConfig
-from reward_service.reward_models.folder import Message, RewardModel, open_reward_model
+from reward_service.models.arguments import job_of
+from reward_service.models.config import RewardModelConfig
+from reward_service.models.folder import RewardModel, open_reward_model
+from reward_service.models.messages import Message
 from reward_service.verifier.submission import UserError
-from tests.reward_service.reward_models.tiny_reward_model import CHAT, LONGEST, edit_settings, write_reward_model
+from tests.reward_service.models.tiny_reward_model import CHAT, LONGEST, edit_settings, write_reward_model
 
 
 def opened(folder: Path) -> RewardModel:

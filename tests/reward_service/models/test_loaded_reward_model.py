@@ -10,12 +10,13 @@ import torch
 from transformers import AutoTokenizer
 
 from protocol.rewards import Tokenize
-from reward_service.reward_models.config import RewardModelConfig
-from reward_service.reward_models.folder import Message, ModelJob, ModelToLoad, fingerprint, open_reward_model
-from reward_service.reward_models.model_worker import LoadedModel, input_ids, load
+from reward_service.models.config import RewardModelConfig
+from reward_service.models.folder import fingerprint, open_reward_model
+from reward_service.models.loaded_reward_model import LoadedRewardModel, input_ids, load
+from reward_service.models.messages import Message, ModelJob, RewardModelToLoad
 from reward_service.verifier.submission import UserError
 from reward_service.verifier.worker_pool import Reply
-from tests.reward_service.reward_models.tiny_reward_model import (
+from tests.reward_service.models.tiny_reward_model import (
     CHARACTERS,
     END,
     PAD,
@@ -39,9 +40,9 @@ def tokens_of(folder: Path, jobs: Sequence[ModelJob]) -> list[list[int]]:
     return [input_ids(each, tokenizer) for each in jobs]
 
 
-def loaded(folder: Path, *, device: str = "cpu", batch_tokens: int = 16384) -> LoadedModel:
+def loaded(folder: Path, *, device: str = "cpu", batch_tokens: int = 16384) -> LoadedRewardModel:
     return load(
-        ModelToLoad(
+        RewardModelToLoad(
             path=str(folder),
             device=device,
             dtype="float32",
@@ -142,7 +143,11 @@ def test_files_that_changed_since_the_service_started_are_refused(tmp_path: Path
     known = open_reward_model(RewardModelConfig(path=folder)).fingerprint
     write_reward_model(tmp_path, seed=1)
     with pytest.raises(UserError, match="have changed since the service was started"):
-        load(ModelToLoad(path=str(folder), device="cpu", dtype="auto", threads=1, batch_tokens=64, fingerprint=known))
+        load(
+            RewardModelToLoad(
+                path=str(folder), device="cpu", dtype="auto", threads=1, batch_tokens=64, fingerprint=known
+            )
+        )
 
 
 @pytest.mark.gpu

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from reward_service.config import RewardServiceConfig
-from reward_service.embeddings.config import EncoderConfig
-from reward_service.embeddings.encoder import Encoder, encoder_fingerprint, open_encoder
+from reward_service.models.config import EncoderConfig
+from reward_service.models.encoder import Encoder, open_encoder
+from reward_service.models.folder import encoder_fingerprint
 from reward_service.verifier.submission import InfrastructureError, UserError
-from tests.reward_service.embeddings.tiny_encoder import LONGEST, states, write_encoder
+from tests.reward_service.models.tiny_encoder import LONGEST, states, write_encoder
 from tests.reward_service.serving import Service, item_of, serving
 
 TEXTS = ("a", "no way", "is it so")

@@ -1,0 +1,109 @@
+"""A model in a process of its own, which answers batches in turn.
+
+    ask: one batch at a time ─▶ the process has loaded ─▶ a line ─▶ its answer
+                                                              └─ none in time, or it dies: a new process
+
+`ask` waits for the batch before it, for the process to load at most `start_timeout_s` and for its batch at most
+`compute_timeout_s`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel
+
+from reward_service.models.config import LocalModelConfig
+from reward_service.models.messages import ModelToLoad
+from reward_service.verifier.submission import InfrastructureError, UserError
+from reward_service.verifier.worker_pool import WorkerDied, WorkerProcess, worker_environment
+
+A = TypeVar("A", bound=BaseModel)
+
+
+class ModelProcess(Generic[A]):
+    """The process of the model `given`, whose answers are of the type `answer`.
+
+    `name` stands in errors, `too_long` is the error of a batch that takes too long; `on_kill` hears of a process that
+    was killed or lost in a batch.
+    """
+
+    def __init__(
+        self,
+        given: ModelToLoad,
+        *,
+        config: LocalModelConfig,
+        answer: type[A],
+        name: str,
+        too_long: str,
+        on_kill: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._answer = answer
+        self._name = name
+        self._too_long = too_long
+        self._on_kill = on_kill
+        self._turn = asyncio.Lock()
+        self._process = WorkerProcess(
+            command=("reward_service.models.worker", given.model_dump_json()),
+            environment={**worker_environment(inherit=True, threads=config.threads), "HF_HUB_OFFLINE": "1"},
+            start_timeout_s=config.start_timeout_s,
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has a batch, or loads."""
+        return self._turn.locked()
+
+    @property
+    def process_id(self) -> int | None:
+        """Of the process, if there is one."""
+        return self._process.process_id
+
+    async def start(self) -> None:
+        """Start it; returns before it has loaded. Raises InfrastructureError if the system can start no process."""
+        await self._process.start()
+
+    async def stop(self) -> None:
+        """Kill it."""
+        await self._process.stop()
+
+    async def loaded(self) -> None:
+        """Wait until the model is loaded. Raises UserError if it cannot be."""
+        try:
+            async with self._turn:
+                await self._process.ready()
+        except (InfrastructureError, WorkerDied) as error:
+            raise UserError(f"{self._name}: {error or 'its process died; the log has the cause'}") from error
+
+    async def ask(self, batch: BaseModel, *, sent: Callable[[], None] = lambda: None) -> A:
+        """The answer to a batch, whatever deadline its items have: the process cannot be interrupted.
+
+        `sent` is called when the process has loaded and the batch goes to it. Raises InfrastructureError if the model
+        cannot be loaded or takes too long, WorkerDied.
+        """
+        async with self._turn:
+            await self._process.ready()
+            sent()
+            return await self._exchange(batch)
+
+    async def _exchange(self, batch: BaseModel) -> A:
+        completed = False
+        try:
+            async with asyncio.timeout(self._config.compute_timeout_s):
+                answer = self._read(await self._process.exchange(batch.model_dump_json().encode()))
+            completed = True
+            return answer
+        except TimeoutError:
+            raise InfrastructureError(self._too_long) from None
+        finally:
+            if not completed:
+                self._on_kill()
+                await self._process.stop()
+                await self._process.start()
+
+    def _read(self, line: bytes) -> A:
+        try:
+            return self._answer.model_validate_json(line)
+        except ValueError as error:
+            raise WorkerDied from error
