@@ -76,7 +76,7 @@ _TABLE: tuple[tuple[str, str, type[BaseModel], Opener, tuple[str, ...], str], ..
      "The weighted share of patterns that the completion matches, or does not where they are forbidden."),
     ("repetition", "1", RepetitionArguments, in_workers(f"{_OURS}.lengths:repetition"), (),
      "0 for a completion that does not repeat itself, down to -scale for one that does nothing else."),
-    ("similarity", "1", SimilarityArguments, in_workers(f"{_OURS}.similarity:similarity"), (),
+    ("similarity", "1", SimilarityArguments, in_workers(f"{_OURS}.similarity:similarity"), ("rapidfuzz",),
      "How close the completion is to references, from 0 to 1, by n-grams or edits."),
 )
 # fmt: on

@@ -1,18 +1,16 @@
 """The verifier `similarity`: by alignment (longest common subsequence, edits) or n-grams (BLEU, chrF, Jaccard).
 
-It runs in worker processes: two long texts take seconds.
-
-Both keep a row of the usual table as the bits of one integer, and so take one step for each unit of the longer text and
-each 64 units of the shorter.
-
-Similarities by n-grams: BLEU, chrF, Jaccard. All give 1 for equal texts and 0 for texts with nothing in common.
+All give 1 for equal texts and 0 for texts with nothing in common. It runs in worker processes: two long texts take up
+to a second.
 """
 
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import islice
+
+from rapidfuzz.distance import LCSseq, Levenshtein
 
 from reward_service.verifier.submission import DataError, Score, Submission
 from reward_service.verifiers.arguments import SimilarityArguments
@@ -40,61 +38,26 @@ def edit_ratio(candidate: str, reference: str) -> float:
 
 
 def common_subsequence(left: Sequence[str], right: Sequence[str]) -> int:
-    """The length of the longest common subsequence (Hyyrö 2004). Raises DataError if the texts are too long."""
-    long, short = _by_length(left, right)
-    positions = _positions(short)
-    full = (1 << len(short)) - 1
-    row = full
-    for unit in long:
-        shared = row & positions.get(unit, 0)
-        row = ((row + shared) | (row - shared)) & full
-    return len(short) - row.bit_count()
+    """The length of the longest common subsequence. Raises DataError if the texts are too long."""
+    _check_lengths(left, right)
+    return int(LCSseq.similarity(left, right))
 
 
 def edit_distance(left: Sequence[str], right: Sequence[str]) -> int:
-    """The least number of insertions, deletions and replacements that make one the other (Myers 1999, Hyyrö 2003).
+    """The least number of insertions, deletions and replacements that make one the other.
 
     Raises DataError if the texts are too long.
     """
-    long, short = _by_length(left, right)
-    if not short:
-        return len(long)
-    positions = _positions(short)
-    full, last = (1 << len(short)) - 1, 1 << (len(short) - 1)
-    up, down, distance = full, 0, len(short)
-    for unit in long:
-        equal = positions.get(unit, 0)
-        zero = (((equal & up) + up) ^ up) | equal | down
-        right_up, right_down = down | (full & ~(zero | up)), up & zero
-        distance += bool(right_up & last) - bool(right_down & last)
-        right_up, right_down = (right_up << 1) | 1, right_down << 1
-        up, down = (right_down | ~(zero | right_up)) & full, right_up & zero & full
-    return distance
+    _check_lengths(left, right)
+    return int(Levenshtein.distance(left, right))
 
 
-def _by_length(left: Sequence[str], right: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+def _check_lengths(left: Sequence[str], right: Sequence[str]) -> None:
     if len(left) * len(right) > MAX_CELLS:
         raise DataError(
             f"texts of {len(left)} and {len(right)} units are too long to be aligned, expected a product of at most "
             f"{MAX_CELLS}; shorten them, or use bleu, chrf or jaccard"
         )
-    return (left, right) if len(left) >= len(right) else (right, left)
-
-
-def _positions(units: Sequence[str]) -> Mapping[str, int]:
-    """For each unit, the bits of the places where it stands."""
-    places = defaultdict[str, list[int]](list)
-    for index, unit in enumerate(units):
-        places[unit].append(index)
-    return {unit: _bits(indices, size=len(units)) for unit, indices in places.items()}
-
-
-def _bits(indices: Sequence[int], *, size: int) -> int:
-    """Through bytes: setting bit after bit of a long integer would copy it each time."""
-    buffer = bytearray(indices[-1] // 8 + 1)
-    for index in indices:
-        buffer[index // 8] |= 1 << (index % 8)
-    return int.from_bytes(buffer, "little")
 
 
 BLEU_ORDER = 4
