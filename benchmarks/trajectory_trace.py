@@ -2,10 +2,10 @@
 
     .venv/bin/python -m benchmarks.trajectory_trace
 
-Starts a short run of the addition task, as `headway up` does, with a profile function in each of the four processes. It
-notes each file of ours of which a function runs inside one of the calls below, or in a task that such a call has
-started; what runs beside the way (starting, announcing, moving weights, heartbeats, metrics pages) does not count, and
-neither do files of which only a class is used. vLLM's own files are not ours, and do not count.
+Starts a short run of the addition task, as `headway up` does. In each of the four processes each function of ours notes
+its file when it is called inside one of the calls below, or in a task that such a call has started; what runs beside
+the way (starting, announcing, moving weights, heartbeats, metrics pages) does not count, and neither do files of which
+only a class is used. vLLM's own files are not ours, and do not count.
 
     learner      grants (Intake), messages in and out (RouterSocket), Finished (Intake), the take of a batch,
                  the batch's sequences, and the step of the trainer, up to its metrics
@@ -14,14 +14,20 @@ neither do files of which only a class is used. vLLM's own files are not ours, a
     reward       POST /v1/score
 """
 
+import ast
+import builtins
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from inspect import CO_OPTIMIZED
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import FrameType
+from types import CodeType
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("protocol", "services", "learner", "generator", "reward_service", "env_service", "headway")
@@ -31,13 +37,13 @@ STEPS = 3
 
 ENTRIES = frozenset(
     {
-        "Intake._pump", "Intake.take", "RouterSocket.receive_whole", "RouterSocket.send", "DealerSocket.receive",
-        "DealerSocket.send", "OnlineTraining._sequences", "Trainer.train_step", "_Job.run",
+        "Intake._pump", "GroupFlow.grant_all", "Intake.take", "RouterSocket.receive_whole", "RouterSocket.send",
+        "DealerSocket.receive", "DealerSocket.send", "OnlineTraining._sequences", "Trainer.train_step", "_Job.run",
     }
 )  # fmt: skip
 """Calls that belong to the way as a whole."""
 
-MESSAGES = {"Intake._handle": "finished", "Conversation._handle": "finished", "LearnerLink._handle": "granted"}
+MESSAGES = {"Conversation._handle": "finished", "LearnerLink._handle": "granted"}
 """Calls that do when they are about a message of that kind."""
 
 PATHS = {"/v1/generate", "/v1/score"}
@@ -46,55 +52,103 @@ on_the_way: ContextVar[bool] = ContextVar("on_the_way", default=False)
 
 
 def trace() -> None:
-    """In a process of the run: notes what it passes, from now on. Does nothing in any other."""
+    """In a process of the run: has our functions note what is passed. Does nothing in any other."""
     folder = os.environ.get(FOLDER)
     command = next((Path(word).name for word in sys.orig_argv[:3] if Path(word).name in COMMANDS), None)
     if folder is None or command is None:
         return
-    import threading
+    files: set[str] = set()
+    output = Path(folder) / f"{command}.{os.getpid()}"
 
-    noted = Noted(Path(folder) / f"{command}.{os.getpid()}")
-    threading.setprofile(noted.profile)
-    sys.setprofile(noted.profile)
+    def note(file: str) -> None:
+        if on_the_way.get() and file not in files:
+            files.add(file)
+            with output.open("a") as written:
+                written.write(f"{Path(file).relative_to(ROOT)}\n")
 
-
-class Noted:
-    """The files that were passed, written down as soon as they are."""
-
-    def __init__(self, output: Path) -> None:
-        self._output = output
-        self._files: set[str] = set()
-        self._before: dict[int, bool] = {}
-        self._roots = tuple(f"{ROOT / package}{os.sep}" for package in PACKAGES)
-
-    def profile(self, frame: FrameType, event: str, argument: object) -> None:
-        """Called by Python at each call and return, and each time that a coroutine goes on or waits."""
-        if event == "call":
-            if _begins(frame):
-                self._before[id(frame)] = on_the_way.get()
-                on_the_way.set(True)
-            if on_the_way.get():
-                self._note(frame)
-        elif event == "return" and id(frame) in self._before:
-            on_the_way.set(self._before.pop(id(frame)))
-
-    def _note(self, frame: FrameType) -> None:
-        code = frame.f_code
-        file = code.co_filename
-        if file in self._files or not code.co_flags & CO_OPTIMIZED or not file.startswith(self._roots):
-            return
-        self._files.add(file)
-        with self._output.open("a") as output:
-            output.write(f"{Path(file).relative_to(ROOT)}\n")
+    vars(builtins)["__note_file__"], vars(builtins)["__way__"] = note, _way
+    sys.meta_path.insert(0, _Finder())
+    _watch_routes()
 
 
-def _begins(frame: FrameType) -> bool:
-    name = frame.f_code.co_qualname
-    if name in ENTRIES:
-        return True
-    if name in MESSAGES:
-        return bool(getattr(frame.f_locals["message"], "kind", None) == MESSAGES[name])
-    return name == "Starlette.__call__" and frame.f_locals["scope"].get("path") in PATHS
+@contextmanager
+def _way(is_one: bool) -> Iterator[None]:
+    before = on_the_way.set(on_the_way.get() or is_one)
+    try:
+        yield
+    finally:
+        on_the_way.reset(before)
+
+
+def _watch_routes() -> None:
+    from starlette.applications import Starlette
+
+    serve = Starlette.__call__
+
+    async def served(self: Starlette, scope: Any, receive: Any, send: Any) -> None:
+        with _way(scope.get("path") in PATHS):
+            await serve(self, scope, receive, send)
+
+    Starlette.__call__ = served  # type: ignore[method-assign]
+
+
+class _Finder(MetaPathFinder):
+    """Finds our modules, to be compiled with notes."""
+
+    def find_spec(self, name: str, path: Any, target: object = None) -> ModuleSpec | None:
+        if name.partition(".")[0] not in PACKAGES:
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def get_code(self, fullname: str) -> CodeType:
+        """Never the compiled file that is kept: it has no notes."""
+        path = self.get_filename(fullname)
+        tree = _Notes(path).visit(ast.parse(self.get_data(path), path))
+        return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+
+
+class _Notes(ast.NodeTransformer):
+    """Has each function note its file, and the calls of the way mark what they call."""
+
+    def __init__(self, file: str) -> None:
+        self._note = f"__note_file__({file!r})"
+        self._classes: list[str] = []
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        self._classes.append(node.name)
+        self.generic_visit(node)
+        self._classes.pop()
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._noted(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._noted(node)
+
+    def _noted(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        documented = ast.get_docstring(node) is not None
+        head, body = node.body[:documented], [*ast.parse(self._note).body, *node.body[documented:]]
+        name = ".".join([*self._classes[-1:], node.name])
+        if name in ENTRIES:
+            body = _inside("True", body)
+        elif name in MESSAGES:
+            body = _inside(f"getattr(message, 'kind', None) == {MESSAGES[name]!r}", body)
+        node.body = [*head, *body]
+        return node
+
+
+def _inside(condition: str, body: list[ast.stmt]) -> list[ast.stmt]:
+    (entered,) = ast.parse(f"with __way__({condition}):\n    pass").body
+    assert isinstance(entered, ast.With)
+    entered.body = body
+    return [entered]
 
 
 def main() -> None:
