@@ -1,4 +1,4 @@
-"""What a user can set about a generator. Loads neither vllm nor torch."""
+"""The settings of a generator. Loads neither vllm nor torch."""
 
 from pathlib import Path
 from typing import Annotated, Literal

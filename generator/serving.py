@@ -1,4 +1,4 @@
-"""What a generator is to others: is it serving, which version, how much, and is it being drained."""
+"""A generator towards its callers: it checks requests, serves a version, and drains."""
 
 import asyncio
 import logging
@@ -55,7 +55,7 @@ class Serving:
 
     @property
     def condition(self) -> Condition:
-        """Whether weights and requests are taken."""
+        """Tells others what it takes now: weights and requests, or neither."""
         if self._draining:
             return "leaving"
         return "stalled" if self._stalled else "able"
@@ -93,12 +93,12 @@ class Serving:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken."""
+        """True if requests are taken."""
         return self._version is not None and self.condition == "able" and self._engine.is_alive
 
     @property
     def engine_is_alive(self) -> bool:
-        """Whether the engine's process lives."""
+        """True if the engine's process lives."""
         return self._engine.is_alive
 
     def check_ready(self) -> None:

@@ -1,4 +1,4 @@
-"""What a generator says about itself at `GET /v1/status`."""
+"""A generator's part of `GET /v1/status`."""
 
 from generator.serving import Serving
 from protocol.status import PeerStatus, ProgressStatus, QueueStatus, Report

@@ -1,4 +1,4 @@
-"""What child processes write, copied to this process's own output: whole lines, never blocking.
+"""The output of child processes, copied to this process's own output: whole lines, never blocking.
 
 Nothing is lost to a reader that keeps up. One that stops (a pager, a terminal on hold) must not stop the processes:
 what it leaves beyond a limit is left out, and counted where the lines go on.
@@ -37,12 +37,12 @@ class Sink:
 
     @property
     def has_queue(self) -> bool:
-        """Whether something waits to be written."""
+        """True if something waits to be written."""
         return bool(self._queue)
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits that sources are better not read: for a slow reader, not for one that has stopped."""
+        """True if so much waits that sources are better not read: for a slow reader, not for one that has stopped."""
         return len(self._queue) > _LARGEST_QUEUE and time.monotonic() < self._took_at + PATIENCE_S
 
     def add(self, lines: bytes) -> None:

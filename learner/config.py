@@ -1,4 +1,4 @@
-"""What a user can set about the learner. Loads no torch."""
+"""The settings of the learner. Loads no torch."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -249,7 +249,7 @@ class LearnerConfig(ProcessConfig):
 
     @property
     def learns_from_files(self) -> bool:
-        """Whether the run has examples, and no generators."""
+        """True if the run has examples, and no generators."""
         return isinstance(self.algo, OfflineConfig) or (self.algo.type == "custom" and self.data.path is not None)
 
     @model_validator(mode="after")

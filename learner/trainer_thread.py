@@ -64,7 +64,7 @@ class TrainerThread:
             log.warning("the trainer is in the middle of a step and is cut off; the journal holds its batch")
 
     def stopping(self) -> bool:
-        """Whether the thread should leave what it does; asked from the thread."""
+        """True if the thread should leave what it does; asked from the thread."""
         return self._stopping.is_set()
 
     def on_stop(self, interrupt: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ BACKLOG = 4096
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`. A name other than localhost counts as reachable by others."""
+    """True if only this machine can reach `host`. A name other than localhost counts as reachable by others."""
     if host == "localhost":
         return True
     try:
@@ -20,7 +20,7 @@ def is_loopback(host: str) -> bool:
 
 
 def leaves_this_machine(address: str) -> bool:
-    """Whether other machines can be at the other end of a ZeroMQ address. Raises ValueError if it is none."""
+    """True if other machines can be at the other end of a ZeroMQ address. Raises ValueError if it is none."""
     scheme, _, rest = address.partition("://")
     host = rest.rpartition(":")[0]
     if scheme == "ipc" and rest:
@@ -41,7 +41,7 @@ def refuse_without_keys(address: str, *, insecure: bool) -> None:
 
 
 def check_key_settings(address: str, files: Mapping[str, Path | None], *, insecure: bool) -> None:
-    """Whether the files of keys, by the name of their setting, fit together and suffice. Raises ValueError."""
+    """Checks that the files of keys, by the name of their setting, fit together and suffice. Raises ValueError."""
     given = [name for name, path in files.items() if path is not None]
     missing = [name for name, path in files.items() if path is None]
     if given and missing:

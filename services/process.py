@@ -64,7 +64,7 @@ class Stop:
 
     @property
     def requested(self) -> bool:
-        """Whether the process is to end."""
+        """True if the process is to end."""
         return self._event.is_set()
 
     async def wait(self) -> None:

@@ -296,7 +296,7 @@ async def _outwait(claim: _Claim, pace: Pace, sleep: Callable[[float], Awaitable
 
 
 def _flock(handle: int) -> bool | None:
-    """Whether the lock was free and is ours now; None where there are no such locks."""
+    """True if the lock was free and is ours now; None where there are no such locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -305,7 +305,7 @@ def _flock(handle: int) -> bool | None:
 
 
 def _is_file(handle: int, path: Path) -> bool:
-    """Whether the path still names the open file: its folder may have been moved aside meanwhile."""
+    """True if the path still names the open file: its folder may have been moved aside meanwhile."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:

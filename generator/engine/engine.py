@@ -136,7 +136,7 @@ class Engine:
 
     @property
     def unloaded(self) -> bool:
-        """Whether a load failed midway: nothing is sampled until a commit succeeds."""
+        """True if a load failed midway: nothing is sampled until a commit succeeds."""
         return self._unloaded
 
     @property

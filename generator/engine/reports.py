@@ -1,4 +1,4 @@
-"""What an engine says about itself: records without vllm or torch."""
+"""Records that an engine hands out: commits, scored sequences, counters. Loads neither vllm nor torch."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a weight sync is checked against before a byte moves, and how its failures are told.
+"""The plan of a weight sync: its checks before a byte moves, and its errors.
 
 A bucket is one tensor of uint8, broadcast from rank 0: the bytes of its tensors, each contiguous, in row-major order
 and in the byte order of the machine, at the offset that its `TensorSpec` names. `xxh3` is the lower-case hexadecimal

@@ -177,7 +177,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         self._plan = plan
 
     def progress(self) -> bool:
-        """Whether the last operation has ended well. Raises WeightSyncError if it failed."""
+        """True if the last operation has ended well. Raises WeightSyncError if it failed."""
         if self._operation is None:
             raise WeightSyncError("no operation was begun: the group was abandoned")
         if not self._operation.done():

@@ -1,4 +1,4 @@
-"""What is mixed into vLLM's worker class: the calls of a weight sync.
+"""The calls of a weight sync, mixed into vLLM's worker class.
 
 vLLM imports this module in the worker process by the name of the class, which is when the backend registers itself.
 Arguments and answers are JSON or plain values, since vLLM's own encoding keeps no types.

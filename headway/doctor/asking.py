@@ -60,7 +60,7 @@ def process_behind(url: str) -> LocalProcess | None:
 
 
 def is_here(host: str) -> bool:
-    """Whether an address is this machine's for sure."""
+    """True if an address is this machine's for sure."""
     return is_loopback(host) or host in ("0.0.0.0", "::", socket.gethostname())
 
 

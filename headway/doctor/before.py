@@ -1,4 +1,4 @@
-"""What would keep a start from going well, found from the configs, model folders, key files and this machine."""
+"""Finds what would keep a start from going well, from the configs, model folders, key files and this machine."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ _WEIGHTS = "model.safetensors"
 
 
 def check_model(what: str, folder: Path) -> Finding:
-    """Whether a Hugging Face model directory has its configuration, its tokenizer and all of its weights."""
+    """Checks that a Hugging Face model directory has its configuration, its tokenizer and all of its weights."""
     if not folder.is_dir():
         return bad(what, f"{folder} is not a folder", "expected a Hugging Face model directory: correct the path")
     missing = list(_missing(folder))
@@ -46,7 +46,7 @@ def model_bytes(folder: Path) -> int:
 
 
 def check_key(what: str, path: Path) -> Finding:
-    """Whether a file of keys, or each in a folder of them, can be read by us and by nobody else."""
+    """Checks that a file of keys, or each in a folder of them, can be read by us and by nobody else."""
     if not path.exists():
         return bad(what, f"{path} does not exist", "headway keys makes it; copy it from where it was made")
     unreadable = [file for file in _files(path) if not os.access(file, os.R_OK)]

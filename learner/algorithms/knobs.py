@@ -23,7 +23,7 @@ class Knobs(BaseModel):
 
     @property
     def uses_reference(self) -> bool:
-        """Whether a reference policy is compared with."""
+        """True if a reference policy is compared with."""
         return False
 
     def unused_knobs(self) -> dict[str, str]:
@@ -151,12 +151,12 @@ class CorrectionKnobs(Knobs):
 
     @property
     def corrects(self) -> bool:
-        """Whether the loss takes a correction at all."""
+        """True if the loss takes a correction at all."""
         return True
 
     @property
     def has_filter(self) -> bool:
-        """Whether tokens can be left out."""
+        """True if tokens can be left out."""
         filters = (self.token_window, self.sequence_window, self.token_veto, self.divergence_limit)
         return any(given is not None for given in filters)
 

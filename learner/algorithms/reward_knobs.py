@@ -45,7 +45,7 @@ class KlLossKnobs(Knobs):
 
     @property
     def kl_is_in_reward(self) -> bool:
-        """Whether the penalty lowers rewards, and is no part of the loss."""
+        """True if the penalty lowers rewards, and is no part of the loss."""
         return False
 
     @model_validator(mode="after")
@@ -178,7 +178,7 @@ class SampledKnobs(AggregationKnobs, KlLossKnobs, EntropyKnobs):
 
     @property
     def masks_truncated(self) -> bool:
-        """Whether completions cut off at the longest length are left out of the loss."""
+        """True if completions cut off at the longest length are left out of the loss."""
         return False
 
 

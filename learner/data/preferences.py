@@ -42,7 +42,7 @@ class PreferencePair:
 
     @property
     def is_tie(self) -> bool:
-        """Whether the two are the same, so that there is nothing to prefer."""
+        """True if the two are the same, so that there is nothing to prefer."""
         return bool(np.array_equal(self.chosen.token_ids, self.rejected.token_ids))
 
 

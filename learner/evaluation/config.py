@@ -1,4 +1,4 @@
-"""What a user can set about the judge of an evaluation. Loads no torch."""
+"""The settings of evaluations and of their judge. Loads no torch."""
 
 from pathlib import Path
 from typing import Annotated, Self

@@ -45,7 +45,7 @@ Answers = Mapping[str, Sequence[str]]
 
 
 def is_answers_file(path: Path) -> bool:
-    """Whether it is a JSONL file of one's own, and not an evaluation."""
+    """True if it is a JSONL file of one's own, and not an evaluation."""
     return path.suffix == ".jsonl"
 
 

@@ -1,4 +1,4 @@
-"""What an evaluation found: every sample, and the numbers made of them."""
+"""The results of an evaluation: every sample, and the numbers made of them."""
 
 import statistics
 from collections.abc import Callable, Sequence

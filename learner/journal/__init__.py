@@ -1,1 +1,1 @@
-"""What a run keeps on disk so that it can be taken up again: journal, checkpoints, the run's folder."""
+"""The files by which a run can be resumed: journal, checkpoints, the run's folder."""

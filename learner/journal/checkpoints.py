@@ -211,7 +211,7 @@ class Checkpoints:
         return final
 
     def outgrown(self, most_bytes: int) -> bool:
-        """Whether the journal has grown by so much since the last attempt at a checkpoint: a resume reads all of it."""
+        """True if the journal has grown by so much since the last attempt at a checkpoint: a resume reads all of it."""
         return self._journal.size() - self._size_then >= most_bytes
 
     def evaluated(self, result: Evaluated) -> None:

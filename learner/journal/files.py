@@ -163,7 +163,7 @@ class LineFile:
         """Lines that could not be written."""
 
     def write(self, entry: Mapping[str, object]) -> bool:
-        """Whether the entry is in the file now, as a line."""
+        """True if the entry is in the file now, as a line."""
         line = json.dumps(entry, ensure_ascii=False) + "\n"
         try:
             with self._lock:

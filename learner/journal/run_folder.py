@@ -122,13 +122,13 @@ class History:
     last_valid: Mapping[int, int]
 
     def contains(self, version: PolicyVersion) -> bool:
-        """Whether the present weights descend from this version, or are it."""
+        """True if the present weights descend from this version, or are it."""
         if version.incarnation == self.incarnation:
             return True
         return version.number <= self.last_valid.get(version.incarnation, -1)
 
     def sampled(self, group: TrajectoryGroup) -> bool:
-        """Whether every token of the group was sampled by a version of this history."""
+        """True if every token of the group was sampled by a version of this history."""
         versions = {span.version for one in group.trajectories for span in one.version_spans}
         return all(self.contains(PolicyVersion.parse(version)) for version in versions)
 

@@ -126,7 +126,7 @@ class Granting:
         self.order: TaskOrder | None = None
 
     def know_tasks(self, count: int) -> None:
-        """The environment has so many training tasks; the first word counts."""
+        """Notes the number of training tasks of the environment; later calls change nothing."""
         if self.order is None:
             self.order = TaskOrder(count=count, seed=self._terms.seed)
 

@@ -1,4 +1,4 @@
-"""What goes into the ledger and what comes out of it."""
+"""Records that go into the ledger and come out of it."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,1 +1,1 @@
-"""What a run tells its user: metrics, samples, progress, the summary and the picture."""
+"""Reports of a run to its user: metrics, samples, progress, the summary and the picture."""

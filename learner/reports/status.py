@@ -1,4 +1,4 @@
-"""What the learner says about itself at `GET /v1/status`. Nothing here waits or computes."""
+"""The learner's part of `GET /v1/status`. Nothing here waits or computes."""
 
 import shutil
 import time

@@ -1,4 +1,4 @@
-"""What a user can set about teachers. Loads no torch."""
+"""The settings of teachers. Loads no torch."""
 
 from collections.abc import Sequence
 from pathlib import Path

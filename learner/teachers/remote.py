@@ -214,7 +214,7 @@ class RemoteTeacher:
 
 
 def _is_away(error: ServiceError) -> bool:
-    """Whether the request may be sent again at no risk: it was not taken up, or the connection broke on the way."""
+    """True if the request may be sent again at no risk: it was not taken up, or the connection broke on the way."""
     return fault_of(error) == "unavailable" or isinstance(error, ServiceUnreachable)
 
 

@@ -103,7 +103,7 @@ class LoraConfig(BaseModel):
 
     @property
     def enabled(self) -> bool:
-        """Whether adapters are trained instead of the weights."""
+        """True if adapters are trained instead of the weights."""
         return self.rank > 0
 
 

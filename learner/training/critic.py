@@ -96,7 +96,7 @@ def value_measures(*, values: Tensor, returns: Tensor) -> dict[str, float]:
 
 
 def freezes_policy(config: TrainingConfig, *, first_update: int) -> bool:
-    """Whether the step that begins with this update is the critic's alone."""
+    """True if the step that begins with this update is the critic's alone."""
     return first_update < config.critic.warmup_steps * config.updates_per_step
 
 

@@ -202,7 +202,7 @@ class Engine(Generic[Output_co]):
         return weight
 
     def has_finite_weights(self) -> bool:
-        """Whether this rank's part of the weights is finite."""
+        """True if this rank's part of the weights is finite."""
         # Under ZeRO-3 a parameter is empty outside of a pass, and its shard is elsewhere.
         parts = (getattr(parameter, "ds_tensor", parameter) for parameter in self._model.parameters())
         return all(bool(part.detach().isfinite().all()) for part in parts)

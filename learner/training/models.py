@@ -57,7 +57,7 @@ class Models:
         return max(self.engine.skipped_in_row, 0 if self.critic is None else self.critic.engine.skipped_in_row)
 
     def has_finite_weights(self) -> bool:
-        """Whether this rank's part of what is trained is finite."""
+        """True if this rank's part of what is trained is finite."""
         critic = self.critic is None or self.critic.engine.has_finite_weights()
         return critic and self.engine.has_finite_weights()
 

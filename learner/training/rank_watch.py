@@ -41,7 +41,7 @@ class RankLost(StartAgain):
 
 
 def is_of_ranks(error: BaseException) -> bool:
-    """Whether an error is one of a collective among ranks, or of their store; gloo's have no type of their own."""
+    """True if an error is one of a collective among ranks, or of their store; gloo's have no type of their own."""
     text = str(error).lower()
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(name in text for name in ("gloo", "nccl", "processgroup"))

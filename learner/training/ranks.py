@@ -49,7 +49,7 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0, which drives the others."""
+        """True if this is rank 0, which drives the others."""
         return self.rank == 0
 
     @property
@@ -238,7 +238,7 @@ def open_process_group(ranks: Ranks, *, timeout_s: float, listener: socket.socke
 
 
 def share_folder(folder: Path, commands: CommandChannel, *, ranks: Ranks) -> bool:
-    """Whether all ranks see the same folder, which rank 0 makes if need be. All ranks must call it."""
+    """True if all ranks see the same folder, which rank 0 makes if need be. All ranks must call it."""
     if ranks.count == 1:
         return True
     store = commands.another_store()
@@ -298,7 +298,7 @@ def summed_over_ranks(values: torch.Tensor) -> torch.Tensor:
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether any rank says so; the same answer on all. All ranks must call it."""
+    """True on all ranks if `flag` is true on any. All ranks must call it."""
     return last_rank(flag) is not None
 
 

@@ -1,4 +1,4 @@
-"""What a step measures: sums over the trained tokens of this rank, then means over those of all ranks."""
+"""The measures of a step: sums over the trained tokens of this rank, then means over those of all ranks."""
 
 from __future__ import annotations
 

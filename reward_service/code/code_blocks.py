@@ -74,7 +74,7 @@ def _outdented(line: str, indent: int) -> str:
 
 
 def _looks_like_code(text: str, *, language: str) -> bool:
-    """Whether a text without fences is a program. What the interpreter makes of it is seen when it runs."""
+    """True if a text without fences is a program. What the interpreter makes of it is seen when it runs."""
     if language != "python":
         return bool(text.strip())
     return _PYTHON_LINE.search(text) is not None

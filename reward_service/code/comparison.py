@@ -30,7 +30,7 @@ _Number = int | float | complex | Decimal | Fraction
 
 
 def outputs_equal(actual: str, expected: str, *, compare: OutputComparison, tolerance: Tolerance) -> bool:
-    """Whether a program has printed what is right."""
+    """True if a program has printed what is right."""
     if compare == "exact":
         return actual == expected
     if compare == "lines":
@@ -42,7 +42,7 @@ def outputs_equal(actual: str, expected: str, *, compare: OutputComparison, tole
 
 
 def values_equal(actual: Json, expected: Json, *, tuples_are_lists: bool, tolerance: Tolerance | None) -> bool:
-    """Whether two encoded values are equal, as Python has it but for NaN, which equals itself.
+    """True if two encoded values are equal, as Python has it but for NaN, which equals itself.
 
     The tolerance holds for all numbers but the elements of sets and the keys of dicts.
     """

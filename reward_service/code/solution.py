@@ -42,7 +42,7 @@ class TimeBudget:
 
     @property
     def was_idle(self) -> bool:
-        """Whether so much of the charged time went by without computing that a case may have timed out for that."""
+        """True if so much of the charged time went by without computing that a case may have timed out for that."""
         idle_s = self._total_s - self._left_s - self._computed_s
         return idle_s > _BUSY * min(self._case_s, self._total_s)
 

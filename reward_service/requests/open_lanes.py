@@ -59,7 +59,7 @@ class OpenLanes:
         return verifier if verifier in self._lanes else UNKNOWN
 
     def judges_at_once(self, verifier: str) -> bool:
-        """Whether its items wait for nothing but their turn; those of an unknown one are errors at once."""
+        """True if its items wait for nothing but their turn; those of an unknown one are errors at once."""
         lane = self._lanes.get(verifier)
         return lane is None or lane.at_once
 

@@ -94,7 +94,7 @@ def _limit(limits: dict[str, int]) -> None:
 
 
 def _is_plain(arguments: list[str]) -> bool:
-    """Whether this interpreter can run it as if it had been started for it: a script, or -c or -m as first option."""
+    """True if this interpreter can run it as if it had been started for it: a script, or -c or -m as first option."""
     if not arguments:
         return False
     if arguments[0] in ("-c", "-m"):

@@ -259,7 +259,7 @@ def _may_mount() -> bool:
 
 
 def _reaches(path: Path, *, uid: int | None) -> bool:
-    """Whether that user can read a folder."""
+    """True if that user can read a folder."""
     return _says(["/bin/sh", "-c", 'test -r "$0" && test -x "$0"', str(path)], uid=uid) is not None
 
 

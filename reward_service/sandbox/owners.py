@@ -42,7 +42,7 @@ class Owner:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended. One in another namespace is not known to have."""
+        """True if it has ended. One in another namespace is not known to have."""
         return self.namespace == _namespace() and _started(self.pid) != self.started
 
 

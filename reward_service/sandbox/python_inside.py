@@ -43,7 +43,7 @@ class Python:
 
     @property
     def is_system(self) -> bool:
-        """Whether it is seen with /usr, and needs no folder of its own."""
+        """True if it is seen with /usr, and needs no folder of its own."""
         return self.prefix == Path("/usr")
 
     @property

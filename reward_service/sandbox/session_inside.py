@@ -1,4 +1,4 @@
-"""What runs a session's code, inside its sandbox: reads a call a line and answers each with a line, in JSON.
+"""Runs a session's code inside its sandbox: reads a call a line and answers each with a line, in JSON.
 
 Python code runs in one namespace. Shell code runs in one shell, which gets each call's code as a file to source. What a
 call writes goes to files, and from there into its answer. It stands alone: of this package it is all that is inside.

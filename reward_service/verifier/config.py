@@ -1,4 +1,4 @@
-"""What a user can set about verifiers of one's own and the processes that run them."""
+"""The settings of verifiers of one's own and of the processes that run them."""
 
 from pydantic import Field
 

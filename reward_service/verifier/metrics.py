@@ -1,4 +1,4 @@
-"""What the reward service counts, by verifier."""
+"""The Prometheus metrics of the reward service, by verifier."""
 
 from dataclasses import dataclass
 

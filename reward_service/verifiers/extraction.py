@@ -70,7 +70,7 @@ def boxed_together(text: str) -> tuple[str, ...]:
 
 
 def _repeats(text: str, end: int, box: tuple[int, int, str]) -> bool:
-    """Whether the box holds, rounded, what the box that ends there holds."""
+    """True if the box holds, rounded, what the box that ends there holds."""
     return _ROUNDED.search(text[end : box[0]]) is not None or _ROUNDED.match(box[2]) is not None
 
 

@@ -123,7 +123,7 @@ class Schema:
         self._validator = kind(schema, registry=REGISTRY)
 
     def allows(self, value: JsonValue) -> bool:
-        """Whether the value is valid. Raises DataError if that cannot be told."""
+        """True if the value is valid. Raises DataError if that cannot be told."""
         return next(self._errors(value), None) is None
 
     def valid_required(self, value: JsonValue) -> frozenset[str]:

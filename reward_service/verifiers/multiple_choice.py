@@ -114,7 +114,7 @@ class _Options:
         return found[0] if len(found) == 1 and wanted else None
 
     def text_starts(self, letter: str, rest: str) -> bool:
-        """Whether what follows a letter begins with the text of its option."""
+        """True if what follows a letter begins with the text of its option."""
         if letter not in self.letters:
             return False
         at = self.letters.index(letter)
@@ -173,7 +173,7 @@ def _line(text: str, options: _Options) -> Iterator[tuple[int, _Chosen]]:
 
 
 def _starts_with_option(plain: str, options: _Options) -> bool:
-    """Whether a line begins with a marked letter. `C. elegans` is option C only if that is what the option says."""
+    """True if a line begins with a marked letter. `C. elegans` is option C only if that is what the option says."""
     starts = _LINE_LETTER.match(plain)
     if starts is None:
         return False
@@ -204,14 +204,14 @@ def _named(content: str, options: _Options) -> _Chosen | None:
 
 
 def _is_choice(written: str, after: str, letter: str, options: _Options) -> bool:
-    """Whether a letter in no brackets is an option: a capital, or all that there is."""
+    """True if a letter in no brackets is an option: a capital, or all that there is."""
     if not after.strip(" .,:;!?。"):
         return True
     return written.isupper() and (_AFTER.match(after) is not None or options.text_starts(letter, after))
 
 
 def _is_contradicted(letter: str, after: str, options: _Options) -> bool:
-    """Whether another option is named beside the letter: `B or C`, `A, B`, or the text of another one."""
+    """True if another option is named beside the letter: `B or C`, `A, B`, or the text of another one."""
     if _JOINER.match(after):
         another = _ANOTHER.match(after)
         if another is not None and another[1] in options.letters and another[1] != letter:

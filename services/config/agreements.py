@@ -172,7 +172,7 @@ def _leads_there(one: object, target: HttpConfig) -> bool:
 
 
 def _leads_to(address: _Address, target: _Address) -> bool:
-    """Whether a caller of `address` can be meant to find `target`. Names of other machines may be mapped: they may."""
+    """True if a caller of `address` can be meant to find `target`. Names of other machines may be mapped: they may."""
     if address.port is None or target.port is None:
         return address == target
     if is_loopback(address.host) or address.host == target.host:

@@ -44,7 +44,7 @@ class Option:
 
     @property
     def is_text(self) -> bool:
-        """Whether a string from a command line is taken as it is, though it may look like JSON."""
+        """True if a string from a command line is taken as it is, though it may look like JSON."""
         return str in _union_parts(self.annotation)
 
     @property

@@ -1,4 +1,4 @@
-"""What stands before the routes of an application: who may come in, with how much, and whether there is room.
+"""Gates before the routes of an application: token, size of the body, and room for the request.
 
 Refusals: answers with status 4xx whose body is a `protocol.status.ErrorBody`.
 """

@@ -25,7 +25,7 @@ class Carried:
 
     @property
     def is_finite(self) -> bool:
-        """Whether it is fit to be carried on: one step that is not finite must not spoil all that follow."""
+        """True if it is fit to be carried on: one step that is not finite must not spoil all that follow."""
         return all(map(math.isfinite, (self.kl_coefficient or 0.0, self.rewards.mean, self.rewards.squares)))
 
 

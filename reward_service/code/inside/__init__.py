@@ -1,1 +1,1 @@
-"""What runs inside the sandbox: standard library only, and nothing else of this package."""
+"""The programs that run inside the sandbox: standard library only, and nothing else of this package."""

@@ -91,7 +91,7 @@ class Rebuilder:
 
 
 def is_of_the_tests(error: BaseException) -> bool:
-    """Whether the tests lack a name or a module: not the solution, whose exceptions arrive with their text."""
+    """True if the tests lack a name or a module: not the solution, whose exceptions arrive with their text."""
     return isinstance(error, NameError | ImportError) and "_hw_text" not in vars(error)
 
 

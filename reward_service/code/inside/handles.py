@@ -27,7 +27,7 @@ _LOOKED_FOR = ("__", "_mock_", "_pytest", "pytest", "_is_coroutine")
 
 
 def is_reserved(name: str) -> bool:
-    """Whether an attribute is never asked of the solution."""
+    """True if an attribute is never asked of the solution."""
     return name.startswith(_LOOKED_FOR) and name not in _READABLE
 
 

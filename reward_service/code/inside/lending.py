@@ -62,7 +62,7 @@ def lent_result(value: object) -> object:
 
 
 def _is_open(value: object) -> bool:
-    """Whether public attributes may be read: of instances of the tests' classes, of mocks, of files in memory."""
+    """True if public attributes may be read: of instances of the tests' classes, of mocks, of files in memory."""
     if isinstance(value, _OPAQUE):
         return False
     if isinstance(value, io.StringIO | io.BytesIO):

@@ -197,7 +197,7 @@ class SolutionModule(types.ModuleType):
 
 
 def is_claimed(name: str) -> bool:
-    """Whether tests that do not say where a name comes from never mean the solution's: `abs`, or `math`."""
+    """True if tests that do not say where a name comes from never mean the solution's: `abs`, or `math`."""
     return hasattr(builtins, name) or name in sys.stdlib_module_names or name in _TEST_PACKAGES
 
 

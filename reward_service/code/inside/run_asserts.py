@@ -93,7 +93,7 @@ class AssertRun:
         return None
 
     def _lacks_name(self, error: BaseException) -> bool:
-        """Whether what the tests lack may be what the solution was to define, so that it is to blame."""
+        """True if what the tests lack may be what the solution was to define, so that it is to blame."""
         name = str(getattr(error, "name", None))
         if isinstance(error, ImportError) or name in self._names:
             return name == "solution"

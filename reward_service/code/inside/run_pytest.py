@@ -99,7 +99,7 @@ def run(*, channel: Channel, start: Message) -> None:
 
 
 def _imports_all(item: pytest.Item) -> bool:
-    """Whether a test may have its names from the solution without naming them."""
+    """True if a test may have its names from the solution without naming them."""
     source = item.path.read_text(encoding="utf-8", errors="replace")
     return "import *" in source
 

@@ -24,7 +24,7 @@ def ifeval(submission: Submission, arguments: IfevalArguments) -> Score:
 
 
 def _followed(instruction: Instruction, responses: Sequence[Response]) -> bool:
-    """Whether any form of the response follows. A blank one follows nothing, not even to have no comma."""
+    """True if any form of the response follows. A blank one follows nothing, not even to have no comma."""
     return any(instruction.followed(response) for response in responses)
 
 

@@ -46,11 +46,11 @@ class Instruction(BaseModel):
 
     @abstractmethod
     def followed(self, response: Response) -> bool:
-        """Whether the response, which is not blank, follows the instruction."""
+        """True if the response, which is not blank, follows the instruction."""
 
 
 def holds(count: int, relation: Relation, bound: int) -> bool:
-    """Whether the count is less than, or at least, the bound."""
+    """True if the count is less than, or at least, the bound."""
     return count < bound if relation == "less than" else count >= bound
 
 
@@ -115,7 +115,7 @@ def count_whole_words(text: str, phrase: str) -> int:
 
 
 def has_whole_word(text: str, phrase: str) -> bool:
-    """Whether the phrase stands in the text, as `count_whole_words` counts it."""
+    """True if the phrase stands in the text, as `count_whole_words` counts it."""
     return any(True for _ in _whole_words(text, phrase))
 
 
@@ -183,7 +183,7 @@ def _ends_sentence(text: str, end: re.Match[str]) -> bool:
 
 
 def _stop_ends_sentence(text: str, stop: int, *, goes_on: bool) -> bool:
-    """Whether the full stop at the index `stop` ends a sentence, by the word before it."""
+    """True if the full stop at the index `stop` ends a sentence, by the word before it."""
     window = ("\n" if stop <= _WINDOW else "") + text[max(0, stop - _WINDOW) : stop]
     if _LIST_NUMBER.search(window):
         return False
