@@ -1,7 +1,8 @@
 """The record of a rollout: its tokens, which of them were sampled, how probably, and under which weights."""
 
 import math
-from typing import Annotated, Literal, Self
+from itertools import pairwise
+from typing import Annotated, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ Purpose = Literal["train", "evaluate"]
 MAX_COMPONENTS = 256
 MAX_VERSION_CHARS = 1024
 """Of a verifier's version: that of a composite holds those of its parts."""
+MAX_STATE_CHARS = 256
+MAX_STOP_REASON_CHARS = 64
 LARGEST_REWARD = 1e6
 """By its size. What lies beyond is no judgement but a fault (a sentinel, a time stamp, a division by almost 0), and one
 such number in a group hides what all others say.
@@ -54,6 +57,9 @@ class Turn(WireModel):
     """One exchange: tokens `[start, completion_start)` were given to the policy, then it sampled
     `[completion_start, end)`. `generator_ids` are those that sampled, in order: more than one if the first ones died or
     left in the middle.
+
+    `reward` is the turn's own, a part of the trajectory's; None where nobody gave rewards to turns. `state` is a key of
+    what the policy was given, equal for equal states of a task; empty where the tokens that it was given say it.
     """
 
     start: int = Field(ge=0)
@@ -61,6 +67,8 @@ class Turn(WireModel):
     end: int = Field(ge=0)
     finish_reason: FinishReason
     generator_ids: tuple[Annotated[str, Field(max_length=256)], ...] = Field(max_length=1024)
+    reward: float | None = Field(default=None, allow_inf_nan=False, exclude_if=lambda reward: reward is None)
+    state: str = Field(default="", max_length=MAX_STATE_CHARS, exclude_if=lambda state: not state)
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -97,12 +105,21 @@ class RewardRecord(WireModel):
         return self
 
 
+CutOff = Literal["turn_limit", "token_budget", "time_limit", "invalid_actions"]
+CUT_OFF: frozenset[str] = frozenset(get_args(CutOff))
+"""Why a conversation ended that its environment would have gone on with."""
+
+
 class Trajectory(WireModel):
     """One rollout of one task. All arrays have the length T of the whole conversation in tokens.
 
     `loss_mask` is 1 where the policy sampled the token. `behavior_logprobs` are those of the sampled tokens under the
     weights that sampled them, and 0 elsewhere. `version_spans` cover exactly the sampled tokens: a token without a
     stamp makes the trajectory invalid.
+
+    `sequence_starts` are the places, besides 0, where a new context begins: what is before one of them the policy did
+    not see from there on. `stop_reason` is the environment's word for its end, or one of CUT_OFF; empty for a
+    trajectory of one turn.
     """
 
     token_ids: Int32Row
@@ -112,6 +129,8 @@ class Trajectory(WireModel):
     turns: tuple[Turn, ...] = Field(min_length=1, max_length=1024)
     reward: RewardRecord
     completion_text: str = Field(default="", max_length=1 << 20)
+    sequence_starts: tuple[int, ...] = Field(default=(), max_length=1024, exclude_if=lambda starts: not starts)
+    stop_reason: str = Field(default="", max_length=MAX_STOP_REASON_CHARS, exclude_if=lambda reason: not reason)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -126,8 +145,19 @@ class Trajectory(WireModel):
             raise ValueError("loss_mask holds something other than 0 and 1")
         if max(turn.end for turn in self.turns) > length:
             raise ValueError(f"a turn ends beyond the {length} tokens")
+        self._check_starts(length)
         self._check_stamps(length)
         return self
+
+    def _check_starts(self, length: int) -> None:
+        starts = (0, *self.sequence_starts)
+        if any(later <= earlier for earlier, later in pairwise((*starts, length))):
+            raise ValueError(f"sequence_starts {self.sequence_starts} do not rise within the {length} tokens")
+        if any(self.loss_mask[start] for start in self.sequence_starts):
+            raise ValueError("a sequence begins with a sampled token, yet nothing precedes it there")
+        crossed = [turn for turn in self.turns for start in self.sequence_starts if turn.start < start < turn.end]
+        if crossed:
+            raise ValueError(f"the turn of tokens [{crossed[0].start}, {crossed[0].end}) is in two sequences")
 
     def _check_stamps(self, length: int) -> None:
         stamped = np.zeros(length, dtype=np.uint8)
@@ -149,6 +179,13 @@ class Trajectory(WireModel):
             versions[span.start : span.end] = PolicyVersion.parse(span.version).number
         versions[self.loss_mask == 0] = -1
         return versions
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it was cut off: by a limit on its turns or tokens, or in the middle of its only turn."""
+        if self.stop_reason:
+            return self.stop_reason in CUT_OFF
+        return self.turns[-1].finish_reason == "length"
 
     @property
     def oldest_version(self) -> int | None:

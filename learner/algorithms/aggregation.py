@@ -6,6 +6,8 @@ counts: the loss is the sum of weight x token loss, so no split into microbatche
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,6 +38,22 @@ def token_weights(
         "constant": trajectories * constant_length,
     }[aggregation]
     return present / float(divisor)
+
+
+def once_for_each(
+    weigh: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+    *,
+    trained_lengths: NDArray[np.int64],
+    trajectories: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """The weight of each token of each sequence, [S]; a trajectory counts once, by the tokens of all its sequences.
+
+    `trained_lengths` and `trajectories` are of the sequences, [S]; `weigh` is one of the functions here, for
+    trajectories.
+    """
+    _, of_trajectory = np.unique(trajectories, return_inverse=True)
+    whole = np.bincount(of_trajectory, weights=trained_lengths).astype(np.int64)
+    return weigh(whole)[of_trajectory]
 
 
 def sequence_weights(*, trained_lengths: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -349,8 +349,8 @@ class GigpoConfig(ClippedKnobs, ScaleKnobs):
     step_weight: float = Field(1.0, ge=0, description="Weight of the turn's advantage beside the trajectory's.")
     turn_rewards: bool = Field(
         False,
-        description="Turns have rewards of their own, the reward's components turn_0, turn_1, ...; what they leave of "
-        "the reward comes with the last turn.",
+        description="Turns have rewards of their own: those that the environment's steps gave, or the components "
+        "turn_0, turn_1, ... of the reward; what they leave of the reward comes with the last turn.",
     )
 
 

@@ -262,7 +262,7 @@ def _sample(trajectory: Trajectory, *, reward: float) -> Sample:
         reward=reward,
         answer=answer_of(trajectory.completion_text, components=trajectory.reward.components),
         length=int(trajectory.loss_mask.sum()),
-        truncated=trajectory.turns[-1].finish_reason == "length",
+        truncated=trajectory.truncated,
     )
 
 

@@ -291,7 +291,7 @@ def _completion(trajectory: Trajectory) -> dict[str, object]:
         "text": trajectory.completion_text,
         "reward": trajectory.reward.reward,
         "tokens": int(trajectory.loss_mask.sum()),
-        "finish_reason": trajectory.turns[-1].finish_reason,
+        "finish_reason": trajectory.stop_reason or trajectory.turns[-1].finish_reason,
         "versions": sorted(versions_of(trajectory)),
     }
 

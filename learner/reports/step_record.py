@@ -74,7 +74,7 @@ def step_record(
         solved_share=float((rewards >= success_reward).mean()),
         uniform_groups_share=uniform / len(groups),
         length_mean=float(lengths.mean()),
-        truncated_share=finishes["length"] / len(trajectories),
+        truncated_share=sum(t.truncated for t in trajectories) / len(trajectories),
         end_token_share=finishes["stop"] / len(trajectories),
         lag_mean=float(np.mean(lags)),
         lag_max=max(lags),

@@ -1,9 +1,13 @@
-"""A step's data as the trainer takes it, made from groups of trajectories: one record per trajectory, numpy only."""
+"""A step's data as the trainer takes it, made from groups of trajectories: one record per sequence, numpy only.
+
+A trajectory is one sequence, or several: contexts in which the policy did not see what was in those before.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,13 +44,14 @@ class Candidates:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSequence:
-    """One trajectory of T tokens; every array is [T].
+    """One trajectory of T tokens, or one sequence of it; every array is [T].
 
     `token_ids` int32; `loss_mask` bool, true where the policy sampled the token and it is trained on (never the first
     token, which nothing predicts). For a trajectory that was sampled: `behavior_logprobs` float32 in nats at the
     sampling temperature, 0 outside the mask; `lags` int32, policy versions between the learner and the token;
     `mixed_versions`: whether more than one policy version sampled it; `reward` and its `components`; `group`: equal for
-    the trajectories of one task; `truncated`: cut off at the longest completion; `turns` in order, none for one turn.
+    the trajectories of one task; `truncated`: cut off at a limit; `turns` in order, none for one turn. `continues`: it
+    is of the same trajectory as the sequence before it.
 
     Of a preference pair: `pair` is its number in the step, the chosen sequence comes before the rejected one, `margin`
     is how much better it is. `label`: whether an unpaired example is a good one. `teacher` is the index of the model to
@@ -63,6 +68,7 @@ class TrainSequence:
     reward: float = 0.0
     components: tuple[float, ...] = ()
     group: int = 0
+    continues: bool = False
     truncated: bool = False
     turns: tuple[TrainTurn, ...] = ()
     pair: int = -1
@@ -114,7 +120,8 @@ class FlatBatch:
     """S sequences end to end, N tokens in all: what is sent to the other ranks, and what is packed.
 
     [S]: `lengths` int64; `mixed_versions`, `truncated`, `labels` and `mismatched` bool; `rewards` and `margins`
-    float64; `groups`, `pairs` and `teachers` int64; `components` float64 [S x C], flat. [N]: as in `TrainSequence`;
+    float64; `trajectories` (ascending from 0), `groups`, `pairs` and `teachers` int64;
+    `components` float64 [S x C], flat. [N]: as in `TrainSequence`;
     `turns` int64, the number of the token's turn in the step, of which there are T; [T]: `turn_states` int64 and
     `turn_rewards` float64. What nobody gave is empty; of `teacher_logprobs` that some sequences have, those of the
     others are 0, and `teachers` is -1 for who has them.
@@ -126,6 +133,7 @@ class FlatBatch:
     truncated: NDArray[np.bool_]
     rewards: NDArray[np.float64]
     components: NDArray[np.float64]
+    trajectories: NDArray[np.int64]
     groups: NDArray[np.int64]
     pairs: NDArray[np.int64]
     margins: NDArray[np.float64]
@@ -150,6 +158,11 @@ class FlatBatch:
         return np.cumsum(self.lengths) - self.lengths
 
     @property
+    def firsts(self) -> NDArray[np.int64]:
+        """The first sequence of each trajectory."""
+        return np.flatnonzero(np.diff(self.trajectories, prepend=-1))
+
+    @property
     def trained_lengths(self) -> NDArray[np.int64]:
         """How many tokens of each sequence are trained on, [S]."""
         if not len(self.lengths):
@@ -166,7 +179,7 @@ ARRAY_TYPES: Mapping[str, np.dtype[np.generic]] = {
     name: np.dtype(kind)
     for kind, names in {
         "bool": ("mixed_versions", "truncated", "labels", "mismatched", "loss_mask"),
-        "int64": ("lengths", "groups", "pairs", "teachers", "turns", "turn_states"),
+        "int64": ("lengths", "trajectories", "groups", "pairs", "teachers", "turns", "turn_states"),
         "int32": ("token_ids", "lags", "candidate_ids"),
         "float64": ("rewards", "components", "margins", "turn_rewards"),
         "float32": ("behavior_logprobs", "teacher_logprobs", "reference_logprobs", "candidate_logprobs"),
@@ -186,6 +199,7 @@ def flatten(sequences: Sequence[TrainSequence]) -> FlatBatch:
         truncated=np.array([sequence.truncated for sequence in sequences], dtype=np.bool_),
         rewards=np.array([sequence.reward for sequence in sequences], dtype=np.float64),
         components=np.array([sequence.components for sequence in sequences], dtype=np.float64).reshape(-1),
+        trajectories=np.cumsum([not sequence.continues for sequence in sequences], dtype=np.int64) - 1,
         groups=np.array([sequence.group for sequence in sequences], dtype=np.int64),
         pairs=np.array([sequence.pair for sequence in sequences], dtype=np.int64),
         margins=np.array([sequence.margin for sequence in sequences], dtype=np.float64),
@@ -251,6 +265,10 @@ class ComponentMissing(RuntimeError):
     """An algorithm weighs a component that a trajectory's reward does not have."""
 
 
+class SeveralSequences(RuntimeError):
+    """An algorithm wants each trajectory as one sequence, and one consists of several."""
+
+
 @dataclass(frozen=True)
 class Teaching:
     """Who teaches a group: the index of a model that the ranks hold, or logprobs of each trajectory, [T] each."""
@@ -271,23 +289,56 @@ def sequences_of(
     preset: Preset,
     teaching: Sequence[Teaching] | None = None,
 ) -> list[TrainSequence]:
-    """One sequence for each trajectory that the preset selects of its group; of a pair the chosen one first.
+    """The sequences of each trajectory that the preset selects of its group; of a pair the chosen one first.
 
     `version` is the learner's; `teaching` says of each group who teaches it. Raises LagBoundBroken rather than letting
-    a token with lag > max_lag through, and ComponentMissing.
+    a token with lag > max_lag through, ComponentMissing, and SeveralSequences.
     """
     return [
-        replace(
-            _sequence(group.trajectories[index], version=version, max_lag=max_lag),
-            turns=_trajectory_turns(group.trajectories[index], preset, environment=group.environment),
-            components=_components(group.trajectories[index], preset, environment=group.environment),
-            group=number,
-            pair=number if preset.paired else -1,
-            **({} if teaching is None else teaching[number].of(index)),
-        )
+        sequence
         for number, group in enumerate(groups)
         for index in _selected(group, preset)
+        for sequence in _split(
+            replace(
+                _sequence(group.trajectories[index], version=version, max_lag=max_lag),
+                turns=_trajectory_turns(group.trajectories[index], preset, environment=group.environment),
+                components=_components(group.trajectories[index], preset, environment=group.environment),
+                group=number,
+                pair=number if preset.paired else -1,
+                **({} if teaching is None else teaching[number].of(index)),
+            ),
+            group.trajectories[index],
+            preset,
+        )
     ]
+
+
+def _split(whole: TrainSequence, trajectory: Trajectory, preset: Preset) -> Sequence[TrainSequence]:
+    """A trajectory's sequences. One whose tokens nobody sampled is left out: nothing in it is trained."""
+    if not trajectory.sequence_starts:
+        return [whole]
+    if preset.paired or len(whole.teacher_logprobs):
+        raise SeveralSequences(
+            f"algo {preset.name} takes each trajectory as one sequence, and one has "
+            f'{1 + len(trajectory.sequence_starts)}: set history = "append" in the rules of its environment'
+        )
+    bounds = pairwise((0, *trajectory.sequence_starts, len(whole.token_ids)))
+    parts = [_part(whole, slice(start, end)) for start, end in bounds if whole.loss_mask[start:end].any()]
+    return [replace(part, continues=number > 0) for number, part in enumerate(parts)]
+
+
+def _part(whole: TrainSequence, at: slice) -> TrainSequence:
+    lags, mask = whole.lags[at], whole.loss_mask[at]
+    turns = [turn for turn in whole.turns if at.start <= turn.start < at.stop]
+    return replace(
+        whole,
+        token_ids=whole.token_ids[at],
+        loss_mask=mask,
+        behavior_logprobs=whole.behavior_logprobs[at],
+        lags=lags,
+        mixed_versions=len(np.unique(lags[mask])) > 1,
+        turns=tuple(replace(turn, start=turn.start - at.start) for turn in turns),
+    )
 
 
 def _selected(group: TrajectoryGroup, preset: Preset) -> Sequence[int]:
@@ -318,16 +369,18 @@ def _trajectory_turns(trajectory: Trajectory, preset: Preset, *, environment: st
     """The policy's turns, with rewards of their own where the preset asks for them."""
     have = trajectory.reward.components
     names = [f"turn_{number}" for number in range(len(trajectory.turns))]
-    missing = [name for name in names if preset.turn_rewards and name not in have]
+    rewards = [have.get(name, turn.reward) for turn, name in zip(trajectory.turns, names, strict=True)]
+    missing = [name for name, reward in zip(names, rewards, strict=True) if preset.turn_rewards and reward is None]
     if missing:
         raise ComponentMissing(
-            f"algo.turn_rewards is true, and a reward of environment {environment} for {len(names)} turns has no "
-            f"component {missing[0]}: it has {', '.join(sorted(have)) or 'none'}. Use an environment whose rewards "
-            "have turn_0, turn_1, ... for each turn, or set algo.turn_rewards to false"
+            f"algo.turn_rewards is true, and the turns of environment {environment} have no rewards: a reward for "
+            f"{len(names)} turns has no component {missing[0]}: it has {', '.join(sorted(have)) or 'none'}. Use an "
+            "environment whose steps give rewards, or a verifier that gives turn_0, turn_1, ... for each turn, or set "
+            "algo.turn_rewards to false"
         )
     return tuple(
-        TrainTurn(start=turn.start, state=_state(trajectory, turn), reward=have[name] if preset.turn_rewards else 0.0)
-        for turn, name in zip(trajectory.turns, names, strict=True)
+        TrainTurn(start=turn.start, state=_state(trajectory, turn), reward=(reward or 0.0) * preset.turn_rewards)
+        for turn, reward in zip(trajectory.turns, rewards, strict=True)
     )
 
 
@@ -343,12 +396,15 @@ def _sequence(trajectory: Trajectory, *, version: int, max_lag: int) -> TrainSeq
         lags=lags,
         mixed_versions=len({span.version for span in trajectory.version_spans}) > 1,
         reward=trajectory.reward.reward or 0.0,
-        truncated=trajectory.turns[-1].finish_reason == "length",
+        truncated=trajectory.truncated,
     )
 
 
 def _state(trajectory: Trajectory, turn: Turn) -> int:
-    """What the policy was given in this turn, as a number: the same tokens, the same number."""
+    """What the policy was given in this turn, as a number: the same key, or without one the same tokens."""
+    if turn.state:
+        keyed: int = xxhash.xxh3_64_intdigest(b"key " + turn.state.encode())
+        return keyed - (1 << 63)
     given = np.ascontiguousarray(trajectory.token_ids[turn.start : turn.completion_start])
     digest: int = xxhash.xxh3_64_intdigest(given.tobytes())
     return digest - (1 << 63)

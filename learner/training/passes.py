@@ -130,13 +130,13 @@ def _scored(batch: FlatBatch, scores: TokenScores, trained: Tensor) -> ScoredBat
     def of_trained(values: Tensor | None) -> Tensor | None:
         return None if values is None else values[trained].double()
 
-    places = trained.numpy()
+    places, firsts = trained.numpy(), batch.firsts
     return ScoredBatch(
-        rewards=torch.from_numpy(batch.rewards),
-        groups=torch.from_numpy(batch.groups),
-        truncated=torch.from_numpy(batch.truncated),
-        components=torch.from_numpy(batch.components).reshape(len(batch.lengths), -1),
-        sequences=torch.from_numpy(batch.owners[places]),
+        rewards=torch.from_numpy(batch.rewards[firsts]),
+        groups=torch.from_numpy(batch.groups[firsts]),
+        truncated=torch.from_numpy(batch.truncated[firsts]),
+        components=torch.from_numpy(batch.components.reshape(len(batch.lengths), -1)[firsts]),
+        sequences=torch.from_numpy(batch.trajectories[batch.owners[places]]),
         token_ids=torch.from_numpy(batch.token_ids[places]).long(),
         turns=torch.from_numpy(batch.turns[places]),
         turn_states=torch.from_numpy(batch.turn_states),
@@ -147,5 +147,5 @@ def _scored(batch: FlatBatch, scores: TokenScores, trained: Tensor) -> ScoredBat
         reference_logprobs=of_trained(scores.reference_logprobs),
         teacher_logprobs=of_trained(scores.teacher_logprobs),
         values=of_trained(scores.values),
-        mismatched=torch.from_numpy(batch.mismatched),
+        mismatched=torch.from_numpy(batch.mismatched[firsts]),
     )

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from learner.algorithms.aggregation import once_for_each
 from learner.algorithms.presets.preset import Carried, LossTokens, Passes, Preset
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig, learning_rate
@@ -160,8 +161,8 @@ class Step:
         lengths = made.kept_lengths(batch)
         good = None
         if self._preset.good_reward is not None:
-            good = self._weights(lengths * (batch.rewards >= self._preset.good_reward), slices)
-        weights = self._weights(lengths, slices)
+            good = self._weights(lengths * (batch.rewards >= self._preset.good_reward), batch.trajectories, slices)
+        weights = self._weights(lengths, batch.trajectories, slices)
         return _Data(
             batch=batch,
             scores=scores,
@@ -171,10 +172,14 @@ class Step:
             good_weights=good,
         )
 
-    def _weights(self, lengths: NDArray[np.int64], slices: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    def _weights(
+        self, lengths: NDArray[np.int64], trajectories: NDArray[np.int64], slices: Sequence[NDArray[np.int64]]
+    ) -> NDArray[np.float64]:
         weights = np.zeros(len(lengths))
         for part in slices:
-            weights[part] = self._preset.weights(lengths[part])
+            weights[part] = once_for_each(
+                self._preset.weights, trained_lengths=lengths[part], trajectories=trajectories[part]
+            )
         return weights
 
     def _passes(self, *, updates: int) -> Passes:
@@ -264,10 +269,12 @@ def _critic_measures(data: _Data, losses: Sequence[float]) -> dict[str, float]:
 
 
 def _slices(batch: FlatBatch, *, updates: int) -> list[NDArray[np.int64]]:
-    """The sequences of each update; the two of a pair are in the same one. What is only measured is in none."""
+    """The sequences of each update: all of a trajectory, and the two of a pair, are in the same one. What is only
+    measured is in none.
+    """
     paired = bool((batch.pairs >= 0).all())
-    units = np.flatnonzero(~batch.mismatched).reshape(-1, 2 if paired else 1)
-    return [part.reshape(-1) for part in np.array_split(units, updates) if len(part)]
+    units = np.unique(batch.trajectories[~batch.mismatched]).reshape(-1, 2 if paired else 1)
+    return [np.flatnonzero(np.isin(batch.trajectories, part)) for part in np.array_split(units, updates) if len(part)]
 
 
 def _loss_tokens(data: _Data, microbatch: Microbatch, *, logprobs: Tensor, entropy: Tensor | None) -> LossTokens:

@@ -33,11 +33,12 @@ class Carried:
 class ScoredBatch:
     """A whole step as an advantage sees it, the same on every rank: CPU, float64, without gradient.
 
-    S sequences have M trained tokens in all, sequence after sequence. [S]: `rewards`, `groups` int64, equal for the
-    trajectories of one task, `truncated` bool; `components` [S, C]. [M]: `sequences` int64, the sequence of each token;
+    S trajectories have M trained tokens in all, trajectory after trajectory, those of all its sequences together. [S]:
+    `rewards`, `groups` int64, equal for the trajectories of one task, `truncated` bool; `components` [S, C]. [M]:
+    `sequences` int64, the trajectory of each token;
     `turns` int64, its turn, of which there are T over all sequences; `token_ids` and `lags` int64; `behavior_logprobs`,
     and what the preset's passes gave, None where it asked for none. `turn_states` int64 [T]: equal states have equal
-    numbers; `turn_rewards` [T]. `mismatched` bool [S] are the sequences that are only measured: a prompt with the
+    numbers; `turn_rewards` [T]. `mismatched` bool [S] are those that are only measured: a prompt with the
     completion of another one. `carried` is what the step before left.
     """
 
@@ -143,8 +144,8 @@ class Passes:
 class Preset:
     """An algorithm as the trainer sees it.
 
-    `loss` is pure. `weights` maps the trained lengths of an update's sequences [S] to the weight that each token of a
-    sequence has in the update's loss [S]; with `paired` it is the weight of the pair, the same on both of its
+    `loss` is pure. `weights` maps the trained lengths of an update's trajectories [S] to the weight that each token
+    of one has in the update's loss [S]; with `paired` it is the weight of the pair, the same on both of its
     sequences. `advantages` sees the whole step. `select` maps the rewards of a group [G] to the trajectories that are
     trained, in order; with `paired` the chosen one, then the rejected. `moves_at_once`: the ratio that the loss bounds
     differs from 1 in a step's first update already. `trains_scores`: the model is one of scores, not a policy.

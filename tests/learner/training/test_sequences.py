@@ -2,13 +2,18 @@
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from learner.algorithms.aggregation import once_for_each, token_weights
 from learner.algorithms.config import BestOfKConfig, GdpoConfig, GigpoConfig, GrpoConfig, OnlineDpoConfig
+from learner.algorithms.knobs import Aggregation
+from learner.algorithms.presets.preset import Carried
 from learner.algorithms.presets.registry import build_preset
 from learner.leases.granting import TaskOrder
-from learner.training.batch import ComponentMissing, LagBoundBroken, Teaching, sequences_of
-from protocol.trajectories import Trajectory
-from tests.learner.samples import group, trajectory
+from learner.training.batch import ComponentMissing, LagBoundBroken, SeveralSequences, Teaching, flatten, sequences_of
+from learner.training.passes import TokenScores, credit
+from protocol.trajectories import RewardRecord, Trajectory, Turn, VersionSpan
+from tests.learner.samples import INCARNATION, group, trajectory
 
 GRPO = build_preset(GrpoConfig())
 
@@ -122,3 +127,97 @@ def test_a_turn_has_its_own_reward_where_the_algorithm_asks_for_it() -> None:
         ComponentMissing, match=r"for 1 turns has no component turn_0: it has other\. Use an environment"
     ):
         sequences_of([group(0, rewarded(other=1.0))], version=4, max_lag=0, preset=gigpo)
+
+
+def several_turns(
+    *, starts: tuple[int, ...] = (), rewards: tuple[float | None, ...] = (None, None, None)
+) -> Trajectory:
+    """Three turns of two given and one sampled token each, as one sequence or with new ones at `starts`."""
+    return Trajectory(
+        token_ids=np.arange(1, 10, dtype=np.int32),
+        loss_mask=np.array([0, 0, 1] * 3, dtype=np.uint8),
+        behavior_logprobs=np.array([0, 0, -1, 0, 0, -2, 0, 0, -3], dtype=np.float32),
+        version_spans=tuple(
+            VersionSpan(version=f"{INCARNATION}.{2 + turn}", start=3 * turn + 2, end=3 * turn + 3) for turn in range(3)
+        ),
+        turns=tuple(
+            Turn(
+                start=3 * turn,
+                completion_start=3 * turn + 2,
+                end=3 * turn + 3,
+                finish_reason="stop",
+                generator_ids=("g",),
+                reward=reward,
+                state=("here", "there", "here")[turn],
+            )
+            for turn, reward in enumerate(rewards)
+        ),
+        reward=RewardRecord(reward=2.0, verifier="test"),
+        sequence_starts=starts,
+        stop_reason="solved",
+    )
+
+
+def test_a_trajectory_of_several_contexts_becomes_sequences_that_share_its_reward() -> None:
+    groups = [group(0, several_turns(starts=(3, 6)), several_turns())]
+    sequences = sequences_of(groups, version=4, max_lag=2, preset=GRPO)
+
+    assert [len(sequence.token_ids) for sequence in sequences] == [3, 3, 3, 9]
+    assert [sequence.continues for sequence in sequences] == [False, True, True, False]
+    assert [sequence.reward for sequence in sequences] == [2.0] * 4
+    assert [sequence.mixed_versions for sequence in sequences] == [False, False, False, True]
+    assert [sequence.token_ids.tolist() for sequence in sequences[:3]] == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert [[turn.start for turn in sequence.turns] for sequence in sequences] == [[0], [0], [0], [0, 3, 6]]
+    batch = flatten(sequences)
+    assert (batch.trajectories.tolist(), batch.firsts.tolist()) == ([0, 0, 0, 1], [0, 3])
+    assert sum(int(sequence.loss_mask.sum()) for sequence in sequences) == 6
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence_mean", "sequence_sum", "constant"])
+def test_a_trajectory_counts_once_in_every_mean_however_many_sequences_it_is(aggregation: Aggregation) -> None:
+    def weigh(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+        return token_weights(trained_lengths=lengths, aggregation=aggregation, constant_length=7)
+
+    whole = once_for_each(weigh, trained_lengths=np.array([5, 3]), trajectories=np.array([0, 1]))
+    split = once_for_each(weigh, trained_lengths=np.array([2, 2, 1, 3]), trajectories=np.array([0, 0, 0, 1]))
+
+    assert split.tolist() == [whole[0]] * 3 + [whole[1]]
+
+
+def test_equal_keys_are_equal_states_whatever_the_tokens() -> None:
+    (sequence,) = sequences_of([group(0, several_turns())], version=4, max_lag=2, preset=GRPO)
+
+    states = [turn.state for turn in sequence.turns]
+    assert states[0] == states[2] != states[1]
+
+
+def test_turns_have_the_rewards_that_the_environment_gave_them() -> None:
+    gigpo = build_preset(GigpoConfig(turn_rewards=True))
+    (sequence,) = sequences_of([group(0, several_turns(rewards=(0.5, 0.0, 1.5)))], version=4, max_lag=2, preset=gigpo)
+    assert [turn.reward for turn in sequence.turns] == [0.5, 0.0, 1.5]
+
+    with pytest.raises(ComponentMissing, match="have no rewards"):
+        sequences_of([group(0, several_turns(rewards=(0.5, None, 1.5)))], version=4, max_lag=2, preset=gigpo)
+
+
+def test_gigpo_is_the_same_for_one_sequence_and_for_several() -> None:
+    gigpo = build_preset(GigpoConfig(turn_rewards=True))
+    other = several_turns(rewards=(0.0, 0.0, 0.0)).model_copy(
+        update={"reward": RewardRecord(reward=0.0, verifier="test")}
+    )
+    rewards = (0.5, 0.0, 1.5)
+
+    def advantages(starts: tuple[int, ...]) -> list[float]:
+        groups = [group(0, several_turns(starts=starts, rewards=rewards), other)]
+        batch = flatten(sequences_of(groups, version=4, max_lag=2, preset=gigpo))
+        made = credit(batch, TokenScores(), preset=gigpo, carried=Carried())
+        return made.advantages.tolist()
+
+    assert advantages(()) == advantages((3, 6))
+    assert any(advantages(()))
+
+
+def test_a_pair_of_trajectories_of_several_sequences_is_refused() -> None:
+    groups = [group(0, several_turns(starts=(3,)), trajectory(4, reward=0.0))]
+    with pytest.raises(SeveralSequences, match='history = "append"'):
+        sequences_of(groups, version=4, max_lag=2, preset=build_preset(OnlineDpoConfig()))
