@@ -16,6 +16,7 @@ from importlib.metadata import version
 from env_service.config import EnvServiceConfig
 from env_service.connection import LearnerLink
 from env_service.environments import catalog
+from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import OfferedEnvironment
 from env_service.environments.tokenization import Tokenization
 from env_service.leases import Outbox, RunningLeases
@@ -35,7 +36,7 @@ from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, recent_failures
 from services.http.tls import client_tls
 from services.http.waiting import Waiting
-from services.process import Stop, run_loops
+from services.process import Stop, WrongSettings, run_loops
 from services.rewards.client import RewardClient
 from services.zmq.keys import ClientKeys
 from services.zmq.sockets import DealerSocket
@@ -71,8 +72,8 @@ async def watch_peers(link: LearnerLink, fleet: GeneratorFleet, waits: Waiting, 
 
 async def run(config: EnvServiceConfig, stop: Stop) -> None:
     """Serve until `stop` is requested, then leave in good order."""
-    environments = catalog.build(config.environments)
     tokenization = Tokenization(config.model)
+    environments = environments_of(config, tokenization)
     metrics, waits = Metrics("env-service"), Waiting()
     counted = RolloutMetrics(metrics)
     async with AsyncExitStack() as stack:
@@ -128,6 +129,16 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             await link.leave(stop.reason or "stopping", within_s=config.drain_s)
             loops.cancel()
             http.cancel()
+
+
+def environments_of(config: EnvServiceConfig, tokenization: Tokenization) -> Mapping[str, OfferedEnvironment]:
+    """What is offered, by name. Raises WrongSettings for a class that cannot be used, or not with this model."""
+    try:
+        environments = catalog.build(config.environments)
+        catalog.check_templates(environments, tokenization)
+    except EnvironmentFault as error:
+        raise WrongSettings(str(error)) from error
+    return environments
 
 
 def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnvironment], *, port: int) -> Hello:

@@ -10,7 +10,8 @@ from itertools import accumulate, zip_longest
 from math import ceil
 
 from env_service.environments.addition import Addition, SingleTurn
-from env_service.environments.imported import offered
+from env_service.environments.bridges import Bridges
+from env_service.environments.imported import EnvironmentFault, offered
 from env_service.environments.interface import OfferedEnvironment, Task, TaskSource
 from env_service.environments.jsonl import JsonlTaskSource
 from env_service.environments.task_configs import (
@@ -21,6 +22,7 @@ from env_service.environments.task_configs import (
     ReasoningGymTasks,
     Tasks,
 )
+from env_service.environments.tokenization import ChatTemplateError, Tokenization
 from protocol.trajectories import Purpose
 
 _MOST_TASKS = 100_000_000
@@ -87,6 +89,16 @@ def build(configs: Iterable[Tasks]) -> Mapping[str, OfferedEnvironment]:
     found = {config.name: _offered(config) for config in given if not isinstance(config, MixTasks)}
     mixes = {config.name: _mixed(config, found) for config in given if isinstance(config, MixTasks)}
     return {config.name: mixes.get(config.name) or found[config.name] for config in given}
+
+
+def check_templates(environments: Mapping[str, OfferedEnvironment], tokenization: Tokenization) -> None:
+    """Raises EnvironmentFault, naming the role, for an environment that the model's chat template cannot carry."""
+    bridges = Bridges(tokenization)
+    for environment in environments.values():
+        try:
+            bridges.check_roles(environment.roles, history=environment.rules.history)
+        except ChatTemplateError as error:
+            raise EnvironmentFault(f"environment {environment.name}: {error}") from error
 
 
 def _mixed(config: MixTasks, found: Mapping[str, OfferedEnvironment]) -> OfferedEnvironment:

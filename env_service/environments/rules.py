@@ -47,6 +47,6 @@ class Rules(ConfigModel):
     step_timeout_s: float | None = Field(
         None, gt=0, description="longest time of one step; retry.environment_timeout_s if not given"
     )
-    episode_timeout_s: float | None = Field(
+    conversation_timeout_s: float | None = Field(
         None, gt=0, description="longest time of a conversation, with all sampling, after which it is cut off"
     )

@@ -4,8 +4,9 @@ Rendering of Hugging Face chat templates: sandboxed Jinja with the functions tha
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from env_service.environments.interface import ChatMessage, Prompt
+from env_service.environments.interface import ChatMessage, Prompt, Tool
 from protocol.fingerprints import chat_template
 
 
@@ -34,22 +35,49 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         self._special_tokens = special_tokens
         try:
             self._template = environment.from_string(text)
         except TemplateError as error:
             raise ChatTemplateError(f"the chat template does not compile: {error}") from error
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The conversation up to where the policy is to answer."""
-        plain = [{"role": message.role, "content": message.content} for message in messages]
+    def render(
+        self,
+        messages: Sequence[ChatMessage | Mapping[str, object]],
+        *,
+        tools: Sequence[Tool] = (),
+        answer: bool = True,
+        now: datetime | None = None,
+    ) -> str:
+        """The conversation, with `answer` up to where the policy is to answer. `now` is the date that it may show."""
+        date = now or datetime.now()
+        plain = [_plain(message) for message in messages]
         try:
-            return self._template.render(
-                messages=plain, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
-            )
-        except TemplateError as error:
+            return self._rendered(plain, [dict(tool) for tool in tools] or None, answer, date)
+        except (TemplateError, TypeError, AttributeError) as error:  # templates add None to text, iterate over it
             raise ChatTemplateError(f"the chat template refuses the messages: {error}") from error
+
+    def _rendered(self, messages: list[object], tools: list[object] | None, answer: bool, now: datetime) -> str:
+        return self._template.render(
+            messages=messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=answer,
+            strftime_now=now.strftime,
+            **self._special_tokens,
+        )
+
+
+def _plain(message: ChatMessage | Mapping[str, object]) -> object:
+    """As templates take it; one that is none of ours is taken as it is."""
+    if not isinstance(message, ChatMessage):
+        return dict(message)
+    called = {"name": message.name, "tool_call_id": CALL_ID} if message.role == "tool" else {}
+    return {"role": message.role, "content": message.content, **called}
+
+
+CALL_ID = "call00001"
+"""Of every call: some templates want one, of nine letters and digits."""
 
 
 class _GenerationBlock(Extension):
@@ -90,33 +118,66 @@ class Tokenization:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._model = model
-        self._template: ChatTemplate | None = None
 
-    def render(self, prompt: Prompt) -> str:
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The model's chat template. Raises ChatTemplateError."""
+        text = _default_template(chat_template(self._model))
+        return ChatTemplate(text, special_tokens=_special_tokens(self._model))
+
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The ids of all special tokens by their text."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.special}
+
+    @cached_property
+    def end_tokens(self) -> frozenset[str]:
+        """The texts of the tokens that end what the policy says, as the model's files name them."""
+        ids = {number for name in ("config.json", "generation_config.json") for number in _ends(self._model / name)}
+        named = _special_tokens(self._model).get("eos_token")
+        texts = {self._tokenizer.id_to_token(number) for number in ids} | {named}
+        return frozenset(text for text in texts if text)
+
+    def render(self, prompt: Prompt, *, tools: Sequence[Tool] = (), now: datetime | None = None) -> str:
         """The text that the policy continues: a plain prompt as it is, messages through the chat template.
 
         Raises ChatTemplateError.
         """
-        if isinstance(prompt, str):
-            return prompt
-        if self._template is None:
-            text = _default_template(chat_template(self._model))
-            self._template = ChatTemplate(text, special_tokens=_special_tokens(self._model))
-        return self._template.render(prompt)
+        return prompt if isinstance(prompt, str) else self.template.render(prompt, tools=tools, now=now)
 
-    def encode(self, prompt: Prompt) -> tuple[str, list[int]]:
+    def encode(
+        self, prompt: Prompt, *, tools: Sequence[Tool] = (), now: datetime | None = None
+    ) -> tuple[str, list[int]]:
         """The rendered text and its token ids.
 
         Plain text gets the special tokens that the tokenizer adds; a chat template writes its own.
         """
-        text = self.render(prompt)
+        text = self.render(prompt, tools=tools, now=now)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=isinstance(prompt, str)).ids
         return text, ids
 
-    def decode(self, completions: Sequence[Sequence[int]]) -> list[str]:
-        """Texts of token rows, without special tokens."""
+    def encode_after(self, anchor: str, text: str) -> list[int]:
+        """The ids of `text` as it stands behind `anchor`, a special token or nothing: some tokenizers put a space
+        before what they encode alone. Raises ChatTemplateError where the two do not come apart.
+        """
+        before: list[int] = self._tokenizer.encode(anchor, add_special_tokens=False).ids
+        both: list[int] = self._tokenizer.encode(anchor + text, add_special_tokens=False).ids
+        if both[: len(before)] != before:
+            raise ChatTemplateError(f"the tokens of {anchor!r} change when {text[:80]!r} follows it")
+        return both[len(before) :]
+
+    def decode(self, completions: Sequence[Sequence[int]], *, special: bool = False) -> list[str]:
+        """Texts of token rows, with special tokens or without them."""
         # Row by row: decode_batch hands short rows to a pool of threads, which takes longer than the decoding.
-        return [self._tokenizer.decode(row, skip_special_tokens=True) for row in completions]
+        return [self._tokenizer.decode(row, skip_special_tokens=not special) for row in completions]
+
+
+def _ends(path: Path) -> list[int]:
+    """The `eos_token_id` of a JSON file, one or several; none if it says nothing."""
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    given = settings.get("eos_token_id")
+    return given if isinstance(given, list) else [] if given is None else [given]
 
 
 def _default_template(text: str) -> str:

@@ -14,8 +14,11 @@ each completion, are drawn again, and a completion that ended among them was sen
 How far a rollout has come, for heartbeats and for the reason of a timeout.
 """
 
+import asyncio
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from protocol.generation import GeneratePart, GenerateRequest, Sampling
@@ -28,12 +31,17 @@ class BadAnswer(ValueError):
     """A generator sent what cannot belong to its answer; the text says what."""
 
 
+EndOf = Callable[[Sequence[int]], int | None]
+"""Tells of a completion's tokens how many there are up to its end, if its text says that it has ended."""
+
+
 @dataclass
 class Completion:
     """What one completion of a request holds so far: n token ids, their n logprobs, the versions that sampled them,
     and the generators that did, in order.
 
     A request for it begins with `begin_request`; parts count their spans from the first token of that request.
+    `end_of` tells where it ends besides where the generator does; `done` is set when it has ended.
     """
 
     index: int
@@ -43,6 +51,9 @@ class Completion:
     generator_ids: tuple[str, ...] = ()
     finish_reason: FinishReason | None = None
     handed_back: bool = False
+    end_of: EndOf | None = None
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    ended_by_text: bool = False
     _kept: int = 0
     _kept_spans: tuple[VersionSpan, ...] = ()
 
@@ -63,10 +74,18 @@ class Completion:
         """Forget everything."""
         self.token_ids, self.behavior_logprobs, self.version_spans = [], [], ()
         self.finish_reason = None
+        self.done.clear()
         self.begin_request()
+
+    def finish(self, reason: FinishReason) -> None:
+        """Nothing follows."""
+        self.finish_reason = reason
+        self.done.set()
 
     def extend(self, part: GeneratePart, *, generator_id: str) -> None:
         """Append a part. Raises BadAnswer for one that cannot belong here, and takes nothing of it."""
+        if self.ended_by_text:
+            return
         if self.ended:
             raise BadAnswer(f"the generator went on with completion {part.index} after its end")
         if len(part.token_ids) != len(part.behavior_logprobs):
@@ -80,25 +99,24 @@ class Completion:
             spans = _joined(self._kept_spans, part.version_spans, shift=self._kept)
         if part.finish_reason in ("stop", "length"):
             _check_whole(len(self.token_ids) + len(part.token_ids), spans)
-            self.finish_reason = part.finish_reason
+            self.finish(part.finish_reason)
         self.handed_back = part.finish_reason == "abort"
         self.token_ids += part.token_ids
         self.behavior_logprobs += part.behavior_logprobs
         self.version_spans = spans
         if part.token_ids and generator_id not in self.generator_ids[-1:]:
             self.generator_ids += (generator_id,)
+        self._end_by_text()
 
-
-class CompletionGroup:
-    """The `n` completions of one rollout."""
-
-    def __init__(self, n: int) -> None:
-        self.completions: Sequence[Completion] = tuple(Completion(index) for index in range(n))
-
-    def oldest_version(self) -> str | None:
-        """The oldest version that sampled a token so far, None before the first."""
-        versions = {span.version for completion in self.completions for span in completion.version_spans}
-        return min(versions, key=_age, default=None)
+    def _end_by_text(self) -> None:
+        """Leave out what was sampled behind the end; that it stops there is told by the tokens before it alone."""
+        end = None if self.end_of is None else self.end_of(self.token_ids)
+        if end is None or _stamped(self.version_spans) < end:
+            return
+        del self.token_ids[end:], self.behavior_logprobs[end:]
+        self.version_spans = tuple(_cut(self.version_spans, end))
+        self.handed_back, self.ended_by_text = False, True
+        self.finish("stop")
 
 
 def _check_whole(length: int, spans: Sequence[VersionSpan]) -> None:
@@ -163,6 +181,11 @@ class Piece:
     def ended(self) -> bool:
         return all(completion.ended for completion in self.completions)
 
+    @property
+    def needs_no_more(self) -> bool:
+        """Whether the generator would go on although all have ended, one of them by its text."""
+        return self.ended and any(completion.ended_by_text for completion in self.completions)
+
     def begin(self, whole: GenerateRequest) -> GenerateRequest:
         """The request for this piece of `whole`."""
         for completion in self.completions:
@@ -192,7 +215,9 @@ def rest_of(piece: Piece, sampling: Sampling) -> list[Piece]:
         return [piece]
     for completion in piece.completions:
         completion.begin_request()
-        completion.finish_reason = completion.finish_reason or _end_of(completion.token_ids, sampling)
+        reason = _reason_to_end(completion.token_ids, sampling)
+        if completion.finish_reason is None and reason is not None:
+            completion.finish(reason)
     open_ones = [completion for completion in piece.completions if completion.finish_reason is None]
     empty = [completion for completion in open_ones if not completion.token_ids]
     return _together(empty, seeded=sampling.seed is not None) + [
@@ -205,7 +230,7 @@ def continues(sampling: Sampling) -> bool:
     return sampling.presence_penalty == 0 and sampling.frequency_penalty == 0
 
 
-def _end_of(token_ids: Sequence[int], sampling: Sampling) -> FinishReason | None:
+def _reason_to_end(token_ids: Sequence[int], sampling: Sampling) -> FinishReason | None:
     """Why a completion that was cut off here has nothing to follow; None if it goes on."""
     if token_ids and token_ids[-1] in sampling.stop_token_ids and len(token_ids) >= sampling.min_tokens:
         return "stop"
@@ -235,13 +260,62 @@ def _sampling(whole: Sampling, *, index: int, prefix: int) -> Sampling:
     )
 
 
-@dataclass
-class Progress:
-    """Written by the rollout, read when a heartbeat is due."""
+_FIRST_TO_NAME: Sequence[WaitsFor] = ("generators", "environment", "rewards")
 
-    sampling: CompletionGroup | None = None
-    waits_for: WaitsFor = "environment"
+
+class Progress:
+    """How far a rollout has come: written by its conversations, read when a heartbeat is due."""
+
+    def __init__(self) -> None:
+        self._completions: list[Completion] = []
+        self._oldest: str | None = None
+        self._waiting: Counter[WaitsFor] = Counter()
+        self.waits_for: WaitsFor = "environment"
+        """For whom the rollout waits: of several, the generators are named first."""
+
+    def completions(self, count: int, *, end_of: EndOf | None = None) -> Sequence[Completion]:
+        """New completions, to be sampled."""
+        self._completions = [each for each in self._completions if not self._counted(each)]
+        made = tuple(Completion(index, end_of=end_of) for index in range(count))
+        self._completions += made
+        return made
+
+    def _counted(self, completion: Completion) -> bool:
+        """Whether it has ended, so that its versions are known for good."""
+        if not completion.done.is_set():
+            return False
+        self._oldest = _oldest(self._oldest, completion)
+        return True
 
     def oldest_version(self) -> str | None:
-        """The oldest version that sampled a token of this group so far, None before the first."""
-        return None if self.sampling is None else self.sampling.oldest_version()
+        """The oldest version that sampled a token so far, in any turn; None before the first."""
+        oldest = self._oldest
+        for completion in self._completions:
+            oldest = _oldest(oldest, completion)
+        return oldest
+
+    @contextmanager
+    def waiting_for(self, whom: WaitsFor) -> Iterator[None]:
+        """Within it one of the rollout's conversations waits. One that is cut short was still waiting at the end."""
+        self._waiting[whom] += 1
+        self._name()
+        try:
+            yield
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._left(whom)
+            raise
+        self._left(whom)
+
+    def _left(self, whom: WaitsFor) -> None:
+        self._waiting[whom] -= 1
+        self._name()
+
+    def _name(self) -> None:
+        self.waits_for = next((whom for whom in _FIRST_TO_NAME if self._waiting[whom]), self.waits_for)
+
+
+def _oldest(version: str | None, completion: Completion) -> str | None:
+    versions = {span.version for span in completion.version_spans} | ({version} if version else set())
+    return min(versions, key=_age, default=None)

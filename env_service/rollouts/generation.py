@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from env_service.rollouts.completions import BadAnswer, Completion, CompletionGroup, Piece, Progress, rest_of
+from env_service.rollouts.completions import BadAnswer, Completion, Piece, rest_of
 from env_service.rollouts.outcomes import InfrastructureFailure, RolloutMetrics, Unavailable, rollout_failures
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import ServingGenerator
@@ -102,15 +102,14 @@ class Generation:
         self._backoff = backoff
         self._metrics = metrics
 
-    async def sample(self, request: GenerateRequest, progress: Progress) -> Sequence[Completion]:
-        """All completions of a request, each finished, stamped and checked.
+    async def sample(self, request: GenerateRequest, completions: Sequence[Completion]) -> None:
+        """Fill the completions of a request: each is `done` when it is finished, stamped and checked.
 
         Waits, with what was received, for as long as no generator serves or answers. Raises DataFailure when a
         generator refuses the request itself, InfrastructureFailure when the attempts are used up.
         """
-        group = progress.sampling = CompletionGroup(request.n)
-        await self._settle(Piece(tuple(group.completions)), request)
-        return group.completions
+        assert len(completions) == request.n, f"{len(completions)} completions of a request for {request.n}"
+        await self._settle(Piece(tuple(completions)), request)
 
     async def _settle(self, piece: Piece, request: GenerateRequest, *, avoid: Sequence[str] = ()) -> None:
         """Ask until all completions of a piece are finished. The generators in `avoid` have just failed."""
@@ -129,7 +128,7 @@ class Generation:
             if setbacks.failures >= self._attempts:
                 raise InfrastructureFailure(f"{setbacks.failures} attempts at generators failed, last: {failure}")
             if len(rest) > 1:
-                await _beside_each_other(self._settle(each, request, avoid=setbacks.tried) for each in rest)
+                await beside_each_other(self._settle(each, request, avoid=setbacks.tried) for each in rest)
                 return
             piece = rest[0]
             if not progressed:
@@ -164,6 +163,8 @@ class Generation:
                 async for part in parts:
                     _take(piece, part, generator)
                     call.succeeded()
+                    if piece.needs_no_more:
+                        break
             if not piece.ended:
                 raise _bad_answer(generator, "its answer ended before all completions were finished")
         if any(completion.handed_back for completion in piece.completions):
@@ -181,7 +182,7 @@ def _bad_answer(generator: ServingGenerator, text: str) -> ServiceFailed:
     return ServiceFailed(generator.url, status=200, kind="bad_answer", message=text)
 
 
-async def _beside_each_other(works: Iterable[Coroutine[object, object, None]]) -> None:
+async def beside_each_other(works: Iterable[Coroutine[object, object, None]]) -> None:
     """Run all; the first failure cancels the others and is raised as it is."""
     try:
         async with asyncio.TaskGroup() as tasks:

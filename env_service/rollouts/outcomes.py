@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from protocol.messages import Failed, Finished
 from services.http.calls import fault_of
-from services.http.client import ServiceError
+from services.http.client import ServiceError, ServiceRefused
 from services.http.metrics import Metrics, PeerCounter
 
 Outcome = Finished | Failed
@@ -39,9 +39,15 @@ class DataFailure(RolloutFailure):
     data_fault = True
 
 
+class RequestTooLong(DataFailure):
+    """A prompt and what may be sampled behind it are more tokens than a generator takes."""
+
+
 def failure_of(whom: str, error: ServiceError) -> RolloutFailure:
     """The failure that a call's error stands for."""
     text = f"{whom}: {error}"
+    if isinstance(error, ServiceRefused) and error.kind == "too_long":
+        return RequestTooLong(text)
     match fault_of(error):
         case "request":
             return DataFailure(text)
@@ -86,6 +92,16 @@ class RolloutMetrics:
         )
         self.reward_errors = metrics.counter(
             "verifier_errors", "Trajectories without a reward, by verifier and kind.", labels=("verifier", "kind")
+        )
+        self.turns = metrics.counter("turns", "Turns of finished trajectories.", labels=("environment",))
+        self.invalid_actions = metrics.counter(
+            "invalid_actions", "Actions that could not be read or are not allowed.", labels=("environment",)
+        )
+        self.stops = metrics.counter(
+            "stopped_trajectories", "Trajectories of several turns by why they ended.", labels=("environment", "reason")
+        )
+        self.faults = metrics.counter(
+            "environment_faults", "Trajectories that their environment spoilt.", labels=("environment", "kind")
         )
         self.generator_failures = PeerCounter(
             metrics.counter("generator_failures", "Failed requests to a generator.", labels=("generator_id",))

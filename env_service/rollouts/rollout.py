@@ -1,182 +1,61 @@
 """The rollout of one lease.
 
-task ─▶ environments reset ─▶ prompt tokens ─▶ group_size completions ─▶ environments step ─▶ scores ─▶ group
+                       ┌─▶ conversation ─▶ … ─▶ over ─┐
+task ─▶ opening tokens ┼─▶ conversation ─▶ … ─▶ over ─┼─▶ scores ─▶ group
+                       └─▶ conversation ─▶ … ─▶ over ─┘
 
-Calls of task sources and environments: one after the other, in a thread beside the event loop, and never for ever.
-
-    rollouts ──jobs──▶ queue ──▶ worker thread ──results──▶ rollouts
-                                    └─ stuck for longer than the limit: left to itself, and a new one takes the queue
-
-Code of an environment that never returns would otherwise stop heartbeats, and with them every lease of the process.
+The first turns of a group are asked for in one request, since their prompt is the same; from there on its conversations
+do not wait for each other.
 """
 
 import asyncio
 import logging
-import queue
-import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
-from inspect import isawaitable, iscoroutine
-from typing import Generic, TypeVar
 
-import numpy as np
-
+from env_service.environments.bridges import Bridges
 from env_service.environments.interface import (
-    Action,
     Environment,
     OfferedEnvironment,
     Opening,
     Prompt,
-    Step,
     Task,
-    Verification,
     text_of,
 )
 from env_service.environments.tokenization import Tokenization
-from env_service.rollouts.completions import Completion, Progress
-from env_service.rollouts.generation import Generation
+from env_service.rollouts.completions import Progress, continues
+from env_service.rollouts.conversation import Conversation, Nonsense, Speaker
+from env_service.rollouts.environment_calls import Call, EnvironmentCalls
+from env_service.rollouts.generation import Generation, beside_each_other
+from env_service.rollouts.judging import Judging
 from env_service.rollouts.outcomes import DataFailure, Outcome, RolloutFailure, RolloutMetrics
 from env_service.rollouts.scoring import Scoring
+from env_service.rollouts.speech import Language
 from protocol.generation import GenerateRequest, Sampling
 from protocol.messages import Failed, Finished, Lease
-from protocol.rewards import ScoreItem
-from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
+from protocol.trajectories import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-Call = Callable[[], T | Awaitable[T]]
-
-
-class EnvironmentCalls:
-    """An environment has `timeout_s` seconds for all calls that are made together; then its task is at fault.
-
-    Calls of different rollouts do not overlap, so that environments need no locks; what their coroutines await does.
-    """
-
-    def __init__(self, *, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._jobs: queue.SimpleQueue[_Job[object]] = queue.SimpleQueue()
-        self._worker: _Worker | None = None
-
-    async def one(self, call: Call[T], *, what: str) -> T:
-        """What the call returns, or resolves to. Raises what it raises, and DataFailure when it takes too long."""
-        (result,) = await self.all([call], what=what)
-        return result
-
-    async def all(self, calls: Sequence[Call[T]], *, what: str) -> list[T]:
-        """The same for several calls, in order."""
-        job = _Job(calls, asyncio.get_running_loop())
-        self._jobs.put(job)  # type: ignore[arg-type]
-        try:
-            await self._until_begun(job)
-            limit = asyncio.timeout(self._timeout_s)
-            try:
-                async with limit:
-                    return await _resolved(await job.returned)
-            except TimeoutError as error:
-                if not limit.expired():
-                    raise
-                self._replace_stuck()
-                raise DataFailure(f"{what} did not come back within {self._timeout_s:g} s") from error
-        finally:
-            job.unwanted = True
-
-    async def _until_begun(self, job: "_Job[T]") -> None:
-        """Whoever waits in the queue looks after the worker: the caller of a stuck one may have been cancelled."""
-        while not job.begun.done():
-            worker = self._worker = self._worker or _Worker(self._jobs)
-            await asyncio.wait([job.begun], timeout=max(0.01, worker.busy_since + self._timeout_s - _now()))
-            if not job.begun.done():
-                self._replace_stuck()
-
-    def _replace_stuck(self) -> None:
-        worker = self._worker
-        if worker is not None and worker.busy and _now() >= worker.busy_since + self._timeout_s:
-            logger.warning("an environment does not come back: its thread is left to itself, and a new one goes on")
-            worker.left = True
-            self._worker = None
-
-
-class _Job(Generic[T]):
-    """Calls, and what became of them. Futures are the event loop's; the rest may be read by both sides."""
-
-    def __init__(self, calls: Sequence[Call[T]], loop: asyncio.AbstractEventLoop) -> None:
-        self.calls = calls
-        self.loop = loop
-        self.begun: asyncio.Future[None] = loop.create_future()
-        self.returned: asyncio.Future[list[T | Awaitable[T]]] = loop.create_future()
-        self.unwanted = False
-
-    def run(self) -> None:
-        """In the worker's thread."""
-        self._tell(lambda: self.begun.set_result(None))
-        try:
-            results = [call() for call in self.calls]
-        except Exception as error:  # noqa: BLE001 - it crosses to the awaiting rollout, which judges it
-            # A future takes no StopIteration.
-            fault = RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
-            self._tell(lambda: None if self._is_late else self.returned.set_exception(fault))
-            return
-        self._tell(lambda: _close(results) if self._is_late else self.returned.set_result(results))
-
-    @property
-    def _is_late(self) -> bool:
-        return self.unwanted or self.returned.done()
-
-    def _tell(self, say: Callable[[], None]) -> None:
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(say)
-
-
-@dataclass(eq=False)
-class _Worker:
-    """A thread that nobody waits for at the end of the process."""
-
-    jobs: "queue.SimpleQueue[_Job[object]]"
-    busy: bool = False
-    left: bool = False
-
-    def __post_init__(self) -> None:
-        self.busy_since = _now()
-        threading.Thread(target=self._work, name="environments", daemon=True).start()
-
-    def _work(self) -> None:
-        while not self.left:
-            job = self.jobs.get()
-            self.busy_since, self.busy = _now(), True
-            if not job.unwanted:
-                job.run()
-            self.busy = False
-
-
-async def _resolved(results: Sequence[T | Awaitable[T]]) -> list[T]:
-    try:
-        return [await each if isawaitable(each) else each for each in results]
-    finally:
-        _close(results)
-
-
-def _close(results: Sequence[object]) -> None:
-    """Coroutines that nobody will await must not be left open; one that has ended stays as it is."""
-    for each in results:
-        if iscoroutine(each):
-            each.close()
-
-
-def _now() -> float:
-    return time.monotonic()
-
 
 _REASON_LENGTH = 4096
 _WHOM = {"environment": "its environment", "generators": "the generators", "rewards": "the reward services"}
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """A lease's environments, reset, and how they open."""
+
+    offered: OfferedEnvironment
+    environments: Sequence[Environment]
+    opening: Opening
+
+
 class Rollout:
     """Turns leases into outcomes; holds no state of a lease. `timeout_s` bounds one rollout with all its retries,
-    `environment_timeout_s` what its environment may take for a task, an opening or a step of all its trajectories.
+    `environment_timeout_s` what its environment may take for a task, an opening of all its conversations, or a step.
     """
 
     def __init__(
@@ -194,8 +73,9 @@ class Rollout:
         self._env_id = env_id
         self._environments = environments
         self._tokenization = tokenization
+        self._bridges: dict[frozenset[int], Bridges] = {}
         self._generation = generation
-        self._scoring = scoring
+        self._judging = Judging(scoring=scoring, metrics=metrics)
         self._timeout_s = timeout_s
         self._calls = EnvironmentCalls(timeout_s=environment_timeout_s)
         self._metrics = metrics
@@ -217,17 +97,18 @@ class Rollout:
             return self._failed(lease, data_fault=True, reason=f"{type(error).__name__}: {error}")
 
     async def _roll_out(self, lease: Lease, progress: Progress, started: float) -> TrajectoryGroup:
-        task, environments = await self._task(lease)
-        prompt = await self._opening(environments, task, lease.seed)
-        prompt_text, prompt_ids = self._tokenization.encode(prompt)
-        progress.waits_for = "generators"
-        sampled = await self._generation.sample(self._request(lease, prompt_ids), progress)
-        texts = self._tokenization.decode([completion.token_ids for completion in sampled])
-        progress.waits_for = "environment"
-        judged = await self._ending(environments, texts)
-        progress.waits_for = "rewards"
-        rewards = await self._score(text_of(prompt), texts, judged)
-        self._count(lease, sampled, rewards, seconds=time.monotonic() - started)
+        opened = await self._open(lease)
+        try:
+            prompt_text, language = self._language(lease, opened)
+            conversations = self._conversations(lease, opened, language, progress)
+            await self._hold(conversations, progress)
+            trajectories = await self._judging.trajectories(
+                conversations, prompt=text_of(opened.opening.prompt), progress=progress
+            )
+        finally:
+            await self._close(opened.environments)
+        seconds = time.monotonic() - started
+        self._count(lease, trajectories, seconds=seconds)
         return TrajectoryGroup(
             incarnation=lease.incarnation,
             lease_id=lease.lease_id,
@@ -236,66 +117,101 @@ class Rollout:
             environment=lease.environment,
             task_index=lease.task_index,
             prompt_text=prompt_text,
-            trajectories=_trajectories(prompt_ids, sampled, texts, rewards),
-            rollout_s=time.monotonic() - started,
+            trajectories=trajectories,
+            rollout_s=seconds,
         )
 
-    async def _task(self, lease: Lease) -> tuple[Task, Sequence[Environment]]:
+    async def _open(self, lease: Lease) -> _Opened:
         offered = self._environments.get(lease.environment)
         if offered is None:
             names = ", ".join(sorted(self._environments))
             raise DataFailure(f"there is no environment {lease.environment!r} here; there are {names}")
+        task = await self._task(lease, offered)
+        environments = [offered.start() for _ in range(lease.group_size)]
+        try:
+            return _Opened(offered, environments, await self._opening(environments, task, lease.seed))
+        except BaseException:
+            await self._close(environments)
+            raise
+
+    async def _task(self, lease: Lease, offered: OfferedEnvironment) -> Task:
         count = offered.task_count(lease.purpose)
         if lease.task_index >= count:
             raise DataFailure(f"{lease.environment} has {count} tasks to {lease.purpose}, got index {lease.task_index}")
         make = partial(offered.tasks.task, lease.purpose, lease.task_index)
-        task = await self._calls.one(make, what=f"task {lease.task_index} of {lease.environment}")
-        return task, [offered.start() for _ in range(lease.group_size)]
+        return await self._calls.one(make, what=f"task {lease.task_index} of {lease.environment}")
 
-    async def _opening(self, environments: Sequence[Environment], task: Task, seed: int) -> Prompt:
+    async def _opening(self, environments: Sequence[Environment], task: Task, seed: int) -> Opening:
         resets: list[Call[Prompt | Opening]] = [partial(environment.reset, task, seed) for environment in environments]
-        openings: list[Prompt | Opening] = await self._calls.all(resets, what="the environment's reset")
-        prompts: list[Prompt] = [opening.prompt if isinstance(opening, Opening) else opening for opening in openings]
-        if any(prompt != prompts[0] for prompt in prompts):
+        openings = [_as_opening(each) for each in await self._calls.all(resets, what="the environment's reset")]
+        if any(opening != openings[0] for opening in openings):
             raise DataFailure("the environment opens differently for the same task and seed")
-        return prompts[0]
+        return openings[0]
 
-    async def _ending(self, environments: Sequence[Environment], texts: Sequence[str]) -> list[Verification]:
-        acting = [partial(each.step, Action(text)) for each, text in zip(environments, texts, strict=True)]
-        return [_verification(step) for step in await self._calls.all(acting, what="the environment's step")]
+    async def _close(self, environments: Sequence[Environment]) -> None:
+        """Call `close` of those that have it; what that raises is logged, and changes nothing."""
+        closings = [each.close for each in environments if callable(getattr(each, "close", None))]  # type: ignore[attr-defined]
+        try:
+            if closings:
+                await self._calls.all(closings, what="the environment's close")
+        except Exception as error:  # the work is done by then
+            logger.warning("an environment could not be closed", exc_info=error)
 
-    def _request(self, lease: Lease, prompt_ids: Sequence[int]) -> GenerateRequest:
-        return GenerateRequest(
-            request_id=f"{self._env_id}/{lease.incarnation}/{lease.purpose}/{lease.lease_id}/{lease.attempt}",
-            prompt_token_ids=tuple(prompt_ids),
-            n=lease.group_size,
-            purpose=lease.purpose,
-            sampling=_sampling(lease),
+    def _language(self, lease: Lease, opened: _Opened) -> tuple[str, Language]:
+        """The rendered opening, and what the conversations need to go on from there."""
+        now = datetime.now()
+        opening, stop_ids = opened.opening, frozenset(lease.sampling.stop_token_ids)
+        text, ids = self._tokenization.encode(opening.prompt, tools=opening.tools, now=now)
+        if stop_ids not in self._bridges:
+            self._bridges[stop_ids] = Bridges(self._tokenization, stop_ids=stop_ids)
+        language = Language(
+            tokenization=self._tokenization,
+            bridges=self._bridges[stop_ids],
+            rules=opened.offered.rules,
+            opening=opening,
+            opening_ids=ids,
+            stop_ids=stop_ids,
+            now=now,
         )
+        return text, language
 
-    async def _score(self, prompt: str, texts: Sequence[str], judged: Sequence[Verification]) -> Sequence[RewardRecord]:
-        items = [
-            ScoreItem(id=str(index), verifier=judge.verifier, completion=text, prompt=prompt, arguments=judge.arguments)
-            for index, (text, judge) in enumerate(zip(texts, judged, strict=True))
-        ]
-        with self._metrics.scoring_s.time():
-            return await self._scoring.score(items)
+    def _conversations(
+        self, lease: Lease, opened: _Opened, language: Language, progress: Progress
+    ) -> Sequence[Conversation]:
+        speaker = Speaker(
+            offered=opened.offered,
+            language=language,
+            request=GenerateRequest(
+                request_id=f"{self._env_id}/{lease.incarnation}/{lease.purpose}/{lease.lease_id}/{lease.attempt}",
+                prompt_token_ids=tuple(language.opening_ids),
+                purpose=lease.purpose,
+                sampling=_sampling(lease, turn_tokens=language.rules.turn_tokens),
+            ),
+            sample=self._generation.sample,
+            calls=self._calls,
+            progress=progress,
+            metrics=self._metrics,
+        )
+        return [Conversation(index, each, speaker) for index, each in enumerate(opened.environments)]
 
-    def _count(
-        self, lease: Lease, sampled: Sequence[Completion], rewards: Sequence[RewardRecord], *, seconds: float
-    ) -> None:
+    async def _hold(self, conversations: Sequence[Conversation], progress: Progress) -> None:
+        speaker = conversations[0].speaker
+        request, end_of = speaker.request, speaker.language.end_of()
+        if end_of is not None or not continues(request.sampling):
+            # One request each: one that has ended by its text is broken off, one that cannot go on is drawn anew.
+            await beside_each_other(each.hold() for each in conversations)
+            return
+        firsts = progress.completions(len(conversations))
+        first = self._generation.sample(request.model_copy(update={"n": len(firsts)}), firsts)
+        await beside_each_other([first, *(each.hold(one) for each, one in zip(conversations, firsts, strict=True))])
+
+    def _count(self, lease: Lease, trajectories: Sequence[Trajectory], *, seconds: float) -> None:
         self._metrics.groups.labels(environment=lease.environment).inc()
-        self._metrics.tokens.inc(sum(len(completion.token_ids) for completion in sampled))
-        self._metrics.continued.inc(sum(len(completion.generator_ids) > 1 for completion in sampled))
-        self._metrics.unscored.inc(sum(reward.reward is None for reward in rewards))
+        self._metrics.tokens.inc(sum(int(trajectory.loss_mask.sum()) for trajectory in trajectories))
+        turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+        self._metrics.turns.labels(environment=lease.environment).inc(len(turns))
+        self._metrics.continued.inc(sum(len(turn.generator_ids) > 1 for turn in turns))
         self._metrics.rollout_s.observe(seconds)
-        for reward in rewards:
-            if reward.reward is None:
-                self._metrics.reward_errors.labels(verifier=reward.verifier, kind=reward.error_kind).inc()
-            else:
-                self._metrics.rewards.labels(environment=lease.environment, verifier=reward.verifier).observe(
-                    reward.reward
-                )
 
     def _failed(self, lease: Lease, *, data_fault: bool, reason: str) -> Failed:
         self._metrics.failures.labels(kind="data" if data_fault else "infrastructure").inc()
@@ -309,53 +225,21 @@ class Rollout:
         )
 
 
-def _sampling(lease: Lease) -> Sampling:
+def _as_opening(given: object) -> Opening:
+    match given:
+        case Opening():
+            return given
+        case str() | tuple():
+            return Opening(given)
+    raise Nonsense(f"the environment's reset returned {type(given).__name__}, expected an Opening, text or messages")
+
+
+def _sampling(lease: Lease, *, turn_tokens: int | None) -> Sampling:
     """Evaluation is seeded by its lease, so that it can be repeated; training only if its sampling asks for a seed."""
-    if lease.purpose == "train" and lease.sampling.seed is None:
-        return lease.sampling
-    return lease.sampling.model_copy(update={"seed": lease.seed})
-
-
-def _verification(step: Step) -> Verification:
-    if step.verification is None:
-        raise DataFailure("the environment wants another turn; only environments of a single turn can be rolled out")
-    return step.verification
-
-
-def _trajectories(
-    prompt_ids: Sequence[int], sampled: Sequence[Completion], texts: Sequence[str], rewards: Sequence[RewardRecord]
-) -> tuple[Trajectory, ...]:
-    return tuple(
-        _trajectory(prompt_ids, completion, text=text, reward=reward)
-        for completion, text, reward in zip(sampled, texts, rewards, strict=True)
-    )
-
-
-def _trajectory(prompt_ids: Sequence[int], completion: Completion, *, text: str, reward: RewardRecord) -> Trajectory:
-    """Prompt and completion in one row of T tokens; every sampled token, the end token too, is trained on."""
-    start, end = len(prompt_ids), len(prompt_ids) + len(completion.token_ids)
-    loss_mask = np.zeros(end, dtype=np.uint8)
-    loss_mask[start:] = 1
-    behavior_logprobs = np.zeros(end, dtype=np.float32)
-    behavior_logprobs[start:] = completion.behavior_logprobs
-    assert completion.finish_reason is not None, "an unfinished completion"
-    return Trajectory(
-        token_ids=np.array([*prompt_ids, *completion.token_ids], dtype=np.int32),
-        loss_mask=loss_mask,
-        behavior_logprobs=behavior_logprobs,
-        version_spans=tuple(
-            VersionSpan(version=span.version, start=start + span.start, end=start + span.end)
-            for span in completion.version_spans
-        ),
-        turns=(
-            Turn(
-                start=0,
-                completion_start=start,
-                end=end,
-                finish_reason=completion.finish_reason,
-                generator_ids=completion.generator_ids,
-            ),
-        ),
-        reward=reward,
-        completion_text=text,
-    )
+    sampling = lease.sampling
+    if turn_tokens is not None and turn_tokens < sampling.max_tokens:
+        fewest = min(sampling.min_tokens, turn_tokens)
+        sampling = sampling.model_copy(update={"max_tokens": turn_tokens, "min_tokens": fewest})
+    if lease.purpose == "train" and sampling.seed is None:
+        return sampling
+    return sampling.model_copy(update={"seed": lease.seed})

@@ -37,6 +37,7 @@ class ScriptedGenerator:
     script: Callable[[GenerateRequest], Sequence[GeneratePart | None] | int]
     requests: list[GenerateRequest] = field(default_factory=list)
     hold: asyncio.Event | None = None
+    holds: Callable[[GenerateRequest], bool] = lambda _: True
     url: str = ""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -54,7 +55,7 @@ class ScriptedGenerator:
                 request.transport.abort()
                 return response
             await response.write(each.model_dump_json().encode() + b"\n")
-        if self.hold is not None:
+        if self.hold is not None and self.holds(asked):
             await self.hold.wait()
         await response.write_eof()
         return response

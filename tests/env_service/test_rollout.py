@@ -287,7 +287,7 @@ def _offered(name: str, tasks: TaskSource, start: Callable[[], SingleTurn] = Sin
     [
         (_offered("odd", _RaisingTask()), "RuntimeError: no such puzzle"),
         (_offered("odd", _OneTask(), _TimingOut), "TimeoutError: a database did not answer"),
-        (_offered("odd", _OneTask(), _Talkative), "only environments of a single turn"),
+        (_offered("odd", _OneTask(), _Talkative), "opened with plain text and went on with messages"),
         (_offered("other", _OneTask()), "there is no environment 'odd'"),
     ],
 )

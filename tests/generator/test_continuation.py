@@ -4,7 +4,7 @@ from contextlib import aclosing
 
 import pytest
 
-from env_service.rollouts.completions import Completion, CompletionGroup, Piece, rest_of
+from env_service.rollouts.completions import Completion, Piece, Progress, rest_of
 from protocol.generation import GenerateRequest, Sampling
 from tests.generator.conftest import PROMPT, Rig
 
@@ -42,27 +42,27 @@ def gap(rig: Rig, completion: Completion, *, version: str) -> float:
 
 async def test_it_agrees_with_a_score_of_the_whole_sequence_also_under_newer_weights(rig: Rig) -> None:
     older = await rig.publish()
-    group = CompletionGroup(REQUEST.n)
-    whole = Piece(tuple(group.completions))
+    completions = Progress().completions(REQUEST.n)
+    whole = Piece(tuple(completions))
     await ask(rig, whole, name="g0", most_parts=6)
     snapshot = rig.policy.snapshot()
     rig.policy.change(seed=11)
     newer = await rig.publish()
 
     rest = rest_of(whole, SAMPLING)
-    prefixes = [len(completion.token_ids) for completion in group.completions]
+    prefixes = [len(completion.token_ids) for completion in completions]
     for piece in rest:
         await ask(rig, piece, name="g1")
     assert not rest_of(whole, SAMPLING)
 
     assert any(prefixes)
-    for completion, prefix in zip(group.completions, prefixes, strict=True):
+    for completion, prefix in zip(completions, prefixes, strict=True):
         assert len(completion.token_ids) == SAMPLING.max_tokens
         assert completion.finish_reason == "length"
         assert [span.end for span in completion.version_spans] == ([prefix, 100] if prefix else [100])
         assert gap(rig, completion, version=newer) < TOLERANCE
     rig.policy.restore(snapshot)
-    cut_off = [c for c, prefix in zip(group.completions, prefixes, strict=True) if prefix]
+    cut_off = [c for c, prefix in zip(completions, prefixes, strict=True) if prefix]
     assert max(gap(rig, completion, version=older) for completion in cut_off) < TOLERANCE
     assert min(gap(rig, completion, version=newer) for completion in cut_off) > 10 * TOLERANCE
     await rig.publish()

@@ -86,3 +86,7 @@ class Bounded(Guess):
         if options.highest < 2:
             raise ValueError("two numbers at least")
         self.rules = Rules(max_turns=options.highest)
+
+
+class Looking(Guess):
+    roles = ("tool",)

@@ -10,6 +10,8 @@ from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import OfferedEnvironment, Opening, Task
 from env_service.environments.task_configs import MixTasks, Tasks
+from env_service.environments.tokenization import Tokenization
+from tests.env_service.chat_models import model_with
 
 ENTRIES: TypeAdapter[Tasks] = TypeAdapter(Tasks)
 
@@ -106,3 +108,11 @@ def test_an_environment_of_several_turns_is_no_part_of_a_mix() -> None:
 
     with pytest.raises(ValueError, match="mine is an environment of several turns"):
         catalog.build([entry("Guess"), mix])
+
+
+def test_a_template_that_cannot_carry_what_an_environment_says_is_named_with_the_role(tmp_path: Path) -> None:
+    tokenization = Tokenization(model_with("tool_messages_vanish", tmp_path))
+
+    catalog.check_templates({"mine": built("Guess")}, tokenization)
+    with pytest.raises(EnvironmentFault, match=r"environment mine: .* cannot carry role tool: it loses a message"):
+        catalog.check_templates({"mine": built("Looking")}, tokenization)

@@ -1,0 +1,244 @@
+"""One conversation of the policy with an environment: a trajectory, turn by turn.
+
+    prompt ─▶ completion ─▶ action ─▶ the environment's step ─┬─▶ ends: its reward, or a verifier judges it
+       ▲                                                     └─▶ goes on ─▶ a limit? cut off
+       └──────────────────── what it said, behind what was sampled ◀─────────┘
+
+It waits for nobody else's conversation. Each turn is asked of whichever generator has room, under the weights that it
+serves then. An environment that raises, hangs or answers nonsense costs this trajectory alone.
+"""
+
+import asyncio
+import logging
+import traceback
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
+
+from env_service.environments.interface import (
+    Action,
+    Aggregation,
+    ChatMessage,
+    Environment,
+    OfferedEnvironment,
+    Step,
+    Verification,
+)
+from env_service.environments.tokenization import ChatTemplateError
+from env_service.rollouts.completions import Completion, Progress
+from env_service.rollouts.environment_calls import DidNotReturn, EnvironmentCalls
+from env_service.rollouts.outcomes import RequestTooLong, RolloutMetrics
+from env_service.rollouts.speech import Language, Speech
+from protocol.generation import GenerateRequest, Sampling
+from protocol.trajectories import CutOff
+
+logger = logging.getLogger(__name__)
+
+_SEEDS = 1 << 63
+_TURN_STRIDE = 0xD1B54A32D192ED03 % _SEEDS
+"""Odd, and far from small numbers: seeds of different turns differ in their low bits too."""
+
+
+class Nonsense(TypeError):
+    """An environment answered with what no step can be; the text says what was expected."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What an environment did wrong: `kind` is `raised`, `hung` or `nonsense`."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speaker:
+    """What every conversation of a lease needs. `request` is that of a first turn, for one completion."""
+
+    offered: OfferedEnvironment
+    language: Language
+    request: GenerateRequest
+    sample: Callable[[GenerateRequest, Sequence[Completion]], Awaitable[None]]
+    calls: EnvironmentCalls
+    progress: Progress
+    metrics: RolloutMetrics
+
+
+@dataclass
+class Conversation:
+    """The `index`-th of its lease. When it is over, `stop_reason`, `verification` and `fault` say how."""
+
+    index: int
+    environment: Environment
+    speaker: Speaker
+    stop_reason: str = ""
+    verification: Verification | None = None
+    fault: Fault | None = None
+    over: bool = False
+    invalid_actions: int = 0
+    _metrics: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        self.speech = Speech(self.speaker.language)
+        self._rules = self.speaker.language.rules
+
+    async def hold(self, first: Completion | None = None) -> None:
+        """Talk until it is over. `first` is the first turn, if somebody samples it already.
+
+        Raises RolloutFailure when a turn cannot be sampled.
+        """
+        limit = asyncio.timeout(self._rules.conversation_timeout_s)
+        try:
+            async with limit:
+                await self._talk(first)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._cut_off("time_limit")
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The environment's metrics over all turns, each put together as its class says."""
+        how = self.speaker.offered.metrics
+        return {name: _aggregated(values, how.get(name, "last")) for name, values in self._metrics.items()}
+
+    async def _talk(self, first: Completion | None) -> None:
+        while not self.over:
+            completion = await self._sampled(first)
+            if completion is None:
+                return
+            first = None
+            action = self.speech.hear(completion)
+            step = await self._step(action)
+            if step is not None:
+                self._account(step, action)
+                self._go_on(step)
+
+    async def _sampled(self, first: Completion | None) -> Completion | None:
+        """The next turn; None if there is no room for it at the generators."""
+        with self.speaker.progress.waiting_for("generators"):
+            if first is not None:
+                await first.done.wait()
+                return first
+            (completion,) = self.speaker.progress.completions(1, end_of=self.speaker.language.end_of())
+            try:
+                await self.speaker.sample(self._request(), [completion])
+            except RequestTooLong:
+                if not self.speech.transcript.turns:
+                    raise
+                self._cut_off("token_budget")
+                return None
+        return completion
+
+    def _request(self) -> GenerateRequest:
+        request, turn = self.speaker.request, self.speech.transcript.turns
+        return request.model_copy(
+            update={
+                "request_id": f"{request.request_id}/{self.index}.{turn}",
+                "prompt_token_ids": self.speech.transcript.context,
+                "sampling": self._sampling(request.sampling, turn),
+            }
+        )
+
+    def _sampling(self, first: Sampling, turn: int) -> Sampling:
+        """Of a turn: no more tokens than the budget leaves, and a seed of its own."""
+        room = self.speech.room
+        most = first.max_tokens if room is None else min(first.max_tokens, room)
+        seed = None if first.seed is None else (first.seed + self.index + turn * _TURN_STRIDE) % _SEEDS
+        return first.model_copy(update={"max_tokens": most, "min_tokens": min(first.min_tokens, most), "seed": seed})
+
+    async def _step(self, action: Action) -> Step | None:
+        """The environment's answer; None if it is at fault."""
+        try:
+            with self.speaker.progress.waiting_for("environment"):
+                step: object = await self.speaker.calls.one(
+                    partial(self.environment.step, action),
+                    what="the environment's step",
+                    timeout_s=self._rules.step_timeout_s,
+                )
+            return checked(step, plain=self.speaker.language.is_plain)
+        except DidNotReturn as failure:
+            self._blame("hung", str(failure))
+        except Nonsense as error:
+            self._blame("nonsense", str(error))
+        except Exception as error:  # the rollout boundary: whatever an environment raises becomes a record
+            logger.warning("a step of environment %s raised", self.speaker.offered.name, exc_info=error)
+            self._blame("raised", f"{type(error).__name__}: {error}{_place(error)}")
+        return None
+
+    def _blame(self, kind: str, text: str) -> None:
+        self.speaker.metrics.faults.labels(environment=self.speaker.offered.name, kind=kind).inc()
+        self.fault, self.over = Fault(kind, text), True
+
+    def _account(self, step: Step, action: Action) -> None:
+        """Add up what the step was worth."""
+        invalid = step.invalid or _unreadable(action, self._rules.action)
+        self.speech.transcript.earn(float(step.reward) - invalid * self._rules.invalid_penalty)
+        self.invalid_actions += invalid
+        for name, value in step.metrics.items():
+            self._metrics[name].append(float(value))
+
+    def _go_on(self, step: Step) -> None:
+        if step.ends:
+            self.stop_reason, self.verification, self.over = step.stop, step.verification, True
+        elif self.speech.transcript.turns >= self._rules.max_turns:
+            self._cut_off("turn_limit")
+        elif self._rules.max_invalid is not None and self.invalid_actions >= self._rules.max_invalid:
+            self._cut_off("invalid_actions")
+        else:
+            self._say(step)
+
+    def _say(self, step: Step) -> None:
+        try:
+            self.speech.say(step.observation, state=step.state)
+        except ChatTemplateError as error:
+            self._blame("nonsense", f"what the environment says cannot be shown to the model: {error}")
+        else:
+            if self.speech.room is not None and self.speech.room < 1:
+                self._cut_off("token_budget")
+
+    def _cut_off(self, reason: CutOff) -> None:
+        self.stop_reason, self.over = reason, True
+
+
+def checked(step: object, *, plain: bool) -> Step:
+    """The step, if it is one. Raises Nonsense."""
+    if not isinstance(step, Step):
+        raise Nonsense(f"the environment's step returned {type(step).__name__}, expected a Step")
+    said = step.observation
+    if said and isinstance(said, str) != plain:
+        kinds = ("messages", "plain text")
+        raise Nonsense(f"the environment opened with {kinds[plain]} and went on with {kinds[not plain]}")
+    if not isinstance(said, str) and not all(isinstance(message, ChatMessage) for message in said):
+        raise Nonsense("the environment's observation holds something that is no ChatMessage")
+    if not all(isinstance(number, float | int) for number in (step.reward, *step.metrics.values())):
+        raise Nonsense("the environment's step holds a reward or a metric that is no number")
+    return step
+
+
+def _unreadable(action: Action, form: str) -> bool:
+    if form == "tools":
+        return "<tool_call>" in action.text and not action.calls
+    return form != "text" and action.value is None
+
+
+def _aggregated(values: Sequence[float], how: Aggregation) -> float:
+    match how:
+        case "sum":
+            return sum(values)
+        case "mean":
+            return fmean(values)
+        case "min":
+            return min(values)
+        case "max":
+            return max(values)
+        case "last":
+            return values[-1]
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised, in the user's own words: file, line and function."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""

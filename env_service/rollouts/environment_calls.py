@@ -1,0 +1,152 @@
+"""Calls of task sources and environments: one after the other, in a thread beside the event loop, and never for ever.
+
+    rollouts ──jobs──▶ queue ──▶ worker thread ──results──▶ rollouts
+                                    └─ stuck for longer than the limit: left to itself, and a new one takes the queue
+
+Code of an environment that never returns would otherwise stop heartbeats, and with them every lease of the process.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from inspect import isawaitable, iscoroutine
+from typing import Generic, TypeVar
+
+from env_service.rollouts.outcomes import DataFailure
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Call = Callable[[], T | Awaitable[T]]
+
+
+class DidNotReturn(DataFailure):
+    """An environment took longer than it may."""
+
+
+class EnvironmentCalls:
+    """An environment has `timeout_s` seconds for all calls that are made together; then its task is at fault.
+
+    Calls of different rollouts do not overlap, so that environments need no locks; what their coroutines await does.
+    """
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._jobs: queue.SimpleQueue[_Job[object]] = queue.SimpleQueue()
+        self._worker: _Worker | None = None
+
+    async def one(self, call: Call[T], *, what: str, timeout_s: float | None = None) -> T:
+        """What the call returns, or resolves to. Raises what it raises, and DidNotReturn when it takes too long:
+        longer than `timeout_s`, if that is given.
+        """
+        (result,) = await self.all([call], what=what, timeout_s=timeout_s)
+        return result
+
+    async def all(self, calls: Sequence[Call[T]], *, what: str, timeout_s: float | None = None) -> list[T]:
+        """The same for several calls, in order."""
+        job = _Job(calls, asyncio.get_running_loop(), timeout_s=timeout_s or self._timeout_s)
+        self._jobs.put(job)  # type: ignore[arg-type]
+        try:
+            await self._until_begun(job)
+            limit = asyncio.timeout(job.timeout_s)
+            try:
+                async with limit:
+                    return await _resolved(await job.returned)
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                self._replace_stuck()
+                raise DidNotReturn(f"{what} did not come back within {job.timeout_s:g} s") from error
+        finally:
+            job.unwanted = True
+
+    async def _until_begun(self, job: "_Job[T]") -> None:
+        """Whoever waits in the queue looks after the worker: the caller of a stuck one may have been cancelled."""
+        while not job.begun.done():
+            worker = self._worker = self._worker or _Worker(self._jobs, self._timeout_s)
+            await asyncio.wait([job.begun], timeout=max(0.01, worker.due - _now()))
+            if not job.begun.done():
+                self._replace_stuck()
+
+    def _replace_stuck(self) -> None:
+        worker = self._worker
+        if worker is not None and worker.busy and _now() >= worker.due:
+            logger.warning("an environment does not come back: its thread is left to itself, and a new one goes on")
+            worker.left = True
+            self._worker = None
+
+
+class _Job(Generic[T]):
+    """Calls, and what became of them. Futures are the event loop's; the rest may be read by both sides."""
+
+    def __init__(self, calls: Sequence[Call[T]], loop: asyncio.AbstractEventLoop, *, timeout_s: float) -> None:
+        self.calls = calls
+        self.timeout_s = timeout_s
+        self.loop = loop
+        self.begun: asyncio.Future[None] = loop.create_future()
+        self.returned: asyncio.Future[list[T | Awaitable[T]]] = loop.create_future()
+        self.unwanted = False
+
+    def run(self) -> None:
+        """In the worker's thread."""
+        self._tell(lambda: self.begun.set_result(None))
+        try:
+            results = [call() for call in self.calls]
+        except Exception as error:  # noqa: BLE001 - it crosses to the awaiting rollout, which judges it
+            # A future takes no StopIteration.
+            fault = RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
+            self._tell(lambda: None if self._is_late else self.returned.set_exception(fault))
+            return
+        self._tell(lambda: _close(results) if self._is_late else self.returned.set_result(results))
+
+    @property
+    def _is_late(self) -> bool:
+        return self.unwanted or self.returned.done()
+
+    def _tell(self, say: Callable[[], None]) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(say)
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A thread that nobody waits for at the end of the process. What it does is to be done by `due`."""
+
+    jobs: "queue.SimpleQueue[_Job[object]]"
+    timeout_s: float
+    busy: bool = False
+    left: bool = False
+
+    def __post_init__(self) -> None:
+        self.due = _now() + self.timeout_s
+        threading.Thread(target=self._work, name="environments", daemon=True).start()
+
+    def _work(self) -> None:
+        while not self.left:
+            job = self.jobs.get()
+            self.due, self.busy = _now() + job.timeout_s, True
+            if not job.unwanted:
+                job.run()
+            self.busy = False
+
+
+async def _resolved(results: Sequence[T | Awaitable[T]]) -> list[T]:
+    try:
+        return [await each if isawaitable(each) else each for each in results]
+    finally:
+        _close(results)
+
+
+def _close(results: Sequence[object]) -> None:
+    """Coroutines that nobody will await must not be left open; one that has ended stays as it is."""
+    for each in results:
+        if iscoroutine(each):
+            each.close()
+
+
+def _now() -> float:
+    return time.monotonic()

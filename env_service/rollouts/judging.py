@@ -1,0 +1,125 @@
+"""What finished conversations are worth: the rewards of their turns, and what a verifier says of the last one."""
+
+from collections.abc import Mapping, Sequence
+
+from env_service.environments.interface import Verification
+from env_service.rollouts.completions import Progress
+from env_service.rollouts.conversation import Conversation
+from env_service.rollouts.outcomes import DataFailure, InfrastructureFailure, RolloutMetrics
+from env_service.rollouts.scoring import Scoring
+from protocol.rewards import ScoreItem
+from protocol.trajectories import (
+    CUT_OFF,
+    MAX_COMPONENTS,
+    MAX_STOP_REASON_CHARS,
+    RewardRecord,
+    Trajectory,
+    fault_of_reward,
+)
+
+_MOST_CHARS = 1 << 20
+_MOST_ERROR_CHARS = 4096
+
+
+class Judging:
+    """Rewards of a group's conversations, those that a verifier judges in one request."""
+
+    def __init__(self, *, scoring: Scoring, metrics: RolloutMetrics) -> None:
+        self._scoring = scoring
+        self._metrics = metrics
+
+    async def trajectories(
+        self, conversations: Sequence[Conversation], *, prompt: str, progress: Progress
+    ) -> tuple[Trajectory, ...]:
+        """Of every conversation in which a turn was sampled; one that its environment spoilt holds an error and no
+        reward.
+
+        Raises DataFailure if it spoilt all of them, InfrastructureFailure if no turn was sampled in any, and what
+        scoring raises.
+        """
+        faults = [each.fault.text for each in conversations if each.fault is not None]
+        if len(faults) == len(conversations):
+            raise DataFailure(faults[0])
+        begun = [each for each in conversations if each.speech.transcript.turns]
+        if not begun:
+            raise InfrastructureFailure("no turn was sampled within the time of a conversation")
+        judged = await self._judged(begun, prompt=prompt, progress=progress)
+        return tuple(self._trajectory(each, judged.get(each.index)) for each in begun)
+
+    async def _judged(
+        self, conversations: Sequence[Conversation], *, prompt: str, progress: Progress
+    ) -> Mapping[int, RewardRecord]:
+        """What verifiers say, by the conversation's index."""
+        asked = [
+            (each.index, _item(each, each.verification, prompt=prompt))
+            for each in conversations
+            if each.verification is not None
+        ]
+        if not asked:
+            return {}
+        with progress.waiting_for("rewards"), self._metrics.scoring_s.time():
+            records = await self._scoring.score([item for _, item in asked])
+        return {index: record for (index, _), record in zip(asked, records, strict=True)}
+
+    def _trajectory(self, conversation: Conversation, judged: RewardRecord | None) -> Trajectory:
+        record = _record(conversation, judged)
+        self._count(conversation, record)
+        transcript = conversation.speech.transcript
+        return transcript.record(
+            record,
+            text=conversation.speech.text[:_MOST_CHARS],
+            stop_reason=conversation.stop_reason[:MAX_STOP_REASON_CHARS],
+            # A verifier alone gives none to turns, and what it says of them may stand in its components.
+            turn_rewards=judged is None or transcript.has_rewards,
+        )
+
+    def _count(self, conversation: Conversation, record: RewardRecord) -> None:
+        environment = conversation.speaker.offered.name
+        if conversation.invalid_actions:
+            self._metrics.invalid_actions.labels(environment=environment).inc(conversation.invalid_actions)
+        if conversation.stop_reason:
+            reason = conversation.stop_reason if conversation.stop_reason in CUT_OFF else "ended"
+            self._metrics.stops.labels(environment=environment, reason=reason).inc()
+        if record.reward is None:
+            self._metrics.unscored.inc()
+            self._metrics.reward_errors.labels(verifier=record.verifier, kind=record.error_kind).inc()
+        else:
+            self._metrics.rewards.labels(environment=environment, verifier=record.verifier).observe(record.reward)
+
+
+def _item(conversation: Conversation, verification: Verification, *, prompt: str) -> ScoreItem:
+    return ScoreItem(
+        id=str(conversation.index),
+        verifier=verification.verifier,
+        completion=conversation.speech.last_text,
+        prompt=prompt,
+        arguments=verification.arguments,
+    )
+
+
+def _record(conversation: Conversation, judged: RewardRecord | None) -> RewardRecord:
+    """The sum of the turns' rewards and of the verifier's, with the environment's metrics among the components."""
+    name = conversation.speaker.offered.name
+    if conversation.fault is not None:
+        return _error(name, f"environment {name}: {conversation.fault.text}")
+    if judged is not None and judged.reward is None:
+        return judged
+    said = RewardRecord(reward=0.0, verifier=name) if judged is None else judged
+    reward = conversation.speech.transcript.earned + (said.reward or 0.0)
+    components = dict([*said.components.items(), *_measures(conversation).items()][:MAX_COMPONENTS])
+    fault = fault_of_reward(verifier=said.verifier, reward=reward, components=components)
+    if fault is not None:
+        return _error(name, fault)
+    return said.model_copy(update={"reward": reward, "components": components})
+
+
+def _measures(conversation: Conversation) -> Mapping[str, float]:
+    """The environment's own, and of a conversation that could have had several turns how it went."""
+    if conversation.speaker.language.rules.max_turns == 1:
+        return conversation.metrics
+    turns = conversation.speech.transcript.turns
+    return {**conversation.metrics, "turns": float(turns), "invalid_actions": float(conversation.invalid_actions)}
+
+
+def _error(verifier: str, text: str) -> RewardRecord:
+    return RewardRecord(verifier=verifier, error_kind="data", error=text[:_MOST_ERROR_CHARS])

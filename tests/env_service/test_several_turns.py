@@ -1,0 +1,295 @@
+"""Rollouts of several turns, over real sockets, against scripted generators."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from env_service.environments.interface import (
+    Action,
+    ChatMessage,
+    Environment,
+    OfferedEnvironment,
+    Opening,
+    Step,
+    Task,
+    Verification,
+)
+from env_service.environments.rules import Rules
+from env_service.environments.tokenization import Tokenization
+from env_service.rollouts.completions import Progress
+from protocol.codec import decode, encode
+from protocol.generation import GeneratePart, GenerateRequest
+from protocol.messages import Finished
+from protocol.trajectories import Purpose, Trajectory
+from tests.env_service.bench import Bench, MakeBench, benches
+from tests.env_service.chat_models import model_with
+from tests.env_service.peers import ScriptedRewards, eventually, lease, part
+
+
+class Tasks:
+    """Any number of tasks."""
+
+    train_tasks = 10
+    evaluation_tasks = 0
+
+    def task(self, purpose: Purpose, index: int) -> Task:
+        return Task(seed=index)
+
+
+class Counting:
+    """Counts the policy's turns; the word `stop` ends it, `bad` is invalid, others are faults."""
+
+    started: ClassVar[list["Counting"]] = []
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self.closed = False
+        self.started.append(self)
+
+    def reset(self, task: Task, seed: int) -> Opening:
+        return Opening((ChatMessage("user", "go"),), state="0")
+
+    async def step(self, action: Action) -> Step:
+        self.turn += 1
+        word = action.text
+        if word == "boom":
+            raise ValueError("a bug of mine")
+        if word == "hang":
+            await asyncio.Event().wait()
+        if word == "odd":
+            return "not a step"  # type: ignore[return-value]
+        if word == "judge":
+            return Step(verification=Verification("exact_match", {"answer": "judge"}), reward=0.25)
+        if word == "stop":
+            return Step(reward=1.0, stop="stopped", metrics={"steps": float(self.turn), "score": 2.0})
+        return Step(
+            (ChatMessage("user", f"turn {self.turn}"),),
+            reward=0.5,
+            state=str(self.turn),
+            invalid=word == "bad",
+            metrics={"steps": self.turn, "score": 1.0},
+        )
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def offered(rules: Rules | None = None, start: Callable[[], Environment] = Counting) -> OfferedEnvironment:
+    return OfferedEnvironment(
+        name="counting", tasks=Tasks(), start=start, rules=rules or Rules(), metrics={"score": "sum"}
+    )
+
+
+@pytest.fixture
+def chat_model(tmp_path: Path) -> Path:
+    return model_with("chatml", tmp_path)
+
+
+@pytest.fixture
+async def bench(chat_model: Path) -> AsyncIterator[MakeBench]:
+    async with benches(chat_model) as make:
+        yield make
+
+
+class Words:
+    """A generator's script: what each trajectory says, turn by turn. `versions` are those of its turns."""
+
+    def __init__(self, model: Path, *said: str) -> None:
+        self._tokenization = Tokenization(model)
+        self._end = self._tokenization.special_tokens["<|im_end|>"]
+        self._said = [line.split() for line in said]
+
+    def tokens(self, word: str) -> list[int]:
+        return [*self._tokenization.encode_after("", word), self._end]
+
+    def __call__(self, request: GenerateRequest) -> Sequence[GeneratePart]:
+        if "." not in request.request_id.rpartition("/")[2]:
+            return [part(index, self.tokens(line[0])) for index, line in enumerate(self._said)]
+        index, turn = map(int, request.request_id.rpartition("/")[2].split("."))
+        return [part(0, self.tokens(self._said[index][turn]), version=f"1.{3 + turn}")]
+
+
+async def rolled_out(
+    bench: MakeBench, model: Path, *said: str, rules: Rules | None = None, **settings: float
+) -> tuple[Bench, tuple[Trajectory, ...]]:
+    made = await bench(Words(model, *said), extra=[offered(rules)], **settings)
+    group = (await made.finished(lease(environment="counting", group_size=len(said)))).group
+    return made, group.trajectories
+
+
+def counted(made: Bench, what: str, **labels: str) -> object:
+    return made.metrics.registry.get_sample_value(f"headway_env_service_{what}", labels)
+
+
+async def test_each_trajectory_goes_its_own_way_and_adds_up_its_rewards(bench: MakeBench, chat_model: Path) -> None:
+    made, (long, short) = await rolled_out(bench, chat_model, "one two bad stop", "stop")
+
+    assert [turn.reward for turn in long.turns] == [0.5, 0.5, 0.5, 1.0]
+    assert [turn.state for turn in long.turns] == ["0", "1", "2", "3"]
+    assert [long.reward.reward, short.reward.reward] == [2.5, 1.0]
+    assert [long.stop_reason, short.stop_reason] == ["stopped", "stopped"]
+    assert long.reward.verifier == "counting"
+    assert long.reward.components == {"steps": 4.0, "score": 5.0, "turns": 4.0, "invalid_actions": 1.0}
+    assert long.token_versions()[long.loss_mask == 1].tolist()[:1] == [3]
+    assert long.oldest_version == 3
+    assert len({span.version for span in long.version_spans}) == 4
+    assert counted(made, "turns_total", environment="counting") == 5
+    assert counted(made, "invalid_actions_total", environment="counting") == 1
+
+
+async def test_a_conversation_reads_as_the_template_writes_it(bench: MakeBench, chat_model: Path) -> None:
+    _, (trajectory,) = await rolled_out(bench, chat_model, "one stop")
+
+    (text,) = Tokenization(chat_model).decode([trajectory.token_ids.tolist()], special=True)
+    assert text == (
+        "<|im_start|>user\ngo<|im_end|>\n<|im_start|>assistant\none<|im_end|>\n"
+        "<|im_start|>user\nturn 1<|im_end|>\n<|im_start|>assistant\nstop<|im_end|>"
+    )
+    assert trajectory.completion_text == "one\n\nturn 1\n\nstop"
+
+
+async def test_nobody_waits_for_the_turns_of_others(bench: MakeBench, chat_model: Path) -> None:
+    words = Words(chat_model, "one two three stop", "stop")
+    held = asyncio.Event()
+
+    def script(request: GenerateRequest) -> Sequence[GeneratePart]:
+        if request.n == 2:
+            return words(request)[:1]
+        return words(request) if "." in request.request_id else [part(0, words.tokens("stop"))]
+
+    made = await bench(script, extra=[offered()], silence_s=60.0)
+    generator = made.generators[0]
+    generator.hold, generator.holds = held, lambda request: request.n == 2
+    running = asyncio.create_task(made.run(lease(environment="counting")))
+    await eventually(lambda: len(generator.requests) == 4)
+
+    assert not running.done()
+    held.set()
+    assert isinstance(await running, Finished)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("boom", r"environment counting: ValueError: a bug of mine \(.*test_several_turns.py:\d+, in step\)"),
+        ("hang", r"the environment's step did not come back within 0.2 s"),
+        ("odd", r"the environment's step returned str, expected a Step"),
+    ],
+)
+async def test_an_environment_at_fault_costs_that_trajectory_alone(
+    bench: MakeBench, chat_model: Path, word: str, said: str
+) -> None:
+    made, (spoilt, whole) = await rolled_out(
+        bench, chat_model, f"one {word}", "one two stop", environment_timeout_s=0.2
+    )
+
+    assert spoilt.reward.reward is None
+    assert spoilt.reward.error_kind == "data"
+    assert spoilt.reward.error is not None
+    assert re.search(said, spoilt.reward.error)
+    assert whole.reward.reward == 2.0
+    kind = {"boom": "raised", "hang": "hung", "odd": "nonsense"}[word]
+    assert counted(made, "environment_faults_total", environment="counting", kind=kind) == 1
+
+
+async def test_a_verifier_may_judge_at_the_end_on_top_of_the_turns(bench: MakeBench, chat_model: Path) -> None:
+    made, (trajectory,) = await rolled_out(bench, chat_model, "one judge")
+
+    assert trajectory.reward.reward == 1.75
+    assert trajectory.reward.verifier == "exact_match"
+    assert [turn.reward for turn in trajectory.turns] == [0.5, 0.25]
+    assert made.rewards[0].requests[0].items[0].completion == "judge"
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason", "turns"),
+    [
+        (Rules(max_turns=2), "turn_limit", 2),
+        (Rules(max_invalid=1), "invalid_actions", 3),
+        (Rules(trajectory_tokens=45), "token_budget", 2),
+    ],
+)
+async def test_a_limit_cuts_a_conversation_off(
+    bench: MakeBench, chat_model: Path, rules: Rules, reason: str, turns: int
+) -> None:
+    _, (trajectory,) = await rolled_out(bench, chat_model, "one two bad four five stop", rules=rules)
+
+    assert (trajectory.stop_reason, trajectory.truncated, len(trajectory.turns)) == (reason, True, turns)
+    assert trajectory.turns[-1].end == len(trajectory.token_ids)
+
+
+async def test_time_that_runs_out_keeps_the_turns_that_were_sampled(bench: MakeBench, chat_model: Path) -> None:
+    _, (trajectory,) = await rolled_out(
+        bench, chat_model, "one hang", rules=Rules(conversation_timeout_s=0.5), environment_timeout_s=20.0
+    )
+
+    assert (trajectory.stop_reason, len(trajectory.turns)) == ("time_limit", 2)
+
+
+async def test_an_invalid_action_costs_the_penalty(bench: MakeBench, chat_model: Path) -> None:
+    rules = Rules(action="tag:go", invalid_penalty=0.125)
+    _, (trajectory,) = await rolled_out(bench, chat_model, "one <go>x</go> stop", rules=rules)
+
+    assert [turn.reward for turn in trajectory.turns] == [0.375, 0.5, 0.875]
+
+
+async def test_several_contexts_are_one_trajectory(bench: MakeBench, chat_model: Path) -> None:
+    _, (trajectory,) = await rolled_out(bench, chat_model, "one two stop", rules=Rules(history="split"))
+
+    assert len(trajectory.sequence_starts) == 2
+    assert [turn.start for turn in trajectory.turns] == [0, *trajectory.sequence_starts]
+
+
+async def test_a_group_of_several_turns_survives_the_wire(bench: MakeBench, chat_model: Path) -> None:
+    made = await bench(Words(chat_model, "one stop", "stop"), extra=[offered(Rules(history="split"))])
+
+    sent = await made.finished(lease(environment="counting"))
+
+    received = decode([bytes(frame) for frame in encode(sent)])
+    assert repr(received) == repr(sent)
+
+
+async def test_environments_are_closed_at_the_end_however_it_came(bench: MakeBench, chat_model: Path) -> None:
+    Counting.started.clear()
+    await rolled_out(bench, chat_model, "stop", "one boom")
+
+    assert [environment.closed for environment in Counting.started] == [True, True]
+
+
+async def test_a_heartbeat_tells_the_oldest_version_of_all_turns(bench: MakeBench, chat_model: Path) -> None:
+    made = await bench(Words(chat_model, "one two three hang"), extra=[offered()], environment_timeout_s=30.0)
+    progress = Progress()
+
+    running = asyncio.create_task(made.rollout.run(lease(environment="counting", group_size=1), progress))
+    await eventually(lambda: len(made.generators[0].requests) == 4 and progress.waits_for == "environment")
+
+    assert progress.oldest_version() == "1.3"
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_a_turn_goes_on_at_another_generator_and_so_does_the_next(bench: MakeBench, chat_model: Path) -> None:
+    words = Words(chat_model, "one stop")
+
+    def dies(request: GenerateRequest) -> Sequence[GeneratePart | None]:
+        (whole,) = words(request)
+        return [part(0, whole.token_ids[:1], last=False), None]
+
+    rest = words.tokens("one")[1:]
+
+    def second(request: GenerateRequest) -> Sequence[GeneratePart]:
+        return words(request) if request.request_id.endswith(".1") else [part(0, rest, version="1.5")]
+
+    made = await bench(dies, second, extra=[offered()], rewards=[ScriptedRewards(lambda *_: 0.0)])
+    (trajectory,) = (await made.finished(lease(environment="counting", group_size=1))).group.trajectories
+
+    assert trajectory.turns[0].generator_ids == ("g0", "g1")
+    first = trajectory.turns[0]
+    assert trajectory.token_ids[first.completion_start : first.end].tolist() == words.tokens("one")
+    assert trajectory.oldest_version == 3
+    assert [span.version for span in trajectory.version_spans][:2] == ["1.3", "1.5"]

@@ -1,0 +1,214 @@
+"""What is trained is what the engine sampled and was shown, position by position, whatever the template."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from env_service.environments.bridges import Bridges
+from env_service.environments.interface import (
+    Action,
+    ChatMessage,
+    OfferedEnvironment,
+    Opening,
+    Prompt,
+    Step,
+    Task,
+    Tool,
+)
+from env_service.environments.rules import History, Rules
+from env_service.environments.tokenization import ChatTemplateError, Tokenization
+from env_service.rollouts.completions import Progress
+from env_service.rollouts.conversation import Conversation, Speaker
+from env_service.rollouts.environment_calls import EnvironmentCalls
+from env_service.rollouts.outcomes import RolloutMetrics
+from env_service.rollouts.speech import Language
+from protocol.generation import GenerateRequest, Sampling
+from protocol.trajectories import RewardRecord, Trajectory
+from services.http.metrics import Metrics
+from tests.env_service.chat_models import TEMPLATES, ends_of, model_with
+from tests.env_service.random_engine import RandomEngine, Shown
+
+TEXTS = (
+    "no",
+    "",
+    "seven is\ntoo low",
+    " spaces ",
+    '{"a": 2, "b": [1]}',
+    "<think>hm</think> 7",
+    "ünïcödé 漢字",
+    "\n",
+    "</s>",
+)
+TOOL: Tool = {
+    "type": "function",
+    "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}},
+}
+
+
+@dataclass
+class Chatty:
+    """Says random things in random roles, and ends at some time."""
+
+    chance: random.Random
+    roles: Sequence[str]
+    opening: Opening
+
+    def reset(self, task: Task, seed: int) -> Opening:
+        return self.opening
+
+    def step(self, action: Action) -> Step:
+        if self.chance.random() < 0.15:
+            return Step(stop="enough", reward=self.chance.random())
+        return Step(
+            self._observation(), reward=self.chance.choice([0.0, 0.5]), state=self.chance.choice(["", "s1", "s2"])
+        )
+
+    def _observation(self) -> Prompt:
+        if isinstance(self.opening.prompt, str):
+            return self.chance.choice([text for text in TEXTS if text])
+        role = self.chance.choice(self.roles)
+        count = self.chance.choice([1, 1, 2]) if role == "tool" else 1
+        return tuple(self._message(role) for _ in range(count))
+
+    def _message(self, role: str) -> ChatMessage:
+        return ChatMessage(role, self.chance.choice(TEXTS), name="look" if role == "tool" else "")  # type: ignore[arg-type]
+
+
+class World:
+    """Conversations over one template with an engine of random tokens."""
+
+    def __init__(self, model: Path, *, ends: Sequence[str], seed: int, history: History = "append") -> None:
+        self.chance = random.Random(seed)
+        self.tokenization = Tokenization(model)
+        self.bridges = Bridges(self.tokenization)
+        self.stops = [self.tokenization.special_tokens[end] for end in ends]
+        self.engine = RandomEngine(self.chance, tokens=400, stops=self.stops)
+        self.history = history
+        self.roles = ["user", *self._if_carried("tool")]
+        self.systems = [(), *[(ChatMessage("system", "Be brief."),) for _ in self._if_carried("system")]]
+
+    def _if_carried(self, role: str) -> list[str]:
+        try:
+            self.bridges.check_roles((role,), history=self.history)  # type: ignore[arg-type]
+        except ChatTemplateError:
+            return []
+        return [role]
+
+    async def hold(self, *, plain: bool = False) -> Conversation:
+        chance = self.chance
+        rules = Rules(
+            max_turns=chance.randrange(1, 7),
+            trajectory_tokens=chance.choice([None, 300]),
+            stop=chance.choice([(), ("th",)]),
+            history=self.history,
+        )
+        tools = chance.choice([(), (TOOL,)]) if "tool" in self.roles else ()
+        messages = (*chance.choice(self.systems), ChatMessage("user", chance.choice(TEXTS)))
+        opening = Opening("Go on: " if plain else messages, tools=tools, state="s0")
+        now = datetime(2026, 1, 2)
+        _, ids = self.tokenization.encode(opening.prompt, tools=tools, now=now)
+        language = Language(
+            tokenization=self.tokenization,
+            bridges=self.bridges,
+            rules=rules,
+            opening=opening,
+            opening_ids=ids,
+            stop_ids=frozenset(self.stops),
+            now=now,
+        )
+        environment = Chatty(chance, self.roles, opening)
+        request = GenerateRequest(
+            request_id="r", prompt_token_ids=tuple(ids), sampling=Sampling(max_tokens=chance.randrange(1, 20))
+        )
+        self.engine.turns.clear()
+        speaker = Speaker(
+            offered=OfferedEnvironment(name="chatty", tasks=None, start=lambda: environment, rules=rules),  # type: ignore[arg-type]
+            language=language,
+            request=request,
+            sample=self.engine.sample,
+            calls=EnvironmentCalls(timeout_s=30),
+            progress=Progress(),
+            metrics=RolloutMetrics(Metrics("env-service")),
+        )
+        conversation = Conversation(0, environment, speaker)
+        await conversation.hold()
+        return conversation
+
+
+def check(trajectory: Trajectory, turns: Sequence[Shown]) -> None:
+    """The trajectory against what the engine knows of each turn, in order."""
+    assert len(trajectory.turns) == len(turns)
+    starts = (0, *trajectory.sequence_starts)
+    sampled = np.zeros(len(trajectory.token_ids), dtype=bool)
+    for turn, shown in zip(trajectory.turns, turns, strict=True):
+        context = max(start for start in starts if start <= turn.start)
+        assert trajectory.token_ids[context : turn.completion_start].tolist() == list(shown.prompt)
+        assert trajectory.token_ids[turn.completion_start : turn.end].tolist() == shown.sampled
+        expected = np.array(shown.logprobs, dtype=np.float32)
+        assert np.array_equal(trajectory.behavior_logprobs[turn.completion_start : turn.end], expected)
+        assert trajectory.token_versions()[turn.completion_start : turn.end].tolist() == shown.versions
+        sampled[turn.completion_start : turn.end] = True
+    assert np.array_equal(trajectory.loss_mask.astype(bool), sampled)
+    assert not trajectory.behavior_logprobs[~sampled].any()
+    assert trajectory.turns[-1].end == len(trajectory.token_ids)
+
+
+def recorded(conversation: Conversation) -> Trajectory:
+    return conversation.speech.transcript.record(
+        RewardRecord(reward=0.0, verifier="v"), text="", stop_reason=conversation.stop_reason, turn_rewards=True
+    )
+
+
+@pytest.mark.parametrize("history", ["append", "split"])
+@pytest.mark.parametrize("name", TEMPLATES)
+async def test_the_trained_tokens_are_those_that_the_engine_sampled_and_was_shown(
+    name: str, history: History, tmp_path: Path
+) -> None:
+    world = World(model_with(name, tmp_path), ends=ends_of(name), seed=len(name), history=history)
+    turns = contexts = 0
+
+    for _ in range(25):
+        conversation = await world.hold()
+        assert conversation.fault is None, conversation.fault
+        trajectory = recorded(conversation)
+        check(trajectory, list(world.engine.turns.values()))
+        turns += len(trajectory.turns)
+        contexts += 1 + len(trajectory.sequence_starts)
+
+    assert turns > 30
+    if history == "split":
+        assert contexts == turns
+    elif name != "headers_end_turns":  # where a turn may end with a header that does not fit what comes
+        assert contexts == 25
+
+
+async def test_plain_text_is_continued_token_by_token(tmp_path: Path) -> None:
+    world = World(model_with("chatml", tmp_path), ends=["<|im_end|>"], seed=3)
+
+    for _ in range(25):
+        conversation = await world.hold(plain=True)
+        trajectory = recorded(conversation)
+        check(trajectory, list(world.engine.turns.values()))
+        assert not trajectory.sequence_starts
+
+
+async def test_a_stop_text_ends_a_turn_at_the_token_that_completes_it(tmp_path: Path) -> None:
+    world = World(model_with("chatml", tmp_path), ends=["<|im_end|>"], seed=5)
+    world.engine.end_chance = 0.01
+    stopped = 0
+
+    for _ in range(60):
+        conversation = await world.hold()
+        stops = conversation.speaker.language.rules.stop
+        for shown in world.engine.turns.values():
+            text = world.tokenization.decode([shown.sampled])[0]
+            before = world.tokenization.decode([shown.sampled[:-1]])[0]
+            assert not any(stop in before for stop in stops)
+            stopped += any(stop in text for stop in stops)
+
+    assert stopped
