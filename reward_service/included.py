@@ -59,7 +59,7 @@ _TABLE: tuple[tuple[str, str, type[BaseModel], Opener, tuple[str, ...], str], ..
      "1 when the completion holds a JSON value that the schema allows, else 0, or a part."),
     ("length", "1", LengthArguments, inline(length), (),
      "Full reward in a range of lengths, and less with the distance outside it."),
-    ("math", "2", MathArguments, in_workers(f"{_OURS}.mathematics.math_answer:math_answer"), ("math-verify",),
+    ("math", "3", MathArguments, in_workers(f"{_OURS}.mathematics.math_answer:math_answer"), ("math-verify",),
      "1 when the final answer (the last box or expression) equals a right one as mathematics."),
     ("multiple_choice", "1", MultipleChoiceArguments, inline(multiple_choice), (),
      "1 when the final statement names the right option and no other."),

@@ -18,7 +18,7 @@ _ROUNDED = re.compile(r"\\approx|\\simeq|≈|approximately|numerically")
 
 # "The answer is", "Final answer:", "Answers are"; what is said between the words is short.
 _STATEMENT = re.compile(
-    r"\b(?:answers?|solutions?|choice|option)\b(?:(?!\b(?:since|because|where|when|if)\b)[^.\n:=：]){0,60}?"
+    r"\b(?:answers?|solutions?|(?:choice|option)\b(?!\s+\(?[A-J]\b))\b(?:(?!\b(?:since|because|where|when|if)\b)[^.\n:=：]){0,60}?"
     r"(?:\b(?:is|are|be)\b|[:=：])"
     r"|答案[^。，\n:=：是为]{0,20}[是为:=：]+"
     r"|\b(?:réponse|respuesta|resposta|antwort|risposta|ответ)\b[^.\n:=]{0,60}?(?:\b(?:est|es|é|ist|è)\b|[:=])",

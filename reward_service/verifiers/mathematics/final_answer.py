@@ -92,6 +92,8 @@ _SAID_IN_WORDS = re.compile(
 )
 # `D, it cannot be A`, and not `A, B` or `A or B`.
 _CHOSEN = re.compile(r"\(?([A-J])\)?[,.;:]\s+(?!(?:and|or)\b|\(?[A-J]\b)[a-z]")
+_OPTION = re.compile(r"(?:option|choice)\s+\(?([A-J])\)?(?![\w(])(?!\s*(?:,|and|or)\s*\(?[A-J]\b)", re.IGNORECASE)
+_YES_OR_NO = re.compile(r"[*_]*(yes|no)\b[*_]*[,.]", re.IGNORECASE)
 _CORRECT = re.compile(
     r"\b(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+\(?([A-J])\)? is (?:correct|right|true)\b"
     r"|(?<![\w'])\(?([A-J])\)? is the (?:correct|right|best) (?:answer|option|choice)\b"
@@ -130,7 +132,7 @@ def _unmarked(text: str) -> Iterable[str]:
     stated = last_stated(text)
     if stated is not None:
         stated = _main_clause(stated)
-        if choice := _CHOSEN.match(stated):
+        if choice := _CHOSEN.match(stated) or _OPTION.match(stated):
             yield choice[1]
         if not _is_prose(stated) or number_of(stated.lower().replace("-", " ").split()) is not None:
             yield stated
@@ -169,7 +171,9 @@ def words_of(completion: str) -> Sequence[str]:
     text = strip_thinking(completion)
     tagged = last_tagged(text)
     box = ", ".join(boxed_together(text if tagged is None else tagged))
-    found = (box, tagged, last_stated(text[-_TAIL_CHARS:]), last_line(text[-_TAIL_CHARS:]))
+    tail = text[-_TAIL_CHARS:]
+    decided = _YES_OR_NO.match(last_line(tail) or "")
+    found = (box, tagged, decided and decided[1], last_stated(tail), last_line(tail))
     return [guess for guess in found if guess]
 
 

@@ -54,7 +54,12 @@ _SEPARATORS = frozenset((",", ";", "or", "and", "&&"))
 _SET_OPERATORS: dict[str, SetOperator] = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "difference"}
 _NO_SOLUTION = re.compile(r"(there (is|are) )?no (real |such |integer |valid )?(solutions?|roots?|values?)( exists?)?")
 _ALL_REALS = re.compile(r"(all|any) (the )?(reals?|real (numbers?|values?)|values? of [a-z])")
-_SAME_WORDS = {"does not exist": "undefined", "dne": "undefined", "not defined": "undefined"}
+_SAME_WORDS = {
+    "does not exist": "undefined",
+    "dne": "undefined",
+    "not defined": "undefined",
+    "infinitely many solutions": "infinitely many",
+}
 # `(B) or (C)` is no choice; `(A)(B)`, `(A)^2` and `A: B` are none either.
 _NO_CHOICE_BEFORE = frozenset(("^", "+", "-", "(", "/", "*", "=", *_SEPARATORS))
 _ROUNDED = frozenset(("approximately", "about", "roughly", r"\approx"))
@@ -76,7 +81,12 @@ def read(text: str, *, lenient: bool = False) -> tuple[Answer, ...]:
     tokens = tokenise(text)
     if len(tokens) > MAX_TOKENS:
         raise OverLimits(f"an answer of {len(tokens)} tokens")
-    variants: list[Sequence[Token]] = [tokens, *_choice_readings(tokens), *_point_readings(tokens)]
+    variants: list[Sequence[Token]] = [
+        tokens,
+        *_choice_readings(tokens),
+        *_point_readings(tokens),
+        *_number_of_ways(tokens),
+    ]
     if lenient:
         variants.extend((*_decimal_comma(tokens), *_odds(tokens)))
     found = _all_readings(variants, _Reader(lenient_units=lenient))
@@ -126,15 +136,27 @@ def _point_readings(tokens: Sequence[Token]) -> tuple[Sequence[Token], ...]:
     return (tokens[1:],) if listed else ()
 
 
+def _number_of_ways(tokens: Sequence[Token]) -> tuple[Sequence[Token], ...]:
+    """`C(10, 3)` as the binomial, and `P(10, 3)` as so many times more."""
+    texts = [token.text for token in tokens]
+    if len(texts) != 6 or texts[0] not in ("C", "P") or [texts[1], texts[3], texts[5]] != ["(", ",", ")"]:
+        return ()
+    if {tokens[2].kind, tokens[4].kind} != {"number"}:
+        return ()
+    orders = rf" \cdot {texts[4]}!" if texts[0] == "P" else ""
+    return (tokenise(rf"\binom{{{texts[2]}}}{{{texts[4]}}}{orders}"),)
+
+
 def _odds(tokens: Sequence[Token]) -> tuple[Sequence[Token], ...]:
-    """`3 out of 8` and `1 in 100` as the fraction, and as the number of those that are counted."""
+    """`1 in 100` as the fraction; `3 out of 8` as that, or as the number of those that are counted."""
     texts = [token.text for token in tokens]
     size = 3 if texts[1:3] == ["out", "of"] else 2 if texts[:2] == ["1", "in"] else 0
     if not size or len(tokens) <= size or {tokens[0].kind, tokens[size].kind} != {"number"}:
         return ()
     if len(tokens) > size + 1 and not are_words(tokens[size + 1 :]):
         return ()
-    return ([tokens[0], Token("symbol", "/"), tokens[size]], tokens[:1])
+    share = [tokens[0], Token("symbol", "/"), tokens[size]]
+    return (share, tokens[:1]) if size == 3 else (share,)
 
 
 def _decimal_comma(tokens: Sequence[Token]) -> tuple[Sequence[Token], ...]:

@@ -147,6 +147,8 @@ def test_another_value_of_the_sentence_is_not_the_answer(answer: str, completion
         ("24", "The number of orders is 4! = 24."),
         (r"\frac{2}{3}", "The answer is two thirds."),
         ("D", "Hence option D is correct."),
+        ("D", "The right answer is option D: 14."),
+        ("no", "No, there is no such graph."),
         (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", "\\begin{bmatrix}\n 1 & 2 \\\\\n 3 & 4 \n \\end{bmatrix}"),
         ("x^2-4", r"We find \begin{align*} y &= (x-2)(x+2) \\ &= x^2-4 \end{align*}"),
         (r"\sqrt{5}", r"It is \boxed{\sqrt{5}}, numerically \boxed{2.236}"),
@@ -171,6 +173,8 @@ def test_the_value_is_found_in_a_sentence_of_more_numbers(answer: str, completio
         ("A", "The answer is A, B."),
         ("B", "A) five; B) six"),
         ("A", "(A) or (B)"),
+        ("yes", "No, there is no such graph."),
+        ("1", "The probability of it is 1 in 4,060."),
         ("2.236", r"It is \boxed{\sqrt{5}} \approx \boxed{2.236}"),
     ],
 )
@@ -183,6 +187,8 @@ def test_of_a_sentence_of_more_numbers_another_earns_nothing(answer: str, comple
     [
         ("45", r"{}_{10}C_{8}"),
         ("45", r"C_{10}^{2}"),
+        ("45", "C(10, 2)"),
+        ("90", "P(10, 2)"),
         ("45", r"{10 \choose 2}"),
         (r"\frac{2}{3}", "0.666..."),
         (r"\frac{4}{33}", r"0.1212\ldots"),
@@ -214,6 +220,7 @@ def test_a_right_answer_in_other_notation_or_with_names_of_its_own_earns_one(ans
     ("answer", "completion"),
     [
         ("45", r"{}_{10}C_{3}"),
+        ("45", "P(10, 2)"),
         (r"\frac{2}{3}", "0.66"),
         (r"\frac{3}{5}", r"\\frac{5}{3}"),
         ("Q(3,1)", "(1, 3)"),
