@@ -145,7 +145,7 @@ class Trainer:
         )
         has_ratio = self._preset.samples_policy and self._preset.advantages is not None
         if config.updates_per_step == 1 and has_ratio and not self._preset.moves_at_once:
-            logger.info("one update per step: the ratio to the proximal policy is 1, so what bounds it has no effect")
+            logger.info("updates_per_step is 1, so the ratio to the proximal policy is 1 and clipping it has no effect")
 
     @property
     def preset(self) -> Preset:

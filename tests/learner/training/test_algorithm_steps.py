@@ -277,7 +277,7 @@ def test_that_a_bound_has_no_effect_is_said_where_there_is_one_and_it_has_none(
 ) -> None:
     caplog.set_level("INFO")
     with trainer(tied_llama, commands, algo, training={"updates_per_step": updates}):
-        assert ("what bounds it has no effect" in caplog.text) is said
+        assert ("clipping it has no effect" in caplog.text) is said
 
 
 @pytest.mark.parametrize("proximal", ["behavior", "interpolate"])
