@@ -165,6 +165,8 @@ def main() -> None:
 
 
 def _run(folder: Path) -> None:
+    from tests.e2e.run_files import write_run_file  # imports ours, which must come after the notes
+
     model = folder / "model"
     subprocess.run([sys.executable, "examples/addition/make_model.py", str(model)], cwd=ROOT, check=True)
     environment = {
@@ -172,13 +174,10 @@ def _run(folder: Path) -> None:
         "PYTHONPATH": os.pathsep.join((str(folder / "hook"), str(ROOT))),
         FOLDER: str(folder / "notes"),
     }
-    settings = {
-        "run.directory": folder / "runs", "learner.model": model, "generator.model": model, "env-service.model": model,
-        "learner.steps": STEPS, "learner.evaluation.tasks": 0, "learner.evaluation.final-tasks": 0,
-    }  # fmt: skip
-    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    run_file = write_run_file(folder, model=model)
+    words = f"--learner.steps {STEPS} --learner.evaluation.tasks 0 --learner.evaluation.final-tasks 0".split()
     headway = str(Path(sys.executable).with_name("headway"))
-    subprocess.run([headway, "up", "examples/addition/run.toml", *words], cwd=ROOT, env=environment, check=True)
+    subprocess.run([headway, "up", str(run_file.path), *words], cwd=ROOT, env=environment, check=True)
 
 
 def _report(notes: Path) -> None:
