@@ -13,10 +13,10 @@ from fastapi import Depends, FastAPI, Header, Request, Response
 from protocol.rewards import ScoreRequest, ScoreResponse, VerifierList
 from protocol.status import ErrorBody, QueueStatus, Readiness, Report
 from reward_service.config import RewardServiceConfig
+from reward_service.execution.execution import Execution, execution_routes, open_execution
 from reward_service.included import build_registry
 from reward_service.requests.answering import LINES, Answering, Repetitions, ScoreCall
 from reward_service.requests.scoring import Scorer
-from reward_service.sandbox.execution import Execution, execution_routes, open_execution
 from reward_service.sandbox.opening import open_sandboxes
 from reward_service.verifier.contract import Registry
 from reward_service.verifier.metrics import make_metrics

@@ -13,7 +13,6 @@ from reward_service.sandbox.cgroups import open_parents
 from reward_service.sandbox.launch import bubblewrap_launch, unsafe_launch
 from reward_service.sandbox.owners import end_orphans
 from reward_service.sandbox.pool import SandboxPool, Users
-from reward_service.sandbox.sessions import for_sessions
 from reward_service.verifier.program import Ended, ExecutionConfig, Limits, Program, SandboxKind
 from reward_service.verifier.submission import InfrastructureError, UserError
 
@@ -43,6 +42,9 @@ if open("/proc/1/environ").read():
 if os.getuid() != 65534:
     print("it runs as user", os.getuid())
 """
+
+SESSION_LINE_FACTOR = 16
+"""Each byte of a session's output can take six in its answer, whose line must be kept whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,7 @@ async def open_sandboxes(*, kind: SandboxKind, config: ExecutionConfig) -> Async
         )  # fmt: skip
         sessions = await stack.enter_async_context(
             SandboxPool(
-                launch=launch, config=for_sessions(config), size=config.max_sessions, users=users, parents=parents,
+                launch=launch, config=_for_sessions(config), size=config.max_sessions, users=users, parents=parents,
                 environment=environment, eager=False, first_place=config.concurrency + config.spare,
             )
         )  # fmt: skip
@@ -160,3 +162,13 @@ def _setting(path: str) -> str | None:
 
 def _is_filtered() -> bool:
     return "\nSeccomp:\t2" in Path("/proc/self/status").read_text()
+
+
+def _for_sessions(config: ExecutionConfig) -> ExecutionConfig:
+    """The maxima for the sandboxes that sessions live in."""
+    more = {
+        "max_wall_s": config.session_s,
+        "max_cpu_s": config.session_s,
+        "max_output_bytes": config.max_output_bytes * SESSION_LINE_FACTOR,
+    }
+    return config.model_copy(update=more)

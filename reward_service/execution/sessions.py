@@ -17,8 +17,9 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-import reward_service.sandbox.session_inside as session_inside
+import reward_service.execution.session_inside as session_inside
 from protocol.execution import ExecuteRequest
+from reward_service.sandbox.opening import SESSION_LINE_FACTOR
 from reward_service.sandbox.pool import SandboxPool, check_files, check_language, check_limits
 from reward_service.verifier.program import Ended, ExecutionConfig, Limits, Program, Running
 from reward_service.verifier.submission import InfrastructureError, UserError, VerifierError
@@ -27,9 +28,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_CALLS = 16
 _FILE = ".session.py"
-
-# Each byte of output can take six in the answer, whose line must be kept whole.
-_LINE_FACTOR = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,20 +190,10 @@ class Sessions:
                 cpu_s=self._config.session_s,
                 memory_mib=limits.memory_mib,
                 processes=limits.processes,
-                output_bytes=self._config.max_output_bytes * _LINE_FACTOR,
+                output_bytes=self._config.max_output_bytes * SESSION_LINE_FACTOR,
                 disk_mib=limits.disk_mib,
             ),
         )
-
-
-def for_sessions(config: ExecutionConfig) -> ExecutionConfig:
-    """The maxima for the sandboxes that sessions live in."""
-    more = {
-        "max_wall_s": config.session_s,
-        "max_cpu_s": config.session_s,
-        "max_output_bytes": config.max_output_bytes * _LINE_FACTOR,
-    }
-    return config.model_copy(update=more)
 
 
 async def _exchange(call: _SessionCall, running: Running) -> tuple[Ended, bool]:

@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 
 from protocol.execution import ExecuteAnswer, ExecuteRequest, ExecutionLimits, SessionEnded
+from reward_service.execution.sessions import Sessions, TooManySessions
 from reward_service.sandbox.opening import Sandboxes
 from reward_service.sandbox.pool import SandboxPool, check_language
-from reward_service.sandbox.sessions import Sessions, TooManySessions
 from reward_service.verifier.program import Ended, ExecutionConfig, Limits, Program
 from reward_service.verifier.submission import InfrastructureError, UserError
 from services.http.app import json_answer, json_body
