@@ -10,7 +10,6 @@ of ours has to be thrown away after any failure. It is pinned to the local addre
 """
 
 import datetime
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -34,6 +33,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from generator.weights.plan import WeightSyncError, tensor_bytes
 from protocol.fleet import MEETING_BYTES, BucketSpec, JoinGroup, Prepare
+from services.daemon_threads import DaemonThreads
 from services.nccl import environment_of_nccl
 from services.network import local_address
 
@@ -139,6 +139,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
     ) -> None:
         super().__init__(config, vllm_config, device, model)
+        self._threads = DaemonThreads(name="headway-weights")
         self._group: BroadcastGroup | None = None
         self._operation: Future[None] | None = None
         self._plan: Prepare | None = None
@@ -272,7 +273,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
             else:
                 operation.set_result(None)
 
-        threading.Thread(target=target, name="headway-weights", daemon=True).start()
+        self._threads.start(target)
 
     def _joined(self) -> BroadcastGroup:
         if self._group is None:

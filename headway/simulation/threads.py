@@ -184,6 +184,7 @@ class SimulatedQueue:
         while not self._items:
             thread = current_thread()
             assert thread is not None, "only a thread may block"
+            thread.check()
             self._waiting.append(thread)
             thread.block()
         return self._items.popleft()

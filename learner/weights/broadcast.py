@@ -17,7 +17,6 @@ After any failure the process group is thrown away, never used again.
 import asyncio
 import logging
 import operator
-import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from learner.weights.published import Packed
 from learner.weights.remembered import Remembered
 from learner.weights.snapshot import PublisherOptions
 from protocol.fleet import JoinedGroup, JoinGroup, Prepare, Prepared
+from services.daemon_threads import DaemonThreads
 from services.http.client import ServiceError, ServiceTimeout, ServiceUnreachable
 
 log = logging.getLogger(__name__)
@@ -106,11 +106,20 @@ class _Asked:
 class Rounds:
     """Owns the process group. One round at a time; `tasks` holds the commits that outlast theirs."""
 
-    def __init__(self, *, fleet: Fleet, commits: Commits, options: PublisherOptions, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        commits: Commits,
+        options: PublisherOptions,
+        tasks: asyncio.TaskGroup,
+        threads: DaemonThreads,
+    ) -> None:
         self._fleet = fleet
         self._commits = commits
         self._options = options
         self._tasks = tasks
+        self._threads = threads
         self._epoch = 0
         self._group: BroadcastGroup | None = None
         self._group_members: tuple[Member, ...] = ()
@@ -144,7 +153,7 @@ class Rounds:
     def close(self) -> None:
         """Lets go of the process group, in a thread: it may block until a failed broadcast has timed out."""
         if self._group is not None:
-            threading.Thread(target=self._group.close, name="weight-plane-close", daemon=True).start()
+            self._threads.start(self._group.close)
         self._group, self._group_members = None, ()
 
     async def _round(self, members: Sequence[Member], packed: Packed, *, last: bool) -> RoundResult:
@@ -191,13 +200,13 @@ class Rounds:
         )
         group = await collective_beside(
             lambda: meeting.join(backend=options.backend), asked.answers.values(),
-            answer_s=options.meet_timeout_s, grace_s=_GRACE_S,
+            answer_s=options.meet_timeout_s, grace_s=_GRACE_S, threads=self._threads,
         )  # fmt: skip
         reached = asked.sorted_out(whole=False)
         if not isinstance(group, BroadcastGroup):
             _raise_unless_expected(group)
         elif reached.failed or reached.silent:
-            threading.Thread(target=group.close, name="weight-plane-close", daemon=True).start()
+            self._threads.start(group.close)
         else:
             self._group, self._group_members = group, tuple(members)
         return reached
@@ -233,7 +242,7 @@ class Rounds:
         staging = all(member.announcement.staging for member in members)
         sent = await collective_beside(
             lambda: group.send(packed.buckets, timeout_s=timeout_s), asked.answers.values(),
-            answer_s=timeout_s if staging else self._options.commit_timeout_s, grace_s=_GRACE_S,
+            answer_s=timeout_s if staging else self._options.commit_timeout_s, grace_s=_GRACE_S, threads=self._threads,
         )  # fmt: skip
         _raise_unless_expected(sent)
         if sent is not None:

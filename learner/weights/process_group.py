@@ -9,7 +9,6 @@ import asyncio
 import datetime
 import importlib
 import socket
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
@@ -21,6 +20,7 @@ import xxhash
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
 from protocol.fleet import BUCKET_ALIGNMENT, MEETING_BYTES, Backend, BucketSpec, TensorSpec
+from services.daemon_threads import DaemonThreads
 from services.nccl import environment_of_nccl
 from services.network import BACKLOG
 
@@ -204,7 +204,7 @@ class BroadcastGroup:
 T = TypeVar("T")
 
 
-async def in_thread(work: Callable[[], T]) -> T:
+async def in_thread(work: Callable[[], T], *, threads: DaemonThreads) -> T:
     """Runs `work` in a daemon thread: a stop waits for no collective, which ends by its own timeout, unheard."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
@@ -215,19 +215,24 @@ async def in_thread(work: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001 - it crosses to the awaiting task, which raises it
             future.set_exception(error)
 
-    threading.Thread(target=call, name="weight-plane", daemon=True).start()
+    threads.start(call)
     return await asyncio.wrap_future(future)
 
 
 async def collective_beside(
-    collective: Callable[[], T], asked: "Collection[asyncio.Future[object]]", *, answer_s: float, grace_s: float
+    collective: Callable[[], T],
+    asked: "Collection[asyncio.Future[object]]",
+    *,
+    answer_s: float,
+    grace_s: float,
+    threads: DaemonThreads,
 ) -> T | Exception:
     """The learner's part of a collective, in a thread, beside the members' requests; its result or its error.
 
     Returns when all have answered; or else `answer_s` seconds after the collective went through, and `grace_s` after it
     failed. A request that has no answer by then is cancelled.
     """
-    ours = asyncio.ensure_future(in_thread(collective))
+    ours = asyncio.ensure_future(in_thread(collective, threads=threads))
     try:
         answers = asyncio.gather(*asked, return_exceptions=True)
         either: set[asyncio.Future[Any]] = {ours, answers}

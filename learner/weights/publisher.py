@@ -25,6 +25,7 @@ from learner.weights.proofs import Commits, Proof, Proofs
 from learner.weights.published import Packed, Shelf, digest_of
 from learner.weights.snapshot import JoinReport, PublisherOptions, PublishReport, Snapshot
 from protocol.model import PolicyVersion
+from services.daemon_threads import DaemonThreads
 from services.http.client import HttpClient
 from services.http.waiting import Waiting
 
@@ -66,6 +67,7 @@ class Publisher:
         self._joined = joined
         proofs = Proofs(probe_tolerance=options.probe_tolerance, dtype=options.dtype)
         self._commits = Commits(fleet=fleet, client=client, proofs=proofs, timeout_s=options.commit_timeout_s)
+        self._threads = DaemonThreads(name="weight-plane")
         self._offered: Snapshot | None = None
         self._broadcast: Packed | None = None
         self._rounds_rest = False
@@ -102,7 +104,9 @@ class Publisher:
     async def run(self) -> None:
         """Publishes until cancelled. Raises NoGeneratorIsRight."""
         async with asyncio.TaskGroup() as tasks:
-            rounds = Rounds(fleet=self._fleet, commits=self._commits, options=self._options, tasks=tasks)
+            rounds = Rounds(
+                fleet=self._fleet, commits=self._commits, options=self._options, tasks=tasks, threads=self._threads
+            )
             joins = Joins(
                 fleet=self._fleet, shelf=self._shelf, commits=self._commits, options=self._options, tasks=tasks,
                 joined=self._caught_up, ended=self._wake,
@@ -122,7 +126,7 @@ class Publisher:
             self._offer_came.clear()
             snapshot, self._offered = self._offered, None
             assert snapshot is not None, "an offer was announced"
-            self._shelf.put(await in_thread(partial(self._packed, snapshot)))
+            self._shelf.put(await in_thread(partial(self._packed, snapshot), threads=self._threads))
             self._wake()
 
     def _packed(self, snapshot: Snapshot) -> Packed:
