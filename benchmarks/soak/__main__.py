@@ -39,7 +39,7 @@ def main() -> int:
     folder: Path = arguments.judge or arguments.folder or Path(tempfile.mkdtemp(prefix="soak-"))
     if arguments.judge is None:
         _soak(folder, arguments)
-    return judge(folder, results=arguments.results)
+    return judge(folder, results=arguments.results, name=arguments.name)
 
 
 def _soak(folder: Path, arguments: argparse.Namespace) -> None:
@@ -67,12 +67,12 @@ def _soak(folder: Path, arguments: argparse.Namespace) -> None:
         archive.look()
 
 
-def judge(folder: Path, *, results: Path) -> int:
+def judge(folder: Path, *, results: Path, name: str) -> int:
     """Checks the history that a soak has left, and writes the results; 1 if something grew or broke."""
     steps = Progress(run_folder(folder) / "metrics.jsonl").read()
     append(folder / LINES, Verdict(kind="verdict", broken=broken(folder, steps=steps)))
-    shutil.copy(folder / LINES, results / LINES)
-    found = write_report(results)
+    shutil.copy(folder / LINES, results / f"{name}.jsonl")
+    found = write_report(results, name=name)
     for text in found:
         print(f"FOUND {text}")
     return 1 if found else 0
@@ -98,7 +98,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of faults and model; default: %(default)s")
     parser.add_argument("--folder", type=Path, help="for the run's files; a temporary one if left out")
     parser.add_argument("--judge", type=Path, metavar="DIR", help="run nothing: judge what a soak has left in a folder")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of soak.jsonl, soak.md and soak.png")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--name", default="soak", help="of the results: NAME.jsonl, NAME.md and NAME.png")
     return parser.parse_args()
 
 

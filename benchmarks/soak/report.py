@@ -60,13 +60,13 @@ class Lines:
         return cls(found["plan"][-1], found["sample"], found["fault"], found["ended"], end, verdict.broken)
 
 
-def write_report(results: Path) -> list[str]:
-    """Writes soak.md and soak.png beside soak.jsonl; everything that grew or broke."""
-    lines = Lines.read(results / "soak.jsonl")
+def write_report(results: Path, *, name: str) -> list[str]:
+    """Writes NAME.md and NAME.png beside NAME.jsonl; everything that grew or broke."""
+    lines = Lines.read(results / f"{name}.jsonl")
     growths = {name: growth_of(lines.samples, name) for name in NAMES}
     found = findings(lines, growths)
-    (results / "soak.md").write_text(text_of(lines, growths, found), encoding="utf-8")
-    figure(lines, results / "soak.png")
+    (results / f"{name}.md").write_text(text_of(lines, growths, found, name=name), encoding="utf-8")
+    figure(lines, results / f"{name}.png")
     return found
 
 
@@ -89,8 +89,8 @@ def findings(lines: Lines, growths: dict[str, Growth]) -> list[str]:
     return found
 
 
-def text_of(lines: Lines, growths: dict[str, Growth], found: Sequence[str]) -> str:
-    """The whole of soak.md."""
+def text_of(lines: Lines, growths: dict[str, Growth], found: Sequence[str], *, name: str = "soak") -> str:
+    """The whole of NAME.md."""
     return "\n".join(
         [
             "# The soak",
@@ -106,7 +106,7 @@ def text_of(lines: Lines, growths: dict[str, Growth], found: Sequence[str]) -> s
             "",
             *_faults(lines),
             "",
-            "![memory, disk and resumes by step](soak.png)",
+            f"![memory, disk and resumes by step]({name}.png)",
             "",
         ]
     )
