@@ -145,7 +145,9 @@ class InflowWatch:
 
     def _look(self) -> None:
         self._timer = None
-        nothing_waits = not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+        # Whoever asks for this takes the sign that a message has come, which is given once: `get` hands it on to a
+        # receiver that waits, and `getsockopt`, which is another method here, leaves it waiting for ever.
+        nothing_waits = not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN
         for descriptor, inflow in list(self._inflows.items()):
             sent = _bytes_received(descriptor)
             if sent is None:
