@@ -104,7 +104,8 @@ def load_function(path: str) -> VerifierFunction:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise UserError(f"verifier {path!r}: cannot import {module_name!r}: {error}; is it installed here?") from error
+        remedy = "put the folder that holds it on PYTHONPATH, or install its package"
+        raise UserError(f"verifier {path!r}: cannot import {module_name!r}: {error}; {remedy}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"verifier {path!r}: {module_name!r} has no function {name!r}")

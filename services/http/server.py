@@ -115,7 +115,8 @@ class Listener:
             self.socket.listen(BACKLOG)
         except OSError as error:
             self.socket.close()
-            raise AddressInUse(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+            remedy = "set another http.host or http.port, or stop what listens there"
+            raise AddressInUse(error.errno, f"cannot listen on {host}:{port}: {error.strerror}: {remedy}") from error
         self.socket.setblocking(False)
         self.host = host
         self.port = int(self.socket.getsockname()[1])
