@@ -118,6 +118,13 @@ class EnvServiceConfig(ProcessConfig):
         (AdditionTasks(),), min_length=1, max_length=256, description="what can be rolled out, by name"
     )
 
+    def faults(self) -> list[str]:
+        """Of environments that are classes: those that cannot be made, or that the model's template cannot carry."""
+        # Deferred: a config is read before anything else is loaded.
+        from env_service.environments.catalog import faults_of
+
+        return faults_of(self.environments, self.model)
+
     @model_validator(mode="after")
     def _keys_where_needed(self) -> "EnvServiceConfig":
         files = {"secret_key_file": self.secret_key_file, "learner_key_file": self.learner_key_file}

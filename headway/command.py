@@ -86,8 +86,11 @@ def main() -> None:
 
 
 def check(path: Path, arguments: Arguments) -> int:
-    """Says that a config file is good. Raises ConfigError with every problem otherwise."""
+    """Says that a config file is good, and the code that it names. Raises ConfigError with every problem otherwise."""
     configs = _load_all(path, arguments)
+    faults = [f"[{name}] {fault}" for name, config in configs.items() for fault in config.faults()]
+    if faults:
+        raise ConfigError(faults)
     sys.stdout.write(f"{path}: good for {', '.join(configs)}\n")
     return 0
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 from math import ceil
+from pathlib import Path
 
 from env_service.environments.addition import Addition, SingleTurn
 from env_service.environments.bridges import Bridges
@@ -99,6 +100,20 @@ def check_templates(environments: Mapping[str, OfferedEnvironment], tokenization
             bridges.check_roles(environment.roles, history=environment.rules.history)
         except ChatTemplateError as error:
             raise EnvironmentFault(f"environment {environment.name}: {error}") from error
+
+
+def faults_of(configs: Iterable[Tasks], model: Path) -> list[str]:
+    """What `build` and `check_templates` would say of each environment that is a class."""
+    found: list[str] = []
+    for config in configs:
+        try:
+            if isinstance(config, ClassTasks):
+                check_templates({config.name: offered(config)}, Tokenization(model))
+        except FileNotFoundError as error:
+            found.append(f"environment {config.name}: {error}")
+        except EnvironmentFault as fault:
+            found.append(str(fault))
+    return found
 
 
 def _mixed(config: MixTasks, found: Mapping[str, OfferedEnvironment]) -> OfferedEnvironment:

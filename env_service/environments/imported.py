@@ -55,7 +55,7 @@ class _Declared(BaseModel):
 
 def offered(entry: ClassTasks) -> OfferedEnvironment:
     """The environment of an entry. Raises EnvironmentFault."""
-    made = _class_at(entry)
+    made = class_at(entry)
     arguments = _options(made, entry)
     declared = _declared(_example(made, arguments, entry), entry)
     return OfferedEnvironment(
@@ -90,13 +90,14 @@ def _named(entry: ClassTasks) -> str:
     return f"environment {entry.name} ({entry.path})"
 
 
-def _class_at(entry: ClassTasks) -> type[Environment]:
+def class_at(entry: ClassTasks) -> type[Environment]:
+    """The class that an entry names. Raises EnvironmentFault."""
     module_name, _, name = entry.path.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise EnvironmentFault(
-            f"{_named(entry)}: cannot import {module_name!r}: {error}; is it installed, or in the folder of the start?"
+            f"{_named(entry)}: cannot import {module_name!r}: {error}; is it installed, or its folder on PYTHONPATH?"
         ) from error
     except Exception as error:  # whatever a module of the user's raises when it is loaded
         raise EnvironmentFault(f"{_named(entry)}: {module_name!r} raises when imported: {error!r}") from error

@@ -125,6 +125,10 @@ class ProcessConfig(ConfigModel):
         (), description="GPUs of this process, by number among those that it sees; `headway up` shares them out if none"
     )
 
+    def faults(self) -> list[str]:
+        """What a start would find wrong with what the settings name, such as code of the user's; empty if nothing."""
+        return []
+
     @property
     def gpus_wanted(self) -> int:
         """How many GPUs it uses where there are some."""

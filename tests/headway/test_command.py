@@ -247,3 +247,22 @@ def test_a_run_that_lives_is_left_alone_and_its_process_is_named(
     monkeypatch.setattr(sys, "argv", ["headway", *words])
     with pytest.raises(AssertionError, match="something was started"):
         umbrella.main()
+
+
+def test_code_of_ones_own_that_cannot_be_used_is_named_by_a_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path
+) -> None:
+    good.write_text(
+        good.read_text()
+        + '[[env-service.environments]]\nsource = "no_such_module:Maze"\nname = "first"\n'
+        + '[[env-service.environments]]\nsource = "nim"\nname = "second"\noptions = { heaps = "many" }\n'
+    )
+
+    said = problems(monkeypatch, capsys, "check", str(good))
+
+    assert [line.partition(":")[0] for line in said] == [
+        "[env-service] environment first (no_such_module",
+        "[env-service] environment second (env_service.builtin.number_games",
+    ]
+    assert "cannot import 'no_such_module'" in said[0]
+    assert "options: heaps" in said[1]

@@ -1,0 +1,225 @@
+"""Looking at environments without a learner: list them, show how one opens, play it, try it on a generator, time it.
+
+    env-service list  [--config RUN.toml]
+    env-service show  NAME [--task N] [--config RUN.toml] [--OPTION VALUE ...]
+    env-service play  NAME [--task N] …
+    env-service bench NAME [--action TEXT] …
+    env-service try   NAME --generator URL [--task N] [--config RUN.toml] …
+
+NAME is that of an environment in the file, of a built-in one, or an import path, package.module:Class.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from inspect import getdoc, isawaitable
+from typing import TextIO
+
+from env_service.app import environments_of, generation_of
+from env_service.config import EnvServiceConfig
+from env_service.environments import catalog
+from env_service.environments.actions import calls_in, value_in
+from env_service.environments.built_in import BUILT_IN
+from env_service.environments.imported import EnvironmentFault, class_at
+from env_service.environments.interface import Action, OfferedEnvironment, Opening, Prompt, Step, Task, text_of
+from env_service.environments.task_configs import ClassTasks
+from env_service.environments.tokenization import Tokenization
+from env_service.reward_services import reward_client
+from env_service.rollouts.completions import Progress
+from env_service.rollouts.conversation import checked
+from env_service.rollouts.generation import GeneratorFleet
+from env_service.rollouts.outcomes import RolloutMetrics
+from env_service.rollouts.rollout import Rollout
+from env_service.rollouts.scoring import Scoring
+from protocol.generation import Sampling
+from protocol.messages import Finished, Lease, ServingGenerator
+from protocol.trajectories import Trajectory, TrajectoryGroup
+from services.config.models import load_config
+from services.http.client import HttpClient
+from services.http.metrics import Metrics
+from services.process import WrongSettings
+
+_BENCH_S = 2.0
+_TOKENS_WITHOUT_A_RULE = 256
+
+
+def main(words: Sequence[str], *, out: TextIO = sys.stdout, answer: Callable[[str], str] = input) -> int:
+    """Run one of the commands; the exit code is 0, or 2 for settings that do not do. Raises ConfigError."""
+    parser = argparse.ArgumentParser(prog="env-service", description=__doc__, allow_abbrev=False)
+    parser.add_argument("command", choices=("list", "show", "play", "bench", "try"))
+    parser.add_argument("name", nargs="?", default="")
+    parser.add_argument("--task", type=int, default=0)
+    parser.add_argument("--action", default="0")
+    parser.add_argument("--generator", default="")
+    given, rest = parser.parse_known_args(words)
+    config = load_config(EnvServiceConfig, process="env-service", argv=rest, environ=os.environ) if rest else None
+    try:
+        if given.command == "list":
+            _list(config, out)
+            return 0
+        return asyncio.run(_look(given, config, out, answer))
+    except (EnvironmentFault, WrongSettings, ValueError) as error:
+        sys.stderr.write(f"env-service: {error}\n")
+        return 2
+
+
+def _list(config: EnvServiceConfig | None, out: TextIO) -> None:
+    for name, path in sorted(BUILT_IN.items()):
+        try:
+            what = (getdoc(class_at(ClassTasks(source=name, name=name))) or "").partition("\n")[0]
+        except EnvironmentFault as fault:
+            what = str(fault)
+        out.write(f"{name:15} {path}\n{'':15} {what}\n")
+    for entry in config.environments if config else ():
+        out.write(f"{entry.name:15} source {entry.source}, of this file\n")
+
+
+async def _look(
+    given: argparse.Namespace, config: EnvServiceConfig | None, out: TextIO, answer: Callable[[str], str]
+) -> int:
+    environment = _named(given.name, config)
+    match given.command:
+        case "show":
+            await _show(environment, config, given.task, out)
+        case "play":
+            await _play(environment, given.task, out, answer)
+        case "bench":
+            await _bench(environment, given.action, out)
+        case "try":
+            if config is None or not given.generator:
+                raise ValueError("try needs --config RUN.toml and --generator URL")
+            await _try(environment, config, given, out)
+    return 0
+
+
+def _named(name: str, config: EnvServiceConfig | None) -> OfferedEnvironment:
+    entries = {entry.name: entry for entry in config.environments} if config else {}
+    if config is not None and name in entries:
+        return catalog.build(config.environments)[name]
+    entry = ClassTasks(source=name, name=name.replace(":", ".") or "none")
+    return catalog.build([entry])[entry.name]
+
+
+async def _opened(environment: OfferedEnvironment, index: int) -> tuple[object, Opening]:
+    made = environment.tasks.task("train", index)
+    task: Task = await made if isawaitable(made) else made
+    player = environment.start()
+    said = player.reset(task, 0)
+    opening: Prompt | Opening = await said if isawaitable(said) else said
+    return player, opening if isinstance(opening, Opening) else Opening(opening)
+
+
+async def _show(environment: OfferedEnvironment, config: EnvServiceConfig | None, index: int, out: TextIO) -> None:
+    _, opening = await _opened(environment, index)
+    counts = (environment.task_count("train"), environment.task_count("evaluate"))
+    out.write(f"{environment.name}: {counts[0]} training and {counts[1]} evaluation tasks\n{environment.rules!r}\n\n")
+    if config is None:
+        out.write(f"{text_of(opening.prompt)}\n")
+        return
+    text, ids = Tokenization(config.model).encode(opening.prompt, tools=opening.tools)
+    out.write(f"{text}\n\n{len(ids)} tokens: {' '.join(map(str, ids))}\n")
+
+
+async def _play(environment: OfferedEnvironment, index: int, out: TextIO, answer: Callable[[str], str]) -> None:
+    player, opening = await _opened(environment, index)
+    out.write(f"{text_of(opening.prompt)}\n")
+    earned = 0.0
+    for turn in range(environment.rules.max_turns):
+        try:
+            text = await asyncio.to_thread(answer, "> ")
+        except EOFError:
+            return
+        last = turn + 1 == environment.rules.max_turns
+        step = await _step(player, _action(text, environment.rules.action, last=last), opening)
+        earned += step.reward
+        out.write(f"[reward {step.reward + 0.0:g}{', invalid' if step.invalid else ''}] {text_of(step.observation)}\n")
+        if step.ends:
+            break
+    out.write(f"over: {step.stop or 'judged' if step.ends else 'turn_limit'}, reward {earned:g}\n")
+
+
+def _action(text: str, form: str, *, last: bool = False) -> Action:
+    return Action(text, value=value_in(text, form), calls=calls_in(text) if form == "tools" else (), last=last)
+
+
+async def _step(player: object, action: Action, opening: Opening) -> Step:
+    said = player.step(action)  # type: ignore[attr-defined]
+    return checked(await said if isawaitable(said) else said, plain=isinstance(opening.prompt, str))
+
+
+async def _bench(environment: OfferedEnvironment, text: str, out: TextIO) -> None:
+    """How many turns a second the environment does by itself, always answered with the same text."""
+    turns, conversations, started = 0, 0, time.perf_counter()
+    while time.perf_counter() - started < _BENCH_S:
+        player, opening = await _opened(environment, conversations % environment.task_count("train"))
+        conversations += 1
+        for _ in range(environment.rules.max_turns):
+            turns += 1
+            if (await _step(player, _action(text, environment.rules.action), opening)).ends:
+                break
+    seconds = time.perf_counter() - started
+    out.write(f"{environment.name}: {turns / seconds:.0f} turns/s, {conversations / seconds:.0f} conversations/s\n")
+
+
+async def _try(
+    environment: OfferedEnvironment, config: EnvServiceConfig, given: argparse.Namespace, out: TextIO
+) -> None:
+    tokenization, metrics = Tokenization(config.model), Metrics("env-service")
+    counted, fleet = RolloutMetrics(metrics), GeneratorFleet()
+    fleet.replace([ServingGenerator(generator_id="generator", url=given.generator, policy_version="0.0")])
+    environments_of(config, tokenization)
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(HttpClient(token=config.generator_token))
+        rewards = await stack.enter_async_context(reward_client(config, metrics=metrics))
+        rollout = Rollout(
+            env_id="try",
+            environments={environment.name: environment},
+            tokenization=tokenization,
+            generation=generation_of(config, http=http, fleet=fleet, metrics=counted),
+            scoring=Scoring(rewards),
+            timeout_s=config.retry.rollout_timeout_s,
+            metrics=counted,
+        )
+        outcome = await rollout.run(_lease(environment, given.task), Progress())
+    if not isinstance(outcome, Finished):
+        raise ValueError(outcome.reason)
+    _tell(outcome.group, tokenization, out)
+
+
+def _lease(environment: OfferedEnvironment, task: int) -> Lease:
+    sampling = Sampling(max_tokens=environment.rules.turn_tokens or _TOKENS_WITHOUT_A_RULE)
+    return Lease(
+        incarnation=1,
+        lease_id=0,
+        attempt=0,
+        purpose="train",
+        environment=environment.name,
+        task_index=task,
+        seed=0,
+        group_size=1,
+        sampling=sampling,
+        timeout_s=3600.0,
+    )
+
+
+def _tell(group: TrajectoryGroup, tokenization: Tokenization, out: TextIO) -> None:
+    """Turn by turn: what was given, between bars token by token, and what was sampled and is trained on."""
+    for trajectory in group.trajectories:
+        for number, turn in enumerate(trajectory.turns, start=1):
+            out.write(f"— turn {number}, given {turn.completion_start - turn.start} tokens, not trained\n")
+            out.write(f"{_tokens(trajectory, tokenization, turn.start, turn.completion_start)}\n")
+            out.write(f"— sampled {turn.end - turn.completion_start} tokens, trained, {turn.finish_reason}")
+            out.write(f", reward {turn.reward:g}\n" if turn.reward is not None else "\n")
+            out.write(f"{_tokens(trajectory, tokenization, turn.completion_start, turn.end)}\n")
+        said = trajectory.reward
+        worth = f"reward {said.reward:g}" if said.reward is not None else f"no reward: {said.error}"
+        out.write(f"{worth}, {trajectory.stop_reason or 'judged'}, {dict(said.components)}\n")
+
+
+def _tokens(trajectory: Trajectory, tokenization: Tokenization, start: int, end: int) -> str:
+    rows = [[int(token)] for token in trajectory.token_ids[start:end]]
+    return "▏".join(tokenization.decode(rows, special=True)).replace("\n", "⏎")

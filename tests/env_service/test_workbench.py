@@ -1,0 +1,89 @@
+"""Looking at environments from the command line."""
+
+import asyncio
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from env_service import workbench
+from tests.env_service.chat_models import model_with
+from tests.env_service.peers import ScriptedGenerator, served
+from tests.env_service.test_several_turns import Words
+
+
+@pytest.fixture(autouse=True)
+def importable_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "environments"))
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    model = model_with("chatml", tmp_path)
+    path.write_text(
+        f'[env-service]\nmodel = "{model}"\n[[env-service.environments]]\nname = "guess"\n'
+        'source = "sample_environments:Guess"\noptions = { highest = 0 }\n'
+    )
+    return path
+
+
+def said(*words: str, answers: tuple[str, ...] = (), code: int = 0) -> str:
+    out, answer = io.StringIO(), _answers(answers)
+    assert workbench.main(words, out=out, answer=lambda _: next(answer)) == code
+    return out.getvalue()
+
+
+def _answers(given: tuple[str, ...]) -> Iterator[str]:
+    yield from given
+    raise EOFError
+
+
+def test_the_built_in_ones_are_listed_and_those_of_a_file(run_file: Path) -> None:
+    text = said("list", "--config", str(run_file))
+
+    assert "nim" in text
+    assert "guess           source sample_environments:Guess, of this file" in text
+
+
+def test_an_opening_is_shown_as_the_model_gets_it(run_file: Path) -> None:
+    text = said("show", "guess", "--config", str(run_file))
+
+    assert "<|im_start|>user\n0 to 0?<|im_end|>\n<|im_start|>assistant" in text
+    assert "10000 training and 200 evaluation tasks" in text
+
+
+def test_a_person_plays_one_without_a_file() -> None:
+    text = said("play", "sample_environments:Words", answers=("hello",))
+
+    assert text == "to\n[reward 0] \nover: said, reward 0\n"
+
+
+def test_who_leaves_in_the_middle_of_a_game_is_let_go(run_file: Path) -> None:
+    assert said("play", "guess", "--config", str(run_file), answers=("five",)).endswith(
+        "[reward 0, invalid] a number\n"
+    )
+
+
+def test_turns_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workbench, "_BENCH_S", 0.01)
+
+    assert "turns/s" in said("bench", "sample_environments:Guess", "--action", "3")
+
+
+def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    said("show", "nimm", code=2)
+
+    assert "expected one of addition" in capsys.readouterr().err
+
+
+async def test_one_rollout_is_told_turn_by_turn(run_file: Path, tmp_path: Path) -> None:
+    words = Words(tmp_path, "seven 0")
+    async with served(ScriptedGenerator(words).handle, "/v1/generate") as url:
+        text = await asyncio.to_thread(said, "try", "guess", "--config", str(run_file), "--generator", url)
+
+    assert "— turn 1, given" in text
+    assert "a number<|im_end|>" in text.replace("▏", "")
+    assert "— sampled 2 tokens, trained, stop, reward 1\n0▏<|im_end|>" in text
+    assert "reward 1, solved" in text
