@@ -39,6 +39,7 @@ from learner.weights.fleet import Member
 from learner.weights.probe import Probe, ProbeGap, Texts, texts_of
 from learner.weights.process_group import pack_buckets
 from learner.weights.proofs import Proof, Proofs
+from learner.weights.provenance import Provenance
 from learner.weights.published import Packed
 from protocol.fleet import Announcement, Committed, Fingerprints, Prepare
 from protocol.generation import Sampling
@@ -267,11 +268,15 @@ async def _judge(
             of_kind.gaps.append(float(off.mean()))
             of_kind.before.append(bool(off[:31].max() > OLD_RULE[dtype]))
             packed = _packed(version, probe)
-            of_kind.alone.append(_faulty(Proofs(probe_tolerance=None, dtype=dtype), packed, dtype, theirs))
-            proofs = rows.setdefault(key, Proofs(probe_tolerance=None, dtype=dtype))
+            of_kind.alone.append(_faulty(_proofs(dtype), packed, dtype, theirs))
+            proofs = rows.setdefault(key, _proofs(dtype))
             caught[key] = _faulty(proofs, packed, dtype, theirs) or caught.get(key, False)
-            fresh = Proofs(probe_tolerance=None, dtype=dtype)
+            fresh = _proofs(dtype)
             of_kind.beside.append(_faulty(fresh, packed, dtype, theirs, *right[number]))
+
+
+def _proofs(dtype: Dtype) -> Proofs:
+    return Proofs(probe_tolerance=None, dtype=dtype, provenance=Provenance())
 
 
 def _packed(version: int, probe: Probe) -> Packed:
@@ -282,7 +287,7 @@ def _faulty(proofs: Proofs, packed: Packed, dtype: Dtype, *answers: NDArray[np.f
     """Whether the first of these generators is found to be wrong by its logprobs alone: all checksums are equal."""
     made = [_proof(f"g{number}", answer, packed, dtype) for number, answer in enumerate(answers)]
     verdict = proofs.judge(made, packed)
-    return "g0" in {*verdict.outliers, *verdict.doubted}
+    return "g0" in {member.generator_id for member in (*verdict.outliers, *verdict.doubted)}
 
 
 def _proof(name: str, answer: NDArray[np.float64], packed: Packed, dtype: Dtype) -> Proof:

@@ -7,7 +7,6 @@ engine, so that health and readiness can be asked for while it starts.
 
 import asyncio
 import logging
-import secrets
 import socket
 from contextlib import AsyncExitStack
 from importlib.metadata import version
@@ -78,7 +77,7 @@ async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> 
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port, tls=config.http.tls))
         client = await stack.enter_async_context(HttpClient(token=config.join.token, tls=client_tls(config.http.tls)))
-        announcement = _announcement(config, listener=listener)
+        announcement = _announcement(config, listener=listener, instance=options.instance)
         app = create_app(
             service="generator",
             version=version("headway"),
@@ -203,11 +202,11 @@ async def _add_routes(
         )
 
 
-def _announcement(config: GeneratorConfig, *, listener: Listener) -> Announcement:
+def _announcement(config: GeneratorConfig, *, listener: Listener, instance: str) -> Announcement:
     """What the learner is told about this generator. Raises FileNotFoundError for an incomplete model directory."""
     return Announcement(
         generator_id=config.id or f"{socket.gethostname()}:{listener.port}",
-        instance=secrets.token_hex(8),
+        instance=instance,
         url=config.join.url or listener.url,
         protocol_version=PROTOCOL_VERSION,
         fingerprints=fingerprint_directory(config.model),

@@ -170,6 +170,7 @@ class Parts:
         self.closing_words = ""
         self._fleet_stirred = asyncio.Event()
         self.fleet = self._make_fleet(incarnation)
+        self.fleet.provenance.restore(recovered.proofs)
         self.teachers = Teachers(
             config.teachers,
             tokenizer=self.fleet.fingerprints.tokenizer,

@@ -8,7 +8,7 @@ good part ends.
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from learner.journal.checkpoints import Checkpoint, checkpoints_of
@@ -19,8 +19,10 @@ from learner.journal.segments import (
     JournalDamaged,
     JournalUnknown,
     LoggedBatch,
+    LoggedDistrust,
     LoggedFilter,
     LoggedGroup,
+    LoggedProof,
     Record,
     Segment,
     group_at,
@@ -32,6 +34,8 @@ from learner.leases.dead_letters import DEAD_LETTERS, dead_lettered_since
 from learner.leases.intake import TakenBatch
 from learner.ledger import Ledger, LedgerConfig
 from learner.training.guard import NEW_GUARD, GuardState
+from learner.weights.provenance import is_recalled
+from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 
 log = logging.getLogger(__name__)
@@ -69,6 +73,7 @@ class Recovered:
 
     `history` tells which versions that former lives published belong to these weights. `guard` is its state at
     `version`. The ledger begins with the configured bound: the logged batches were taken under that of their time.
+    `proofs` are those that former lives got of generators.
     """
 
     ledger: Ledger
@@ -77,6 +82,7 @@ class Recovered:
     checkpoint: Checkpoint | None = None
     batches: tuple[LoggedStep, ...] = ()
     guard: GuardState = NEW_GUARD
+    proofs: tuple[LoggedProof, ...] = ()
     spare: tuple[_Place, ...] = field(default=(), repr=False)
 
     @property
@@ -126,6 +132,7 @@ def recover(folder: Path, *, config: LedgerConfig, resume: bool, incarnation: in
         checkpoint=checkpoint,
         batches=tuple(logged.batches),
         spare=spare,
+        proofs=tuple(logged.proofs),
         guard=NEW_GUARD if checkpoint is None else checkpoint.guard(),
     )
 
@@ -160,6 +167,8 @@ class _Logged:
     groups: dict[int, _Place] = field(default_factory=dict)
     batches: list[LoggedStep] = field(default_factory=list)
     filtered: list[int] = field(default_factory=list)
+    proofs: list[LoggedProof] = field(default_factory=list)
+    distrusted: dict[str, PolicyVersion] = field(default_factory=dict)
     damage: JournalDamaged | None = None
 
     def add(self, record: Record, *, path: Path, at: int) -> None:
@@ -172,6 +181,19 @@ class _Logged:
                 self.version += 1
             case LoggedFilter(lease_id=lease_id):
                 self.filtered.append(lease_id)
+            case LoggedProof():
+                self.proofs.append(record)
+            case LoggedDistrust(instance=instance, since=since):
+                self._distrust(instance, since=since)
+
+    def _distrust(self, instance: str, *, since: PolicyVersion) -> None:
+        self.distrusted[instance] = min(since, self.distrusted.get(instance, since))
+        self.proofs = [
+            replace(proof, fingerprints={each: of for each, of in proof.fingerprints.items() if each != instance})
+            if proof.version >= since
+            else proof
+            for proof in self.proofs
+        ]
 
     def _taken(self, batch: LoggedBatch, *, path: Path, at: int) -> LoggedStep:
         if batch.version != self.version:
@@ -222,7 +244,15 @@ def _move_aside(folder: Path, logged: _Logged, *, segments: list[Segment], base:
 def _spare(logged: _Logged, history: History) -> tuple[_Place, ...]:
     used = {lease_id for batch in logged.batches for lease_id in batch.lease_ids} | set(logged.filtered)
     left = [place for lease_id, place in logged.groups.items() if lease_id not in used]
-    spare = tuple(place for place in left if history.sampled(place.read()))
+    spare = tuple(place for place in left if _is_of_use(place.read(), logged, history))
     if len(spare) < len(left):
-        log.warning("%d groups were sampled by versions that are lost: they are left out", len(left) - len(spare))
+        log.warning(
+            "%d groups were sampled by versions that are lost, or by generators that served something else: they are "
+            "left out",
+            len(left) - len(spare),
+        )
     return spare
+
+
+def _is_of_use(group: TrajectoryGroup, logged: _Logged, history: History) -> bool:
+    return history.sampled(group) and not is_recalled(group, logged.distrusted.get)

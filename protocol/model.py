@@ -15,7 +15,7 @@ class WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", ser_json_inf_nan="constants")
 
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Rises with every change that an older peer would misread."""
 
 VersionText = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})$")]

@@ -40,17 +40,24 @@ def fault_of_reward(*, verifier: object, reward: object, components: object) -> 
 
 
 class VersionSpan(WireModel):
-    """Tokens `[start, end)` were sampled under `version`."""
+    """Tokens `[start, end)` were sampled under `version`, as stamped by the generator's process `instance` (see
+    Announcement): a version counts once this very process has proven that it serves it.
+    """
 
     version: VersionText
     start: int = Field(ge=0)
     end: int = Field(ge=1)
+    instance: str = Field(default="", max_length=64)
 
     @model_validator(mode="after")
     def _not_empty(self) -> Self:
         if self.end <= self.start:
             raise ValueError(f"version span [{self.start}, {self.end}) is empty")
         return self
+
+    def moved(self, by: int) -> Self:
+        """The same tokens in a row in which they stand `by` places later."""
+        return type(self)(version=self.version, start=self.start + by, end=self.end + by, instance=self.instance)
 
 
 class Turn(WireModel):

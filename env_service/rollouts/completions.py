@@ -141,18 +141,23 @@ def _stamped(spans: Iterable[VersionSpan]) -> int:
 def _cut(spans: Iterable[VersionSpan], length: int) -> Iterable[VersionSpan]:
     for span in spans:
         if span.start < length:
-            yield VersionSpan(version=span.version, start=span.start, end=min(span.end, length))
+            yield span.model_copy(update={"end": min(span.end, length)})
 
 
 def _joined(kept: tuple[VersionSpan, ...], new: Sequence[VersionSpan], *, shift: int) -> tuple[VersionSpan, ...]:
-    """The new spans behind the kept ones, `shift` tokens later; two of one version that meet become one."""
+    """The new spans behind the kept ones, `shift` tokens later; two that meet become one if one process made both."""
     if not shift:
         return tuple(new)
-    moved = [VersionSpan(version=span.version, start=span.start + shift, end=span.end + shift) for span in new]
-    if moved and kept and kept[-1].version == moved[0].version and kept[-1].end == moved[0].start:
-        moved[0] = VersionSpan(version=moved[0].version, start=kept[-1].start, end=moved[0].end)
+    moved = [span.moved(shift) for span in new]
+    if moved and kept and _goes_on(kept[-1], moved[0]):
+        moved[0] = moved[0].model_copy(update={"start": kept[-1].start})
         kept = kept[:-1]
     return (*kept, *moved)
+
+
+def _goes_on(span: VersionSpan, following: VersionSpan) -> bool:
+    same = (span.version, span.instance) == (following.version, following.instance)
+    return same and span.end == following.start
 
 
 def _age(version: str) -> tuple[int, int]:

@@ -65,10 +65,7 @@ class Transcript:
         start = len(self.token_ids)
         self.token_ids += completion.token_ids
         self._logprobs += completion.behavior_logprobs
-        self._spans += [
-            VersionSpan(version=span.version, start=start + span.start, end=start + span.end)
-            for span in completion.version_spans
-        ]
+        self._spans += [span.moved(start) for span in completion.version_spans]
         given = max(self._turns[-1].end if self._turns else 0, self._starts[-1] if self._starts else 0)
         self._turns.append(
             _Exchange(

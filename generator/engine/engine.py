@@ -163,7 +163,7 @@ class Engine:
         try:
             async for output in self._llm.generate(prompt, params, request_id):
                 for completion in output.outputs:
-                    yield generate_part(completion)
+                    yield generate_part(completion, instance=self._options.instance)
         except EngineGenerateError as error:
             if not isinstance(error.__cause__, TurnedAway):
                 raise

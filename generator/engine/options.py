@@ -2,7 +2,8 @@
 
 import logging
 import os
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -17,7 +18,8 @@ class EngineOptions:
     `staging` says where an update is received: beside the old weights while they serve, or within the pause.
     `tokenizer` says whether to load the model's; our own routes take and give tokens, the OpenAI routes need it.
     `stall_timeout_s` is the longest wait for an answer of the engine, beside what a load takes (`pause_ttl_s`).
-    `initial_version` stamps the tokens that are sampled before the first commit.
+    `initial_version` stamps the tokens that are sampled before the first commit. `instance` is drawn at each start of
+    the process, which signs its stamps with it.
     """
 
     model: str
@@ -36,6 +38,7 @@ class EngineOptions:
     load_format: str = "auto"
     tokenizer: bool = True
     initial_version: str = "0.0"
+    instance: str = field(default_factory=lambda: secrets.token_hex(8))
     pause_ttl_s: float = 60.0
     stall_timeout_s: float = 15.0
     verbose: bool = False

@@ -94,15 +94,17 @@ def sampling_params(*, n: int, sampling: Sampling, stream_interval: int) -> Samp
     )
 
 
-def generate_part(completion: CompletionOutput) -> GeneratePart:
-    """A part of one completion: its new tokens, and the version spans of all of it so far."""
+def generate_part(completion: CompletionOutput, *, instance: str) -> GeneratePart:
+    """A part of one completion: its new tokens, and the version spans of all of it so far, signed by `instance`."""
     spans = completion.weight_versions or ()
     logprobs = completion.logprobs
     return GeneratePart(
         index=completion.index,
         token_ids=tuple(completion.token_ids),
         behavior_logprobs=tuple(logprobs.logprobs) if logprobs is not None else (),
-        version_spans=tuple(VersionSpan(version=span.version, start=span.start, end=span.end) for span in spans),
+        version_spans=tuple(
+            VersionSpan(version=span.version, start=span.start, end=span.end, instance=instance) for span in spans
+        ),
         finish_reason=_finish_reason(completion.finish_reason),
     )
 

@@ -90,7 +90,6 @@ def _engine(name: str, value: object) -> Apply:
     def apply(stage: Stage, fault: Fault) -> None:
         script = stage.engines[int(fault.target.removeprefix("gen-"))]
         stage.suspects.add(fault.target)
-        stage.trainers.wrong_loads |= name == "loads_wrong"
         if name == "hanging":
             script.hang(bool(value))
         else:

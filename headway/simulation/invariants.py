@@ -45,6 +45,7 @@ class Learned:
     ledgers: dict[str, Any] = field(default_factory=dict)
     folder_of: dict[str, int] = field(default_factory=dict)
     last: str | None = None
+    run_name: str = ""
     callbacks: int = 0
     read: int = 0
     afresh: int = 0
@@ -148,6 +149,11 @@ def _folder(stage: Stage, learned: Learned) -> None:
     known = None if process is None else learned.folder_of.get(process.name)
     if process is not None and known is not None and known != _inode(stage.cluster.run_folder):
         stage.broken("one learner", f"the folder of {process.name}, which lives, was moved away or replaced")
+    path = stage.cluster.run_folder / "run_name"
+    name = path.read_text(encoding="utf-8") if stage.trained and path.exists() else learned.run_name
+    if learned.run_name not in ("", name):
+        stage.broken("nothing is lost", "the run has another name, and no env_service knows it for its own")
+    learned.run_name = name
 
 
 def _names(stage: Stage, learned: Learned) -> None:

@@ -63,8 +63,6 @@ class Trainers:
     broken: Callable[[str, str], None]
     trained: Callable[[weights.History], None]
     exported: Callable[[weights.History], None]
-    wrong_loads: bool = False
-    """Generators say they have loaded what they have not: until their checksums expel them, their stamps are wrong."""
     by_process: dict[str, "ScriptedTrainer"] = field(default_factory=dict)
 
 
@@ -118,13 +116,12 @@ class ScriptedTrainer:
             sampled_by = self._truth.histories[number]
             if sampled_by != self.history[: len(sampled_by)]:
                 self._trainers.broken("ancestry", f"a token of version {len(sampled_by)} is not of this history")
-            if len(sampled_by) != version - int(lag) and not self._trainers.wrong_loads:
+            if len(sampled_by) != version - int(lag):
                 self._trainers.broken(
                     "stamps", f"a token stamped {version - int(lag)} was sampled by {len(sampled_by)}"
                 )
-            oldest = version - int(lag) if self._trainers.wrong_loads else len(sampled_by)
-            if version - oldest > self._trainers.max_lag:
-                self._trainers.broken("max_lag", f"a token of version {oldest} is trained at {version}")
+            if version - len(sampled_by) > self._trainers.max_lag:
+                self._trainers.broken("max_lag", f"a token of version {len(sampled_by)} is trained at {version}")
 
     def _check_once(self, leases: tuple[int, ...]) -> None:
         trained = {lease for batch in self.history for lease in batch}

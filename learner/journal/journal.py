@@ -16,8 +16,10 @@ from learner.journal.segments import (
     JournalDamaged,
     JournalUnknown,
     LoggedBatch,
+    LoggedDistrust,
     LoggedFilter,
     LoggedGroup,
+    LoggedProof,
     Record,
     Segment,
     encoded,
@@ -37,8 +39,10 @@ __all__ = [
     "JournalLost",
     "JournalUnknown",
     "LoggedBatch",
+    "LoggedDistrust",
     "LoggedFilter",
     "LoggedGroup",
+    "LoggedProof",
     "NoJournal",
     "Record",
     "RunLog",
@@ -81,6 +85,9 @@ class RunLog(Protocol):
 
     def append_filtered(self, lease_id: int) -> None:
         """Notes that the lease's group was left out on purpose. Raises JournalFull."""
+
+    def append_provenance(self, news: LoggedProof | LoggedDistrust) -> None:
+        """Notes what became known of a generator's process. Raises JournalFull."""
 
     def append_batch(self, *, version: int, lease_ids: Sequence[int]) -> None:
         """Returns when the batch, and all before it, are on the disk. Raises JournalFull, and is then called again."""
@@ -152,6 +159,10 @@ class Journal:
     def append_filtered(self, lease_id: int) -> None:
         """See RunLog."""
         self._append(encoded(LoggedFilter(lease_id=lease_id)))
+
+    def append_provenance(self, news: LoggedProof | LoggedDistrust) -> None:
+        """See RunLog."""
+        self._append(encoded(news))
 
     def append_batch(self, *, version: int, lease_ids: Sequence[int]) -> None:
         """See RunLog."""
@@ -284,6 +295,9 @@ class NoJournal:
         """Keeps nothing."""
 
     def append_filtered(self, lease_id: int) -> None:
+        """Keeps nothing."""
+
+    def append_provenance(self, news: LoggedProof | LoggedDistrust) -> None:
         """Keeps nothing."""
 
     def append_batch(self, *, version: int, lease_ids: Sequence[int]) -> None:

@@ -105,9 +105,7 @@ def run_name(folder: Path) -> str:
     """The random name of the run in this folder; it is made when it is first asked for."""
     path = folder / "run_name"
     if not path.exists():
-        draft = folder / "run_name.new"
-        draft.write_text(f"{secrets.token_hex(8)}\n", encoding="utf-8")
-        draft.replace(path)
+        write_atomically(path, f"{secrets.token_hex(8)}\n")
     return path.read_text(encoding="utf-8").strip()
 
 

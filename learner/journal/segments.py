@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -20,12 +20,13 @@ import xxhash
 from learner.journal.files import sync_folder, unused
 from protocol.codec import Frame, decode, encode
 from protocol.messages import Finished
+from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 
 _FACTS = struct.Struct("<IBQ")
 _CHECK = struct.Struct("<I")
 _HEADER_BYTES = _FACTS.size + _CHECK.size
-_GROUP, _BATCH, _FILTERED = 1, 2, 3
+_GROUP, _BATCH, _FILTERED, _PROOF, _DISTRUST = 1, 2, 3, 4, 5
 _FRAME = struct.Struct("<I")
 _NAME = re.compile(r"segment-(\d{8,})\.log")
 
@@ -65,7 +66,26 @@ class LoggedFilter:
     lease_id: int
 
 
-Record = LoggedGroup | LoggedBatch | LoggedFilter
+@dataclass(frozen=True)
+class LoggedProof:
+    """Generators' processes that proved to serve a version: the checksums of what they loaded, by instance, and the
+    digest of what was sent.
+    """
+
+    version: PolicyVersion
+    digest: str
+    fingerprints: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class LoggedDistrust:
+    """A generator's process, by instance, none of whose tokens of this version or a later one is to be trained."""
+
+    instance: str
+    since: PolicyVersion
+
+
+Record = LoggedGroup | LoggedBatch | LoggedFilter | LoggedProof | LoggedDistrust
 
 
 @dataclass(frozen=True)
@@ -96,6 +116,10 @@ def encoded(record: Record) -> bytes:
             return _framed(_BATCH, json.dumps([version, list(lease_ids)]).encode())
         case LoggedFilter(lease_id=lease_id):
             return _framed(_FILTERED, str(lease_id).encode())
+        case LoggedProof(version=proven, digest=digest, fingerprints=fingerprints):
+            return _framed(_PROOF, json.dumps([str(proven), digest, dict(fingerprints)]).encode())
+        case LoggedDistrust(instance=instance, since=since):
+            return _framed(_DISTRUST, json.dumps([instance, str(since)]).encode())
 
 
 def encoded_group(frames: Sequence[Frame]) -> bytes:
@@ -171,6 +195,12 @@ def _decoded(kind: int, payload: bytes, *, path: Path) -> Record:
             return LoggedBatch(version=version, lease_ids=tuple(lease_ids))
         case 3:
             return LoggedFilter(lease_id=int(payload))
+        case 4:
+            proven, digest, fingerprints = json.loads(payload)
+            return LoggedProof(version=PolicyVersion.parse(proven), digest=digest, fingerprints=fingerprints)
+        case 5:
+            instance, since = json.loads(payload)
+            return LoggedDistrust(instance=instance, since=PolicyVersion.parse(since))
         case _:
             raise JournalUnknown(f"{path}: record type {kind} is not known; was it written by a newer release?")
 

@@ -123,10 +123,10 @@ def admissible(
     """
     fault = _fault(group, rules=rules)
     if fault is not None:
-        return _failed(group, reason=fault, data_fault=True)
+        return failure_of(group, reason=fault, data_fault=True)
     strange = _strange_version(group, belongs)
     if strange is not None:
-        return _failed(group, reason=strange, data_fault=False)
+        return failure_of(group, reason=strange, data_fault=False)
     faults = [_reward_fault(trajectory.reward, max_reward=rules.max_reward) for trajectory in group.trajectories]
     scored = tuple(one for one, fault in zip(group.trajectories, faults, strict=True) if fault is None)
     unscored = [one for one, fault in zip(group.trajectories, faults, strict=True) if fault is not None]
@@ -134,11 +134,11 @@ def admissible(
         return group.model_copy(update={"trajectories": scored}) if unscored else group
     if not unscored:
         reason = f"the group has {len(scored)} trajectories; at least {rules.min_group_size} are needed"
-        return _failed(group, reason=reason, data_fault=False)
+        return failure_of(group, reason=reason, data_fault=False)
     reason = f"{len(unscored)} of {len(group.trajectories)} rewards failed: {next(filter(None, faults))}"
     # One that might work at another time is worth a retry, whatever ails the others.
     transient = any(trajectory.reward.error_kind == "infrastructure" for trajectory in unscored)
-    return _failed(group, reason=reason, data_fault=not transient)
+    return failure_of(group, reason=reason, data_fault=not transient)
 
 
 def _strange_version(group: TrajectoryGroup, belongs: Callable[[PolicyVersion], bool]) -> str | None:
@@ -171,7 +171,8 @@ def _reward_fault(record: RewardRecord, *, max_reward: float) -> str | None:
     return None
 
 
-def _failed(group: TrajectoryGroup, *, reason: str, data_fault: bool) -> Failed:
+def failure_of(group: TrajectoryGroup, *, reason: str, data_fault: bool) -> Failed:
+    """What its holder would have said of an attempt that came to nothing."""
     return Failed(
         incarnation=group.incarnation,
         lease_id=group.lease_id,

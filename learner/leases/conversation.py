@@ -2,7 +2,7 @@
 
     Hello ─────▶ is it of the same model and data? ─▶ Welcome, Fleet, then as at a heartbeat, then grants; else Refused
     Heartbeat ─▶ deadlines move, attempts of former lives are adopted; what nobody wants ─▶ Cancelled
-    Finished ──▶ admissible ─▶ accept, or fail ─────▶ Acknowledged, then grants
+    Finished ──▶ proven? admissible ─▶ accept, or fail ▶ Acknowledged, then grants
     Failed ────▶ fail ──────────────────────────────▶ Acknowledged, then grants
     Goodbye ───▶ its leases go to others
 
@@ -16,12 +16,13 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from learner.leases.admission import GroupRules, admissible
+from learner.leases.admission import GroupRules, admissible, failure_of
 from learner.leases.env_services import EnvServices, Peer
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.granting import Granting, PacingRule
 from learner.leases.incarnations import Incarnations
 from learner.weights.fleet import Fleet
+from learner.weights.provenance import Standing
 from protocol.codec import Frame
 from protocol.messages import (
     Acknowledged,
@@ -83,6 +84,15 @@ class Moves:
     disk_is_full: Callable[[], bool]
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A group that is there, and is not acknowledged: a generator still owes the proof of what it sampled of it."""
+
+    holder: Peer
+    group: TrajectoryGroup
+    frames: Sequence[Frame]
+
+
 class Conversation:
     """Takes the messages of all env_services, one after the other. `clock` is in seconds."""
 
@@ -111,6 +121,7 @@ class Conversation:
         self._refused = refused
         self._clock = clock
         self._may_complain = Occasionally(every_s=_COMPLAIN_EVERY_S)
+        self._held: dict[tuple[str, int, int, int], _Held] = {}
 
     async def receive(self) -> None:
         """Takes messages until cancelled."""
@@ -236,7 +247,25 @@ class Conversation:
         unwanted = self._evaluator.heartbeat(now=now, holder=holder.name, lease_ids=ours, excused=excused)
         return [lease for lease in leases if not self._lives.is_ours(lease)] + [ours[number] for number in unwanted]
 
+    async def proofs_came(self) -> None:
+        """Takes up the groups that waited for a proof. One whose holder has left is sent again when that comes back."""
+        for key, held in list(self._held.items()):
+            if self._held.pop(key, None) is not None and self._holders.has(held.holder):
+                await self._on_finished(held.holder, held.group, held.frames)
+
     async def _on_finished(self, holder: Peer, group: TrajectoryGroup, frames: Sequence[Frame]) -> None:
+        provenance = self._fleet.provenance
+        match provenance.standing(group):
+            case Standing.PROVEN:
+                await self._on_proven(holder, group, frames)
+            case Standing.AWAITED:
+                key = (group.purpose, group.incarnation, group.lease_id, group.attempt)
+                self._held[key] = _Held(holder, group, frames)
+            case Standing.UNPROVEN:
+                self._refused("unproven")
+                await self._on_failed(holder, failure_of(group, reason=provenance.fault(group), data_fault=False))
+
+    async def _on_proven(self, holder: Peer, group: TrajectoryGroup, frames: Sequence[Frame]) -> None:
         if group.purpose == "evaluate":
             if self._lives.is_ours(group):
                 self._evaluator.finished(group)

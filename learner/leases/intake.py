@@ -147,6 +147,7 @@ class Intake:
         self._stirred.clear()
         if self._failure is not None:
             raise self._failure
+        self._note_provenance()
         return self._ledger.take(now=self._clock())
 
     async def _taken(self, batch: Batch, *, began: float) -> TakenBatch:
@@ -162,6 +163,7 @@ class Intake:
     async def trained(self, version: int, *, max_lag: int | None = None) -> None:
         """The learner holds `version` now. `max_lag`: the bound on the lag from here on; None leaves it as it is."""
         self._ledger.trained(version)
+        self._fleet.provenance.forget(below=self._ledger.next_version - self._ledger.config.max_lag)
         if max_lag is not None:
             await self._bound_lag(max_lag)
         await self._pump()
@@ -219,6 +221,8 @@ class Intake:
         assert snapshot.version == version, "the trainer waits for its checkpoint"
         late = [group for lease_id, group in self._buffer.items() if copied.get(lease_id) is not group]
         self._journal.rotate(version=version, groups=late)
+        self._fleet.provenance.tell_again()
+        self._note_provenance()
         return snapshot
 
     def readmit(self, groups: Iterable[TrajectoryGroup]) -> None:
@@ -231,10 +235,25 @@ class Intake:
                 self._buffer[group.lease_id] = group
 
     async def fleet_changed(self) -> None:
-        """Somebody serves another version than before, came, or left."""
+        """Somebody serves another version than before, came, left, or has proven what it serves, or failed to."""
         self._ledger.served_changed(self._fleet.served)
+        self._note_provenance()
         await self._holders.broadcast(FleetMessage(generators=tuple(self._fleet.serving())))
+        await self._conversation.proofs_came()
         await self._pump()
+
+    def _note_provenance(self) -> None:
+        """Writes down who has proven what, and gives back what those sampled that are not believed any more."""
+        provenance = self._fleet.provenance
+        try:
+            for news in provenance.untold():
+                self._journal.append_provenance(news)
+        except JournalFull as error:
+            self._room.say(error)
+        recalled = provenance.recalled(self._buffer.values())
+        if recalled:
+            log.warning("%d groups are sampled again: a generator that served old weights took part", len(recalled))
+            self._forget(self._ledger.recall([group.lease_id for group in recalled]), why="unproven")
 
     async def bound_lag(self, max_lag: int) -> None:
         """Bounds the lag of what is trained from here on. What that makes too old is dropped, and granted again."""

@@ -202,6 +202,10 @@ class Ledger:
         self._table.close(lease_id, Closed.FILTERED)
         return cancelled
 
+    def recall(self, lease_ids: Iterable[int]) -> tuple[EndedAttempt, ...]:
+        """Gives back buffered groups that must not be trained after all: their leases will be granted again."""
+        return tuple(self._table.drop(lease_id) for lease_id in lease_ids if lease_id in self._table.buffered)
+
     def _was_granted(self, lease_id: int, attempt: int) -> bool:
         """A closed lease's attempts are forgotten, so that any number passes for them."""
         lease = self._table.leases.get(lease_id)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from learner.weights.provenance import Loaded, Provenance
 from learner.weights.remembered import Remembered
 from protocol.fleet import Announcement, AnnouncementAnswer, Fingerprints
 from protocol.generation import GeneratorState
@@ -43,6 +44,10 @@ class Member:
         return self.announcement.generator_id
 
     @property
+    def instance(self) -> str:
+        return self.announcement.instance
+
+    @property
     def url(self) -> str:
         return self.announcement.url.rstrip("/")
 
@@ -62,6 +67,8 @@ class Fleet:
     silence_s: float
     changed: Callable[[], None]
     url_fault: Callable[[str], str | None] = lambda url: None
+    provenance: Provenance = field(default_factory=Provenance)
+    """Who has proven which version; it is told of every commit, proof and departure."""
     _members: dict[str, Member] = field(default_factory=dict)
     _expelled: Remembered[str] = field(default_factory=Remembered)
     _superseded: Remembered[str] = field(default_factory=Remembered)
@@ -86,8 +93,9 @@ class Fleet:
             )
 
     def _take_in(self, announcement: Announcement, *, instead_of: Member | None, now: float) -> None:
-        if instead_of is not None and instead_of.announcement.instance != announcement.instance:
-            self._superseded[instead_of.generator_id, instead_of.announcement.instance] = announcement.instance
+        if instead_of is not None and instead_of.instance != announcement.instance:
+            self._superseded[instead_of.generator_id, instead_of.instance] = announcement.instance
+            self.provenance.leave(instead_of.instance)
         self._members[announcement.generator_id] = Member(announcement=announcement, last_seen=now)
         self.changed()
 
@@ -144,10 +152,21 @@ class Fleet:
         """The oldest policy version number that a serving generator holds; None if nobody serves."""
         return min((member.serving.number for member in self._members.values() if member.serving), default=None)
 
-    def committed(self, generator_id: str, *, version: PolicyVersion, fingerprint: str) -> None:
-        """The generator serves `version` now."""
+    def asked_to_commit(self, member: Member, version: PolicyVersion) -> None:
+        """The generator may stamp `version` from now on; whether rightly is known when its proof is judged."""
+        if self.holds(member):
+            self.provenance.expect(member.instance, version)
+
+    def not_committed(self, member: Member, version: PolicyVersion) -> None:
+        """Its commit failed, or its proof is not good: what it stamped with `version` since does not count."""
+        self.provenance.give_up(member.instance, version)
+        self.changed()
+
+    def committed(self, generator_id: str, *, version: PolicyVersion, fingerprint: str, digest: str = "") -> None:
+        """The generator has proven that it serves `version` now, whose weights have this digest."""
         member = self._members.get(generator_id)
         if member is not None:
+            self.provenance.prove(member.instance, Loaded(version, digest, fingerprint))
             member.serving = version
             member.fingerprint = fingerprint
             self.changed()
@@ -157,6 +176,11 @@ class Fleet:
         if self.holds(member) and member.serving is not None:
             member.serving = None
             self.changed()
+
+    def distrust(self, instance: str, *, since: PolicyVersion) -> None:
+        """What that process sampled under `since` and later versions may be of other weights, and does not count."""
+        self.provenance.distrust(instance, since=since)
+        self.changed()
 
     def doubt(self, generator_id: str, *, reason: str) -> None:
         """The generator may serve something else than it was sent; whether it does is known when others are right."""
@@ -179,14 +203,16 @@ class Fleet:
 
     def lost(self, generator_id: str) -> None:
         """The generator does not answer. It may announce itself again."""
-        if self._members.pop(generator_id, None) is not None:
+        member = self._members.pop(generator_id, None)
+        if member is not None:
+            self.provenance.leave(member.instance)
             self.changed()
 
     def expel(self, generator_id: str, *, reason: str) -> None:
         """The generator serves something else than it was sent. Its process is not taken back; the next one may be."""
         member = self._members.get(generator_id)
         if member is not None:
-            self._expelled[generator_id, member.announcement.instance] = reason
+            self._expelled[generator_id, member.instance] = reason
             self.lost(generator_id)
 
     def stood_still(self, seconds: float) -> None:

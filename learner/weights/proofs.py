@@ -10,6 +10,8 @@ weights that are old.
     a fault of the probe that all have, so far                    ─▶ doubted: they serve nothing, until one is right
     a gap that like generators share, within `probe_tolerance`    ─▶ numerics: nobody's fault
     logprobs of the learner's own that are not finite             ─▶ its own fault: the probe judges nobody
+
+What a generator sampled under a version counts once its proof is good (`provenance`).
 """
 
 import logging
@@ -22,6 +24,7 @@ from pydantic import BaseModel
 
 from learner.weights.fleet import Fleet, Member
 from learner.weights.probe import HIGH_QUANTILE, ProbeGap
+from learner.weights.provenance import Provenance
 from learner.weights.published import Packed
 from learner.weights.remembered import Remembered
 from protocol.fleet import Commit, Committed
@@ -80,19 +83,21 @@ def proof_of(member: Member, answer: Committed, packed: Packed) -> Proof:
 
 @dataclass(frozen=True)
 class ProbeVerdict:
-    """Who serves something else than was sent, and why, by id: `outliers` for certain, `doubted` as far as is known."""
+    """Who serves something else than was sent, and why: `outliers` for certain, `doubted` as far as is known;
+    and by process the version since which each of them may do so.
+    """
 
-    outliers: Mapping[str, str]
-    doubted: Mapping[str, str]
+    outliers: Mapping[Member, str]
+    doubted: Mapping[Member, str]
+    since: Mapping[str, PolicyVersion]
 
 
 @dataclass(frozen=True)
-class _Loaded:
-    """What a process proved last."""
+class _Age:
+    """Evidence in nats that a process serves old weights, and the version at which it began to gather."""
 
-    version: PolicyVersion
-    digest: str
-    fingerprint: str
+    evidence: float
+    since: PolicyVersion
 
 
 @dataclass
@@ -104,32 +109,43 @@ class _Seen:
 
 
 class Proofs:
-    """Judges proofs. `probe_tolerance` bounds the mean gap in nats; None for the usual one of the numbers' type."""
+    """Judges proofs. `probe_tolerance` bounds the mean gap in nats; None for the usual one of the numbers' type.
 
-    def __init__(self, *, probe_tolerance: float | None, dtype: str) -> None:
+    `provenance` knows what each process has proven before.
+    """
+
+    def __init__(self, *, probe_tolerance: float | None, dtype: str, provenance: Provenance) -> None:
         self._probe_tolerance = probe_tolerance
         self._dtype = dtype
-        self._loaded: Remembered[_Loaded] = Remembered()
-        self._age: Remembered[float] = Remembered()
+        self._provenance = provenance
+        self._age: Remembered[_Age] = Remembered()
         self._seen: dict[PolicyVersion, _Seen] = {}
 
     def judge(self, proofs: Sequence[Proof], packed: Packed) -> ProbeVerdict:
         """The proofs are of commits of one version. One with a fault has no say in which checksum is right."""
         seen = self._seen_of(packed.version)
-        outliers = {proof.name: fault for proof in proofs if (fault := self._load_fault(proof, packed)) is not None}
-        doubted = self._probe_faults([proof for proof in proofs if proof.name not in outliers], packed)
-        fine = [proof for proof in proofs if proof.name not in outliers | doubted]
+        outliers = {proof.member: fault for proof in proofs if (fault := self._load_fault(proof, packed)) is not None}
+        doubted = self._probe_faults([proof for proof in proofs if proof.member not in outliers], packed)
+        fine = [proof for proof in proofs if proof.member not in outliers | doubted]
         for kind in {proof.likeness for proof in fine}:
             alike = [proof for proof in fine if proof.likeness == kind]
             outliers |= self._other_checksums(alike, packed, seen=seen)
             outliers |= self._other_gaps(alike, packed, seen=seen)
         for proof in fine:
-            if proof.name not in outliers:
+            if proof.member not in outliers:
                 seen.good[proof.process] = proof
-                self._loaded[proof.process] = _Loaded(packed.version, packed.digest, proof.answer.fingerprint)
+        wrong = outliers | doubted
+        seen.good = {process: proof for process, proof in seen.good.items() if proof.member not in wrong}
+        ages = {proof.member: self._since(proof, packed) for proof in proofs}
+        since = {member.instance: ages.get(member, packed.version) for member in wrong}
         if any(proof.gap.tokens for proof in seen.good.values()):  # so it is not the learner's fault, nor numerics
-            return ProbeVerdict(outliers=outliers | doubted, doubted={})
-        return ProbeVerdict(outliers=outliers, doubted=doubted)
+            return ProbeVerdict(outliers=outliers | doubted, doubted={}, since=since)
+        return ProbeVerdict(outliers=outliers, doubted=doubted, since=since)
+
+    def _since(self, proof: Proof, packed: Packed) -> PolicyVersion:
+        """From which version on a process that has a fault now may have had it."""
+        age = self._age.get(proof.process)
+        return packed.version if age is None or age.evidence <= SURE else age.since
 
     def _seen_of(self, version: PolicyVersion) -> _Seen:
         seen = self._seen.setdefault(version, _Seen())
@@ -139,7 +155,7 @@ class Proofs:
         return seen
 
     def _load_fault(self, proof: Proof, packed: Packed) -> str | None:
-        before = self._loaded.get(proof.process)
+        before = self._provenance.last(proof.member.instance)
         if before and before.fingerprint == proof.answer.fingerprint and before.digest != packed.digest:
             return (
                 f"the checksum of its loaded weights is {before.fingerprint} at version {packed.version} as it was at "
@@ -147,7 +163,7 @@ class Proofs:
             )
         return None
 
-    def _probe_faults(self, proofs: Sequence[Proof], packed: Packed) -> dict[str, str]:
+    def _probe_faults(self, proofs: Sequence[Proof], packed: Packed) -> dict[Member, str]:
         if not packed.probe.usable:
             log.error(
                 "the learner's own logprobs of the probe are not finite at version %s: its weights are broken, and no "
@@ -155,7 +171,7 @@ class Proofs:
                 packed.version,
             )
             return {}
-        return {proof.name: fault for proof in proofs if (fault := self._probe_fault(proof, packed)) is not None}
+        return {proof.member: fault for proof in proofs if (fault := self._probe_fault(proof, packed)) is not None}
 
     def _probe_fault(self, proof: Proof, packed: Packed) -> str | None:
         gap, allowed = proof.gap, self._allowed(proof)
@@ -167,14 +183,20 @@ class Proofs:
                 f"{HIGH_QUANTILE:.0%} quantile, from the learner's at version {packed.version}; at most {allowed:.3g} "
                 f"and {_HIGH_TOLERANCE * allowed:.3g} are allowed"
             )
-        age = max(0.0, (self._age.get(proof.process) or 0.0) + gap.age)
-        self._age[proof.process] = age
-        if age > SURE:
+        evidence = self._gather(proof, packed).evidence
+        if evidence > SURE:
             return (
                 f"its logprobs of the probe are not those of version {packed.version} but of the one before or an "
-                f"older one (evidence {age:.3g} nats, {SURE:g} are believed): it serves old weights"
+                f"older one (evidence {evidence:.3g} nats, {SURE:g} are believed): it serves old weights"
             )
         return None
+
+    def _gather(self, proof: Proof, packed: Packed) -> _Age:
+        before = self._age.get(proof.process)
+        evidence = max(0.0, (before.evidence if before else 0.0) + proof.gap.age)
+        since = before.since if before and before.evidence else packed.version
+        self._age[proof.process] = _Age(evidence, since)
+        return self._age[proof.process]
 
     def _allowed(self, proof: Proof) -> float:
         return self._probe_tolerance or max(TOLERANCES.get(t, TOLERANCES[""]) for t in self._types(proof))
@@ -183,11 +205,14 @@ class Proofs:
         """Of the learner's numbers, and of the generator's."""
         return self._dtype, proof.member.announcement.dtype or self._dtype
 
-    def _other_gaps(self, alike: Sequence[Proof], packed: Packed, *, seen: _Seen) -> dict[str, str]:
+    def _floor(self, proof: Proof) -> float:
+        return max(_FLOORS.get(t, _FLOORS[""]) for t in self._types(proof))
+
+    def _other_gaps(self, alike: Sequence[Proof], packed: Packed, *, seen: _Seen) -> dict[Member, str]:
         """Those that are much further from the learner than like generators are at this version."""
         kind = alike[0].likeness
         all_alike = {proof.process: proof for proof in (*seen.good.values(), *alike) if proof.likeness == kind}
-        floor = max(_FLOORS.get(t, _FLOORS[""]) for t in self._types(alike[0]))
+        floor = self._floor(alike[0])
         found = {}
         for proof in alike:
             others = [o.gap for process, o in all_alike.items() if process != proof.process and o.gap.tokens]
@@ -196,30 +221,37 @@ class Proofs:
             mean = _TIMES * statistics.median(gap.mean for gap in others) + floor
             high = _TIMES * statistics.median(gap.high for gap in others) + _HIGH_TOLERANCE * floor
             if proof.gap.mean > mean or proof.gap.high > high:
-                found[proof.name] = (
+                found[proof.member] = (
                     f"its logprobs of the probe differ by {proof.gap.mean:.3g} nats in the mean, and by "
                     f"{proof.gap.high:.3g} at the {HIGH_QUANTILE:.0%} quantile, from the learner's at version "
                     f"{packed.version}; from like generators at most {mean:.3g} and {high:.3g} are expected"
                 )
         return found
 
-    def _other_checksums(self, alike: Sequence[Proof], packed: Packed, *, seen: _Seen) -> dict[str, str]:
-        """Those whose checksum is not that of an earlier proof of this version, or else the commonest one.
-
-        Among equally common ones that of the smallest probe gap is believed.
-        """
+    def _other_checksums(self, alike: Sequence[Proof], packed: Packed, *, seen: _Seen) -> dict[Member, str]:
+        """Those whose checksum is not the one that is believed; they may have proven this version before."""
         kind = alike[0].likeness
-        if kind not in seen.checksums:
-            counts = Counter(proof.answer.fingerprint for proof in alike)
-            most = max(alike, key=lambda proof: (counts[proof.answer.fingerprint], -proof.gap.mean))
-            seen.checksums[kind] = most.answer.fingerprint
-        fingerprint = seen.checksums[kind]
+        all_alike = [*(proof for proof in seen.good.values() if proof.likeness == kind), *alike]
+        believed = seen.checksums[kind] = self._believed(all_alike, before=seen.checksums.get(kind))
         return {
-            proof.name: f"the checksum of its loaded weights at version {packed.version} is "
-            f"{proof.answer.fingerprint}; the other generators' is {fingerprint}"
-            for proof in alike
-            if proof.answer.fingerprint != fingerprint
+            proof.member: f"the checksum of its loaded weights at version {packed.version} is "
+            f"{proof.answer.fingerprint}; the other generators' is {believed}"
+            for proof in all_alike
+            if proof.answer.fingerprint != believed
         }
+
+    def _believed(self, alike: Sequence[Proof], *, before: str | None) -> str:
+        """The checksum that was believed before, or else the commonest, and of equally common ones that of the smallest
+        gap; unless another one's gap is smaller by as much as makes an outlier: then most, or the first, were wrong.
+        """
+        counts = Counter(proof.answer.fingerprint for proof in alike)
+        most = max(alike, key=lambda proof: (counts[proof.answer.fingerprint], -proof.gap.mean))
+        believed = before or most.answer.fingerprint
+        compared = sorted((proof for proof in alike if proof.gap.tokens), key=lambda proof: proof.gap.mean)
+        ours = next((proof.gap.mean for proof in compared if proof.answer.fingerprint == believed), None)
+        if ours is not None and ours > _TIMES * compared[0].gap.mean + self._floor(compared[0]):
+            return compared[0].answer.fingerprint
+        return believed
 
 
 class Commits:
@@ -243,7 +275,12 @@ class Commits:
         """
         probe = packed.probe.within(member.announcement.max_model_len)
         body = Commit(version=str(packed.version), epoch=epoch, probe=probe.texts)
-        answer = await self.ask(member, "commit", body, Committed, deadline_s=self._timeout_s + receive_s)
+        self._fleet.asked_to_commit(member, packed.version)
+        try:
+            answer = await self.ask(member, "commit", body, Committed, deadline_s=self._timeout_s + receive_s)
+        except BaseException:
+            self._fleet.not_committed(member, packed.version)
+            raise
         return proof_of(member, answer, packed)
 
     async def proof(self, member: Member, packed: Packed, *, epoch: int) -> Proof | None:
@@ -262,15 +299,24 @@ class Commits:
         """
         present = [proof for proof in proofs if self._fleet.holds(proof.member)]
         verdict = self._proofs.judge(present, packed)
-        for name, fault in verdict.outliers.items():
+        for instance, since in verdict.since.items():
+            self._fleet.distrust(instance, since=since)
+        expelled = {member.generator_id: why for member, why in verdict.outliers.items() if self._fleet.holds(member)}
+        for name, fault in expelled.items():
             self._fleet.expel(name, reason=fault)
-        for name, fault in verdict.doubted.items():
+        for member, fault in verdict.doubted.items():
+            name = member.generator_id
             log.warning("generator %s is doubted, and serves nothing until another one is right: %s", name, fault)
             self._fleet.doubt(name, reason=fault)
-        good = [proof for proof in present if proof.name not in {*verdict.outliers, *verdict.doubted}]
-        expelled = dict(verdict.outliers) | (self._fleet.expel_doubted() if any(p.gap.tokens for p in good) else {})
+        good = [proof for proof in present if proof.member not in {*verdict.outliers, *verdict.doubted}]
+        expelled |= self._fleet.expel_doubted() if any(proof.gap.tokens for proof in good) else {}
         for name, fault in expelled.items():
             log.error("generator %s is expelled: %s", name, fault)
         for proof in good:
-            self._fleet.committed(proof.name, version=packed.version, fingerprint=proof.answer.fingerprint)
+            self._fleet.committed(
+                proof.name, version=packed.version, fingerprint=proof.answer.fingerprint, digest=packed.digest
+            )
+        for proof in proofs:
+            if all(proof is not other for other in good):
+                self._fleet.not_committed(proof.member, packed.version)
         return good

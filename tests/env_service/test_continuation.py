@@ -72,6 +72,20 @@ async def test_what_a_draining_generator_hands_back_goes_on_elsewhere(bench: Mak
     assert second.turns[0].generator_ids == ("g0",)
 
 
+async def test_tokens_of_two_processes_stay_apart_though_both_were_of_one_version(bench: MakeBench) -> None:
+    """Each of the two has to prove that it served this version."""
+
+    def signed(one: GeneratePart, instance: str) -> GeneratePart:
+        (span,) = one.version_spans
+        return one.model_copy(update={"version_spans": (span.model_copy(update={"instance": instance}),)})
+
+    made = await bench(lambda r: [signed(handed_back(0, [0, 8]), "a")], lambda r: [signed(part(0, [7, END]), "b")])
+
+    (trajectory,) = (await made.finished(lease(group_size=1))).group.trajectories
+
+    assert [(span.start, span.end, span.instance) for span in trajectory.version_spans] == [(6, 8, "a"), (8, 10, "b")]
+
+
 async def test_tokens_without_a_version_are_sampled_again(bench: MakeBench) -> None:
     unstamped = GeneratePart(index=0, token_ids=(1, 1), behavior_logprobs=(-1.0, -1.0))
     made = await bench(lambda r: [part(0, [0], last=False), unstamped, None], well)

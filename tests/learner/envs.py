@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from learner.evaluation.config import EvaluationConfig
-from learner.journal.journal import Journal, Record, read_journal
+from learner.journal.journal import Journal, LoggedProof, Record, read_journal
 from learner.leases.admission import GroupFilter, GroupRules
 from learner.leases.conversation import IntakeOptions
 from learner.leases.dead_letters import DeadLetters
@@ -18,6 +18,7 @@ from learner.leases.granting import LeaseTerms
 from learner.leases.intake import Intake
 from learner.ledger import Ledger, LedgerConfig
 from learner.weights.fleet import Fleet
+from learner.weights.provenance import Loaded
 from protocol.generation import Sampling
 from protocol.messages import (
     Acknowledged,
@@ -35,11 +36,13 @@ from protocol.trajectories import TrajectoryGroup
 from services.http.waiting import Waiting
 from services.zmq.sockets import DealerSocket, RouterSocket
 from tests.learner.generators import FINGERPRINTS, announcement
-from tests.learner.samples import INCARNATION, LEDGER
+from tests.learner.samples import INCARNATION, INSTANCE, LEDGER
 
 M = TypeVar("M", bound=Message)
 RUN = "run-a"
 EVERY_GROUP = GroupFilter()
+_VERSIONS = 300
+"""So many of each incarnation are proven by the generator of the samples."""
 ADDITION = EnvironmentInfo(name="addition", train_tasks=100, evaluation_tasks=5000)
 
 
@@ -145,7 +148,9 @@ class Learner:
         await self.serve(batch.version + 1)
 
     def journal(self) -> list[Record]:
-        return list(read_journal(self.folder / "journal"))
+        """What it says of leases."""
+        records = read_journal(self.folder / "journal")
+        return [record for record in records if not isinstance(record, LoggedProof)]
 
     @asynccontextmanager
     async def env(self, name: str, *, instance: str = "i0") -> AsyncIterator[ScriptedEnv]:
@@ -224,6 +229,11 @@ async def learner(
                 folder=folder,
                 waits=waits,
             )
+            for version in range(_VERSIONS * INCARNATION):
+                proven = PolicyVersion(1 + version // _VERSIONS, version % _VERSIONS)
+                fleet.provenance.prove(INSTANCE, Loaded(proven, digest="", fingerprint=""))
+            for _ in fleet.provenance.untold():
+                pass  # the journal is to hold what a test brings about
             if serves:
                 await made.serve(0)
             loops = [asyncio.create_task(intake.receive()), asyncio.create_task(intake.tick())]

@@ -57,7 +57,7 @@ def announcement(
 ) -> Announcement:
     return Announcement(
         generator_id=name,
-        instance=instance,
+        instance=f"{name}-{instance}",
         condition=condition,
         url=url,
         protocol_version=protocol_version,

@@ -19,6 +19,9 @@ from protocol.trajectories import (
 INCARNATION = 3
 """Of the learner that granted the groups below, and published the versions of their tokens."""
 
+INSTANCE = "g-1"
+"""Of the generator's process that sampled them."""
+
 LEDGER = LedgerConfig(
     groups_per_step=2,
     max_lag=1,
@@ -38,6 +41,7 @@ def trajectory(
     token_id: int = 5,
     text: str = "four",
     incarnation: int = INCARNATION,
+    instance: str = INSTANCE,
 ) -> Trajectory:
     """A prompt of two tokens and one sampled token for each of `versions`, which rise. No reward makes an error."""
     length = 2 + len(versions)
@@ -50,18 +54,18 @@ def trajectory(
         token_ids=np.full(length, token_id, dtype=np.int32),
         loss_mask=np.array([0, 0] + [1] * len(versions), dtype=np.uint8),
         behavior_logprobs=np.array([0.0, 0.0] + [-0.5] * len(versions), dtype=np.float32),
-        version_spans=_spans(versions, incarnation=incarnation),
+        version_spans=_spans(versions, incarnation=incarnation, instance=instance),
         turns=(Turn(start=0, completion_start=2, end=length, finish_reason=finish, generator_ids=("g",)),),
         reward=record,
         completion_text=text,
     )
 
 
-def _spans(versions: Sequence[int], *, incarnation: int) -> tuple[VersionSpan, ...]:
+def _spans(versions: Sequence[int], *, incarnation: int, instance: str) -> tuple[VersionSpan, ...]:
     firsts = [index for index, version in enumerate(versions) if index == 0 or version != versions[index - 1]]
     ends = [*firsts[1:], len(versions)][: len(firsts)]
     return tuple(
-        VersionSpan(version=f"{incarnation}.{versions[start]}", start=2 + start, end=2 + end)
+        VersionSpan(version=f"{incarnation}.{versions[start]}", start=2 + start, end=2 + end, instance=instance)
         for start, end in zip(firsts, ends, strict=True)
     )
 

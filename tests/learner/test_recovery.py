@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from learner.journal.checkpoints import Checkpoints, checkpoints_of
-from learner.journal.journal import FOLDER, Journal, JournalUnknown
+from learner.journal.journal import FOLDER, Journal, JournalUnknown, LoggedDistrust, LoggedProof
 from learner.journal.run_folder import History, NothingToResume
 from learner.journal.segments import read_segment, segments_of
 from learner.ledger import Batch, Ledger, Verdict
@@ -20,7 +20,7 @@ from learner.recovery import Recovered, recover
 from learner.training.guard import NEW_GUARD, GuardState
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
-from tests.learner.samples import LEDGER, group
+from tests.learner.samples import INSTANCE, LEDGER, group
 
 PER_STEP = LEDGER.groups_per_step
 
@@ -218,6 +218,23 @@ def test_groups_that_no_batch_has_used_are_taken_up_and_none_is_trained_twice(li
 
     third, _ = lives.resume()
     assert third.trainer.weights == second.trainer.weights, "a second crash replays both lives' batches"
+
+
+def test_a_group_whose_sampler_was_found_to_serve_old_weights_is_not_taken_up(lives: Lives) -> None:
+    first = lives.begin()
+    first.step()
+    first.sample()
+    spare = sorted(first.buffer)
+    assert spare, "groups of version 1 wait for their batch"
+    for number in range(2):
+        first.journal.append_provenance(LoggedProof(PolicyVersion(1, number), "d", {INSTANCE: "f", "other": "f"}))
+    first.journal.append_provenance(LoggedDistrust(INSTANCE, PolicyVersion(1, 1)))
+    _, recovered = lives.resume()
+    assert len(recovered.batches) == 1, "what was trained before stays in the history of the weights"
+    assert sorted(each.lease_id for each in recovered.spare_groups()) == [
+        lease_id for lease_id in spare if first.buffer[lease_id].oldest_version == 0
+    ]
+    assert [sorted(proof.fingerprints) for proof in recovered.proofs] == [sorted(["other", INSTANCE]), ["other"]]
 
 
 def test_without_a_checkpoint_everything_is_replayed_from_the_start(lives: Lives) -> None:

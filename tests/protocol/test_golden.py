@@ -18,7 +18,10 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def trajectory(*, mixed: bool) -> Trajectory:
-    spans = [VersionSpan(version="1.6", start=3, end=4), VersionSpan(version="1.7", start=4, end=6)]
+    spans = [
+        VersionSpan(version="1.6", start=3, end=4, instance="5891b5b522d5df08"),
+        VersionSpan(version="1.7", start=4, end=6, instance="6b51d431df5d7f14"),
+    ]
     failed = RewardRecord(verifier="math", error_kind="infrastructure", error="the worker died", attempts=3)
     scored = RewardRecord(
         reward=0.5,

@@ -1,0 +1,173 @@
+"""Which generator's process has proven which policy version: what nobody has proven is not trained on.
+
+    asked to commit ─▶ awaited ── its proof is good ──▶ proven ── later found to serve old weights ──▶ distrusted
+                          └── found wrong, does not answer, leaves ──▶ unproven, as if it had never been asked
+
+A generator stamps a version from its commit on, and its proof is judged some time later: the checksum and the logprobs
+of the probe take milliseconds to seconds. What it samples in between may finish before that. So a group waits while a
+version of its tokens is awaited of the process that sampled them, and is refused if that version stays unproven.
+
+Evidence of old weights gathers over several versions. When it is believed, the process is distrusted from the version
+at which it began to gather, and what is still to be trained of that is given back.
+
+A plain record without I/O, owned by the event loop. `untold` is for the journal, so that a learner that resumes
+still knows who has proven what: groups that were sampled for its former life come in after that has ended.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from learner.journal.segments import LoggedDistrust, LoggedProof
+from learner.weights.remembered import Remembered
+from protocol.model import PolicyVersion
+from protocol.trajectories import TrajectoryGroup
+
+
+class Standing(StrEnum):
+    """What is known of the versions that a group's tokens are stamped with."""
+
+    PROVEN = "proven"
+    AWAITED = "awaited"
+    UNPROVEN = "unproven"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a process proved last: the version, the digest of what was sent, the checksum of what it loaded."""
+
+    version: PolicyVersion
+    digest: str
+    fingerprint: str
+
+
+class Provenance:
+    """By process, as its spans are signed, and by version."""
+
+    def __init__(self) -> None:
+        self._proven: dict[PolicyVersion, dict[str, Loaded]] = {}
+        self._last: Remembered[Loaded] = Remembered()
+        self._awaited: set[tuple[str, PolicyVersion]] = set()
+        self._distrusted: Remembered[PolicyVersion] = Remembered()
+        self._recall_due = False
+        self._forgotten_below = 0
+        self._news: list[LoggedProof | LoggedDistrust] = []
+
+    def expect(self, instance: str, version: PolicyVersion) -> None:
+        """The process is asked to commit: from now on it may stamp this version."""
+        self._awaited.add((instance, version))
+
+    def give_up(self, instance: str, version: PolicyVersion) -> None:
+        """Its commit came to nothing, or its proof is not good."""
+        self._awaited.discard((instance, version))
+
+    def prove(self, instance: str, loaded: Loaded) -> None:
+        """Its proof is good."""
+        self.give_up(instance, loaded.version)
+        self._note(instance, loaded)
+        self._news.append(_logged(loaded, instance))
+
+    def _note(self, instance: str, loaded: Loaded) -> None:
+        self._proven.setdefault(loaded.version, {})[instance] = loaded
+        self._last[instance,] = loaded
+
+    def last(self, instance: str) -> Loaded | None:
+        """What a process proved last, to this life of the learner or to a former one."""
+        return self._last.get((instance,))
+
+    def distrust(self, instance: str, *, since: PolicyVersion) -> None:
+        """It may have served older weights than it said since that version."""
+        since = min(since, self._distrusted.get((instance,)) or since)
+        self._distrusted[instance,] = since
+        for version, proven in self._proven.items():
+            if version >= since:
+                proven.pop(instance, None)
+        self.leave(instance)
+        self._recall_due = True
+        self._news.append(LoggedDistrust(instance, since))
+
+    def leave(self, instance: str) -> None:
+        """The process has left: what it has not proven it will not prove."""
+        self._awaited = {awaited for awaited in self._awaited if awaited[0] != instance}
+
+    def forget(self, *, below: int) -> None:
+        """Tokens of versions with a smaller number are too old to be trained, whoever sampled them."""
+        self._forgotten_below = below
+        self._proven = {version: proven for version, proven in self._proven.items() if version.number >= below}
+
+    def standing(self, group: TrajectoryGroup) -> Standing:
+        """What is known of all its tokens; of those that are too old anyway nothing is asked."""
+        unproven = [each for each in _signed(group) if not self._is_proven(*each)]
+        if not unproven:
+            return Standing.PROVEN
+        return Standing.AWAITED if self._awaited.issuperset(unproven) else Standing.UNPROVEN
+
+    def _is_proven(self, instance: str, version: PolicyVersion) -> bool:
+        return version.number < self._forgotten_below or instance in self._proven.get(version, ())
+
+    def fault(self, group: TrajectoryGroup) -> str:
+        """Which of its tokens are unproven, in words."""
+        unproven = sorted({str(each[1]) for each in _signed(group) if not self._is_proven(*each)})
+        names = sorted({name for one in group.trajectories for turn in one.turns for name in turn.generator_ids})
+        return (
+            f"tokens of policy version {', '.join(unproven)} were sampled by a generator that did not prove to serve "
+            f"it (the group was sampled by {', '.join(names)}): they are sampled again"
+        )
+
+    def recalled(self, groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
+        """Those with a token of a process that is not believed any more, if one was distrusted since the last call."""
+        if not self._recall_due:
+            return []
+        self._recall_due = False
+        return [group for group in groups if is_recalled(group, self._since)]
+
+    def _since(self, instance: str) -> PolicyVersion | None:
+        return self._distrusted.get((instance,))
+
+    def untold(self) -> Iterator[LoggedProof | LoggedDistrust]:
+        """What the journal has not been told yet, proofs of one version together. Each is told once its successor is
+        asked for: one that could not be written comes again.
+        """
+        self._news = _together(self._news)
+        while self._news:
+            yield self._news[0]
+            del self._news[0]
+
+    def tell_again(self) -> None:
+        """The journal begins a segment that is to hold all that counts."""
+        self._news = [
+            *(_logged(loaded, instance) for proven in self._proven.values() for instance, loaded in proven.items()),
+            *self._news,
+        ]
+
+    def restore(self, proofs: Iterable[LoggedProof]) -> None:
+        """What former lives of the learner knew, in the order in which they were told it."""
+        for proof in proofs:
+            for instance, fingerprint in proof.fingerprints.items():
+                self._note(instance, Loaded(proof.version, proof.digest, fingerprint))
+
+
+def is_recalled(group: TrajectoryGroup, since_of: Callable[[str], PolicyVersion | None]) -> bool:
+    """Whether one of the group's tokens is of a process that is not believed since that version, or one before it."""
+    return any((since := since_of(instance)) is not None and version >= since for instance, version in _signed(group))
+
+
+def _signed(group: TrajectoryGroup) -> set[tuple[str, PolicyVersion]]:
+    """Who sampled its tokens: processes, each with a version."""
+    signed = {(span.instance, span.version) for one in group.trajectories for span in one.version_spans}
+    return {(instance, PolicyVersion.parse(version)) for instance, version in signed}
+
+
+def _logged(loaded: Loaded, instance: str) -> LoggedProof:
+    return LoggedProof(loaded.version, loaded.digest, {instance: loaded.fingerprint})
+
+
+def _together(news: Iterable[LoggedProof | LoggedDistrust]) -> list[LoggedProof | LoggedDistrust]:
+    joined: list[LoggedProof | LoggedDistrust] = []
+    for each in news:
+        last = joined[-1] if joined else None
+        if isinstance(each, LoggedProof) and isinstance(last, LoggedProof) and last.version == each.version:
+            joined[-1] = LoggedProof(each.version, each.digest, {**last.fingerprints, **each.fingerprints})
+        else:
+            joined.append(each)
+    return joined
