@@ -17,7 +17,6 @@ LONGER_FILES = {
 
 FULLER_FOLDERS = {
     "learner/training": "the numerical half of the learner: a file for each model, pass and kind of packing",
-    "headway/simulation": "a stand-in for each part of the outside world: clock, network, disk, engines",
 }
 """Folders of more than MOST_FILES modules, with the reason for each."""
 

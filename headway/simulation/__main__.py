@@ -1,5 +1,213 @@
-"""`python -m headway.simulation`."""
+"""The command: many seeds over all cores, or one of them to be read."""
 
-from headway.simulation.command import main
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-main()
+_CHUNK = 25
+_LINES = 60
+
+
+@dataclass
+class Totals:
+    """What many seeds came to."""
+
+    seeds: int = 0
+    virtual_s: float = 0.0
+    callbacks: int = 0
+    steps: int = 0
+    cpu_s: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    profiles: Counter[str] = field(default_factory=Counter)
+    failures: dict[int, str] = field(default_factory=dict)
+
+    def add(self, line: dict[str, object]) -> None:
+        """One seed's line."""
+        self.seeds += 1
+        self.virtual_s += float(str(line["virtual_s"]))
+        self.callbacks += int(str(line["callbacks"]))
+        self.steps += int(str(line["steps"]))
+        self.cpu_s += float(str(line["cpu_s"]))
+        faults = line["faults"]
+        assert isinstance(faults, list)
+        self.faults.update(faults)
+        self.profiles[str(line["profile"])] += 1
+        if line["violation"]:
+            self.failures[int(str(line["seed"]))] = str(line["violation"])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Exits with 1 if a seed failed."""
+    arguments = _parser().parse_args(argv)  # before anything else: the simulation takes the words away
+    if arguments.seed is not None:
+        sys.exit(_one(arguments.seed, shorten=arguments.shorten, verbose=arguments.verbose))
+    first, _, last = arguments.seeds.partition("-")
+    seeds = range(int(first), int(last or first) + 1)
+    if arguments.worker:
+        for seed in seeds:
+            _report(seed)
+        return
+    totals, wall_s = _many(seeds, processes=arguments.processes, stop_at_first=arguments.first)
+    text = table(totals, seeds=seeds, wall_s=wall_s, processes=arguments.processes)
+    sys.stdout.write(text)
+    if arguments.output is not None:
+        arguments.output.write_text(text, encoding="utf-8")
+    sys.exit(1 if totals.failures else 0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="headway.simulation", description=__doc__)
+    parser.add_argument("--seeds", default="1-200", help="first and last seed, such as 1-10000")
+    parser.add_argument("--seed", type=int, help="one seed, with its history")
+    parser.add_argument("--shorten", action="store_true", help="with --seed: the smallest scenario that fails alike")
+    parser.add_argument("--verbose", action="store_true", help="with --seed: the whole history, not only its end")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="processes that simulate")
+    parser.add_argument("--first", action="store_true", help="end at the first seed that fails")
+    parser.add_argument("--output", type=Path, help="file for the table")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def _report(seed: int) -> None:
+    """One line of JSON."""
+    from headway.simulation.install import install
+
+    install()
+    from headway.simulation.checking.run import simulate
+    from headway.simulation.checking.scenario import scenario_of
+
+    scenario = scenario_of(seed)
+    began = time.process_time()
+    result = simulate(scenario)
+    line = {
+        "seed": seed, "profile": scenario.profile, "virtual_s": round(result.virtual_s, 3),
+        "callbacks": result.callbacks, "steps": result.steps, "cpu_s": round(time.process_time() - began, 3),
+        "faults": [fault.kind for fault in scenario.faults], "fingerprint": result.fingerprint,
+        "violation": None if result.violation is None else str(result.violation),
+    }  # fmt: skip
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def _one(seed: int, *, shorten: bool, verbose: bool) -> int:
+    from headway.simulation.install import install
+
+    install()
+    from headway.simulation.checking.run import shortened, simulate
+    from headway.simulation.checking.scenario import scenario_of
+
+    scenario = scenario_of(seed)
+    result = simulate(scenario)
+    if shorten and result.violation is not None:
+        scenario, result = shortened(scenario, result, said=lambda text: _say(f"shortened to {text}\n"))
+    _say(f"seed {seed}, {scenario.profile}: {scenario.settings}\n")
+    for fault in scenario.faults:
+        _say(f"  at {fault.at:8.1f} s  {fault}\n")
+    history = result.history if verbose else result.history[-_LINES:]
+    for event in history:
+        _say(f"{event}\n")
+    _say(f"{result.steps} steps, {result.virtual_s:.0f} virtual seconds, fingerprint {result.fingerprint}\n")
+    _say("every promise was kept\n" if result.violation is None else f"BROKEN: {result.violation}\n")
+    return 0 if result.violation is None else 1
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+
+
+def _many(seeds: range, *, processes: int, stop_at_first: bool) -> tuple[Totals, float]:
+    totals = Totals()
+    began = time.monotonic()
+    for line in _lines(seeds, processes=processes):
+        totals.add(line)
+        if line["violation"]:
+            sys.stderr.write(f"\rseed {line['seed']}: {line['violation']}\n")
+            if stop_at_first:
+                break
+        hours = totals.virtual_s / 3600
+        sys.stderr.write(
+            f"\r{totals.seeds} of {len(seeds)} seeds, {hours:.1f} virtual hours, {len(totals.failures)} failed "
+        )
+        sys.stderr.flush()
+    sys.stderr.write("\n")
+    return totals, time.monotonic() - began
+
+
+def _lines(seeds: range, *, processes: int) -> Iterator[dict[str, object]]:
+    """The lines of all workers, as they come. Each worker has a share of the seeds."""
+    shares = [seeds[index::processes] for index in range(min(processes, len(seeds)))]
+    workers = [_worker(share) for share in shares]
+    try:
+        yield from _merged(workers)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def _worker(share: range) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    program = (
+        "import sys; from headway.simulation.__main__ import _report\n"
+        f"for seed in range({share.start}, {share.stop}, {share.step}): _report(seed)"
+    )
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment)
+
+
+def _merged(workers: Sequence["subprocess.Popen[bytes]"]) -> Iterator[dict[str, object]]:
+    import selectors
+
+    selector = selectors.DefaultSelector()
+    for worker in workers:
+        assert worker.stdout is not None
+        selector.register(worker.stdout, selectors.EVENT_READ, worker)
+    while selector.get_map():
+        for key, _ in selector.select():
+            line = key.fileobj.readline()  # type: ignore[union-attr]
+            if line:
+                yield json.loads(line)
+                continue
+            selector.unregister(key.fileobj)
+            if key.data.wait() != 0:
+                raise RuntimeError(f"a worker ended with {key.data.returncode}: its last lines say why")
+
+
+def table(totals: Totals, *, seeds: range, wall_s: float, processes: int) -> str:
+    """The result in Markdown."""
+    kinds = "\n".join(f"| {kind} | {count} |" for kind, count in sorted(totals.faults.items()))
+    failed = "\n".join(f"| {seed} | {what} |" for seed, what in sorted(totals.failures.items()))
+    profiles = ", ".join(f"{name} {count}" for name, count in sorted(totals.profiles.items()))
+    return f"""# Simulation
+
+`python -m headway.simulation --seeds {seeds.start}-{seeds.stop - 1}`, {processes} processes.
+
+| what | how many |
+|---|---|
+| seeds | {totals.seeds} ({profiles}) |
+| virtual hours | {totals.virtual_s / 3600:.1f} |
+| callbacks | {totals.callbacks:,} |
+| training steps | {totals.steps:,} |
+| faults | {totals.faults.total()} |
+| failed seeds | {len(totals.failures)} |
+| CPU seconds | {totals.cpu_s:.0f} |
+| wall seconds | {wall_s:.0f} |
+
+| fault | times |
+|---|---|
+{kinds}
+
+| failed seed | promise that was broken |
+|---|---|
+{failed or "| none | |"}
+"""
+
+
+if __name__ == "__main__":
+    main()

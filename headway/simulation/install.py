@@ -12,7 +12,6 @@ import importlib.machinery
 import importlib.metadata
 import logging
 import os
-import random
 import secrets
 import socket
 import sys
@@ -24,7 +23,7 @@ import warnings
 from functools import lru_cache
 from typing import Any
 
-from headway.simulation.world import World, active
+from headway.simulation.world.clock import World, active
 
 _EPOCH = 1_700_000_000.0
 _PRODUCT = ("learner", "generator", "env_service", "reward_service", "services.http.client", "services.http.waiting")
@@ -83,7 +82,8 @@ def install() -> None:
         importlib.import_module(name)
     _take_hold_of_the_runtime()
     _take_hold_of_heavy_packages()
-    from headway.simulation import disk, vllm_stub
+    from headway.simulation.actors import vllm_stub
+    from headway.simulation.world import disk
 
     disk.install()
     _take_hold_of_services()
@@ -106,7 +106,7 @@ def _take_hold_of_the_runtime() -> None:
     sys.unraisablehook = lambda _: None  # coroutines of dead processes protest when they are thrown away
     import queue
 
-    from headway.simulation import threads
+    from headway.simulation.world import threads
 
     threading.Thread = threads.Thread  # type: ignore[misc]
     real_queue = queue.SimpleQueue
@@ -174,7 +174,7 @@ class _Hollow(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _take_hold_of_services() -> None:
-    from headway.simulation import http, routes, zeromq
+    from headway.simulation.world import http, routes, zeromq
 
     sockets: Any = importlib.import_module("services.zmq.sockets")
     sockets._open, sockets._close = zeromq.open_socket, zeromq.close_socket
@@ -193,14 +193,15 @@ class _Aiohttp(types.ModuleType):
     def __getattr__(self, name: str) -> object:
         import aiohttp
 
-        from headway.simulation import http
+        from headway.simulation.world import http
 
         own: dict[str, object] = {"ClientSession": http.Session, "TCPConnector": http.Connector}
         return own.get(name) or getattr(aiohttp, name)
 
 
 def _take_hold_of_the_product() -> None:
-    from headway.simulation import collective, scripts, trainer
+    from headway.simulation.actors import cluster, trainer
+    from headway.simulation.world import collective
 
     plane: Any = importlib.import_module("learner.weights.process_group")
     plane.Meeting, plane.BroadcastGroup = collective.FakeMeeting, collective.FakeBroadcastGroup
@@ -219,14 +220,14 @@ def _take_hold_of_the_product() -> None:
     online.sequences_of = _told(online.sequences_of)
     _take_hold_of_what_is_watched(service)
     catalog: Any = importlib.import_module("env_service.environments.catalog")
-    catalog.build = lambda configs: scripts.environments(active().part(scripts.EnvironmentScript))
+    catalog.build = lambda configs: cluster.environments(active().part(cluster.EnvironmentScript))
     importlib.import_module("env_service.app")
     importlib.import_module("generator.service")
 
 
 def _take_hold_of_what_is_watched(service: Any) -> None:
     """Tells the watcher of a world, if it has one, of moments that no message shows."""
-    from headway.simulation.watcher import Watcher
+    from headway.simulation.checking.invariants import Watcher
 
     def told_of(method: str, real: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -258,7 +259,7 @@ def _told(sequences_of: Any) -> Any:
     """Tells the scripted trainer which leases are in the batch that comes next."""
 
     def told(groups: Any, **kwargs: Any) -> Any:
-        from headway.simulation.trainer import Trainers
+        from headway.simulation.actors.trainer import Trainers
 
         world = active()
         assert world.current is not None
@@ -266,8 +267,3 @@ def _told(sequences_of: Any) -> Any:
         return sequences_of(groups, **kwargs)
 
     return told
-
-
-def seed_chance(seed: int) -> None:
-    """What the product draws by chance comes from this."""
-    random.seed(seed)

@@ -195,8 +195,8 @@ class Proofs:
         before = self._age.get(proof.process)
         evidence = max(0.0, (before.evidence if before else 0.0) + proof.gap.age)
         since = before.since if before and before.evidence else packed.version
-        self._age[proof.process] = _Age(evidence, since)
-        return self._age[proof.process]
+        age = self._age[proof.process] = _Age(evidence, since)
+        return age
 
     def _allowed(self, proof: Proof) -> float:
         return self._probe_tolerance or max(TOLERANCES.get(t, TOLERANCES[""]) for t in self._types(proof))

@@ -42,11 +42,11 @@ def test_a_failing_run_is_shortened_to_the_fault_that_matters() -> None:
     program = """
 from headway.simulation.install import install
 install()
-from headway.simulation import invariants
-from headway.simulation.cluster import Settings
-from headway.simulation.faults import Fault
-from headway.simulation.scenario import Scenario
-from headway.simulation.simulate import shortened, simulate
+from headway.simulation.checking import invariants
+from headway.simulation.actors.cluster import Settings
+from headway.simulation.checking.scenario import Fault
+from headway.simulation.checking.scenario import Scenario
+from headway.simulation.checking.run import shortened, simulate
 invariants.STANDSTILL_S = 30.0
 faults = (Fault(2.5, "kill", "env-0"), Fault(4.0, "cut off", "gen-0", 90.0))
 invariants.EXCUSED = False

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from headway.simulation.network import LinkRates, Network, Pipe
-from headway.simulation.process import Process
-from headway.simulation.world import Stuck, World
+from headway.simulation.world.clock import Stuck, World
+from headway.simulation.world.network import LinkRates, Network, Pipe
+from headway.simulation.world.process import Process
 
 
 @pytest.fixture

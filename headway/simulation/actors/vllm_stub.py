@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.simulation.engine import EngineScripts, Worker
-from headway.simulation.process import Process
-from headway.simulation.world import active
+from headway.simulation.actors.engine import EngineScripts, Worker
+from headway.simulation.world.clock import active
+from headway.simulation.world.process import Process
 from protocol.generation import GeneratePart
 
 

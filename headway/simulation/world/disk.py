@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.simulation.process import Process
-from headway.simulation.threads import current_thread
-from headway.simulation.world import Killed, World
+from headway.simulation.world.clock import Killed, World
+from headway.simulation.world.process import Process
+from headway.simulation.world.threads import current_thread
 
 
 @dataclass

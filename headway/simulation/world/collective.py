@@ -7,10 +7,10 @@ from typing import Any, Self
 
 import torch
 
-from headway.simulation.network import Network
-from headway.simulation.process import Process
-from headway.simulation.threads import current_thread
-from headway.simulation.world import active
+from headway.simulation.world.clock import active
+from headway.simulation.world.network import Network
+from headway.simulation.world.process import Process
+from headway.simulation.world.threads import current_thread
 from learner.weights.process_group import WeightPlaneError
 
 _FIRST_PORT = 20_000

@@ -2,15 +2,30 @@
 
 import asyncio
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.simulation import weights
-from headway.simulation.cluster import LEARNER
-from headway.simulation.process import Process
-from headway.simulation.run import Stage
-from headway.simulation.watcher import Watcher
+from headway.simulation.actors.cluster import LEARNER
+from headway.simulation.actors.engine import is_finite
+from headway.simulation.checking.stage import Stage
+from headway.simulation.world.process import Process
+
+Told = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
+
+
+@dataclass
+class Watcher:
+    """Each is told the result of a call, and its arguments: a ledger was made, a run was taken up from its folder, a
+    generator was expelled, or left the fleet.
+    """
+
+    ledger_made: Told
+    recovered: Told
+    expelled: Told
+    dropped: Told
+
 
 STANDSTILL_S = 2400.0
 """A run whose processes are well trains a step at least this often."""
@@ -221,5 +236,5 @@ def expelled(stage: Stage, name: str, reason: str) -> None:
 
 def served(stage: Stage, who: str, tensors: dict[str, Any]) -> None:
     """An engine has loaded weights."""
-    if not weights.is_finite(tensors):
+    if not is_finite(tensors):
         stage.broken("finite weights", f"{who} is given weights that are not finite")

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.simulation import weights
-from headway.simulation.threads import current_thread
-from headway.simulation.world import World, active
+from headway.simulation.actors.engine import History, Truth, number_of_logprob, probe_logprob, tensors_of
+from headway.simulation.world.clock import World, active
+from headway.simulation.world.threads import current_thread
 from learner.algorithms.config import AlgorithmConfig
 from learner.algorithms.presets.registry import build_preset
 from learner.training.step_metrics import StepMetrics
@@ -61,8 +61,8 @@ class Trainers:
     script: TrainerScript
     max_lag: int
     broken: Callable[[str, str], None]
-    trained: Callable[[weights.History], None]
-    exported: Callable[[weights.History], None]
+    trained: Callable[[History], None]
+    exported: Callable[[History], None]
     by_process: dict[str, "ScriptedTrainer"] = field(default_factory=dict)
 
 
@@ -73,8 +73,8 @@ class ScriptedTrainer:
         self._preset = build_preset(algorithm)
         self._trainers = active().part(Trainers)
         self._script = self._trainers.script
-        self._truth = active().part(weights.Truth)
-        self.history: weights.History = ()
+        self._truth = active().part(Truth)
+        self.history: History = ()
         self.finite = True
         self.coming: tuple[int, ...] = ()
         self.updates = 0
@@ -109,7 +109,7 @@ class ScriptedTrainer:
         for logprob, lag in zip(
             sequence.behavior_logprobs[sequence.loss_mask], sequence.lags[sequence.loss_mask], strict=True
         ):
-            number = weights.number_of_logprob(float(logprob))
+            number = number_of_logprob(float(logprob))
             if number <= 0 or number >= len(self._truth.histories):
                 self._trainers.broken("half weights", "a token was sampled by weights that are of no version")
                 return
@@ -132,14 +132,14 @@ class ScriptedTrainer:
     def host_copy(self) -> Snapshot:
         """See Trainer."""
         number = self._truth.number_of(self.history)
-        tensors = weights.tensors_of(self.history, number, finite=self.finite, size=self._script.body)
+        tensors = tensors_of(self.history, number, finite=self.finite, size=self._script.body)
         return Snapshot(tuple(NamedTensor(name, value) for name, value in tensors))
 
     def probe_logprobs(self, texts: Sequence[Any]) -> NDArray[np.float32]:
         """See Trainer: of one text or of several."""
         number = self._truth.number_of(self.history)
         rows = texts if texts and not isinstance(texts[0], int) else [texts]
-        logprobs = [weights.probe_logprob(number, int(token), finite=self.finite) for row in rows for token in row[1:]]
+        logprobs = [probe_logprob(number, int(token), finite=self.finite) for row in rows for token in row[1:]]
         return np.array(logprobs, dtype=np.float32)
 
     def save(self, directory: Path) -> None:

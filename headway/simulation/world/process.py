@@ -7,7 +7,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any, TypeVar
 
-from headway.simulation.world import SerialFuture, SerialTask, World
+from headway.simulation.world.clock import SerialFuture, SerialTask, World
 from services.process import Stop, describe_error
 
 T = TypeVar("T")

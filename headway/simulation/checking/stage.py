@@ -1,10 +1,10 @@
-"""One run of the system in a world of its own, from its first process to the end of training."""
+"""A world with all that stands in it, the first promise that is broken there, and what a run in it came to."""
 
 import contextlib
 import gc
-import hashlib
 import logging
 import os
+import random
 import re
 import shutil
 import tempfile
@@ -12,19 +12,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headway.simulation import weights
-from headway.simulation.cluster import LEARNER, Cluster, Service, Settings, write_model
-from headway.simulation.collective import Collectives
-from headway.simulation.disk import Disk
-from headway.simulation.engine import EngineScript, EngineScripts
-from headway.simulation.http import Directory
-from headway.simulation.install import seed_chance
-from headway.simulation.network import LinkRates, Network
-from headway.simulation.process import Process
-from headway.simulation.scripts import EnvironmentScript, RewardScript
-from headway.simulation.trainer import Trainers, TrainerScript
-from headway.simulation.world import Event, Stuck, World
-from headway.simulation.zeromq import Switchboard
+from headway.simulation.actors.cluster import (
+    LEARNER,
+    Cluster,
+    EnvironmentScript,
+    RewardScript,
+    Service,
+    Settings,
+    write_model,
+)
+from headway.simulation.actors.engine import EngineScript, EngineScripts, History, Truth
+from headway.simulation.actors.trainer import Trainers, TrainerScript
+from headway.simulation.world.clock import Event, World
+from headway.simulation.world.collective import Collectives
+from headway.simulation.world.disk import Disk
+from headway.simulation.world.http import Directory
+from headway.simulation.world.network import LinkRates, Network
+from headway.simulation.world.process import Process
+from headway.simulation.world.zeromq import Switchboard
 
 _REMINDER = re.compile(r"waiting for .* since [1-9]\d* s")
 """A wait that was said before goes on."""
@@ -77,7 +82,7 @@ class Stage:
     trainers: Trainers
     switchboard: Switchboard
     violation: Violation | None = None
-    trained: list[weights.History] = field(default_factory=list)
+    trained: list[History] = field(default_factory=list)
     last_step_at: float = 0.0
     done: bool = False
     active: set[object] = field(default_factory=set)
@@ -139,7 +144,7 @@ def staged(
     """A world with a cluster that has not begun; at its end nothing of it is left."""
     with _folder() as root:
         world = World(seed=seed)
-        seed_chance(seed)
+        random.seed(seed)  # what the product draws by chance
         stage = _stage(world, root, settings, rates, trainer, environment)
         write_model(root / "model")
         (root / "tmp").mkdir()
@@ -175,12 +180,12 @@ def _stage(
     def broken(promise: str, what: str) -> None:
         stage.broken(promise, what)
 
-    def trained(history: weights.History) -> None:
+    def trained(history: History) -> None:
         stage.trained.append(history)
         stage.last_step_at = world.now
         world.note(world.current.name if world.current else "", f"trains step {len(history)} on leases {history[-1]}")
 
-    def exported(history: weights.History) -> None:
+    def exported(history: History) -> None:
         stage.done = len(history) == settings.steps
         world.note(LEARNER, f"exports a model of {len(history)} steps")
 
@@ -192,7 +197,7 @@ def _stage(
         disk.release(process)
 
     cluster = Cluster(world, root, settings, exited)
-    for part in (network, disk, environment, switchboard, trainers, weights.Truth(), EngineScripts()):
+    for part in (network, disk, environment, switchboard, trainers, Truth(), EngineScripts()):
         world.add(part)
     world.add(Directory(network))
     world.add(Collectives(network))
@@ -219,50 +224,3 @@ def _clear(stage: Stage) -> None:
     stage.cluster.processes.clear()
     stage.cluster.services.clear()
     gc.collect()
-
-
-def begin(stage: Stage) -> None:
-    """Starts every process of the cluster."""
-    cluster = stage.cluster
-    for index, script in enumerate(stage.rewards):
-        cluster.add(cluster.reward_service(index, script))
-    cluster.add(cluster.learner())
-    for index, engine in enumerate(stage.engines):
-        cluster.add(cluster.generator(index, engine))
-    for index in range(cluster.settings.env_services):
-        cluster.add(cluster.env_service(index))
-
-
-def is_over(stage: Stage) -> bool:
-    """Whether the run has come to an end, good or bad."""
-    if stage.violation is not None:
-        return True
-    learner = stage.cluster.services[LEARNER]
-    return stage.done and learner.process is None and learner.last_code == 0
-
-
-def live(stage: Stage) -> None:
-    """Lets time pass until the run is over."""
-    try:
-        stage.world.run(until=lambda: is_over(stage))
-    except Stuck as error:
-        stage.broken("time passes", str(error))
-
-
-def result_of(stage: Stage) -> Result:
-    """What the run came to."""
-    world = stage.world
-    digest = hashlib.blake2b(digest_size=16)
-    for event in world.history:
-        digest.update(str(event).encode())
-    digest.update(f"{world.callbacks} {world.now:.9f}".encode())
-    return Result(
-        seed=world.seed,
-        virtual_s=world.now,
-        callbacks=world.callbacks,
-        requests=world.part(Directory).requests,
-        steps=max((len(history) for history in stage.trained), default=0),
-        violation=stage.violation,
-        history=tuple(world.history),
-        fingerprint=digest.hexdigest(),
-    )

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from headway.simulation.process import Process, settle
-from headway.simulation.world import Killed, World, active
+from headway.simulation.world.clock import Killed, World, active
+from headway.simulation.world.process import Process, settle
 
 T = TypeVar("T")
 _RealThread = threading.Thread

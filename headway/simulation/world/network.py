@@ -7,7 +7,7 @@ the link is whole again, unless somebody gave the connection up meanwhile.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headway.simulation.world import World
+from headway.simulation.world.clock import World
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What happens in a run, and whether the system keeps its promises."""

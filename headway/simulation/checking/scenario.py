@@ -1,0 +1,405 @@
+"""What happens in a run, drawn from its seed: the size of the system, its rates, and its faults. Plain data.
+
+The kinds of faults: how each begins and how it ends.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from headway.simulation.actors.cluster import LEARNER, Service, Settings
+from headway.simulation.checking.stage import Stage
+from headway.simulation.world.network import LinkRates
+
+HEARTBEAT_S = 12.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """At `at` seconds something of this kind happens to `target`, over after `lasts_s`; `amount` is the kind's."""
+
+    at: float
+    kind: str
+    target: str = ""
+    lasts_s: float = 0.0
+    amount: float = 0.0
+
+    def __str__(self) -> str:
+        parts = [self.kind, self.target, f"for {self.lasts_s:.0f} s" if self.lasts_s else ""]
+        return " ".join(part for part in parts if part) + (f" ({self.amount:g})" if self.amount else "")
+
+
+Apply = Callable[[Stage, Fault], None]
+
+
+def _service(stage: Stage, name: str) -> Service | None:
+    return stage.cluster.services.get(name)
+
+
+def _kill(stage: Stage, fault: Fault) -> None:
+    service = _service(stage, fault.target)
+    if service is not None and service.process is not None:
+        service.process.kill()
+
+
+def _terminate(stage: Stage, fault: Fault) -> None:
+    service = _service(stage, fault.target)
+    if service is not None and service.process is not None:
+        service.process.terminate()
+
+
+def _stop(stage: Stage, fault: Fault) -> None:
+    service = _service(stage, fault.target)
+    if service is not None and service.process is not None:
+        stage.suspects.add(service.host)
+        service.process.stand_still()
+        stage.switchboard.check_links(after_s=HEARTBEAT_S)
+
+
+def _continue(stage: Stage, fault: Fault) -> None:
+    service = _service(stage, fault.target)
+    if service is not None and service.process is not None:
+        service.process.go_on()
+
+
+def _pairs(stage: Stage, fault: Fault) -> list[tuple[str, str]]:
+    """Both directions between the target and all others; only outwards if the amount is 1."""
+    others = [service.host for service in stage.cluster.services.values() if service.host != fault.target]
+    outwards = [(fault.target, other) for other in dict.fromkeys(others)]
+    return outwards if fault.amount == 1 else outwards + [(other, source) for source, other in outwards]
+
+
+def _cut(stage: Stage, fault: Fault) -> None:
+    stage.suspects.update(stage.hosts() if fault.target == LEARNER else {fault.target})
+    stage.cuts[fault] = _pairs(stage, fault)
+    for source, target in stage.cuts[fault]:
+        stage.network.cut(source, target)
+    stage.switchboard.check_links(after_s=HEARTBEAT_S)
+
+
+def _mend(stage: Stage, fault: Fault) -> None:
+    for source, target in stage.cuts.pop(fault, []):
+        stage.network.mend(source, target)
+
+
+def _slow(stage: Stage, fault: Fault) -> None:
+    stage.suspects.update(stage.hosts() if fault.target == LEARNER else {fault.target})
+    stage.network.slowness[fault.target] = fault.amount
+
+
+def _fast(stage: Stage, fault: Fault) -> None:
+    stage.network.slowness.pop(fault.target, None)
+
+
+def _engine(name: str, value: object) -> Apply:
+    def apply(stage: Stage, fault: Fault) -> None:
+        script = stage.engines[int(fault.target.removeprefix("gen-"))]
+        stage.suspects.add(fault.target)
+        if name == "hanging":
+            script.hang(bool(value))
+        else:
+            setattr(script, name, value)
+
+    return apply
+
+
+def _gap(stage: Stage, fault: Fault) -> None:
+    """Numerics that all generators share: nobody's fault."""
+    for script in stage.engines:
+        script.gap = fault.amount
+
+
+def _second_learner(stage: Stage, fault: Fault) -> None:
+    """Started by mistake beside one that lives. With none there it would be a run of its own, and no fault."""
+    first = _service(stage, LEARNER)
+    if first is None or first.process is None or first.process.loop.time() - first.process.started_at < 1.0:
+        return
+    service = stage.cluster.learner(name="second-learner")
+    service.wanted = False
+    stage.cluster.services[service.name] = service
+    stage.cluster.start(service, again=fault.amount == 1)
+
+
+def _second_env(stage: Stage, fault: Fault) -> None:
+    stage.cluster.add(stage.cluster.env_service(0, host="second-env", env_id=fault.target))
+
+
+def _second_env_ends(stage: Stage, fault: Fault) -> None:
+    service = _service(stage, "second-env")
+    if service is not None:
+        service.wanted = False
+        if service.process is not None:
+            service.process.kill()
+
+
+def _rewards(name: str, value: object) -> Apply:
+    def apply(stage: Stage, fault: Fault) -> None:
+        setattr(stage.rewards[int(fault.target.removeprefix("rewards-"))], name, value)
+
+    return apply
+
+
+def _lie(stage: Stage, fault: Fault) -> None:
+    stage.rewards[int(fault.target.removeprefix("rewards-"))].lies += int(fault.amount) or 1
+
+
+def _disk(name: str, value: bool) -> Apply:
+    return lambda stage, fault: setattr(stage.disk, name, value)
+
+
+def _power(stage: Stage, fault: Fault) -> None:
+    """The learner's host goes down: what was not synced is lost in part."""
+    _kill(stage, Fault(fault.at, "kill", LEARNER))
+    stage.unsynced_lost = True
+    lost = stage.disk.lose_unsynced(stage.cluster.run_folder) if stage.cluster.run_folder.exists() else []
+    stage.world.note(LEARNER, f"its host went down; lost were {', '.join(lost) or 'no bytes'}")
+
+
+def _hanging_task(stage: Stage, fault: Fault) -> None:
+    stage.environment.hangs.update(range(int(fault.amount), stage.environment.tasks, 20))
+
+
+def _task_recovers(stage: Stage, fault: Fault) -> None:
+    """Only for good: those that hang go on to hang."""
+
+
+def _raising_task(stage: Stage, fault: Fault) -> None:
+    stage.environment.raises.update(range(int(fault.amount), stage.environment.tasks, 20))
+
+
+def _nothing(stage: Stage, fault: Fault) -> None:
+    """Is over by itself."""
+
+
+KINDS: dict[str, tuple[Apply, Apply]] = {
+    "kill": (_kill, _nothing),
+    "terminate": (_terminate, _nothing),
+    "stop": (_stop, _continue),
+    "cut off": (_cut, _mend),
+    "slow link": (_slow, _fast),
+    "engine hangs": (_engine("hanging", True), _engine("hanging", False)),
+    "load fails": (_engine("fails_to_load", True), _engine("fails_to_load", False)),
+    "loads wrong": (_engine("loads_wrong", True), _engine("loads_wrong", False)),
+    "shared gap": (_gap, _nothing),
+    "second learner": (_second_learner, _nothing),
+    "second env_service": (_second_env, _second_env_ends),
+    "rewards hang": (_rewards("hanging", True), _rewards("hanging", False)),
+    "rewards fail": (_rewards("failing", True), _rewards("failing", False)),
+    "rewards err": (_rewards("errors", 0.3), _rewards("errors", 0.0)),
+    "absurd reward": (_lie, _nothing),
+    "disk full": (_disk("full", True), _disk("full", False)),
+    "disk fails": (_disk("failing", True), _disk("failing", False)),
+    "power loss": (_power, _nothing),
+    "task hangs": (_hanging_task, _task_recovers),
+    "task raises": (_raising_task, _nothing),
+}
+"""By name: how each begins, and how it ends."""
+
+PERMANENT = ("shared gap", "task hangs", "task raises", "second env_service")
+"""What a run has to go on with, so that it excuses no standstill."""
+
+
+def schedule(stage: Stage, faults: tuple[Fault, ...]) -> None:
+    """Has every fault happen at its time."""
+    for fault in faults:
+        stage.world.at(fault.at, lambda fault=fault: _begin(stage, fault))  # type: ignore[misc]
+
+
+def _begin(stage: Stage, fault: Fault) -> None:
+    if stage.violation is not None:
+        return
+    stage.world.note("FAULT", str(fault))
+    stage.faults += 1
+    stage.active.add(fault)
+    KINDS[fault.kind][0](stage, fault)
+    if fault.kind in PERMANENT and not fault.lasts_s:
+        stage.active.discard(fault)
+        stage.quiet_since = stage.world.now
+    else:
+        stage.world.after(fault.lasts_s, lambda: _end(stage, fault))
+
+
+def _end(stage: Stage, fault: Fault) -> None:
+    KINDS[fault.kind][1](stage, fault)
+    stage.active.discard(fault)
+    stage.quiet_since = stage.world.now
+    if fault.lasts_s:
+        stage.world.note("FAULT", f"over: {fault}")
+
+
+_LONGEST_S = 90.0
+_LEARNER_KINDS = ("kill", "terminate", "stop", "power loss", "disk full", "disk fails", "cut off", "slow link")
+_GENERATOR_KINDS = ("kill", "terminate", "stop", "cut off", "engine hangs", "load fails", "loads wrong", "slow link")
+_OTHERS = (
+    "kill env", "terminate env", "stop env", "cut off env", "kill rewards", "rewards hang", "rewards fail",
+    "rewards err", "task hangs", "task raises", "absurd reward", "shared gap", "second learner", "second env_service",
+)  # fmt: skip
+_BIG_CROWD = 1 / 400
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything that a run depends on, beside the product itself."""
+
+    seed: int
+    profile: str
+    settings: Settings
+    rates: LinkRates = field(default_factory=LinkRates)
+    doubled: float = 0.0
+    step_s: float = 2.0
+    weights: int = 8
+    unhealthy: float = 0.0
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def lasts_s(self) -> float:
+        """About how many seconds it takes if nothing goes wrong."""
+        return 5.0 + self.settings.steps * (0.5 + self.step_s)
+
+
+def scenario_of(seed: int) -> Scenario:
+    """The run of a seed."""
+    dice = random.Random(seed * 2_654_435_761 % (1 << 63))
+    draw = dice.random()
+    if draw < _BIG_CROWD:
+        return _big_crowd(seed)
+    settings = _settings(dice)
+    if draw < 0.04:
+        return _crowd(seed, settings)
+    base = Scenario(
+        seed=seed, profile="mixed", settings=settings, doubled=dice.choice((0.0, 0.0, 0.05)),
+        step_s=dice.choice((0.5, 2.0, 5.0)), unhealthy=dice.choice((0.0, 0.0, 0.2)),
+    )  # fmt: skip
+    if draw < 0.08:
+        return replace(base, profile="calm")
+    if draw < 0.30:
+        kind = dice.choice((*_LEARNER_KINDS, *_OTHERS, *_GENERATOR_KINDS))
+        faults = tuple(_fault(dice, settings, base.lasts_s, kind=kind) for _ in range(dice.randint(1, 3)))
+        return replace(base, profile="one kind", faults=_in_order(faults))
+    faults = tuple(_fault(dice, settings, base.lasts_s) for _ in range(dice.randint(2, 6)))
+    return replace(base, faults=_in_order(faults))
+
+
+def _settings(dice: random.Random) -> Settings:
+    return Settings(
+        generators=dice.choice((1, 2, 2, 3)),
+        env_services=dice.choice((1, 1, 2)),
+        reward_services=dice.choice((1, 1, 2)),
+        steps=dice.randint(8, 24),
+        groups_per_step=dice.choice((1, 2, 3)),
+        max_lag=dice.choice((0, 1, 2, 4)),
+        on_lag=dice.choice(("wait", "wait", "drop")),
+        pacing=dice.choice(("demand", "full")),
+        straggler_timeout_s=dice.choice((10.0, 60.0)),
+        checkpoint_every=dice.choice((2, 4, 8)),
+        final_tasks=dice.choice((0, 0, 0, 3)),
+        evaluation_every=dice.choice((4, 1000)),
+        drop_uniform_groups=dice.random() < 0.3,
+    )
+
+
+def _crowd(seed: int, settings: Settings) -> Scenario:
+    """Eight generators download at once from a learner whose uplink gives each a share: nobody is at fault."""
+    settings = replace(settings, generators=8, steps=6, final_tasks=0)
+    rates = LinkRates(bulk_bytes_per_s=64.0)
+    return Scenario(seed=seed, profile="crowd", settings=settings, rates=rates, weights=248)
+
+
+def _big_crowd(seed: int) -> Scenario:
+    """More generators than an HTTP client has connections."""
+    settings = Settings(generators=260, steps=8, announce_every_s=30.0, silence_s=120.0, max_lag=4, groups_per_step=8)
+    return Scenario(seed=seed, profile="big crowd", settings=settings, step_s=30.0)
+
+
+def _in_order(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
+def _fault(dice: random.Random, settings: Settings, within_s: float, *, kind: str | None = None) -> Fault:
+    kind = kind or dice.choice((*_LEARNER_KINDS, *_GENERATOR_KINDS, *_OTHERS))
+    at = round(1.0 + dice.random() * within_s, 3)
+    lasts_s = round(dice.choice((3.0, 15.0, 30.0, _LONGEST_S)) * (0.5 + dice.random()), 3)
+    kind, target = _target(dice, settings, kind)
+    if kind in (
+        "kill",
+        "terminate",
+        "power loss",
+        "absurd reward",
+        "shared gap",
+        "second learner",
+        "task hangs",
+        "task raises",
+    ):
+        lasts_s = 0.0
+    if kind == "second env_service" and dice.random() < 0.7:
+        lasts_s = 0.0
+    return Fault(at=at, kind=kind, target=target, lasts_s=lasts_s, amount=_amount(dice, kind))
+
+
+def _target(dice: random.Random, settings: Settings, kind: str) -> tuple[str, str]:
+    generator = f"gen-{dice.randrange(settings.generators)}"
+    rewards = f"rewards-{dice.randrange(settings.reward_services)}"
+    env = f"env-{dice.randrange(settings.env_services)}"
+    if kind.endswith(" env"):
+        return kind.removesuffix(" env"), env
+    if kind == "kill rewards":
+        return "kill", rewards
+    if kind.startswith("rewards") or kind == "absurd reward":
+        return kind, rewards
+    if kind == "second env_service":
+        return kind, "env-0"
+    if kind in ("power loss", "disk full", "disk fails", "second learner", "shared gap", "task hangs", "task raises"):
+        return kind, ""
+    if kind in _LEARNER_KINDS and dice.random() < 0.5:
+        return kind, LEARNER
+    return kind, generator
+
+
+def _amount(dice: random.Random, kind: str) -> float:
+    amounts: dict[str, Callable[[], float]] = {
+        "slow link": lambda: dice.choice((20.0, 200.0)),
+        "cut off": lambda: dice.choice((0.0, 0.0, 1.0)),
+        "shared gap": lambda: dice.choice((0.003, 0.015)),
+        "second learner": lambda: dice.choice((0.0, 0.0, 1.0)),
+        "absurd reward": lambda: 1.0,
+        "task hangs": lambda: float(dice.randrange(20)),
+        "task raises": lambda: float(dice.randrange(20)),
+    }
+    return amounts[kind]() if kind in amounts else 0.0
+
+
+def smaller(scenario: Scenario) -> Iterator[Scenario]:
+    """The same with less of something: fewer faults, fewer processes, fewer steps."""
+    faults = scenario.faults
+    half = len(faults) // 2
+    if half > 1:
+        yield replace(scenario, faults=faults[:half])
+        yield replace(scenario, faults=faults[half:])
+    for index in range(len(faults)):
+        yield replace(scenario, faults=faults[:index] + faults[index + 1 :])
+    for settings in _smaller_settings(scenario.settings, faults):
+        yield replace(scenario, settings=settings)
+    if scenario.doubled or scenario.unhealthy:
+        yield replace(scenario, doubled=0.0, unhealthy=0.0)
+    for index, fault in enumerate(faults):
+        if fault.lasts_s > 2:
+            shorter = replace(fault, lasts_s=round(fault.lasts_s / 2, 3))
+            yield replace(scenario, faults=(*faults[:index], shorter, *faults[index + 1 :]))
+
+
+def _smaller_settings(settings: Settings, faults: tuple[Fault, ...]) -> Iterator[Settings]:
+    plain = Settings()
+    for name in ("env_services", "reward_services", "generators"):
+        fewer = getattr(settings, name) - 1
+        if fewer > 0 and not _names(faults, name, fewer):
+            yield replace(settings, **{name: fewer})
+    for name in ("final_tasks", "evaluation_every", "drop_uniform_groups", "pacing", "on_lag"):
+        if getattr(settings, name) != getattr(plain, name):
+            yield replace(settings, **{name: getattr(plain, name)})
+    if settings.steps > 3:
+        yield replace(settings, steps=settings.steps // 2)
+
+
+def _names(faults: tuple[Fault, ...], service: str, index: int) -> bool:
+    prefix = {"env_services": "env", "reward_services": "rewards", "generators": "gen"}[service]
+    return any(fault.target == f"{prefix}-{index}" for fault in faults)
