@@ -2,10 +2,12 @@
 
 import asyncio
 import random
+from pathlib import Path
 
 import pytest
 
 from headway.simulation.world.clock import Stuck, World
+from headway.simulation.world.disk import Disk
 from headway.simulation.world.network import LinkRates, Network, Pipe
 from headway.simulation.world.process import Process
 
@@ -83,6 +85,19 @@ def test_messages_of_one_connection_stay_in_order(world: World, network: Network
     assert arrived == sorted(arrived)
 
 
+def test_a_lost_packet_holds_up_its_connection_and_no_other(world: World, network: Network) -> None:
+    network.lost = 0.3
+    pipes, arrived = [Pipe(network, "a", "b") for _ in range(2)], list[tuple[int, int]]()
+    for number in range(50):
+        for which, pipe in enumerate(pipes):
+            pipe.send(lambda number=number, which=which: arrived.append((which, number)))  # type: ignore[misc]
+    world.run(until=lambda: len(arrived) == 100)
+    for which in range(2):
+        numbers = [number for one, number in arrived if one == which]
+        assert numbers == sorted(numbers)
+    assert [number for _, number in arrived] != sorted(number for _, number in arrived)
+
+
 def test_what_is_sent_over_a_cut_link_arrives_when_it_is_mended(world: World, network: Network) -> None:
     pipe, arrived = Pipe(network, "a", "b"), list[float]()
     network.cut("a", "b")
@@ -109,3 +124,25 @@ def test_bulk_data_of_one_host_is_sent_one_after_the_other(world: World) -> None
 def test_chance_is_the_worlds_own() -> None:
     random.seed(1)
     assert World(seed=3).hexadecimal(16) == World(seed=3).hexadecimal(16) != World(seed=4).hexadecimal(16)
+
+
+def test_a_host_that_goes_down_loses_the_last_names_that_were_not_synced(tmp_path: Path, world: World) -> None:
+    (tmp_path / "tmp").mkdir()
+    folder = tmp_path / "run"
+    folder.mkdir()
+    disk = Disk(tmp_path, world, host="one")
+    world.current = _process(world, "one")
+    names = [folder / name for name in ("kept", "a", "b", "c")]
+    for path in names:
+        path.with_suffix(".new").write_text("new")
+        path.write_text("old")
+        disk.synced.update({each.stat().st_ino: 3 for each in (path, path.with_suffix(".new"))})
+        disk.renamed(path.with_suffix(".new"), path)
+        path.with_suffix(".new").replace(path)
+        if path.name == "kept":
+            disk.names_synced(folder)
+    lost = [each for each in disk.lose_unsynced(folder) if each.startswith("the name")]
+    texts = [path.read_text() for path in names]
+    assert disk.renames == []
+    assert len(lost) == texts.count("old") <= 3
+    assert texts == sorted(texts), "the last ones are lost"

@@ -66,7 +66,7 @@ def simulate(scenario: Scenario) -> Result:
     """Runs it once."""
     trainer = TrainerScript(step_s=scenario.step_s, body=scenario.weights, unhealthy=scenario.unhealthy)
     with staged(seed=scenario.seed, settings=scenario.settings, rates=scenario.rates, trainer=trainer) as stage:
-        stage.network.doubled = scenario.doubled
+        stage.network.doubled, stage.network.lost = scenario.doubled, scenario.lost
         begin(stage)
         watch(stage)
         schedule(stage, scenario.faults)

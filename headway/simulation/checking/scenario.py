@@ -246,6 +246,7 @@ class Scenario:
     settings: Settings
     rates: LinkRates = field(default_factory=LinkRates)
     doubled: float = 0.0
+    lost: float = 0.0
     step_s: float = 2.0
     weights: int = 8
     unhealthy: float = 0.0
@@ -268,6 +269,7 @@ def scenario_of(seed: int) -> Scenario:
         return _crowd(seed, settings)
     base = Scenario(
         seed=seed, profile="mixed", settings=settings, doubled=dice.choice((0.0, 0.0, 0.05)),
+        lost=random.Random(f"lost packets of {seed}").choice((0.0, 0.0, 0.01, 0.1)),
         step_s=dice.choice((0.5, 2.0, 5.0)), unhealthy=dice.choice((0.0, 0.0, 0.2)),
     )  # fmt: skip
     if draw < 0.08:
@@ -379,8 +381,8 @@ def smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, faults=faults[:index] + faults[index + 1 :])
     for settings in _smaller_settings(scenario.settings, faults):
         yield replace(scenario, settings=settings)
-    if scenario.doubled or scenario.unhealthy:
-        yield replace(scenario, doubled=0.0, unhealthy=0.0)
+    if scenario.doubled or scenario.unhealthy or scenario.lost:
+        yield replace(scenario, doubled=0.0, unhealthy=0.0, lost=0.0)
     for index, fault in enumerate(faults):
         if fault.lasts_s > 2:
             shorter = replace(fault, lasts_s=round(fault.lasts_s / 2, 3))

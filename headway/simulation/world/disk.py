@@ -1,8 +1,8 @@
 """Disks with faults, laid over real files in a folder in memory: full, failing, and losing what was not synced.
 
 Only what goes through `os` can fail here: the journal, the lines of records, syncs, and files opened to be written.
-What a process that is dead still tries to do raises Killed. What was written since the last sync of a file is known, so
-that a host can lose a part of it.
+What a process that is dead still tries to do raises Killed. What was written since the last sync of a file is known,
+and what was renamed since the last sync of a folder, so that a host can lose a part of it.
 """
 
 import errno
@@ -13,11 +13,28 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
 from headway.simulation.world.clock import Killed, World
 from headway.simulation.world.process import Process
 from headway.simulation.world.threads import current_thread
+
+
+@dataclass(frozen=True)
+class Rename:
+    """A name that was given and is not on the disk yet; `former` is what had it before, if anything did."""
+
+    source: Path
+    target: Path
+    former: Path | None
+
+    def undo(self) -> None:
+        """Both names are as they were."""
+        if self.target.exists() and not self.source.exists():
+            _REAL["rename"](self.target, self.source)
+            if self.former is not None:
+                _REAL["rename"](self.former, self.target)
 
 
 @dataclass
@@ -32,6 +49,7 @@ class Disk:
     synced: dict[int, int] = field(default_factory=dict)
     owners: dict[int, Process] = field(default_factory=dict)
     locks: dict[tuple[int, int], Process] = field(default_factory=dict)
+    renames: list[Rename] = field(default_factory=list)
     writes: int = 0
 
     def check_alive(self) -> None:
@@ -55,8 +73,10 @@ class Disk:
             raise OSError(errno.EIO, "Input/output error")
 
     def lose_unsynced(self, folder: Path) -> list[str]:
-        """The host went down: of each file's unsynced end, a part is gone. Names what was cut."""
-        lost = []
+        """The host went down: of each file's unsynced end, a part is gone, and so are the last of the names that were
+        given and not synced. Names what was lost.
+        """
+        lost = self._lose_names()
         for path in sorted(folder.rglob("*")):
             if not path.is_file():
                 continue
@@ -68,6 +88,28 @@ class Disk:
                 lost.append(f"{path.relative_to(folder)} {stat.st_size - left} bytes")
         return lost
 
+    def _lose_names(self) -> list[str]:
+        count = int(self.world.random.random() * (len(self.renames) + 1)) if self.renames else 0
+        gone = self.renames[len(self.renames) - count :]
+        for rename in reversed(gone):
+            rename.undo()
+        self.renames.clear()
+        return [f"the name {rename.target.name}" for rename in gone]
+
+    def renamed(self, source: Path, target: Path) -> None:
+        """To be called before it is done."""
+        current = self.world.current
+        if isinstance(current, Process) and current.host == self.host and source.parent == target.parent:
+            former = None
+            if target.is_file():
+                former = self.root / "tmp" / f"former-{self.world.serial()}"
+                os.link(target, former)
+            self.renames.append(Rename(source, target, former))
+
+    def names_synced(self, folder: Path) -> None:
+        """The names in a folder are on the disk."""
+        self.renames = [rename for rename in self.renames if rename.target.parent != folder]
+
     def release(self, process: Process) -> None:
         """Closes what a dead process held open."""
         for handle in [handle for handle, owner in self.owners.items() if owner is process]:
@@ -78,7 +120,8 @@ class Disk:
 
 
 _REAL: dict[str, Callable[..., Any]] = {
-    name: getattr(os, name) for name in ("open", "close", "pwrite", "fsync", "fdatasync", "ftruncate", "truncate")
+    name: getattr(os, name)
+    for name in ("open", "close", "pwrite", "fsync", "fdatasync", "ftruncate", "truncate", "rename", "replace")
 }
 _REAL_PATH_OPEN = pathlib.Path.open
 _REAL_USAGE = shutil.disk_usage
@@ -135,10 +178,23 @@ def _sync(name: str) -> Callable[[Any], None]:
             _REAL[name](handle)
             return
         disk.check_write()
-        stat = os.fstat(handle if isinstance(handle, int) else handle.fileno())
-        disk.synced[stat.st_ino] = stat.st_size
+        number = handle if isinstance(handle, int) else handle.fileno()
+        found = os.fstat(number)
+        disk.synced[found.st_ino] = found.st_size
+        if S_ISDIR(found.st_mode):
+            disk.names_synced(Path(f"/proc/self/fd/{number}").readlink())
 
     return sync
+
+
+def _rename(name: str) -> Callable[..., None]:
+    def rename(source: Any, target: Any, **kwargs: Any) -> None:
+        disk = disk_of()
+        if disk is not None:
+            disk.renamed(Path(source), Path(target))
+        _REAL[name](source, target, **kwargs)
+
+    return rename
 
 
 def _path_open(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
@@ -176,7 +232,7 @@ def install() -> None:
     """Puts the faults in front of `os`."""
     for name, replacement in {
         "open": _open, "close": _close, "pwrite": _pwrite, "ftruncate": _ftruncate, "fsync": _sync("fsync"),
-        "fdatasync": _sync("fdatasync"),
+        "fdatasync": _sync("fdatasync"), "rename": _rename("rename"), "replace": _rename("replace"),
     }.items():  # fmt: skip
         setattr(os, name, replacement)
     pathlib.Path.open = _path_open  # type: ignore[method-assign]

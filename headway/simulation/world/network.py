@@ -1,7 +1,8 @@
 """The network between hosts: delay, bandwidth, links that are cut in one direction or both, and what dies with them.
 
 Connections are like TCP's: in order, and nothing is lost while they last. What is sent over a cut link is held until
-the link is whole again, unless somebody gave the connection up meanwhile.
+the link is whole again, unless somebody gave the connection up meanwhile. A lost packet is sent again, which holds up
+its connection and no other: what is sent over another one, later, may come first.
 """
 
 from collections.abc import Callable
@@ -19,13 +20,20 @@ class LinkRates:
     bulk_bytes_per_s: float = 1e9
 
 
+_RETRANSMISSIONS_S = (0.2, 0.4, 0.8, 1.6, 3.2)
+"""How long TCP waits before a lost packet has arrived after all: twice as long for each time that it is lost."""
+
+
 @dataclass
 class Network:
-    """Who reaches whom. `doubled` is the share of messages that arrive twice where the protocol above allows for it."""
+    """Who reaches whom. `doubled` is the share of messages that arrive twice where the protocol above allows for it,
+    `lost` that of packets which have to be sent again.
+    """
 
     world: World
     rates: LinkRates = field(default_factory=LinkRates)
     doubled: float = 0.0
+    lost: float = 0.0
     slowness: dict[str, float] = field(default_factory=dict)
     """By host: how many times longer everything takes to and from it."""
     _cut: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -58,6 +66,11 @@ class Network:
         """Seconds that a small message takes now."""
         slow = max(self.slowness.get(source, 1.0), self.slowness.get(target, 1.0))
         return slow * (self.rates.delay_s + self.world.random.random() * self.rates.jitter_s)
+
+    def held_up_s(self) -> float:
+        """Seconds by which a message is late because a packet of it was lost; mostly none."""
+        random = self.world.random
+        return random.choice(_RETRANSMISSIONS_S) if self.lost and random.random() < self.lost else 0.0
 
     def bulk_s(self, source: str, size: int) -> float:
         """Seconds until so many bytes of bulk data have left a host, behind what it sends already."""
@@ -93,7 +106,8 @@ class Pipe:
                 return
             deliver()
 
-        when = max(self._last, network.world.now + after_s + network.delay(self.source, self.target))
+        late_s = after_s + network.held_up_s() + network.delay(self.source, self.target)
+        when = max(self._last, network.world.now + late_s)
         self._last = when
         network.world.at(when, arrive)
 
