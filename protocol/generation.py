@@ -76,6 +76,11 @@ class GeneratePart(WireModel):
     version_spans: tuple[VersionSpan, ...] = ()
     finish_reason: FinishReason | None = None
 
+    def signed(self, instance: str) -> Self:
+        """The same, its stamps signed by a process of a generator."""
+        spans = tuple(span.model_copy(update={"instance": instance}) for span in self.version_spans)
+        return self.model_copy(update={"version_spans": spans})
+
 
 MOST_SCORED_TOKENS = 1 << 20
 """Of all sequences of one request together; with `top`, of tokens times `top`: it bounds the answer to some 50 MB."""

@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         for seed in seeds:
             _report(seed)
         return
-    totals, wall_s = _many(seeds, processes=arguments.processes, stop_at_first=arguments.first)
+    totals, wall_s = _many(
+        seeds, processes=arguments.processes, stop_at_first=arguments.first, longest_s=60 * arguments.minutes
+    )
     text = table(totals, seeds=seeds, wall_s=wall_s, processes=arguments.processes)
     sys.stdout.write(text)
     if arguments.output is not None:
@@ -69,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shorten", action="store_true", help="with --seed: the smallest scenario that fails alike")
     parser.add_argument("--verbose", action="store_true", help="with --seed: the whole history, not only its end")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="processes that simulate")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="end after so many, with what was reached")
     parser.add_argument("--first", action="store_true", help="end at the first seed that fails")
     parser.add_argument("--output", type=Path, help="file for the table")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -122,7 +125,7 @@ def _say(text: str) -> None:
     sys.stdout.write(text)
 
 
-def _many(seeds: range, *, processes: int, stop_at_first: bool) -> tuple[Totals, float]:
+def _many(seeds: range, *, processes: int, stop_at_first: bool, longest_s: float) -> tuple[Totals, float]:
     totals = Totals()
     began = time.monotonic()
     for line in _lines(seeds, processes=processes):
@@ -131,6 +134,8 @@ def _many(seeds: range, *, processes: int, stop_at_first: bool) -> tuple[Totals,
             sys.stderr.write(f"\rseed {line['seed']}: {line['violation']}\n")
             if stop_at_first:
                 break
+        if time.monotonic() - began > longest_s:
+            break
         hours = totals.virtual_s / 3600
         sys.stderr.write(
             f"\r{totals.seeds} of {len(seeds)} seeds, {hours:.1f} virtual hours, {len(totals.failures)} failed "
@@ -179,6 +184,12 @@ def _merged(workers: Sequence["subprocess.Popen[bytes]"]) -> Iterator[dict[str, 
                 raise RuntimeError(f"a worker ended with {key.data.returncode}: its last lines say why")
 
 
+def _commit() -> str:
+    """Of the code that was simulated, if git knows it."""
+    asked = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return f"commit `{asked.stdout.strip()}`" if asked.returncode == 0 else "of no commit"
+
+
 def table(totals: Totals, *, seeds: range, wall_s: float, processes: int) -> str:
     """The result in Markdown."""
     kinds = "\n".join(f"| {kind} | {count} |" for kind, count in sorted(totals.faults.items()))
@@ -190,7 +201,8 @@ def table(totals: Totals, *, seeds: range, wall_s: float, processes: int) -> str
 
 | what | how many |
 |---|---|
-| seeds | {totals.seeds} ({profiles}) |
+| code | {_commit()} |
+| seeds | {totals.seeds} of {len(seeds)} ({profiles}) |
 | virtual hours | {totals.virtual_s / 3600:.1f} |
 | callbacks | {totals.callbacks:,} |
 | training steps | {totals.steps:,} |

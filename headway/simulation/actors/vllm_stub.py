@@ -195,11 +195,6 @@ class Params:
     scores: bool = False
 
 
-def _signed(part: GeneratePart, *, instance: str) -> GeneratePart:
-    spans = tuple(span.model_copy(update={"instance": instance}) for span in part.version_spans)
-    return part.model_copy(update={"version_spans": spans})
-
-
 def _records() -> types.ModuleType:
     from generator.engine.reports import ScoredSequence
 
@@ -213,7 +208,7 @@ def _records() -> types.ModuleType:
         "engine_args": lambda options: options,
         "dtype_name": lambda config: "float32",
         "engine_kind": lambda config: "scripted",
-        "generate_part": _signed,
+        "generate_part": lambda part, *, instance: part.signed(instance),
         "sampling_params": lambda *, n, sampling, stream_interval: Params(n=n, sampling=sampling),
         "scored_sequence": scored_sequence,
         "scoring_params": lambda *, top=0: Params(scores=True),
