@@ -19,10 +19,8 @@ from learner.journal.segments import (
     JournalDamaged,
     JournalUnknown,
     LoggedBatch,
-    LoggedDistrust,
     LoggedFilter,
     LoggedGroup,
-    LoggedProof,
     Record,
     Segment,
     group_at,
@@ -34,7 +32,7 @@ from learner.leases.dead_letters import DEAD_LETTERS, dead_lettered_since
 from learner.leases.intake import TakenBatch
 from learner.ledger import Ledger, LedgerConfig
 from learner.training.guard import NEW_GUARD, GuardState
-from learner.weights.provenance import is_recalled
+from learner.weights.provenance import LoggedDistrust, LoggedProof, is_recalled
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 

@@ -16,10 +16,8 @@ from learner.journal.segments import (
     JournalDamaged,
     JournalUnknown,
     LoggedBatch,
-    LoggedDistrust,
     LoggedFilter,
     LoggedGroup,
-    LoggedProof,
     Record,
     Segment,
     encoded,
@@ -28,6 +26,7 @@ from learner.journal.segments import (
     read_segment,
     segments_of,
 )
+from learner.weights.provenance import LoggedDistrust, LoggedProof
 from protocol.codec import Frame
 from protocol.trajectories import TrajectoryGroup
 

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +18,7 @@ from typing import BinaryIO
 import xxhash
 
 from learner.journal.files import sync_folder, unused
+from learner.weights.provenance import LoggedDistrust, LoggedProof
 from protocol.codec import Frame, decode, encode
 from protocol.messages import Finished
 from protocol.model import PolicyVersion
@@ -64,25 +65,6 @@ class LoggedFilter:
     """A lease that was accepted and left out on purpose."""
 
     lease_id: int
-
-
-@dataclass(frozen=True)
-class LoggedProof:
-    """Generators' processes that proved to serve a version: the checksums of what they loaded, by instance, and the
-    digest of what was sent.
-    """
-
-    version: PolicyVersion
-    digest: str
-    fingerprints: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class LoggedDistrust:
-    """A generator's process, by instance, none of whose tokens of this version or a later one is to be trained."""
-
-    instance: str
-    since: PolicyVersion
 
 
 Record = LoggedGroup | LoggedBatch | LoggedFilter | LoggedProof | LoggedDistrust

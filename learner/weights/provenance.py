@@ -14,11 +14,10 @@ A plain record without I/O, owned by the event loop. `untold` is for the journal
 still knows who has proven what: groups that were sampled for its former life come in after that has ended.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from learner.journal.segments import LoggedDistrust, LoggedProof
 from learner.weights.remembered import Remembered
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
@@ -30,6 +29,25 @@ class Standing(StrEnum):
     PROVEN = "proven"
     AWAITED = "awaited"
     UNPROVEN = "unproven"
+
+
+@dataclass(frozen=True)
+class LoggedProof:
+    """Generators' processes that proved to serve a version: the checksums of what they loaded, by instance, and the
+    digest of what was sent.
+    """
+
+    version: PolicyVersion
+    digest: str
+    fingerprints: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class LoggedDistrust:
+    """A generator's process, by instance, none of whose tokens of this version or a later one is to be trained."""
+
+    instance: str
+    since: PolicyVersion
 
 
 @dataclass(frozen=True)
