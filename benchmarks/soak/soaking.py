@@ -71,7 +71,7 @@ class Soaking:
     say: Callable[[str], None]
     began: float = field(default_factory=time.monotonic)
     sampled_at: float = 0.0
-    next_fault: float = FIRST_FAULT_STEP
+    next_fault: float = 0.0
     faults: int = 0
 
     def run(self) -> None:
@@ -80,6 +80,7 @@ class Soaking:
         for name in NAMES:
             self.system.start(name)
         self._until_step(1)
+        self.next_fault = FIRST_FAULT_STEP + self.random.expovariate(1 / self.every_steps)
         while not self._ended and self._elapsed_s < self.most_s:
             self._poll()
             if self.system.progress.read() >= self.next_fault and not self._ended:
