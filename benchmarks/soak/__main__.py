@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.soak.report import write_report
 from benchmarks.soak.run_files import write_run_file
-from benchmarks.soak.soaking import Soaking, Verdict, append
+from benchmarks.soak.soaking import Note, Soaking, Verdict, append
 from benchmarks.soak.system import ARCHIVE, Progress, ports, run_folder, system_of
 from benchmarks.soak.verdict import broken
 from tests.chaos.journal_reader import Archive
@@ -39,7 +39,7 @@ def main() -> int:
     folder: Path = arguments.judge or arguments.folder or Path(tempfile.mkdtemp(prefix="soak-"))
     if arguments.judge is None:
         _soak(folder, arguments)
-    return judge(folder, results=arguments.results, name=arguments.name)
+    return judge(folder, results=arguments.results, name=arguments.name, notes=arguments.note)
 
 
 def _soak(folder: Path, arguments: argparse.Namespace) -> None:
@@ -67,8 +67,10 @@ def _soak(folder: Path, arguments: argparse.Namespace) -> None:
         archive.look()
 
 
-def judge(folder: Path, *, results: Path, name: str) -> int:
+def judge(folder: Path, *, results: Path, name: str, notes: list[str]) -> int:
     """Checks the history that a soak has left, and writes the results; 1 if something grew or broke."""
+    for text in notes:
+        append(folder / LINES, Note(kind="note", text=text))
     steps = Progress(run_folder(folder) / "metrics.jsonl").read()
     append(folder / LINES, Verdict(kind="verdict", broken=broken(folder, steps=steps)))
     shutil.copy(folder / LINES, results / f"{name}.jsonl")
@@ -98,6 +100,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of faults and model; default: %(default)s")
     parser.add_argument("--folder", type=Path, help="for the run's files; a temporary one if left out")
     parser.add_argument("--judge", type=Path, metavar="DIR", help="run nothing: judge what a soak has left in a folder")
+    parser.add_argument(
+        "--note", action="append", default=[], metavar="TEXT", help="what a reader of the results should know besides"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--name", default="soak", help="of the results: NAME.jsonl, NAME.md and NAME.png")
     return parser.parse_args()

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.soak.measures import MIB, Ended, Sample, Strike, is_resume
 from benchmarks.soak.run_files import CHECKPOINT_EVERY, GROUP_SIZE, GROUPS_PER_STEP, MAX_LAG, TASKS
-from benchmarks.soak.soaking import End, Plan, Verdict
+from benchmarks.soak.soaking import End, Note, Plan, Verdict
 from benchmarks.soak.system import NAMES
 from benchmarks.soak.verdict import (
     GROWS_MIB,
@@ -35,7 +35,15 @@ LINEAR = {
 FLAT_SHARE = 1.5
 """A rotated file whose peak in the last quarter is more than so many times that of the first has grown."""
 
-RECORDS = {"plan": Plan, "sample": Sample, "fault": Strike, "ended": Ended, "end": End, "verdict": Verdict}
+RECORDS: dict[str, type] = {
+    "plan": Plan,
+    "sample": Sample,
+    "fault": Strike,
+    "ended": Ended,
+    "end": End,
+    "verdict": Verdict,
+    "note": Note,
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,7 @@ class Lines:
     ended: list[Ended]
     end: End
     broken: list[str]
+    notes: Sequence[str] = ()
 
     @classmethod
     def read(cls, path: Path) -> "Lines":
@@ -57,7 +66,8 @@ class Lines:
             record = json.loads(line)
             found[record["kind"]].append(RECORDS[record["kind"]](**record))
         end, verdict = found["end"][-1], found["verdict"][-1]
-        return cls(found["plan"][-1], found["sample"], found["fault"], found["ended"], end, verdict.broken)
+        notes = tuple(dict.fromkeys(one.text for one in found["note"]))
+        return cls(found["plan"][-1], found["sample"], found["fault"], found["ended"], end, verdict.broken, notes)
 
 
 def write_report(results: Path, *, name: str) -> list[str]:
@@ -100,6 +110,7 @@ def text_of(lines: Lines, growths: dict[str, Growth], found: Sequence[str], *, n
             f"**{'Nothing grew and nothing broke.' if not found else 'Findings:'}**",
             *(f"- {text}" for text in found),
             "",
+            *(f"{text}\n" for text in lines.notes),
             *_memory(growths),
             "",
             *_disk(disks_of(lines.samples)),
@@ -207,8 +218,8 @@ def figure(lines: Lines, path: Path) -> None:
     memory.set(ylabel="RSS, MiB", ylim=(0, None))
     disk.set(ylabel="disk, MiB", yscale="log")
     resumes.set(ylabel="start to next step, s", ylim=(0, None), xlabel="step")
-    for panel in (memory, disk, resumes):
-        panel.legend(fontsize="small")
+    for panel, place in ((memory, "lower left"), (disk, "center right"), (resumes, "lower left")):
+        panel.legend(fontsize="small", loc=place, ncols=2)
     drawing.tight_layout()
     drawing.savefig(path, dpi=110)
     pyplot.close(drawing)

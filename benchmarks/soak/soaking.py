@@ -51,7 +51,15 @@ class Verdict:
     broken: list[str]
 
 
-def append(lines: Path, record: Plan | Sample | Strike | Ended | End | Verdict) -> None:
+@dataclass(frozen=True)
+class Note:
+    """What somebody has said of it."""
+
+    kind: Literal["note"]
+    text: str
+
+
+def append(lines: Path, record: Plan | Sample | Strike | Ended | End | Verdict | Note) -> None:
     """Writes one line."""
     with lines.open("a", encoding="utf-8") as file:
         file.write(json.dumps(dataclasses.asdict(record)) + "\n")
