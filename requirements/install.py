@@ -41,6 +41,8 @@ def _uv(lock: Path) -> str:
     """What uv says if it fails. It reads none of pip's configuration but the folder of wheels in the environment."""
     index = os.environ.get("HEADWAY_TORCH_INDEX") or TORCH_INDEX
     command = ["uv", "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "-r", str(lock)]
+    # As pip does: otherwise the first import of a package compiles it, and prints what Python warns of in its source.
+    command.append("--compile-bytecode")
     environment = dict(os.environ)
     if links := os.environ.get("PIP_FIND_LINKS"):
         environment.setdefault("UV_FIND_LINKS", links.replace(" ", ","))
