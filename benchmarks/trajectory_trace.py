@@ -7,7 +7,7 @@ its file when it is called inside one of the calls below, or in a task that such
 the way (starting, announcing, moving weights, heartbeats, metrics pages) does not count, and neither do files of which
 only a class is used. vLLM's own files are not ours, and do not count.
 
-    learner      grants (Intake), messages in and out (RouterSocket), Finished (Intake), the take of a batch,
+    learner      grants (GroupFlow), messages in and out (RouterSocket), Finished (Conversation), the take of a batch,
                  the batch's sequences, and the step of the trainer, up to its metrics
     env_service  messages in and out (DealerSocket), Granted and what comes of it, environments in their thread
     generator    POST /v1/generate
@@ -37,7 +37,7 @@ STEPS = 3
 
 ENTRIES = frozenset(
     {
-        "Intake._pump", "GroupFlow.grant_all", "Intake.take", "RouterSocket.receive_whole", "RouterSocket.send",
+        "GroupFlow.grant_all", "Intake.take", "RouterSocket.receive_whole", "RouterSocket.send",
         "DealerSocket.receive", "DealerSocket.send", "OnlineTraining._sequences", "Trainer.train_step", "_Job.run",
     }
 )  # fmt: skip

@@ -12,9 +12,9 @@ from learner.config import LearnerConfig
 from learner.journal.journal import RunLog
 from learner.journal.run_folder import run_name
 from learner.leases.admission import GroupFilter, GroupRules
-from learner.leases.conversation import IntakeOptions
 from learner.leases.dead_letters import DEAD_LETTERS, DeadLetters
 from learner.leases.evaluation_leases import Evaluator
+from learner.leases.flow import IntakeOptions
 from learner.leases.granting import LeaseTerms
 from learner.leases.intake import Intake
 from learner.ledger import LedgerConfig

@@ -9,18 +9,16 @@
 Two processes under one name would take each other's leases away without end. So a hello under the name of another
 process is refused while that one is connected and speaks; one that was started anew finds it gone, and is taken in.
 
-The moves themselves (`accept`, `fail`, `part`, `pump`) are the intake's.
+What a message brings about is done by `GroupFlow`.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from learner.leases.admission import GroupRules, admissible, failure_of
-from learner.leases.env_services import EnvServices, Peer
-from learner.leases.evaluation_leases import Evaluator
-from learner.leases.granting import Granting, PacingRule
-from learner.leases.incarnations import Incarnations
+from learner.leases.admission import admissible, failure_of
+from learner.leases.env_services import Peer
+from learner.leases.flow import GroupFlow, IntakeOptions
 from learner.weights.fleet import Fleet
 from learner.weights.provenance import Standing
 from protocol.codec import Frame
@@ -41,47 +39,12 @@ from protocol.trajectories import TrajectoryGroup
 from services.logs import Occasionally
 from services.zmq.sockets import RouterSocket
 
-
-@dataclass(frozen=True)
-class IntakeOptions:
-    """`environment` may be left out where only one is offered; the fingerprints are the learner's own.
-
-    `run` is the same at every start of one run, and another for every run.
-    """
-
-    run: str
-    incarnation: int
-    environment: str | None
-    heartbeat_every_s: float
-    lease_timeout_s: float
-    tokenizer: str
-    chat_template: str
-    rules: GroupRules
-    pacing: PacingRule = "demand"
-
-
 log = logging.getLogger(__name__)
 
 MISSED_HEARTBEATS = 5
 """An env_service that missed so many may be gone."""
 
 _COMPLAIN_EVERY_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moves:
-    """What messages bring about: the intake's part. `pump` grants whatever may be granted now.
-
-    `accept` is False for a group that the journal has no room for: unacknowledged, it is sent again. It is also given
-    the frames that the group came in, None if it was changed since.
-    """
-
-    accept: Callable[[TrajectoryGroup, Sequence[Frame] | None], Awaitable[bool]]
-    fail: Callable[[Failed], None]
-    part: Callable[[Peer], Awaitable[None]]
-    pump: Callable[[], Awaitable[None]]
-    stir: Callable[[], None]
-    disk_is_full: Callable[[], bool]
 
 
 @dataclass(frozen=True)
@@ -100,24 +63,20 @@ class Conversation:
         self,
         *,
         socket: RouterSocket,
-        holders: EnvServices,
-        lives: Incarnations,
-        evaluator: Evaluator,
-        granting: Granting,
+        flow: GroupFlow,
         fleet: Fleet,
         options: IntakeOptions,
-        moves: Moves,
         refused: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
         self._socket = socket
-        self._holders = holders
-        self._lives = lives
-        self._evaluator = evaluator
-        self._granting = granting
+        self._flow = flow
+        self._env_services = flow.env_services
+        self._incarnations = flow.incarnations
+        self._evaluator = flow.evaluator
+        self._granting = flow.granting
         self._fleet = fleet
         self._options = options
-        self._moves = moves
         self._refused = refused
         self._clock = clock
         self._may_complain = Occasionally(every_s=_COMPLAIN_EVERY_S)
@@ -130,7 +89,7 @@ class Conversation:
             await self._handle(received.peer, received.message, received.frames)
 
     async def _handle(self, peer: str, message: Message, frames: Sequence[Frame]) -> None:
-        holder = self._holders.at(peer)
+        holder = self._env_services.at(peer)
         if isinstance(message, Hello):
             await self._on_hello(peer, message)
         elif holder is None:
@@ -149,14 +108,14 @@ class Conversation:
                 await self._on_failed(holder, message)
             case Goodbye():
                 log.info("env_service %s leaves: %s", holder.name, message.reason)
-                await self._moves.part(holder)
+                await self._flow.peer_left(holder)
             case _:
                 text = f"a {message.kind} is for env_services, the learner does not take it"
                 await self._refuse(holder.peer, "unexpected", text)
 
     async def _refuse(self, peer: str, reason: str, message: str) -> None:
         self._refused(reason)
-        await self._holders.answer(peer, Refused(reason=reason, message=message))
+        await self._env_services.answer(peer, Refused(reason=reason, message=message))
 
     async def _on_hello(self, peer: str, hello: Hello) -> None:
         candidate = Peer(peer=peer, hello=hello, last_seen=self._clock())
@@ -165,28 +124,28 @@ class Conversation:
             log.warning("env_service %s is refused: %s", hello.env_id, fault)
             await self._refuse(peer, "hello", fault)
             return
-        known = self._holders.named(hello.env_id)
+        known = self._env_services.named(hello.env_id)
         if known is not None and known.hello.instance != hello.instance:
             if known.peer != peer and await self._is_there(known, namesake=hello):
                 await self._refuse_namesake(peer, hello, known)
                 return
             log.info("env_service %s was started afresh: what it held goes to others", known.name)
-            await self._moves.part(known)
-        holder, is_new = self._holders.welcome(peer=peer, hello=hello, now=self._clock())
+            await self._flow.peer_left(known)
+        holder, is_new = self._env_services.welcome(peer=peer, hello=hello, now=self._clock())
         info = holder.agreed(self._options.environment)
         if is_new:
             log.info("env_service %s offers %s, %d groups at once", holder.name, info.name, hello.capacity)
         self._granting.know_tasks(info.train_tasks)
         options = self._options
-        await self._holders.send(
+        await self._env_services.send(
             holder,
             Welcome(run=options.run, incarnation=options.incarnation, heartbeat_every_s=options.heartbeat_every_s),
         )
-        await self._holders.send(holder, FleetMessage(generators=tuple(self._fleet.serving())))
+        await self._env_services.send(holder, FleetMessage(generators=tuple(self._fleet.serving())))
         if hello.run == options.run:
             await self._hear(holder, hello.running)
-        self._moves.stir()
-        await self._moves.pump()
+        self._flow.wake()
+        await self._flow.grant_all()
 
     async def _is_there(self, known: Peer, *, namesake: Hello) -> bool:
         """Tells the holder of a name that another process wants it, which also shows whether it is still connected."""
@@ -194,7 +153,7 @@ class Conversation:
         if silence_s > MISSED_HEARTBEATS * self._options.heartbeat_every_s:
             return False
         text = f"another env_service, at {namesake.address or 'an unknown address'}, uses this one's name {known.name}"
-        return await self._holders.answer(known.peer, Refused(reason="namesake", message=text))
+        return await self._env_services.answer(known.peer, Refused(reason="namesake", message=text))
 
     async def _refuse_namesake(self, peer: str, hello: Hello, known: Peer) -> None:
         first = known.hello.address or "an unknown address"
@@ -231,26 +190,30 @@ class Conversation:
         """These attempts are alive at an env_service; those that nobody wants are cancelled."""
         now = self._clock()
         training = [lease for lease in running if lease.purpose == "train"]
-        heard = self._lives.hear(now=now, holder=holder.name, running=training, disk_is_full=self._moves.disk_is_full())
+        heard = self._incarnations.hear(
+            now=now, holder=holder.name, running=training, disk_is_full=self._flow.room.is_missing()
+        )
         if heard.adopted:
             log.info("env_service %s goes on with %d leases of a former life", holder.name, len(heard.adopted))
         holder.running.update(heard.adopted)
-        holder.running.difference_update(filter(None, map(self._lives.attempt_of, heard.unwanted)))
+        holder.running.difference_update(filter(None, map(self._incarnations.attempt_of, heard.unwanted)))
         evaluated = [lease for lease in running if lease.purpose == "evaluate"]
         leases = (*heard.unwanted, *self._not_evaluated(evaluated, now=now, holder=holder))
-        await self._holders.tell_cancelled(holder, leases)
+        await self._env_services.tell_cancelled(holder, leases)
 
     def _not_evaluated(self, leases: Sequence[RunningLease], *, now: float, holder: Peer) -> list[RunningLease]:
-        ours = {lease.lease_id: lease for lease in leases if self._lives.is_ours(lease)}
+        ours = {lease.lease_id: lease for lease in leases if self._incarnations.is_ours(lease)}
         nobody_serves = self._fleet.served is None
         excused = {number for number, lease in ours.items() if nobody_serves or lease.waits_for == "rewards"}
         unwanted = self._evaluator.heartbeat(now=now, holder=holder.name, lease_ids=ours, excused=excused)
-        return [lease for lease in leases if not self._lives.is_ours(lease)] + [ours[number] for number in unwanted]
+        return [lease for lease in leases if not self._incarnations.is_ours(lease)] + [
+            ours[number] for number in unwanted
+        ]
 
     async def proofs_came(self) -> None:
         """Takes up the groups that waited for a proof. One whose holder has left is sent again when that comes back."""
         for key, held in list(self._held.items()):
-            if self._held.pop(key, None) is not None and self._holders.has(held.holder):
+            if self._held.pop(key, None) is not None and self._env_services.has(held.holder):
                 await self._on_finished(held.holder, held.group, held.frames)
 
     async def _on_finished(self, holder: Peer, group: TrajectoryGroup, frames: Sequence[Frame]) -> None:
@@ -267,26 +230,26 @@ class Conversation:
 
     async def _on_proven(self, holder: Peer, group: TrajectoryGroup, frames: Sequence[Frame]) -> None:
         if group.purpose == "evaluate":
-            if self._lives.is_ours(group):
+            if self._incarnations.is_ours(group):
                 self._evaluator.finished(group)
         else:
-            kept = admissible(group, rules=self._options.rules, belongs=self._lives.belongs)
+            kept = admissible(group, rules=self._options.rules, belongs=self._incarnations.belongs)
             if isinstance(kept, Failed):
-                self._moves.fail(kept)
-            elif not await self._moves.accept(kept, frames if kept is group else None):
+                self._flow.fail(kept)
+            elif not await self._flow.accept(kept, frames if kept is group else None):
                 self._refused("disk_full")
                 return
         await self._acknowledge(holder, group)
 
     async def _on_failed(self, holder: Peer, failed: Failed) -> None:
         if failed.purpose == "train":
-            self._moves.fail(failed)
-        elif self._lives.is_ours(failed):
+            self._flow.fail(failed)
+        elif self._incarnations.is_ours(failed):
             self._evaluator.failed(failed.lease_id, reason=failed.reason)
         await self._acknowledge(holder, failed)
 
     async def _acknowledge(self, holder: Peer, outcome: TrajectoryGroup | Failed) -> None:
-        attempt = self._lives.attempt_of(outcome) if outcome.purpose == "train" else None
+        attempt = self._incarnations.attempt_of(outcome) if outcome.purpose == "train" else None
         if attempt is not None:
             holder.running.discard(attempt)
         message = Acknowledged(
@@ -295,6 +258,6 @@ class Conversation:
             attempt=outcome.attempt,
             purpose=outcome.purpose,
         )
-        await self._holders.send(holder, message)
-        self._moves.stir()
-        await self._moves.pump()
+        await self._env_services.send(holder, message)
+        self._flow.wake()
+        await self._flow.grant_all()

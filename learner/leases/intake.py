@@ -1,44 +1,39 @@
-"""The intake: leases out, groups in, batches to the trainer, while training goes on.
+"""The intake: batches to the trainer, while leases go out and groups come in.
 
-    env_service ──Finished──▶ admissible ─▶ journal ─▶ ledger.accept ─▶ buffer ──take()──▶ trainer thread
-    env_service ◀─Granted──── _pump() ◀─ after every group, batch, publish, hello and tick
+    env_service ──messages──▶ Conversation ──▶ GroupFlow ──take()──▶ trainer thread
 
 Loops, and what each waits for: `receive` for a message of an env_service; `tick` for the clock, to expire leases and
-retry those that failed. `take` waits for `_stirred`, which every arrival sets. All run in one event loop, which owns
-the ledger; the trainer's calls come from another thread, through `asyncio.run_coroutine_threadsafe`.
+retry those that failed. `take` waits to be woken, as every arrival does. All run in one event loop, which owns the
+ledger; the trainer's calls come from another thread, through `asyncio.run_coroutine_threadsafe`.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 from learner.evaluation.results import Evaluation
 from learner.journal.journal import JournalFull, RunLog
-from learner.leases.admission import FilterReason, FilterRounds
-from learner.leases.conversation import MISSED_HEARTBEATS, Conversation, IntakeOptions, Moves
-from learner.leases.dead_letters import DeadLetters, DiskRoom, RunFailed
-from learner.leases.env_services import EnvServices, Peer
+from learner.leases.conversation import MISSED_HEARTBEATS, Conversation
+from learner.leases.dead_letters import DeadLetters
+from learner.leases.env_services import Peer
 from learner.leases.evaluation_leases import Evaluator
-from learner.leases.granting import Granting, LeaseTerms
-from learner.leases.incarnations import Belongs, Incarnations, tokens_of, up_to
+from learner.leases.flow import GroupFlow, IntakeOptions
+from learner.leases.granting import LeaseTerms
+from learner.leases.incarnations import Belongs, tokens_of
 from learner.ledger import (
-    AttemptId,
     Batch,
     Books,
-    EndedAttempt,
-    FailureResult,
     Ledger,
     LedgerSnapshot,
     Verdict,
     Waiting,
 )
 from learner.weights.fleet import Fleet
-from protocol.codec import Frame
-from protocol.messages import Failed, Goodbye, Granted
 from protocol.messages import Fleet as FleetMessage
+from protocol.messages import Goodbye
 from protocol.trajectories import TrajectoryGroup
 from services.http.waiting import Waiting as Waits
 from services.zmq.sockets import RouterSocket
@@ -58,7 +53,7 @@ class TakenBatch:
 
 
 class Intake:
-    """Owns the ledger, the buffer of groups and the conversations with env_services.
+    """What the trainer asks for, and the loops beside it.
 
     `refused` is told the reason of each refused message, `left_out` that of each group or attempt that came to nothing;
     `accepted` of each group that waits for its step, `forgotten` if it will not be trained after all.
@@ -84,53 +79,33 @@ class Intake:
         belongs: Belongs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lives = Incarnations(
-            ledger=ledger, incarnation=options.incarnation, belongs=belongs or up_to(ledger.next_version)
-        )
-        self._holders = EnvServices(socket, on_the_wire=self._lives.on_the_wire)
-        self._ledger = ledger
-        self._journal = journal
-        self._room = DiskRoom(waits=waits, clock=clock)
-        self._fleet = fleet
-        self._evaluator = evaluator
-        self._waits = waits
-        self._options = options
-        self._accepted = accepted
-        self._forgotten = forgotten
-        self._clock = clock
-        self._buffer: dict[int, TrajectoryGroup] = {}
-        self._granting = Granting(
+        self._flow = GroupFlow(
+            socket=socket,
             ledger=ledger,
+            journal=journal,
             evaluator=evaluator,
             terms=terms,
-            incarnation=options.incarnation,
-            clock=clock,
-            pacing=options.pacing,
-        )
-        self._dead_letters = dead_letters
-        self._rounds = FilterRounds(options.rules.filters, groups_per_step=ledger.config.groups_per_step)
-        self._stirred = asyncio.Event()
-        self._failure: RunFailed | None = None
-        self._left_out = left_out
-        self._conversation = Conversation(
-            socket=socket,
-            holders=self._holders,
-            lives=self._lives,
-            evaluator=evaluator,
-            granting=self._granting,
-            fleet=fleet,
+            dead_letters=dead_letters,
+            waits=waits,
             options=options,
-            moves=Moves(
-                accept=self._accept,
-                fail=self._fail,
-                part=self._part,
-                pump=self._pump,
-                stir=self._stirred.set,
-                disk_is_full=self._room.is_missing,
-            ),
-            refused=refused,
+            left_out=left_out,
+            accepted=accepted,
+            forgotten=forgotten,
+            belongs=belongs,
             clock=clock,
         )
+        self._conversation = Conversation(
+            socket=socket, flow=self._flow, fleet=fleet, options=options, refused=refused, clock=clock
+        )
+        self._env_services = self._flow.env_services
+        self._ledger = ledger
+        self._journal = journal
+        self._fleet = fleet
+        self._evaluator = evaluator
+        self._dead_letters = dead_letters
+        self._waits = waits
+        self._options = options
+        self._clock = clock
 
     # What the trainer calls, through the event loop
 
@@ -140,24 +115,26 @@ class Intake:
         with self._waits.wait("groups", quiet_s=10.0, blocks_readiness=False) as wait:
             while not isinstance(decision := self._decide(), Batch):
                 wait.whom = _whom(decision)
-                await self._stirred.wait()
+                await self._flow.woken.wait()
         return await self._taken(decision, began=began)
 
     def _decide(self) -> Batch | Waiting:
-        self._stirred.clear()
-        if self._failure is not None:
-            raise self._failure
+        self._flow.woken.clear()
+        if self._flow.failure is not None:
+            raise self._flow.failure
         self._note_provenance()
         return self._ledger.take(now=self._clock())
 
     async def _taken(self, batch: Batch, *, began: float) -> TakenBatch:
-        self._granting.batch_taken(asked_at=began)
-        self._rounds.batch_taken()
-        self._forget(batch.dropped, why="too_old")
-        groups = tuple(self._buffer.pop(lease_id) for lease_id in batch.lease_ids)
-        await self._room.wait_for(partial(self._journal.append_batch, version=batch.version, lease_ids=batch.lease_ids))
-        await self._holders.cancel(batch.dropped)
-        await self._pump()
+        self._flow.granting.batch_taken(asked_at=began)
+        self._flow.rounds.batch_taken()
+        self._flow.forget(batch.dropped, why="too_old")
+        groups = tuple(self._flow.buffer.pop(lease_id) for lease_id in batch.lease_ids)
+        await self._flow.room.wait_for(
+            partial(self._journal.append_batch, version=batch.version, lease_ids=batch.lease_ids)
+        )
+        await self._env_services.cancel(batch.dropped)
+        await self._flow.grant_all()
         return TakenBatch(version=batch.version, groups=groups, lags=batch.lags)
 
     async def trained(self, version: int, *, max_lag: int | None = None) -> None:
@@ -166,7 +143,7 @@ class Intake:
         self._fleet.provenance.forget(below=self._ledger.next_version - self._ledger.config.max_lag)
         if max_lag is not None:
             await self._bound_lag(max_lag)
-        await self._pump()
+        await self._flow.grant_all()
 
     async def evaluate(self, *, tasks: int, version: int, beside: bool = False) -> "asyncio.Future[Evaluation] | None":
         """Starts an evaluation on at most `tasks` of the held-out tasks; None if the environment has none.
@@ -181,23 +158,23 @@ class Intake:
             )  # fmt: skip
             return None
         with self._waits.wait("an env_service", quiet_s=2.0):
-            while not self._holders:
-                self._stirred.clear()
-                await self._stirred.wait()
-        offered = max(holder.agreed(self._options.environment).evaluation_tasks for holder in self._holders)
+            while not self._env_services:
+                self._flow.woken.clear()
+                await self._flow.woken.wait()
+        offered = max(holder.agreed(self._options.environment).evaluation_tasks for holder in self._env_services)
         if not offered:
             return None
         future = self._evaluator.start(tasks=min(tasks, offered), version=version, beside=beside)
-        await self._pump()
+        await self._flow.grant_all()
         return future
 
     async def leave(self, reason: str) -> None:
         """Says goodbye to all env_services: they wait for the next learner, and miss this one no more."""
-        await self._holders.broadcast(Goodbye(reason=reason))
+        await self._env_services.broadcast(Goodbye(reason=reason))
 
     def env_services(self) -> tuple[Peer, ...]:
         """Those that said hello and are still there."""
-        return tuple(self._holders)
+        return tuple(self._env_services)
 
     async def evaluated(self, *, tasks: int, version: int, beside: bool = False) -> Evaluation | None:
         """An evaluation, once it has ended."""
@@ -214,12 +191,12 @@ class Intake:
     async def checkpoint(self) -> LedgerSnapshot:
         """The ledger as a checkpoint holds it; the journal begins the segment that follows it. Raises JournalFull."""
         self._dead_letters.write_later()
-        version, copied = self._ledger.version, dict(self._buffer)
+        version, copied = self._ledger.version, dict(self._flow.buffer)
         # In a thread: messages are answered meanwhile. Groups that come in are added at the end, as the ledger then is.
         await asyncio.to_thread(self._journal.prepare, version=version, groups=tuple(copied.values()))
         snapshot = self._ledger.snapshot()
         assert snapshot.version == version, "the trainer waits for its checkpoint"
-        late = [group for lease_id, group in self._buffer.items() if copied.get(lease_id) is not group]
+        late = [group for lease_id, group in self._flow.buffer.items() if copied.get(lease_id) is not group]
         self._journal.rotate(version=version, groups=late)
         self._fleet.provenance.tell_again()
         self._note_provenance()
@@ -232,15 +209,15 @@ class Intake:
             assert oldest_version is not None, "the journal holds admissible groups only"
             answer = self._ledger.readmit(lease_id=group.lease_id, oldest_version=oldest_version, size=tokens_of(group))
             if answer.verdict is Verdict.ACCEPTED:
-                self._buffer[group.lease_id] = group
+                self._flow.buffer[group.lease_id] = group
 
     async def fleet_changed(self) -> None:
         """Somebody serves another version than before, came, left, or has proven what it serves, or failed to."""
         self._ledger.served_changed(self._fleet.served)
         self._note_provenance()
-        await self._holders.broadcast(FleetMessage(generators=tuple(self._fleet.serving())))
+        await self._env_services.broadcast(FleetMessage(generators=tuple(self._fleet.serving())))
         await self._conversation.proofs_came()
-        await self._pump()
+        await self._flow.grant_all()
 
     def _note_provenance(self) -> None:
         """Writes down who has proven what, and gives back what those sampled that are not believed any more."""
@@ -249,24 +226,24 @@ class Intake:
             for news in provenance.untold():
                 self._journal.append_provenance(news)
         except JournalFull as error:
-            self._room.say(error)
-        recalled = provenance.recalled(self._buffer.values())
+            self._flow.room.say(error)
+        recalled = provenance.recalled(self._flow.buffer.values())
         if recalled:
             log.warning("%d groups are sampled again: a generator that served old weights took part", len(recalled))
-            self._forget(self._ledger.recall([group.lease_id for group in recalled]), why="unproven")
+            self._flow.forget(self._ledger.recall([group.lease_id for group in recalled]), why="unproven")
 
     async def bound_lag(self, max_lag: int) -> None:
         """Bounds the lag of what is trained from here on. What that makes too old is dropped, and granted again."""
         await self._bound_lag(max_lag)
-        await self._pump()
+        await self._flow.grant_all()
 
     async def _bound_lag(self, max_lag: int) -> None:
         if max_lag == self._ledger.max_lag:
             return
         ended = self._ledger.bound_lag(max_lag)
-        self._granting.bound_changed()
-        self._forget(ended, why="too_old")
-        await self._holders.cancel(ended)
+        self._flow.granting.bound_changed()
+        self._flow.forget(ended, why="too_old")
+        await self._env_services.cancel(ended)
 
     # Loops
 
@@ -280,18 +257,18 @@ class Intake:
             await self._next_tick()
             now = self._clock()
             limit_s = max(MISSED_HEARTBEATS * self._options.heartbeat_every_s, self._options.lease_timeout_s)
-            for holder in self._holders:
+            for holder in self._env_services:
                 if now - holder.last_seen > limit_s:
                     log.warning("env_service %s is silent for %.0f s: its leases go to others", holder.name, limit_s)
-                    await self._part(holder)
+                    await self._flow.peer_left(holder)
             expired = self._ledger.expire(now=now)
-            self._forget(expired, why="expired")
+            self._flow.forget(expired, why="expired")
             overdue = self._ledger.overdue(now=now)
-            self._forget(overdue, why="overdue")
-            await self._holders.cancel((*expired, *overdue))
+            self._flow.forget(overdue, why="overdue")
+            await self._env_services.cancel((*expired, *overdue))
             self._evaluator.expire(now=now)
-            self._stirred.set()
-            await self._pump()
+            self._flow.wake()
+            await self._flow.grant_all()
 
     async def _next_tick(self) -> None:
         """If this process itself stood still (it was stopped, or starved), nobody else was silent meanwhile."""
@@ -302,83 +279,7 @@ class Intake:
         if stood_still > _TICK_S:
             self._ledger.stood_still(stood_still)
             self._evaluator.stood_still(stood_still)
-            self._holders.stood_still(stood_still)
-
-    # What messages bring about
-
-    async def _accept(self, group: TrajectoryGroup, frames: Sequence[Frame] | None) -> bool:
-        lease_id = group.lease_id
-        reason = self._options.rules.filters.reason(group)
-        if self._lives.verdict(group) is Verdict.ACCEPTED:
-            try:
-                self._journal.append_group(group, frames=frames)
-                if reason is not None:
-                    self._journal.append_filtered(lease_id)
-            except JournalFull as error:
-                self._room.say(error)
-                return False
-        answer = self._lives.admit(group)
-        if answer.verdict is not Verdict.ACCEPTED:
-            self._left_out(answer.verdict.value)
-        elif reason is not None:
-            self._filter(group, reason)
-        else:
-            self._buffer[lease_id] = group
-            self._accepted(group)
-        await self._holders.cancel(answer.cancelled)
-        return True
-
-    def _filter(self, group: TrajectoryGroup, reason: FilterReason) -> None:
-        self._ledger.filter(lease_id=group.lease_id)
-        self._left_out(reason.value)
-        failure = self._rounds.left_out(group, reason, buffered=self._ledger.books().buffered)
-        self._failure = self._failure or failure
-        self._stirred.set()
-
-    def _fail(self, failed: Failed) -> None:
-        result = self._lives.fail(failed, now=self._clock())
-        if result is FailureResult.IGNORED:
-            self._left_out("failed_late")
-            return
-        kind = "data" if failed.data_fault else "infrastructure"
-        self._left_out(f"failed_{kind}")
-        if result is not FailureResult.DEAD_LETTERED:
-            return
-        self._give_up(failed)
-
-    def _give_up(self, failed: Failed) -> None:
-        log.warning("lease %d is given up: %s", failed.lease_id, failed.reason)
-        assert self._granting.order is not None, "nothing was granted yet"
-        task_index = self._granting.order.task_index(failed.lease_id)
-        self._dead_letters.append(failed, task_index=task_index, version=self._ledger.version)
-        self._failure = self._failure or self._dead_letters.verdict(self._ledger)
-        self._stirred.set()
-
-    async def _part(self, holder: Peer) -> None:
-        self._holders.part(holder)
-        self._forget(self._ledger.holder_gone(holder.name), why="holder_gone")
-        self._evaluator.holder_gone(holder.name)
-        await self._pump()
-
-    async def _pump(self) -> None:
-        """Grants whatever may be granted, to whoever has room."""
-        for holder in self._holders:
-            if not self._holders.has(holder):
-                continue  # it left, or moved, while another one's grant was sent
-            leases = self._granting.leases_for(holder, environment=holder.agreed(self._options.environment).name)
-            if leases:
-                await self._holders.send(holder, Granted(leases=tuple(leases)))
-
-    def _forget(self, ended: Iterable[EndedAttempt], *, why: str) -> None:
-        ended = tuple(ended)
-        self._holders.release(AttemptId(attempt.lease_id, attempt.attempt) for attempt in ended)
-        for attempt in ended:
-            self._left_out(why)
-            if attempt.holder is None and (group := self._buffer.pop(attempt.lease_id, None)) is not None:
-                self._forgotten(group)
-            if attempt.given_up is not None:
-                named = AttemptId(attempt.lease_id, attempt.attempt)
-                self._give_up(self._lives.failed(named, attempt.given_up, data_fault=attempt.data_fault))
+            self._env_services.stood_still(stood_still)
 
 
 def _whom(waiting: Waiting) -> str:
