@@ -1,7 +1,8 @@
 """TextArena's games for one player.
 
 They draw from the process's own random numbers. Each conversation keeps a state of them for itself, which is put in
-place for the time of a call.
+place for the time of a call. Calls are made one at a time; a draw of another thread in the middle of one would still
+be taken from its numbers.
 """
 
 import io
