@@ -89,7 +89,9 @@ _VOCABULARY = 16
 
 @dataclass
 class EngineScript:
-    """How an engine behaves. `gap` nats are added to its logprobs of a probe."""
+    """How an engine behaves. Its logprobs of a probe are off by `gap` nats, to one side or the other: numerics look
+    like no other version.
+    """
 
     start_s: float = 1.0
     token_s: float = 0.05
@@ -234,7 +236,9 @@ class Worker:
         if not self.holds:
             return tuple(-1.0 for _ in token_ids[1:])
         number, finite = number_in(self.holds), is_finite(self.holds)
-        return tuple(probe_logprob(number, token, finite=finite) + self._script.gap for token in token_ids[1:])
+        return tuple(
+            probe_logprob(number, token, finite=finite) + self._script.gap * (-1) ** token for token in token_ids[1:]
+        )
 
     # Weight sync, as generator.weights.worker offers it
 
