@@ -128,7 +128,8 @@ def _setting(lines: Lines) -> list[str]:
     hours = end.at_s / 3600
     stepping = end.steps / max(end.at_s, 1.0)
     return [
-        f"`python -m benchmarks.soak --steps {plan.steps} --seed {plan.seed}`: **{end.steps:,} steps** of "
+        f"`python -m benchmarks.soak --steps {plan.steps} --faults {plan.steps / plan.faults_every_steps:.0f} "
+        f"--seed {plan.seed}`: **{end.steps:,} steps** of "
         f"{plan.steps:,} planned, {len(lines.strikes)} faults (one every {plan.faults_every_steps:g} steps by chance),",
         f"{end.learner_starts} starts of the learner, {hours:.2f} hours, {stepping:.1f} steps/s over all, on two "
         "cores shared with other work. Steps are tiny:",
@@ -180,11 +181,14 @@ def _faults(lines: Lines) -> list[str]:
     for (process, how), count in sorted(counts.items()):
         times = sorted(one.next_step_s for one in lines.strikes if (one.process, one.how) == (process, how))
         rows.append(f"| {process} | {how} | {count} | {times[len(times) // 2]:.1f} | {times[-1]:.1f} |")
-    return [
+    said = [
         f"The learner resumed {resumes.count} times, in {resumes.median_s:.1f} s from its start to its next step "
         f"(median): {resumes.first_s:.1f} s in the first tenth, {resumes.last_s:.1f} s in the last.",
         f"Beyond {SLOWS:g} times as long it would be a finding. Most of it is Python's imports on busy cores.",
         "",
+    ]
+    return [
+        *(said if resumes.count else ()),
         "| fault | | times | next step after, s (median) | longest |",
         "|---|---|---|---|---|",
         *rows,
