@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 COMPILE := uv pip compile -q --python-version 3.11 --no-emit-find-links --no-emit-index-url --no-header --no-annotate
 INSTALLED := $(VENV)/.installed
 ADDITION := models/addition/.complete
+MAZE := models/maze/.complete
 SMOLLM2 := models/smollm2-135m/.complete
 RLHF := models/rlhf-rm/.complete
 
@@ -83,6 +84,10 @@ fuzz: $(INSTALLED) ## explore all properties with random examples, again and aga
 demo: $(INSTALLED) $(ADDITION) ## train a tiny model to add two-digit numbers (minutes, two CPU cores)
 	$(BIN)/headway up examples/addition/run.toml
 
+.PHONY: demo-agent
+demo-agent: $(INSTALLED) $(MAZE) ## train a tiny model to walk through mazes, in several turns (minutes, two CPU cores)
+	$(BIN)/headway up examples/maze/run.toml
+
 .PHONY: demo-smollm2
 demo-smollm2: $(INSTALLED) $(SMOLLM2) ## train SmolLM2-135M-Instruct on reasoning-gym tasks (half an hour, two CPU cores)
 	$(BIN)/headway up examples/smollm2/run.toml
@@ -96,6 +101,12 @@ $(ADDITION): examples/addition/make_model.py examples/addition/sft.toml | $(INST
 	@echo "demo: making a tiny model and warming it up on worked sums"
 	$(QUIET) $(BIN)/python examples/addition/make_model.py
 	$(QUIET) $(BIN)/learner --config examples/addition/sft.toml
+	touch $@
+
+$(MAZE): examples/maze/make_model.py examples/maze/sft.toml | $(INSTALLED)
+	@echo "demo: making a tiny model and warming it up on a player who errs"
+	$(QUIET) $(BIN)/python -m examples.maze.make_model examples/maze/run.toml models/maze-init
+	$(QUIET) $(BIN)/learner --config examples/maze/sft.toml
 	touch $@
 
 $(RLHF): examples/rlhf/make_data.py examples/rlhf/language.py examples/rlhf/sft.toml examples/rlhf/rm.toml | $(INSTALLED)
@@ -126,7 +137,7 @@ lock: ## make both lock files anew (needs uv, and UV_FIND_LINKS or an index with
 
 .PHONY: clean
 clean: ## remove .venv, the demos' models and all caches; runs/ stays
-	rm -rf $(VENV) models/addition-init models/addition models/smollm2-135m models/rlhf* build *.egg-info
+	rm -rf $(VENV) models/addition-init models/addition models/maze-init models/maze models/smollm2-135m models/rlhf* build *.egg-info
 	rm -rf site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
