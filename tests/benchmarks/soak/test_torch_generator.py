@@ -87,7 +87,7 @@ def _are_of(policy: Policy, answer: str) -> None:
     parts = [json.loads(line) for line in answer.splitlines()]
     assert sorted(part["index"] for part in parts) == [0, 1, 2]
     for part in parts:
-        assert part["version_spans"] == [{"version": "1.1", "start": 0, "end": 5}]
+        assert [(span["version"], span["start"], span["end"]) for span in part["version_spans"]] == [("1.1", 0, 5)]
         expected = policy.logprobs((*TEXT, *part["token_ids"]))[len(TEXT) - 1 :]
         assert part["behavior_logprobs"] == pytest.approx(expected, abs=TOLERANCE)
     assert len({tuple(part["token_ids"]) for part in parts}) > 1
