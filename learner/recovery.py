@@ -166,7 +166,7 @@ class _Logged:
     batches: list[LoggedStep] = field(default_factory=list)
     filtered: list[int] = field(default_factory=list)
     proofs: list[LoggedProof] = field(default_factory=list)
-    distrusted: dict[str, PolicyVersion] = field(default_factory=dict)
+    recalled: set[_Place] = field(default_factory=set)
     damage: JournalDamaged | None = None
 
     def add(self, record: Record, *, path: Path, at: int) -> None:
@@ -185,7 +185,8 @@ class _Logged:
                 self._distrust(instance, since=since)
 
     def _distrust(self, instance: str, *, since: PolicyVersion) -> None:
-        self.distrusted[instance] = min(since, self.distrusted.get(instance, since))
+        """Of what was accepted so far: what the process proves after this to a later life counts again."""
+        self.recalled |= {place for place in self.groups.values() if is_recalled(place.read(), {instance: since}.get)}
         self.proofs = [
             replace(proof, fingerprints={each: of for each, of in proof.fingerprints.items() if each != instance})
             if proof.version >= since
@@ -242,7 +243,7 @@ def _move_aside(folder: Path, logged: _Logged, *, segments: list[Segment], base:
 def _spare(logged: _Logged, history: History) -> tuple[_Place, ...]:
     used = {lease_id for batch in logged.batches for lease_id in batch.lease_ids} | set(logged.filtered)
     left = [place for lease_id, place in logged.groups.items() if lease_id not in used]
-    spare = tuple(place for place in left if _is_of_use(place.read(), logged, history))
+    spare = tuple(place for place in left if place not in logged.recalled and history.sampled(place.read()))
     if len(spare) < len(left):
         log.warning(
             "%d groups were sampled by versions that are lost, or by generators that served something else: they are "
@@ -250,7 +251,3 @@ def _spare(logged: _Logged, history: History) -> tuple[_Place, ...]:
             len(left) - len(spare),
         )
     return spare
-
-
-def _is_of_use(group: TrajectoryGroup, logged: _Logged, history: History) -> bool:
-    return history.sampled(group) and not is_recalled(group, logged.distrusted.get)

@@ -82,6 +82,7 @@ class Provenance:
     def prove(self, instance: str, loaded: Loaded) -> None:
         """Its proof is good."""
         self.give_up(instance, loaded.version)
+        self._distrusted.forget((instance,))
         self._note(instance, loaded)
         self._news.append(_logged(loaded, instance))
 

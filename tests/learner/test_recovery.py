@@ -229,10 +229,13 @@ def test_a_group_whose_sampler_was_found_to_serve_old_weights_is_not_taken_up(li
     for number in range(2):
         first.journal.append_provenance(LoggedProof(PolicyVersion(1, number), "d", {INSTANCE: "f", "other": "f"}))
     first.journal.append_provenance(LoggedDistrust(INSTANCE, PolicyVersion(1, 1)))
+    again = max(spare)
+    first.journal.append_group(stamped(group(again, version=1), 1))  # the process has proven itself to a later life
+
     _, recovered = lives.resume()
     assert len(recovered.batches) == 1, "what was trained before stays in the history of the weights"
     assert sorted(each.lease_id for each in recovered.spare_groups()) == [
-        lease_id for lease_id in spare if first.buffer[lease_id].oldest_version == 0
+        lease_id for lease_id in spare if first.buffer[lease_id].oldest_version == 0 or lease_id == again
     ]
     assert [sorted(proof.fingerprints) for proof in recovered.proofs] == [sorted(["other", INSTANCE]), ["other"]]
 
