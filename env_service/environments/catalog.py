@@ -23,7 +23,7 @@ from env_service.environments.task_configs import (
     ReasoningGymTasks,
     Tasks,
 )
-from env_service.environments.tokenization import ChatTemplateError, Tokenization
+from env_service.environments.tokenization import ChatTemplateError, Tokenization, TokenizerError
 from protocol.trajectories import Purpose
 
 _MOST_TASKS = 100_000_000
@@ -109,7 +109,7 @@ def faults_of(configs: Iterable[Tasks], model: Path) -> list[str]:
         try:
             if isinstance(config, ClassTasks):
                 check_templates({config.name: offered(config)}, Tokenization(model))
-        except FileNotFoundError as error:
+        except (FileNotFoundError, TokenizerError) as error:
             found.append(f"environment {config.name}: {error}")
         except EnvironmentFault as fault:
             found.append(str(fault))

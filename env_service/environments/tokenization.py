@@ -104,17 +104,25 @@ def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
+class TokenizerError(ValueError):
+    """A tokenizer.json is not what it should be."""
+
+
 class Tokenization:
     """The tokenizer and chat template of a Hugging Face model directory.
 
-    Raises FileNotFoundError without a tokenizer.json. The chat template is compiled when it is first needed.
+    Raises FileNotFoundError without a tokenizer.json, TokenizerError for one that cannot be read. The chat template is
+    compiled when it is first needed.
     """
 
     def __init__(self, model: Path) -> None:
         file = model / "tokenizer.json"
         if not file.exists():
             raise FileNotFoundError(f"{file} does not exist: expected a model directory with a fast tokenizer")
-        self._tokenizer = Tokenizer.from_file(str(file))
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise TokenizerError(f"{file} cannot be read ({error}): expected the file of a fast tokenizer") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._model = model

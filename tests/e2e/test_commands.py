@@ -11,10 +11,16 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = ("learner", "generator", "reward-service", "env-service")
 EXAMPLES = sorted(ROOT.glob("examples/*/*.toml"))
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 HEAVY = {"torch", "vllm", "deepspeed", "transformers", "sympy", "reasoning_gym", "matplotlib", "fastapi", "zmq"}
 
 
@@ -57,17 +63,20 @@ def test_misspelled_settings_are_refused_with_the_nearest_ones(name: str, tmp_pa
 
 def prepared(example: Path, folder: Path) -> None:
     """Stand-ins for the models that an example names, relative to `folder`."""
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     for table in tomllib.loads(example.read_text()).values():
         model = folder / table.get("model", "model")
         model.mkdir(parents=True, exist_ok=True)
         (model / "config.json").write_text(json.dumps({"hidden_size": 8}))
-        (model / "tokenizer.json").write_text("{}")
+        (model / "tokenizer.json").write_text(tokenizer.to_str())
+        (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_the_examples_are_good(example: Path, tmp_path: Path) -> None:
     prepared(example, tmp_path)
-    ended = run(script("headway"), "check", str(example), cwd=tmp_path)
+    ended = run(script("headway"), "check", str(example), cwd=tmp_path, environ={"PYTHONPATH": str(example.parent)})
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "good for learner" in ended.stdout
 

@@ -43,6 +43,11 @@ class Running:
     def joins(self, name: str) -> list[dict[str, object]]:
         return [line for line in self.run.metrics("join") if line["generator_id"] == name]
 
+    def serving(self) -> set[str]:
+        """The generators that serve, as the learner sees it."""
+        status = httpx.get(f"{self.run_file.url('learner')}/v1/status", timeout=30).json()
+        return {peer["name"] for peer in status["peers"] if peer["serving_version"] is not None}
+
 
 @pytest.fixture(scope="module")
 def running(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
@@ -124,6 +129,10 @@ def test_a_generator_whose_engine_is_stopped_is_out_of_service_until_it_goes_on(
         until(
             lambda: "has not answered" in running.first.text(), what="the generator to notice", timeout_s=90,
             during=[running.first],
+        )  # fmt: skip
+        until(
+            lambda: "first" not in running.serving(), what="the learner to hear it", timeout_s=60,
+            during=[running.learner, running.first],
         )  # fmt: skip
         before = len(running.joins("first"))
     finally:
