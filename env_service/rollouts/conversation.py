@@ -10,11 +10,13 @@ serves then. An environment that raises, hangs or answers nonsense costs this tr
 
 import asyncio
 import logging
+import math
 import traceback
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 from statistics import fmean
 
 from env_service.environments.interface import (
@@ -213,8 +215,9 @@ def checked(step: object, *, plain: bool) -> Step:
         raise Nonsense(f"the environment opened with {kinds[plain]} and went on with {kinds[not plain]}")
     if not isinstance(said, str) and not all(isinstance(message, ChatMessage) for message in said):
         raise Nonsense("the environment's observation holds something that is no ChatMessage")
-    if not all(isinstance(number, float | int) for number in (step.reward, *step.metrics.values())):
-        raise Nonsense("the environment's step holds a reward or a metric that is no number")
+    for name, number in (("reward", step.reward), *step.metrics.items()):
+        if not isinstance(number, Real) or not math.isfinite(number):
+            raise Nonsense(f"the environment's step gives {number!r} as its {name}, expected a finite number")
     return step
 
 
