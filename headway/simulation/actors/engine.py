@@ -90,13 +90,16 @@ _VOCABULARY = 16
 @dataclass
 class EngineScript:
     """How an engine behaves. Its logprobs of a probe are off by `gap` nats, to one side or the other: numerics look
-    like no other version.
+    like no other version. They are of the weights: policies before `gap_from` keep the ones that they had.
     """
 
     start_s: float = 1.0
     token_s: float = 0.05
     load_s: float = 0.05
     gap: float = 0.0
+    gap_from: int = 0
+    newest: int = 0
+    """Number of the newest policy that it ever loaded."""
     hanging: bool = False
     dead: bool = False
     fails_to_load: bool = False
@@ -236,9 +239,8 @@ class Worker:
         if not self.holds:
             return tuple(-1.0 for _ in token_ids[1:])
         number, finite = number_in(self.holds), is_finite(self.holds)
-        return tuple(
-            probe_logprob(number, token, finite=finite) + self._script.gap * (-1) ** token for token in token_ids[1:]
-        )
+        gap = self._script.gap if number >= self._script.gap_from else 0.0
+        return tuple(probe_logprob(number, token, finite=finite) + gap * (-1) ** token for token in token_ids[1:])
 
     # Weight sync, as generator.weights.worker offers it
 
@@ -327,6 +329,7 @@ class Worker:
             self._plan, self._staged = None, []
             return _report(error=str(error), unloaded=self.half_loaded)
         self._script.loaded(self._process.host, loaded)
+        self._script.newest = max(self._script.newest, number_in(loaded))
         if not self._script.loads_wrong:
             self.holds = loaded
         self._plan, self._staged = None, []

@@ -104,9 +104,10 @@ def _engine(name: str, value: object) -> Apply:
 
 
 def _gap(stage: Stage, fault: Fault) -> None:
-    """Numerics that all generators share: nobody's fault."""
+    """Numerics that all generators share, of weights that none of them has had yet: nobody's fault."""
+    newest = max(script.newest for script in stage.engines)
     for script in stage.engines:
-        script.gap = fault.amount
+        script.gap, script.gap_from = fault.amount, newest + 1
 
 
 def _second_learner(stage: Stage, fault: Fault) -> None:
