@@ -12,7 +12,7 @@ from generator.engine.reports import ScoredSequence
 from generator.metrics import Measures
 from generator.serving import Serving
 from protocol.generation import LogprobsAnswer, LogprobsRequest, SequenceLogprobs
-from services.http.gates import RequestRefused
+from services.http.app import RequestRefused
 
 _ROUNDS = 4
 

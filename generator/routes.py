@@ -13,8 +13,7 @@ from generator.serving import Serving
 from generator.weight_sync import WeightSync
 from protocol.fleet import Commit, JoinGroup, Prepare, Pull
 from protocol.generation import GenerateRequest, LogprobsRequest
-from services.http.app import json_answer, json_body, streamed_answer
-from services.http.gates import RequestRefused
+from services.http.app import RequestRefused, json_answer, json_body, streamed_answer
 
 T = TypeVar("T")
 

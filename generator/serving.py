@@ -10,7 +10,7 @@ from generator.engine.engine import Engine, EngineGone
 from generator.metrics import Measures
 from protocol.fleet import Condition
 from protocol.generation import GeneratePart, GenerateRequest, GeneratorState
-from services.http.gates import RequestRefused
+from services.http.app import RequestRefused
 from services.http.waiting import Waiting
 
 log = logging.getLogger(__name__)

@@ -33,8 +33,8 @@ from protocol.fleet import (
     PullPlan,
 )
 from protocol.model import PolicyVersion
+from services.http.app import RequestRefused
 from services.http.client import HttpClient, ServiceError, ServiceRefused
-from services.http.gates import RequestRefused
 
 log = logging.getLogger(__name__)
 

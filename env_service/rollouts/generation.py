@@ -15,9 +15,8 @@ from env_service.rollouts.completions import BadAnswer, Completion, Piece, rest_
 from env_service.rollouts.outcomes import InfrastructureFailure, RolloutMetrics, Unavailable, rollout_failures
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import ServingGenerator
-from services.http.calls import Backoff, Breakers, Call, see_alive
+from services.http.calls import Backoff, Breakers, Call, Endpoints, see_alive
 from services.http.client import HttpClient, ServiceFailed
-from services.http.endpoints import Endpoints
 
 
 class GeneratorFleet:

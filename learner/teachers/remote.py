@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from learner.teachers.config import TeacherConfig
 from protocol.generation import MOST_SCORED_TOKENS, LogprobsAnswer, LogprobsRequest, SequenceLogprobs
-from services.http.calls import Backoff, Breakers, fault_of, see_alive
+from services.http.calls import Backoff, Breakers, Endpoints, fault_of, see_alive
 from services.http.client import HttpClient, ServiceError, ServiceFailed, ServiceRefused, ServiceUnreachable
-from services.http.endpoints import Endpoints
 from services.http.metrics import Metrics
 
 

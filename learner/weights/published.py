@@ -16,8 +16,7 @@ from learner.weights.probe import Probe
 from learner.weights.process_group import Bucket, NamedTensors
 from protocol.fleet import CHUNK_HASH_HEADER, Announcement, PullPlan
 from protocol.model import PolicyVersion
-from services.http.app import json_answer, json_body
-from services.http.gates import RequestRefused
+from services.http.app import RequestRefused, json_answer, json_body
 
 CHUNK_BYTES = 4 << 20
 

@@ -12,8 +12,7 @@ from reward_service.sandbox.opening import Sandboxes
 from reward_service.sandbox.pool import SandboxPool, check_language
 from reward_service.verifier.program import Ended, ExecutionConfig, Limits, Program
 from reward_service.verifier.submission import InfrastructureError, UserError
-from services.http.app import json_answer, json_body
-from services.http.gates import RequestRefused
+from services.http.app import RequestRefused, json_answer, json_body
 
 _RETRY_S = 1.0
 

@@ -21,8 +21,7 @@ from starlette.types import Receive, Scope, Send
 from protocol.rewards import ScoreRequest, ScoreResponse, ScoreResult
 from reward_service.requests.scoring import Scorer
 from reward_service.verifier.config import IdempotencyConfig
-from services.http.app import streamed_answer
-from services.http.gates import RequestRefused
+from services.http.app import RequestRefused, streamed_answer
 
 
 class Claim:

@@ -10,17 +10,19 @@ ServiceError
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from protocol.status import ErrorBody
-from services.http.contacts import Contact, Contacts
 from services.http.tls import TlsContext, explained, without_an_answer
 
 R = TypeVar("R", bound=BaseModel)
@@ -28,6 +30,7 @@ P = TypeVar("P", bound=BaseModel)
 
 _ERROR_LINE = b'{"error":'
 _LONGEST_REST_S = 86400.0
+_MOST_COUNTERPARTS = 8192
 
 
 class ServiceError(Exception):
@@ -73,6 +76,76 @@ class ServiceFailed(ServiceError):
         self.status = status
         self.kind = kind
         self.message = message
+
+
+@dataclass(frozen=True)
+class Contact:
+    """How calls to one counterpart went; `origin` is scheme://host:port.
+
+    `last_answer_s` is how many seconds ago it last said anything, a refusal included; None if it never did.
+    """
+
+    origin: str
+    last_answer_s: float | None
+    failures_in_row: int
+    last_failure: str | None
+
+    @property
+    def state(self) -> str:
+        """In a few words."""
+        if not self.failures_in_row:
+            return "answers"
+        times = "1 call" if self.failures_in_row == 1 else f"{self.failures_in_row} calls"
+        return f"{times} in a row failed: {self.last_failure}"
+
+
+@dataclass
+class _Calls:
+    last_answer: float | None = None
+    failures_in_row: int = 0
+    last_failure: str | None = None
+
+
+class Contacts:
+    """Counterparts by origin; of too many, the one not called for longest is forgotten. `clock` is in seconds."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._calls: dict[str, _Calls] = {}
+
+    def answered(self, url: str) -> None:
+        """A call was answered, be it with a refusal."""
+        calls = self._of(url)
+        calls.last_answer, calls.failures_in_row = self._clock(), 0
+
+    def failed(self, url: str, *, why: str, heard: bool) -> None:
+        """A call failed; `heard` tells whether the counterpart said so itself."""
+        calls = self._of(url)
+        calls.failures_in_row += 1
+        calls.last_failure = why[:300]
+        if heard:
+            calls.last_answer = self._clock()
+
+    def all(self) -> tuple[Contact, ...]:
+        """Those that were called, the most recent last."""
+        now = self._clock()
+        return tuple(
+            Contact(
+                origin=origin,
+                last_answer_s=None if calls.last_answer is None else now - calls.last_answer,
+                failures_in_row=calls.failures_in_row,
+                last_failure=calls.last_failure,
+            )
+            for origin, calls in self._calls.items()
+        )
+
+    def _of(self, url: str) -> _Calls:
+        parts = urlsplit(url)
+        origin = f"{parts.scheme}://{parts.netloc}"
+        calls = self._calls[origin] = self._calls.pop(origin, _Calls())
+        if len(self._calls) > _MOST_COUNTERPARTS:
+            del self._calls[next(iter(self._calls))]
+        return calls
 
 
 class HttpClient:
@@ -228,12 +301,7 @@ class HttpClient:
         self._contacts.answered(url)
 
     async def _call(
-        self,
-        method: str,
-        url: str,
-        payload: bytes | None,
-        response: type[R],
-        headers: Mapping[str, str] | None = None,
+        self, method: str, url: str, payload: bytes | None, response: type[R], headers: Mapping[str, str] | None = None
     ) -> R:
         with self._naming(url):
             async with self._request(method, url, data=payload, headers=headers) as answer:

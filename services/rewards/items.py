@@ -3,9 +3,7 @@
 Part ── the items of one call in one round; over when each is settled or no request owes an answer for it
   └─ Entry ── one item over all rounds: settled by its first good answer, or its last bad one
 
-What came of an item: a reward, or why there is none.
-
-What a client of reward services counts.
+Scored is what came of an item: a reward, or why there is none. RewardMetrics are what a client counts.
 """
 
 import asyncio

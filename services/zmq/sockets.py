@@ -5,7 +5,8 @@ with `Refused`; it never reaches the caller and never stops the socket. Every se
 since silence is no fault: a peer whose connection died silently is noticed by heartbeats of ZeroMQ's own, whereupon a
 router forgets it and a dealer connects again.
 
-With keys both sides prove who they are, and all is encrypted (CURVE). Without, addresses of other machines are refused.
+With keys both sides prove who they are, and all is encrypted (CURVE); whether a client's key may connect is ZeroMQ's
+question at each handshake (ZAP, RFC 27), answered here. Without keys, addresses of other machines are refused.
 """
 
 import asyncio
@@ -14,21 +15,55 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import zmq
 import zmq.asyncio
+from zmq.utils import z85
 
 from protocol.codec import DEFAULT_LIMITS, Frame, Limits, decode, encode
 from protocol.errors import ConnectionRefused, MessageTooLarge, ProtocolError
 from protocol.messages import Message, Refused
 from services.logs import Occasionally
 from services.network import BACKLOG, leaves_this_machine, refuse_without_keys
-from services.zmq.keys import ClientKeys, ServerKeys, shown
-from services.zmq.watch import ConnectingWatch, InflowWatch, ListeningWatch
-from services.zmq.zap import DOMAIN, KeyHandler
+from services.zmq.keys import AuthorizedKeys, ClientKeys, ServerKeys, shown
+from services.zmq.watch import ConnectingWatch, Context, Drain, InflowWatch, ListeningWatch
 
 logger = logging.getLogger(__name__)
+
+DOMAIN = b"headway"
+_ENDPOINT = "inproc://zeromq.zap.01"
+
+
+class KeyHandler:
+    """Lets the authorized keys of one context's sockets in; tells `refused` of others, with address and key.
+
+    Its questions come only from inside the context, so their form is not checked.
+    """
+
+    def __init__(self, context: Context, *, authorized: AuthorizedKeys, refused: Callable[[str, str], None]) -> None:
+        self._authorized = authorized
+        self._refused = refused
+        self._socket: zmq.Socket[Any] = context.socket(zmq.REP, socket_class=zmq.Socket)
+        self._socket.bind(_ENDPOINT)
+        self._drain = Drain(self._socket, self._answer)
+
+    def close(self) -> None:
+        """Answer no longer: nobody gets in then."""
+        self._drain.close()
+
+    def _answer(self, question: list[bytes]) -> None:
+        version, request, _, address, _, mechanism, *credentials = question
+        key = z85.encode(credentials[0]).decode("ascii") if mechanism == b"CURVE" else ""
+        name = self._authorized.name_of(key)
+        if name is None:
+            status, text = b"400", b"this key is not authorized"
+            self._refused(address.decode("ascii"), key)
+        else:
+            status, text = b"200", b""
+            logger.debug("the key of %s connects from %s", name, address.decode("ascii"))
+        self._socket.send_multipart([version, request, status, text, (name or "").encode()[:255], b""])
+
 
 _RETRY_SEND_S = 0.005
 _COMPLAIN_EVERY_S = 10.0

@@ -11,8 +11,7 @@ from fastapi import FastAPI, Response
 
 from protocol.fleet import CHUNK_HASH_HEADER, PullPlan
 from protocol.status import Readiness
-from services.http.app import create_app, json_answer
-from services.http.gates import RequestRefused
+from services.http.app import RequestRefused, create_app, json_answer
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from tests.generator.conftest import Bucket

@@ -13,8 +13,8 @@ import pytest
 
 from generator.weights.plan import WeightSyncError
 from protocol.fleet import PULL_TOOK_TOO_LONG, PULLED_EPOCH, Commit, Pull
+from services.http.app import RequestRefused
 from services.http.client import HttpClient
-from services.http.gates import RequestRefused
 from services.http.metrics import Metrics
 from tests.generator.conftest import Rig, largest_gap, pack, sample
 from tests.generator.scripted_learner import ScriptedLearner

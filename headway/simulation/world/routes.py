@@ -54,7 +54,7 @@ class LightApp:
         return endpoint
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        from services.http.gates import as_refusal, refused_answer
+        from services.http.app import as_refusal, refused_answer
 
         request = Request(scope, receive, send)
         try:

@@ -13,8 +13,7 @@ from pydantic import SecretStr
 
 from protocol.generation import LogprobsAnswer, LogprobsRequest, SequenceLogprobs
 from protocol.status import Readiness
-from services.http.app import create_app, json_answer, json_body
-from services.http.gates import RequestRefused
+from services.http.app import RequestRefused, create_app, json_answer, json_body
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 

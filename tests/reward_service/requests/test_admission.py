@@ -6,7 +6,7 @@ import pytest
 
 from reward_service.requests.admission import Admission, Arrivals, Room, ScoringPace
 from reward_service.verifier.metrics import make_metrics
-from services.http.gates import RequestRefused
+from services.http.app import RequestRefused
 from services.http.metrics import Metrics
 
 

@@ -14,7 +14,7 @@ from reward_service.verifier.config import WorkerConfig
 from reward_service.verifier.runners import pool_settings
 from reward_service.verifier.submission import Score, UserError
 from reward_service.verifier.worker_pool import Job, WorkerPool
-from services.http.gates import RequestRefused
+from services.http.app import RequestRefused
 
 OpenScorer = Callable[..., Awaitable[Scorer]]
 

@@ -13,8 +13,7 @@ from pydantic import BaseModel, Field, SecretStr
 
 from protocol.model import WireModel
 from protocol.status import ErrorBody, ErrorDetail, Readiness
-from services.http.app import create_app, json_answer, json_body, streamed_answer
-from services.http.gates import RequestRefused
+from services.http.app import RequestRefused, create_app, json_answer, json_body, streamed_answer
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 

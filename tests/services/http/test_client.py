@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from protocol.model import WireModel
 from protocol.status import Readiness
-from services.http.app import create_app, json_answer, json_body, streamed_answer
+from services.http.app import RequestRefused, create_app, json_answer, json_body, streamed_answer
 from services.http.client import (
     HttpClient,
     ServiceError,
@@ -21,7 +21,6 @@ from services.http.client import (
     ServiceTimeout,
     ServiceUnreachable,
 )
-from services.http.gates import RequestRefused
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 

@@ -3,8 +3,7 @@
 import asyncio
 from contextlib import ExitStack
 
-from services.http.calls import Breakers
-from services.http.endpoints import Endpoints
+from services.http.calls import Breakers, Endpoints
 
 
 class Clock:

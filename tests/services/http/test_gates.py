@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from services.http.gates import Doors, RequestRefused
+from services.http.app import Doors, RequestRefused
 from services.http.metrics import Metrics
 
 

@@ -11,8 +11,7 @@ from pydantic import SecretStr
 
 from protocol.status import ErrorBody, PeerStatus, ProgressStatus, Report, Status
 from services.http.app import create_app
-from services.http.client import HttpClient, ServiceRefused, ServiceUnreachable
-from services.http.contacts import Contacts
+from services.http.client import Contacts, HttpClient, ServiceRefused, ServiceUnreachable
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, peers_at, recent_failures
