@@ -10,7 +10,7 @@ from reward_service.models.config import EncoderConfig
 from reward_service.models.messages import Encoded, EncoderToLoad, Texts
 from reward_service.models.process import ModelProcess
 from reward_service.verifier.submission import InfrastructureError
-from reward_service.verifier.worker_pool import WorkerDied
+from services.worker_process import WorkerDied
 
 
 class Encoder:
@@ -48,7 +48,7 @@ class Encoder:
         try:
             answer = await self.process.ask(Texts(texts=tuple(texts)))
         except (InfrastructureError, WorkerDied) as error:
-            self.last_problem = str(error) or "its process died"
+            self.last_problem = f"its process died: {error}" if isinstance(error, WorkerDied) else str(error)
             raise InfrastructureError(f"{self}: {self.last_problem}") from error
         if answer.error is not None:
             raise InputRefused(answer.error.message)

@@ -1,6 +1,6 @@
 """What the service and the process of a model say to each other, one JSON object a line.
 
-The process first says `Reply`, without a reward, as every worker does; then it answers each `ModelBatch` with
+The process first says whether it has loaded, as every worker does; then it answers each `ModelBatch` with
 `Rewards`, or each `Texts` with `Encoded`.
 """
 

@@ -8,7 +8,8 @@
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel
@@ -16,7 +17,7 @@ from pydantic import BaseModel
 from reward_service.models.config import LocalModelConfig
 from reward_service.models.messages import ModelToLoad
 from reward_service.verifier.submission import InfrastructureError, UserError
-from reward_service.verifier.worker_pool import WorkerDied, WorkerProcess, worker_environment
+from services.worker_process import WorkerDied, WorkerProcess, WorkerUnavailable, worker_environment
 
 A = TypeVar("A", bound=BaseModel)
 
@@ -48,6 +49,7 @@ class ModelProcess(Generic[A]):
             command=("reward_service.models.worker", given.model_dump_json()),
             environment={**worker_environment(inherit=True, threads=config.threads), "HF_HUB_OFFLINE": "1"},
             start_timeout_s=config.start_timeout_s,
+            what="its model",
         )
 
     @property
@@ -62,7 +64,8 @@ class ModelProcess(Generic[A]):
 
     async def start(self) -> None:
         """Start it; returns before it has loaded. Raises InfrastructureError if the system can start no process."""
-        await self._process.start()
+        with _as_infrastructure():
+            await self._process.start()
 
     async def stop(self) -> None:
         """Kill it."""
@@ -73,8 +76,10 @@ class ModelProcess(Generic[A]):
         try:
             async with self._turn:
                 await self._process.ready()
-        except (InfrastructureError, WorkerDied) as error:
-            raise UserError(f"{self._name}: {error or 'its process died; the log has the cause'}") from error
+        except WorkerDied as error:
+            raise UserError(f"{self._name}: its process died: {error}; the log has the cause") from error
+        except WorkerUnavailable as error:
+            raise UserError(f"{self._name}: {error}") from error
 
     async def ask(self, batch: BaseModel, *, sent: Callable[[], None] = lambda: None) -> A:
         """The answer to a batch, whatever deadline its items have: the process cannot be interrupted.
@@ -83,7 +88,8 @@ class ModelProcess(Generic[A]):
         cannot be loaded or takes too long, WorkerDied.
         """
         async with self._turn:
-            await self._process.ready()
+            with _as_infrastructure():
+                await self._process.ready()
             sent()
             return await self._exchange(batch)
 
@@ -100,10 +106,19 @@ class ModelProcess(Generic[A]):
             if not completed:
                 self._on_kill()
                 await self._process.stop()
-                await self._process.start()
+                with _as_infrastructure():
+                    await self._process.start()
 
     def _read(self, line: bytes) -> A:
         try:
             return self._answer.model_validate_json(line)
         except ValueError as error:
-            raise WorkerDied from error
+            raise WorkerDied("its answer is none of ours") from error
+
+
+@contextmanager
+def _as_infrastructure() -> Iterator[None]:
+    try:
+        yield
+    except WorkerUnavailable as error:
+        raise InfrastructureError(str(error)) from error

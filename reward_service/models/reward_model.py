@@ -20,8 +20,9 @@ from reward_service.models.messages import ModelBatch, ModelJob, RewardModelToLo
 from reward_service.models.process import ModelProcess
 from reward_service.verifier.contract import Lane, Surroundings, Verifier
 from reward_service.verifier.submission import InfrastructureError, Outcome, Score, UserError, error_of
-from reward_service.verifier.worker_pool import Reply, WorkerDied
+from reward_service.verifier.worker_pool import Reply
 from services.batching import AskedJob, Batches
+from services.worker_process import WorkerDied
 
 logger = logging.getLogger(__name__)
 

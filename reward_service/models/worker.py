@@ -9,7 +9,7 @@ from typing import Protocol
 
 from reward_service.models import loaded_encoder, loaded_reward_model
 from reward_service.models.messages import EncoderToLoad, ModelToLoad, read_model_to_load
-from reward_service.verifier.worker import serve_lines
+from services.worker_process import serve_lines
 
 
 class Loaded(Protocol):

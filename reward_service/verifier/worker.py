@@ -4,12 +4,8 @@ It runs the verifier at one import path: reads jobs from its standard input and 
 order. It ends with its input, and it is killed with its parent. It has no deadline of its own: whoever asked kills it.
 """
 
-import os
 import resource
-import signal
 import sys
-from collections.abc import Callable
-from typing import BinaryIO, TypeVar
 
 from reward_service.verifier.submission import (
     Submission,
@@ -19,10 +15,8 @@ from reward_service.verifier.submission import (
     to_score,
     validate_arguments,
 )
-from reward_service.verifier.worker_pool import MAX_LINE_BYTES, Job, Reply
-from services.process import parent_death_signal
-
-T = TypeVar("T")
+from reward_service.verifier.worker_pool import Job, Reply
+from services.worker_process import MAX_LINE_BYTES, serve_lines
 
 
 def main() -> None:
@@ -37,26 +31,8 @@ def main() -> None:
         parent=parent,
         load=load,
         answer=lambda verifier, line: _line(answer(verifier=verifier, job=Job.model_validate_json(line))),
+        describe=lambda error: error_of(error).message,
     )
-
-
-def serve_lines(*, parent: int, load: Callable[[], T], answer: Callable[[T, bytes], bytes]) -> None:
-    """The life of a worker process: `load`, say in a Reply whether that went well, answer lines until the input ends.
-
-    It is killed with the process `parent`. What `answer` raises ends it.
-    """
-    parent_death_signal(signal.SIGKILL)
-    if os.getppid() != parent:
-        return
-    lines, replies = private_pipes()
-    try:
-        loaded = load()
-    except Exception as error:  # noqa: BLE001  loading runs code of others, and the parent must hear why it failed
-        _send(replies, _line(Reply(error=error_of(error))))
-        return
-    _send(replies, _line(Reply()))
-    for line in lines:
-        _send(replies, answer(loaded, line))
 
 
 def answer(*, verifier: VerifierFunction, job: Job) -> Reply:
@@ -75,21 +51,6 @@ def _line(reply: Reply) -> bytes:
     if len(line) < MAX_LINE_BYTES:
         return line
     return Reply(error=error_of(ValueError("the result is too large"))).model_dump_json().encode()
-
-
-def _send(replies: BinaryIO, line: bytes) -> None:
-    replies.write(line + b"\n")
-    replies.flush()
-
-
-def private_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Move the pipes off descriptors 0 and 1, so that a verifier that prints or reads does not break the exchange."""
-    jobs, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    os.close(nothing)
-    return jobs, replies
 
 
 def _limit_memory(*, mib: int) -> None:

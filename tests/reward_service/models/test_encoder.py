@@ -77,7 +77,7 @@ async def test_a_process_that_dies_costs_its_batch(folder: Path) -> None:
         await asyncio.sleep(0)
         assert opened.busy
         os.kill(process_id, signal.SIGKILL)
-        assert (await message).endswith("its process died")
+        assert (await message).endswith("its process died: it was ended by SIGKILL")
 
 
 async def test_a_batch_that_takes_too_long_ends_its_process_and_the_next_one_has_another(folder: Path) -> None:
