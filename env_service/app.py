@@ -99,6 +99,8 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             scoring=Scoring(rewards),
             timeout_s=config.retry.rollout_timeout_s,
             environment_timeout_s=config.retry.environment_timeout_s,
+            opening_attempts=config.retry.environment_attempts,
+            backoff=_backoff(config),
             metrics=counted,
         )
         app = create_app(

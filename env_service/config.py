@@ -36,6 +36,9 @@ class RetryConfig(ConfigModel):
         description="longest time of an environment for a task, an opening, or a step of all trajectories of a group; "
         "then the task counts as at fault",
     )
+    environment_attempts: int = Field(
+        8, ge=1, le=100, description="times that an environment which is not available is asked to open, in a row"
+    )
     generator_silence_s: float = Field(60.0, gt=0, description="a generator without output for so long is given up")
     reward_timeout_s: float = Field(30.0, gt=0, le=3600, description="time for a group's scoring")
 

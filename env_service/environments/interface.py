@@ -48,6 +48,9 @@ An environment of one's own is a class, named by its import path in the config f
   step says is of the same kind.
 - Rewards add up: the trajectory's is the sum over its turns and what the verifier says, if one judges at the end.
 - An exception costs that trajectory alone: it leaves its group, is counted, and logged with its traceback.
+- `EnvironmentUnavailable` says that it is nobody's fault here, such as a game server that is full: from `reset`, the
+  opening is tried again, then elsewhere; from `step`, the trajectory leaves its group as a failure of infrastructure,
+  and a group that has too few left for that is rolled out again.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -58,6 +61,16 @@ from pydantic import JsonValue
 
 from env_service.environments.rules import Rules
 from protocol.trajectories import FinishReason, Purpose
+
+
+class EnvironmentUnavailable(Exception):
+    """Raised by an environment for what says nothing about its task or the policy: whom it needs is away or full.
+
+    The text goes to the user. `kind` is what it is counted under.
+    """
+
+    kind = "unavailable"
+
 
 Role = Literal["system", "user", "assistant", "tool"]
 Aggregation = Literal["sum", "mean", "min", "max", "last"]

@@ -19,11 +19,13 @@ from functools import partial
 from numbers import Real
 from statistics import fmean
 
+from env_service.environments.elsewhere import EnvironmentFailed
 from env_service.environments.interface import (
     Action,
     Aggregation,
     ChatMessage,
     Environment,
+    EnvironmentUnavailable,
     OfferedEnvironment,
     Step,
     Verification,
@@ -49,10 +51,30 @@ class Nonsense(TypeError):
 
 @dataclass(frozen=True)
 class Fault:
-    """What an environment did wrong: `kind` is `raised`, `hung` or `nonsense`."""
+    """What an environment did wrong: `kind` is `raised`, `hung` or `nonsense`, of one in a process of its own also
+    `crashed`; or, `passing`, what it suffered: `unavailable`, `killed`.
+    """
 
     kind: str
     text: str
+    passing: bool = False
+
+
+def fault_of_step(error: Exception, name: str) -> Fault:
+    """What a step of the environment `name` raised, as a fault; logged with the user's own traceback."""
+    match error:
+        case DidNotReturn():
+            return Fault("hung", str(error))
+        case Nonsense():
+            return Fault("nonsense", str(error))
+        case EnvironmentUnavailable():
+            logger.warning("environment %s is not available: %s", name, error)
+            return Fault(error.kind, str(error), passing=True)
+        case EnvironmentFailed():
+            logger.warning("a step of environment %s failed: %s%s", name, error, error.details)
+            return Fault(error.kind, str(error))
+    logger.warning("a step of environment %s raised", name, exc_info=error)
+    return Fault("raised", f"{type(error).__name__}: {error}{_place(error)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,18 +183,13 @@ class Conversation:
                     timeout_s=self._rules.step_timeout_s,
                 )
             return checked(step, plain=self.speaker.language.is_plain)
-        except DidNotReturn as failure:
-            self._blame("hung", str(failure))
-        except Nonsense as error:
-            self._blame("nonsense", str(error))
-        except Exception as error:  # the rollout boundary: whatever an environment raises becomes a record
-            logger.warning("a step of environment %s raised", self.speaker.offered.name, exc_info=error)
-            self._blame("raised", f"{type(error).__name__}: {error}{_place(error)}")
+        except Exception as error:  # noqa: BLE001 - the rollout boundary: whatever it raises becomes a record
+            self._blame(fault_of_step(error, self.speaker.offered.name))
         return None
 
-    def _blame(self, kind: str, text: str) -> None:
-        self.speaker.metrics.faults.labels(environment=self.speaker.offered.name, kind=kind).inc()
-        self.fault, self.over = Fault(kind, text), True
+    def _blame(self, fault: Fault) -> None:
+        self.speaker.metrics.faults.labels(environment=self.speaker.offered.name, kind=fault.kind).inc()
+        self.fault, self.over = fault, True
 
     def _account(self, step: Step, action: Action) -> None:
         """Add up what the step was worth."""
@@ -196,7 +213,7 @@ class Conversation:
         try:
             self.speech.say(step.observation, state=step.state)
         except ChatTemplateError as error:
-            self._blame("nonsense", f"what the environment says cannot be shown to the model: {error}")
+            self._blame(Fault("nonsense", f"what the environment says cannot be shown to the model: {error}"))
         else:
             if self.speech.room is not None and self.speech.room < 1:
                 self._cut_off("token_budget")

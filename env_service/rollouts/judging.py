@@ -4,14 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from env_service.environments.interface import Verification
 from env_service.rollouts.completions import Progress
-from env_service.rollouts.conversation import Conversation
-from env_service.rollouts.outcomes import DataFailure, InfrastructureFailure, RolloutMetrics
+from env_service.rollouts.conversation import Conversation, Fault
+from env_service.rollouts.outcomes import DataFailure, InfrastructureFailure, RolloutFailure, RolloutMetrics
 from env_service.rollouts.scoring import Scoring
 from protocol.rewards import ScoreItem
 from protocol.trajectories import (
     CUT_OFF,
     MAX_COMPONENTS,
     MAX_STOP_REASON_CHARS,
+    ErrorKind,
     RewardRecord,
     Trajectory,
     fault_of_reward,
@@ -34,12 +35,12 @@ class Judging:
         """Of every conversation in which a turn was sampled; one that its environment spoilt holds an error and no
         reward.
 
-        Raises DataFailure if it spoilt all of them, InfrastructureFailure if no turn was sampled in any, and what
-        scoring raises.
+        Raises DataFailure if it spoilt all of them, InfrastructureFailure if that may pass or no turn was sampled in
+        any, and what scoring raises.
         """
-        faults = [each.fault.text for each in conversations if each.fault is not None]
+        faults = [each.fault for each in conversations if each.fault is not None]
         if len(faults) == len(conversations):
-            raise DataFailure(faults[0])
+            raise failure_of_all(faults)
         begun = [each for each in conversations if each.speech.transcript.turns]
         if not begun:
             raise InfrastructureFailure("no turn was sampled within the time of a conversation")
@@ -87,6 +88,12 @@ class Judging:
             self._metrics.rewards.labels(environment=environment, verifier=record.verifier).observe(record.reward)
 
 
+def failure_of_all(faults: Sequence[Fault]) -> RolloutFailure:
+    """Of a group whose conversations are all spoilt. What may pass is worth another attempt."""
+    passing = [fault for fault in faults if fault.passing]
+    return InfrastructureFailure(passing[0].text) if passing else DataFailure(faults[0].text)
+
+
 def _item(conversation: Conversation, verification: Verification, *, prompt: str) -> ScoreItem:
     return ScoreItem(
         id=str(conversation.index),
@@ -101,7 +108,7 @@ def _record(conversation: Conversation, judged: RewardRecord | None) -> RewardRe
     """The sum of the turns' rewards and of the verifier's, with the environment's metrics among the components."""
     name = conversation.speaker.offered.name
     if conversation.fault is not None:
-        return _error(name, f"environment {name}: {conversation.fault.text}")
+        return _error(name, f"environment {name}: {conversation.fault.text}", passing=conversation.fault.passing)
     if judged is not None and judged.reward is None:
         return judged
     said = RewardRecord(reward=0.0, verifier=name) if judged is None else judged
@@ -121,5 +128,6 @@ def _measures(conversation: Conversation) -> Mapping[str, float]:
     return {**conversation.metrics, "turns": float(turns), "invalid_actions": float(conversation.invalid_actions)}
 
 
-def _error(verifier: str, text: str) -> RewardRecord:
-    return RewardRecord(verifier=verifier, error_kind="data", error=text[:_MOST_ERROR_CHARS])
+def _error(verifier: str, text: str, *, passing: bool = False) -> RewardRecord:
+    kind: ErrorKind = "infrastructure" if passing else "data"
+    return RewardRecord(verifier=verifier, error_kind=kind, error=text[:_MOST_ERROR_CHARS])

@@ -17,8 +17,10 @@ from datetime import datetime
 from functools import partial
 
 from env_service.environments.bridges import Bridges
+from env_service.environments.elsewhere import EnvironmentFailed
 from env_service.environments.interface import (
     Environment,
+    EnvironmentUnavailable,
     OfferedEnvironment,
     Opening,
     Prompt,
@@ -37,10 +39,12 @@ from env_service.rollouts.speech import Language
 from protocol.generation import GenerateRequest, Sampling
 from protocol.messages import Failed, Finished, Lease
 from protocol.trajectories import Trajectory, TrajectoryGroup
+from services.http.calls import Backoff
 
 logger = logging.getLogger(__name__)
 
 _REASON_LENGTH = 4096
+_BACKOFF = Backoff(first_s=0.2, max_s=5.0)
 _WHOM = {"environment": "its environment", "generators": "the generators", "rewards": "the reward services"}
 
 
@@ -69,6 +73,8 @@ class Rollout:
         timeout_s: float,
         metrics: RolloutMetrics,
         environment_timeout_s: float = 300.0,
+        opening_attempts: int = 8,
+        backoff: Backoff = _BACKOFF,
     ) -> None:
         self._env_id = env_id
         self._environments = environments
@@ -79,6 +85,8 @@ class Rollout:
         self._timeout_s = timeout_s
         self._calls = EnvironmentCalls(timeout_s=environment_timeout_s)
         self._metrics = metrics
+        self._opening_attempts = opening_attempts
+        self._backoff = backoff
 
     async def run(self, lease: Lease, progress: Progress) -> Outcome:
         """The lease's outcome: never raises but for cancellation."""
@@ -89,6 +97,11 @@ class Rollout:
                 return Finished(group=await self._roll_out(lease, progress, started))
         except RolloutFailure as failure:
             return self._failed(lease, data_fault=failure.data_fault, reason=str(failure))
+        except EnvironmentUnavailable as error:
+            return self._failed(lease, data_fault=False, reason=f"environment {lease.environment}: {error}")
+        except EnvironmentFailed as error:
+            logger.warning("task %s of %s: %s%s", lease.task_index, lease.environment, error, error.details)
+            return self._failed(lease, data_fault=True, reason=f"environment {lease.environment}: {error}")
         except Exception as error:  # the rollout boundary: whatever an environment raises becomes a record
             if isinstance(error, TimeoutError) and deadline.expired():
                 reason = f"not finished within {self._timeout_s:g} s: it was waiting for {_WHOM[progress.waits_for]}"
@@ -97,7 +110,7 @@ class Rollout:
             return self._failed(lease, data_fault=True, reason=f"{type(error).__name__}: {error}")
 
     async def _roll_out(self, lease: Lease, progress: Progress, started: float) -> TrajectoryGroup:
-        opened = await self._open(lease)
+        opened = await self._open_patiently(lease)
         try:
             prompt_text, language = self._language(lease, opened)
             conversations = self._conversations(lease, opened, language, progress)
@@ -120,6 +133,18 @@ class Rollout:
             trajectories=trajectories,
             rollout_s=seconds,
         )
+
+    async def _open_patiently(self, lease: Lease) -> _Opened:
+        """Raises EnvironmentUnavailable if it is not there at any of the attempts. Each lets go of what it had, or two
+        leases that each hold half of what there is would wait for each other.
+        """
+        for failures in range(1, self._opening_attempts):
+            try:
+                return await self._open(lease)
+            except EnvironmentUnavailable as error:
+                logger.debug("environment %s is not available yet: %s", lease.environment, error)
+            await self._backoff.pause(failures)
+        return await self._open(lease)
 
     async def _open(self, lease: Lease) -> _Opened:
         offered = self._environments.get(lease.environment)

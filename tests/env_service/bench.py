@@ -128,6 +128,8 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
                 timeout_s=timeout_s,
                 environment_timeout_s=environment_timeout_s,
                 metrics=metrics,
+                opening_attempts=3,
+                backoff=backoff,
             )
             return Bench(rollout, fleet, generators, judges, pauses, process_metrics)
 
