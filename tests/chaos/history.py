@@ -14,24 +14,33 @@ from tests.chaos.journal_reader import (
     FilterRecord,
     GroupRecord,
     Place,
+    ProofRecord,
     ReadJournal,
     read_journal,
 )
 from tests.chaos.lease_tap import Acknowledgement, AttemptKey, Finish, TapRecord, key_of
 
 
+@dataclass(frozen=True, order=True)
+class Stamp:
+    """On a sampled token: the generator's process, and the version that it said."""
+
+    instance: str
+    version: PolicyVersion
+
+
 @dataclass(frozen=True)
 class Group:
-    """An accepted group, the `at`-th record of the journal. `versions` are those on its sampled tokens."""
+    """An accepted group, the `at`-th record of the journal. `stamps` are those on its sampled tokens."""
 
     at: int
     key: AttemptKey
     task_index: int
-    versions: frozenset[PolicyVersion]
+    stamps: frozenset[Stamp]
 
     @property
     def oldest(self) -> int:
-        return min(version.number for version in self.versions)
+        return min(stamp.version.number for stamp in self.stamps)
 
 
 @dataclass(frozen=True)
@@ -65,11 +74,19 @@ class Acknowledged:
 
     key: AttemptKey
     journaled: int
-    versions: frozenset[PolicyVersion]
+    stamps: frozenset[Stamp]
 
     @property
     def oldest(self) -> int:
-        return min(version.number for version in self.versions)
+        return min(stamp.version.number for stamp in self.stamps)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A process proved to serve a version, as the `at`-th record of the journal says."""
+
+    at: int
+    stamp: Stamp
 
 
 @dataclass(frozen=True)
@@ -102,6 +119,7 @@ class History:
     steps: tuple[Step, ...]
     publishes: tuple[Publish, ...]
     dead_lettered: frozenset[int]
+    proofs: tuple[Proof, ...]
     damages: tuple[str, ...] = ()
 
     def group_of(self, lease_id: int, *, before: int) -> Group | None:
@@ -113,6 +131,14 @@ class History:
         """The version at which the next batch after record `at` is taken."""
         before = bisect_left(self._batch_places, at)
         return self.batches[before - 1].version + 1 if before else 0
+
+    def unproven(self, stamps: Iterable[Stamp], *, before: int) -> list[Stamp]:
+        """Those of which the journal holds no proof before a record."""
+        return sorted(stamp for stamp in stamps if self._first_proofs.get(stamp, before) >= before)
+
+    @cached_property
+    def _first_proofs(self) -> dict[Stamp, int]:
+        return {proof.stamp: proof.at for proof in reversed(self.proofs)}
 
     @cached_property
     def _groups_by_lease(self) -> dict[int, list[Group]]:
@@ -152,18 +178,24 @@ def read_history(run: Path, *, archive: Path, starts: Mapping[int, Place], tap: 
             if "probe_gap" in line
         ),
         dead_lettered=frozenset(int(str(line["lease_id"])) for line in _lines(run / "dead_letters.jsonl")),
+        proofs=tuple(
+            Proof(at=at, stamp=Stamp(instance, PolicyVersion.parse(record.version)))
+            for at, record in numbered
+            if isinstance(record, ProofRecord)
+            for instance in sorted(record.instances)
+        ),
         damages=journal.damages,
     )
 
 
 def _group(at: int, group: TrajectoryGroup) -> Group:
-    return Group(at=at, key=key_of(group), task_index=group.task_index, versions=_versions(group))
+    return Group(at=at, key=key_of(group), task_index=group.task_index, stamps=_stamps(group))
 
 
-def _versions(group: TrajectoryGroup) -> frozenset[PolicyVersion]:
+def _stamps(group: TrajectoryGroup) -> frozenset[Stamp]:
     """Only those that stamp a token which is trained on."""
     return frozenset(
-        PolicyVersion.parse(span.version)
+        Stamp(span.instance, PolicyVersion.parse(span.version))
         for one in group.trajectories
         for span in one.version_spans
         if one.loss_mask[span.start : span.end].any()
@@ -171,16 +203,18 @@ def _versions(group: TrajectoryGroup) -> frozenset[PolicyVersion]:
 
 
 def _acknowledged(tap: Sequence[TapRecord], journal: ReadJournal) -> Iterable[Acknowledged]:
-    finished: dict[AttemptKey, frozenset[str]] = {}
+    finished: dict[AttemptKey, frozenset[tuple[str, str]]] = {}
     ends = [record.place for record in journal.records]
     for record in tap:
         if isinstance(record, Finish):
-            finished[record.key] = record.versions
+            finished[record.key] = record.stamps
         elif isinstance(record, Acknowledgement) and record.key in finished and not record.doubtful:
-            versions = frozenset(map(PolicyVersion.parse, finished[record.key]))
-            if versions:
+            stamps = frozenset(
+                Stamp(process, PolicyVersion.parse(version)) for process, version in finished[record.key]
+            )
+            if stamps:
                 journaled = bisect_left(ends, record.journal_end)
-                yield Acknowledged(key=record.key, journaled=journaled, versions=versions)
+                yield Acknowledged(key=record.key, journaled=journaled, stamps=stamps)
 
 
 def _steps(metrics: Sequence[Mapping[str, object]]) -> Iterable[Step]:

@@ -75,7 +75,7 @@ def no_token_exceeds_the_bound(history: History, terms: Terms) -> Complaints:
     """
     lasts: dict[int, int] = {}
     for batch, group in _trained(history):
-        for version in group.versions:
+        for version in {stamp.version for stamp in group.stamps}:
             if not 0 <= batch.version - version.number <= terms.max_lag:
                 yield f"version {batch.version} trains a token of {version} (lease {group.key.lease_id})"
             if version.incarnation not in lasts:
@@ -83,6 +83,13 @@ def no_token_exceeds_the_bound(history: History, terms: Terms) -> Complaints:
             last = lasts[version.incarnation]
             if version.number > last:
                 yield f"lease {group.key.lease_id} has a token of {version}; of that life {last} steps were kept"
+
+
+def every_trained_token_is_proven(history: History, terms: Terms) -> Complaints:
+    """Before a batch is taken, the journal says that whoever sampled its tokens served the versions that they bear."""
+    for batch, group in _trained(history):
+        for stamp in history.unproven(group.stamps, before=batch.at):
+            yield f"version {batch.version} trains a token of {stamp.version} (lease {group.key.lease_id}), unproven"
 
 
 def _last_version_kept(history: History, incarnation: int) -> int:
@@ -95,13 +102,16 @@ def _last_version_kept(history: History, incarnation: int) -> int:
 def no_acknowledged_group_is_lost(history: History, terms: Terms) -> Complaints:
     """Acknowledged: by then its lease was settled, or a group of it that can still be trained was in the journal.
 
-    Or its own tokens were too old. A batch may be taken just before the acknowledgement and journaled just after, so
-    that one version more than the journal tells of is allowed for.
+    Or its own tokens were too old, or of a version that their generator has not proven to serve. A batch may be taken
+    just before the acknowledgement and journaled just after, so that one version more than the journal tells of is
+    allowed for.
     """
     settled = _settled_at(history)
     for one in history.acknowledged:
         lease_id, version = one.key.lease_id, history.version_at(one.journaled)
         if lease_id in history.dead_lettered or settled.get(lease_id, math.inf) < one.journaled:
+            continue
+        if history.unproven(one.stamps, before=one.journaled):
             continue
         newest = history.group_of(lease_id, before=one.journaled)
         kept = newest is not None and version - newest.oldest <= terms.max_lag
@@ -170,8 +180,8 @@ CHECKS: Mapping[str, Callable[[History, Terms], Complaints]] = {
     check.__name__: check
     for check in (
         batches_are_whole, nothing_is_trained_twice, every_task_is_trained_once, no_token_exceeds_the_bound,
-        no_acknowledged_group_is_lost, no_journaled_group_is_wasted, steps_are_told_once, replays_agree,
-        publishes_prove_themselves, the_journal_is_whole,
+        every_trained_token_is_proven, no_acknowledged_group_is_lost, no_journaled_group_is_wasted,
+        steps_are_told_once, replays_agree, publishes_prove_themselves, the_journal_is_whole,
     )
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ from protocol.trajectories import TrajectoryGroup
 _FACTS = struct.Struct("<IBQ")
 _CHECK = struct.Struct("<I")
 _FRAME = struct.Struct("<I")
-GROUP, BATCH, FILTERED = 1, 2, 3
+GROUP, BATCH, FILTERED, PROOF = 1, 2, 3, 4
 
 
 @dataclass(frozen=True, order=True)
@@ -60,7 +60,16 @@ class FilterRecord:
     lease_id: int
 
 
-JournalRecord = GroupRecord | BatchRecord | FilterRecord
+@dataclass(frozen=True)
+class ProofRecord:
+    """Processes of generators that proved to serve a version."""
+
+    place: Place
+    version: str
+    instances: frozenset[str]
+
+
+JournalRecord = GroupRecord | BatchRecord | FilterRecord | ProofRecord
 
 
 @dataclass(frozen=True)
@@ -123,6 +132,9 @@ def _record(place: Place, kind: int, payload: bytes) -> JournalRecord | None:
     if kind == BATCH:
         version, lease_ids = json.loads(payload)
         return BatchRecord(place=place, version=version, lease_ids=tuple(lease_ids))
+    if kind == PROOF:
+        proven, _, fingerprints = json.loads(payload)
+        return ProofRecord(place=place, version=proven, instances=frozenset(fingerprints))
     return FilterRecord(place=place, lease_id=int(payload)) if kind == FILTERED else None
 
 

@@ -47,12 +47,12 @@ class Grant:
 
 @dataclass(frozen=True)
 class Finish:
-    """An env_service sent a training group; `versions` are those on its sampled tokens."""
+    """An env_service sent a training group; `stamps` are the processes and versions on its sampled tokens."""
 
     at: float
     env: str
     key: AttemptKey
-    versions: frozenset[str]
+    stamps: frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -249,8 +249,9 @@ class LeaseTap:
                 grants = (lease for lease in message.leases if lease.purpose == "train")
                 self.records.extend(Grant(at=now, env=env, key=key_of(lease)) for lease in grants)
             case Finished(group=group) if group.purpose == "train":
-                versions = {span.version for one in group.trajectories for span in one.version_spans}
-                self.records.append(Finish(at=now, env=env, key=key_of(group), versions=frozenset(versions)))
+                spans = (span for one in group.trajectories for span in one.version_spans)
+                stamps = frozenset((span.instance, span.version) for span in spans)
+                self.records.append(Finish(at=now, env=env, key=key_of(group), stamps=stamps))
             case Failed(purpose="train", reason=reason):
                 self.records.append(Failure(at=now, env=env, key=key_of(message), reason=reason))
             case Acknowledged(purpose="train"):

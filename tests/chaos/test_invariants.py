@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.model import PolicyVersion
-from tests.chaos.history import Acknowledged, Batch, Filtered, Group, History, Life, Publish, Step
+from tests.chaos.history import Acknowledged, Batch, Filtered, Group, History, Life, Proof, Publish, Stamp, Step
 from tests.chaos.invariants import CHECKS, Books, Terms, books_balance, complaints
 from tests.chaos.lease_tap import AttemptKey
 
@@ -14,9 +14,13 @@ TERMS = Terms(steps=3, groups_per_step=2, max_lag=1, tasks=6)
 
 
 def group(at: int, lease_id: int, *versions: str, attempt: int = 0, task: int | None = None) -> Group:
-    stamps = frozenset(map(PolicyVersion.parse, versions))
+    stamps = frozenset(map(stamped, versions))
     key = AttemptKey(incarnation=1, lease_id=lease_id, attempt=attempt)
-    return Group(at=at, key=key, task_index=lease_id if task is None else task, versions=stamps)
+    return Group(at=at, key=key, task_index=lease_id if task is None else task, stamps=stamps)
+
+
+def stamped(version: str) -> Stamp:
+    return Stamp("a", PolicyVersion.parse(version))
 
 
 def batch(at: int, version: int, *lease_ids: int) -> Batch:
@@ -24,7 +28,7 @@ def batch(at: int, version: int, *lease_ids: int) -> Batch:
 
 
 def acknowledged(group: Group, *, journaled: int) -> Acknowledged:
-    return Acknowledged(key=group.key, journaled=journaled, versions=group.versions)
+    return Acknowledged(key=group.key, journaled=journaled, stamps=group.stamps)
 
 
 def good() -> History:
@@ -42,6 +46,7 @@ def good() -> History:
         steps=(step(1), step(2), step(2, replayed=True), step(3)),
         publishes=(Publish(version=0, probe_gap=1e-5), Publish(version=3, probe_gap=9e-4)),
         dead_lettered=frozenset(),
+        proofs=tuple(Proof(at=-1, stamp=stamped(version)) for version in ("1.0", "1.1", "1.2", "2.1", "2.2", "2.3")),
     )
 
 
@@ -135,6 +140,16 @@ def a_token_is_of_a_version_that_was_lost(good: History) -> History:
     return last_group(replace(good, lives=(Life(1, 0), Life(2, 3))), group(7, 5, "1.2"))
 
 
+@bad("every_trained_token_is_proven")
+def a_token_is_of_a_version_that_its_generator_never_proved(good: History) -> History:
+    return replace(good, proofs=tuple(proof for proof in good.proofs if proof.stamp != stamped("2.2")))
+
+
+@bad("every_trained_token_is_proven")
+def a_token_is_proven_after_its_batch(good: History) -> History:
+    return replace(good, proofs=(*good.proofs[1:], replace(good.proofs[0], at=2)), acknowledged=())
+
+
 @bad("no_acknowledged_group_is_lost")
 def an_acknowledged_group_is_not_journaled(good: History) -> History:
     return replace(good, acknowledged=(acknowledged(group(6, 4, "2.2"), journaled=6),))
@@ -206,6 +221,11 @@ def test_every_check_has_a_history_that_it_complains_of() -> None:
 def test_an_acknowledged_group_that_was_too_old_is_not_lost() -> None:
     late = acknowledged(group(0, 9, "1.0"), journaled=6)
     assert complaints(replace(good(), acknowledged=(late,)), TERMS) == []
+
+
+def test_an_acknowledged_group_of_unproven_tokens_is_not_lost() -> None:
+    refused = acknowledged(group(0, 9, "2.4"), journaled=8)
+    assert complaints(replace(good(), acknowledged=(refused,)), TERMS) == []
 
 
 def test_a_copy_of_a_group_in_a_new_segment_is_no_second_attempt() -> None:
