@@ -12,7 +12,7 @@ from generator.engine.options import EngineOptions, prepare_environment
 from services.config.models import load_or_exit
 from services.logs import configure_logging
 from services.nccl import keep_to_interface_of
-from services.network import local_address
+from services.network import LOOPBACK, address_to
 from services.process import run_process
 
 
@@ -21,7 +21,7 @@ def main() -> None:
     config = load_or_exit(GeneratorConfig, process="generator", description="Serves the policy with vLLM.")
     configure_logging("generator", level=config.log.level, format=config.log.format)
     if config.collective == "nccl" and config.join.learner is not None:
-        keep_to_interface_of(_address_towards(config.join.learner))
+        keep_to_interface_of(address_to(config.join.learner) or urlsplit(config.join.learner).hostname or LOOPBACK)
     options = engine_options(config)
     prepare_environment(options)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -34,16 +34,6 @@ def main() -> None:
     logging.shutdown()
     # To take down an interpreter that holds torch and vllm is seconds of work on a busy machine, for nothing.
     os._exit(code)
-
-
-def _address_towards(url: str) -> str:
-    """The address of this machine that reaches the learner's; the learner's own host if there is no way there yet."""
-    target = urlsplit(url)
-    host = target.hostname or "127.0.0.1"
-    try:
-        return local_address(host=host, port=target.port or 80)
-    except OSError:
-        return host
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -34,6 +34,7 @@ from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, recent_failures
 from services.http.tls import client_tls
 from services.http.waiting import Waiting
+from services.network import address_to, is_wildcard
 from services.process import Stop
 
 log = logging.getLogger(__name__)
@@ -202,12 +203,25 @@ async def _add_routes(
         )
 
 
+def _announced_url(config: GeneratorConfig, listener: Listener) -> str:
+    """Where the learner finds this generator: of all of this machine's addresses, the one that is on the way to it.
+
+    A certificate is for names, so with one the machine's name stays.
+    """
+    if not is_wildcard(listener.host) or listener.tls is not None or config.join.learner is None:
+        return listener.url
+    address = address_to(config.join.learner)
+    return (
+        listener.url if address is None else f"http://{f'[{address}]' if ':' in address else address}:{listener.port}"
+    )
+
+
 def _announcement(config: GeneratorConfig, *, listener: Listener, instance: str) -> Announcement:
     """What the learner is told about this generator. Raises FileNotFoundError for an incomplete model directory."""
     return Announcement(
         generator_id=config.id or f"{socket.gethostname()}:{listener.port}",
         instance=instance,
-        url=config.join.url or listener.url,
+        url=config.join.url or _announced_url(config, listener),
         protocol_version=PROTOCOL_VERSION,
         fingerprints=fingerprint_directory(config.model),
         world_size=config.engine.tensor_parallel_size,

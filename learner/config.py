@@ -12,7 +12,7 @@ from learner.training.config import GuardConfig, TrainingConfig
 from protocol.fleet import Backend
 from services.config.agreements import EqualTo, Listens, ModelFolder
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
-from services.network import check_key_settings
+from services.network import check_key_settings, is_loopback, is_wildcard
 from services.zmq.keys import KeyFile
 
 
@@ -118,7 +118,10 @@ class WeightsConfig(ConfigModel):
     """Weight sync."""
 
     backend: Backend = Field("gloo", description="collective: gloo on CPUs, nccl on GPUs")
-    host: str = Field("127.0.0.1", description="address on which generators meet the learner; a private network")
+    host: str = Field(
+        "auto",
+        description="where generators meet the learner, on a private network; auto: the address that is on the way to them",
+    )
     generator_hosts: tuple[str, ...] = Field(
         (),
         description="hosts, patterns (*.gpu.example) and networks (10.0.0.0/8) beyond this machine at which generators "
@@ -152,6 +155,21 @@ class WeightsConfig(ConfigModel):
     generator_token: Annotated[SecretStr | None, EqualTo("generator", "http.token")] = Field(
         None, description="bearer token of the generators"
     )
+
+    @model_validator(mode="after")
+    def _generators_reach_it(self) -> Self:
+        if is_wildcard(self.host):
+            raise ValueError(
+                f"weights.host = {self.host!r} stands for every address, and generators need one to come to: name the "
+                "learner's address on the private network, or leave it at auto"
+            )
+        elsewhere = [host for host in self.generator_hosts if not is_loopback(host)]
+        if is_loopback(self.host) and elsewhere:
+            raise ValueError(
+                f"weights.host = {self.host!r} is reached from this machine alone, and generators may be at "
+                f"{', '.join(elsewhere)}: name the learner's address on the network of both, or leave it at auto"
+            )
+        return self
 
 
 class CheckpointConfig(ConfigModel):

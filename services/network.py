@@ -2,9 +2,11 @@
 
 import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
+LOOPBACK = "127.0.0.1"
 BACKLOG = 4096
 """Connections that may wait to be accepted: a whole fleet comes back in the moment in which its learner does."""
 
@@ -53,6 +55,47 @@ def check_key_settings(address: str, files: Mapping[str, Path | None], *, insecu
         raise ValueError(f"insecure = true contradicts {', '.join(given)}: remove the one or the others")
     if not given:
         refuse_without_keys(address, insecure=insecure)
+
+
+def is_wildcard(host: str) -> bool:
+    """True for 0.0.0.0 and ::, which stand for every address of this machine."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False
+
+
+def is_own_address(host: str) -> bool:
+    """True if `host` is an address of this machine, written as numbers."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+        return not address.is_unspecified and local_address(host=str(address), port=9) == str(address)
+    except (ValueError, OSError):
+        return False
+
+
+def address_to(url: str) -> str | None:
+    """The address of this machine's interface that reaches the host of `url`; None if there is no way there yet."""
+    parts = urlsplit(url)
+    try:
+        return local_address(host=parts.hostname or LOOPBACK, port=parts.port or 80)
+    except OSError:
+        return None
+
+
+def address_towards(hosts: Iterable[str]) -> str:
+    """The address of this machine that all of `hosts` can reach: towards the first that is not on this machine.
+
+    127.0.0.1 if all are on this machine. Looks names up, which may block. Raises OSError without a route.
+    """
+    own = LOOPBACK
+    for host in hosts:
+        address = local_address(host=host, port=9)
+        if not is_loopback(address):
+            if not is_own_address(host):
+                return address
+            own = address
+    return own
 
 
 def local_address(*, host: str, port: int) -> str:

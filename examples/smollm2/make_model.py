@@ -7,6 +7,7 @@ chat template, so that generator and learner read the directory as they would on
 import argparse
 import importlib.util
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -77,6 +78,8 @@ def make_model(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(directory)
     model.save_pretrained(directory)
+    for weights in directory.glob("*.safetensors"):
+        shutil.copymode(directory / "config.json", weights)  # else other users of the machine could not serve it
 
 
 def greedy_answer(directory: Path, question: str, *, max_tokens: int = 24) -> str:

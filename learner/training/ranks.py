@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from learner.training.batch import ARRAY_TYPES, FlatBatch
+from services.network import LOOPBACK
 from services.process import parent_death_signal
 
 Action = Literal["train_step", "outputs", "reference", "host_copy", "probe", "save", "load", "stop"]
-LOOPBACK = "127.0.0.1"
 _POLL = timedelta(seconds=20)
 _READ_POLL_S = 0.02
 

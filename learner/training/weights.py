@@ -124,11 +124,16 @@ def _buckets(model: nn.Module) -> Iterator[list[MergedWeight]]:
 
 
 def write_model_directory(snapshot: WeightSnapshot, *, causal_lm: nn.Module, source: Path, destination: Path) -> None:
-    """Writes a Hugging Face model directory: config, weights of `snapshot`, and the tokenizer files of `source`."""
+    """Writes a Hugging Face model directory: config, weights of `snapshot`, and the tokenizer files of `source`.
+
+    Whoever may read the config may read the weights; safetensors leaves them to this user alone.
+    """
     save = causal_lm.save_pretrained
     assert callable(save), "a transformers model"
     destination.mkdir(parents=True, exist_ok=True)
     save(destination, state_dict={tensor.name: tensor.value for tensor in snapshot.tensors})
+    for weights in destination.glob("*.safetensors"):
+        shutil.copymode(destination / "config.json", weights)
     for pattern in TOKENIZER_FILES:
         for file in source.glob(pattern):
             shutil.copy2(file, destination / file.name)

@@ -21,9 +21,10 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from urllib.parse import urlsplit
 
 from learner.weights.fleet import Fleet, Member
-from learner.weights.process_group import BroadcastGroup, Meeting, WeightPlaneError, collective_beside
+from learner.weights.process_group import BroadcastGroup, Meeting, WeightPlaneError, collective_beside, in_thread
 from learner.weights.proofs import Commits, Proof
 from learner.weights.published import Packed
 from learner.weights.remembered import Remembered
@@ -31,6 +32,7 @@ from learner.weights.snapshot import PublisherOptions
 from protocol.fleet import JoinedGroup, JoinGroup, Prepare, Prepared
 from services.daemon_threads import DaemonThreads
 from services.http.client import ServiceError, ServiceTimeout, ServiceUnreachable
+from services.network import LOOPBACK, address_towards
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +192,8 @@ class Rounds:
         self._epoch += 1
         options = self._options
         world_size = 1 + sum(member.announcement.world_size for member in members)
-        meeting = Meeting(host=options.host, epoch=self._epoch, world_size=world_size, timeout_s=options.meet_timeout_s)
+        host = options.host if options.host != "auto" else await self._address_towards(members)
+        meeting = Meeting(host=host, epoch=self._epoch, world_size=world_size, timeout_s=options.meet_timeout_s)
         log.info("epoch %d: meeting %s for weight broadcasts", self._epoch, _names(members))
         asked = _Asked(
             {
@@ -210,6 +213,15 @@ class Rounds:
         else:
             self._group, self._group_members = group, tuple(members)
         return reached
+
+    async def _address_towards(self, members: Sequence[Member]) -> str:
+        """In a thread: it may look names up."""
+        hosts = [urlsplit(member.url).hostname or LOOPBACK for member in members]
+        try:
+            return await in_thread(lambda: address_towards(hosts), threads=self._threads)
+        except OSError as error:
+            log.warning("found no address of this machine that generators at %s reach: %s", ", ".join(hosts), error)
+            return LOOPBACK
 
     async def _invite(self, member: Member, meeting: Meeting, rank_offset: int) -> object:
         options = self._options

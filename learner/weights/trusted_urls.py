@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from services.network import is_loopback
+from services.network import is_loopback, is_own_address
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TrustedUrls:
         return None
 
     def _is_trusted(self, host: str, *, scheme: str) -> bool:
-        if is_loopback(host) or host.lower() == socket.gethostname().lower():
+        if is_loopback(host) or host.lower() == socket.gethostname().lower() or is_own_address(host):
             return True
         if self.by_certificate and scheme == "https":
             return True

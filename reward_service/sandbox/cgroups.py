@@ -104,7 +104,7 @@ def open_parents(setting: str) -> Iterator[Parents | None]:
 def _parents(setting: str) -> Parents | None:
     if setting != "auto":
         return _named(Path(setting))
-    own = _own_groups()
+    own = own_groups()
     if all(controller in own for controller in _NEEDED):
         return Parents(folders={controller: own[controller] for controller in _NEEDED}, unified=False)
     unified = own.get("")
@@ -119,23 +119,36 @@ def _named(folder: Path) -> Parents | None:
     return Parents(folders=dict.fromkeys(_NEEDED, folder), unified=True)
 
 
-def _own_groups() -> dict[str, Path]:
-    """The folder of the group that this process is in, by controller; of version 2 under ''."""
-    mounts = _mounts()
+def own_groups(process: Path = Path("/proc/self")) -> dict[str, Path]:
+    """The folder of the group that a process is in, by controller; of version 2 under ''."""
+    mounts = _mounts(process)
     groups = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in (process / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             if controller in mounts:
                 root, place = mounts[controller]
-                groups[controller] = place / Path(path.removeprefix(root)).relative_to("/")
+                below = _below(path, root)
+                if below is not None:
+                    groups[controller] = place / below
     return groups
 
 
-def _mounts() -> dict[str, tuple[str, Path]]:
+def _below(path: str, root: str) -> Path | None:
+    """The group `path` as seen from a mount of the tree from `root` on; None if it is not in that part.
+
+    In a container the process's own group may be the mounted root itself, or, of another namespace, beyond it.
+    """
+    within = Path("/", root)
+    return (
+        Path(path).relative_to(within) if Path(path).is_relative_to(within) and ".." not in Path(path).parts else None
+    )
+
+
+def _mounts(process: Path) -> dict[str, tuple[str, Path]]:
     """Where the tree of each controller is mounted, and which part of it."""
     mounts = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in (process / "mountinfo").read_text().splitlines():
         front, _, back = line.partition(" - ")
         kind, _, options = back.split(" ", 2)
         root, place = front.split(" ")[3:5]

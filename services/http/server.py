@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from services.http.tls import TlsContext, TlsFiles, server_tls
 from services.logs import Occasionally
-from services.network import BACKLOG, is_loopback
+from services.network import BACKLOG, is_loopback, is_wildcard
 
 logger = logging.getLogger(__name__)
 
@@ -123,8 +123,8 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """The address for clients on this machine."""
-        host = self.host if is_loopback(self.host) else socket.gethostname()
+        """The address for clients; by this machine's name if it listens on all of its addresses."""
+        host = socket.gethostname() if is_wildcard(self.host) else self.host
         return f"{'http' if self.tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def __enter__(self) -> Self:

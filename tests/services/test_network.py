@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from services.network import check_key_settings, is_loopback
+from services.network import (
+    LOOPBACK,
+    address_to,
+    address_towards,
+    check_key_settings,
+    is_loopback,
+    is_own_address,
+    is_wildcard,
+)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "::1", "[::1]"])
@@ -43,3 +51,28 @@ def test_half_of_the_keys_and_keys_that_are_contradicted_are_refused() -> None:
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="is no address"):
         check_key_settings(address, {}, insecure=True)
+
+
+def test_a_wildcard_stands_for_every_address_and_is_none_to_come_to() -> None:
+    assert all(map(is_wildcard, ("0.0.0.0", "::", "[::]")))
+    assert not any(map(is_wildcard, ("127.0.0.1", "learner")))
+    assert not any(map(is_own_address, ("0.0.0.0", "learner")))
+
+
+def test_all_of_loopback_is_this_machine_and_is_reached_there() -> None:
+    assert is_own_address("127.0.0.1")
+    assert address_to("http://127.0.0.1:7300") == LOOPBACK
+    assert address_towards([]) == address_towards(["127.0.0.1", "localhost"]) == LOOPBACK
+
+
+def test_whoever_is_elsewhere_decides_by_which_address_all_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = {"127.0.0.1": "127.0.0.1", "10.0.0.1": "10.0.0.1", "10.0.0.7": "10.0.0.1", "192.168.0.2": "192.168.0.2"}
+    monkeypatch.setattr("services.network.local_address", lambda *, host, port: routes[host])
+
+    assert address_towards(["127.0.0.1", "10.0.0.7"]) == "10.0.0.1"
+    assert address_towards(["192.168.0.2", "10.0.0.7"]) == "10.0.0.1"
+    assert address_towards(["127.0.0.1", "192.168.0.2"]) == "192.168.0.2"
+
+
+def test_no_way_to_a_learner_gives_no_address() -> None:
+    assert address_to("http://no-such-host.invalid:7300") is None

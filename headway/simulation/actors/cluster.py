@@ -304,7 +304,11 @@ class Cluster:
         from learner.config import LearnerConfig, WeightsConfig
 
         s = self.settings
-        hosts = {"generator_hosts": ("gen-*",)} if "generator_hosts" in WeightsConfig.model_fields else {}
+        hosts = (
+            {"generator_hosts": ("gen-*",), "host": "learner"}
+            if "generator_hosts" in WeightsConfig.model_fields
+            else {}
+        )
         return LearnerConfig.model_validate(
             {
                 "run": self._run(),
