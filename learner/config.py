@@ -120,7 +120,7 @@ class WeightsConfig(ConfigModel):
     backend: Backend = Field("gloo", description="collective: gloo on CPUs, nccl on GPUs")
     host: str = Field(
         "auto",
-        description="where generators meet the learner, on a private network; auto: the address that is on the way to them",
+        description="where generators meet the learner, on a private network; auto: the address on the way to them",
     )
     generator_hosts: tuple[str, ...] = Field(
         (),
