@@ -11,7 +11,7 @@ from benchmarks.soak.soaking import End, Plan
 from benchmarks.soak.system import LEARNER, NAMES
 from benchmarks.soak.verdict import growth_of, resumes_of, tasks_once_an_epoch
 from protocol.model import PolicyVersion
-from tests.chaos.history import Batch, Group, History
+from tests.chaos.history import Batch, Group, History, Stamp
 from tests.chaos.lease_tap import AttemptKey
 
 LIFE_STEPS = 4000
@@ -104,14 +104,15 @@ def test_a_resume_is_a_start_of_the_learner_and_not_a_pause() -> None:
 
 def history(*tasks: int) -> History:
     """Leases from 0 on, with these tasks, two to a batch."""
+    stamp = Stamp("a", PolicyVersion.parse("1.0"))
     groups = tuple(
-        Group(at=lease, key=AttemptKey(1, lease, 0), task_index=task, versions=frozenset({PolicyVersion.parse("1.0")}))
+        Group(at=lease, key=AttemptKey(1, lease, 0), task_index=task, stamps=frozenset({stamp}))
         for lease, task in enumerate(tasks)
     )
     batches = tuple(
         Batch(at=100 + at, version=at, lease_ids=(2 * at, 2 * at + 1)) for at in range(len(tasks) // 2)
     )  # fmt: skip
-    return History(groups, batches, (), (), (), (), (), frozenset())
+    return History(groups, batches, (), (), (), (), (), frozenset(), ())
 
 
 def test_each_task_is_trained_once_an_epoch() -> None:
