@@ -10,7 +10,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from env_service.environments.interface import Aggregation, Environment, OfferedEnvironment, Role, Task, TaskSource
+from env_service.environments.interface import (
+    Agent,
+    Aggregation,
+    Environment,
+    OfferedEnvironment,
+    Role,
+    Task,
+    TaskSource,
+)
 from env_service.environments.rules import Rules
 from env_service.environments.task_configs import ClassTasks
 from protocol.codec import describe
@@ -61,16 +69,24 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
     return OfferedEnvironment(
         name=entry.name,
         tasks=_tasks(made, arguments, entry),
-        start=partial(made, *arguments),
+        start=typing.cast("Callable[[], Environment]", partial(made, *arguments)),
         rules=declared.rules.model_copy(
             update={key: getattr(entry.rules, key) for key in entry.rules.model_fields_set}
         ),
-        roles=declared.roles,
+        roles=() if is_agent(made) else declared.roles,
         metrics=declared.metrics,
+        agent=typing.cast("Callable[[], Agent]", partial(made, *arguments)) if is_agent(made) else None,
     )
 
 
-def _example(made: type[Environment], arguments: tuple[BaseModel, ...], entry: ClassTasks) -> Environment:
+def is_agent(made: object) -> bool:
+    """Whether it talks to the policy by itself."""
+    return callable(getattr(made, "run", None)) and not callable(getattr(made, "step", None))
+
+
+def _example(
+    made: type[Environment | Agent], arguments: tuple[BaseModel, ...], entry: ClassTasks
+) -> Environment | Agent:
     """An instance, by which a constructor that fails is known before the first rollout."""
     try:
         return made(*arguments)
@@ -78,7 +94,7 @@ def _example(made: type[Environment], arguments: tuple[BaseModel, ...], entry: C
         raise EnvironmentFault(f"{_named(entry)}: cannot be made: {error}") from error
 
 
-def _declared(example: Environment, entry: ClassTasks) -> _Declared:
+def _declared(example: Environment | Agent, entry: ClassTasks) -> _Declared:
     said = {key: getattr(example, key) for key in _Declared.model_fields if hasattr(example, key)}
     try:
         return _Declared.model_validate(said)
@@ -90,7 +106,7 @@ def _named(entry: ClassTasks) -> str:
     return f"environment {entry.name} ({entry.path})"
 
 
-def class_at(entry: ClassTasks) -> type[Environment]:
+def class_at(entry: ClassTasks) -> type[Environment | Agent]:
     """The class that an entry names. Raises EnvironmentFault."""
     module_name, _, name = entry.path.partition(":")
     try:
@@ -105,12 +121,15 @@ def class_at(entry: ClassTasks) -> type[Environment]:
     if not inspect.isclass(made):
         raise EnvironmentFault(f"{_named(entry)}: {module_name!r} has no class {name!r}")
     lacking = [method for method in ("reset", "step") if not callable(getattr(made, method, None))]
-    if lacking:
-        raise EnvironmentFault(f"{_named(entry)}: the class has no method {' and no '.join(lacking)}")
-    return typing.cast("type[Environment]", made)
+    if lacking and not is_agent(made):
+        raise EnvironmentFault(
+            f"{_named(entry)}: the class has no method {' and no '.join(lacking)}; expected reset and step, or the run "
+            "of an agent"
+        )
+    return typing.cast("type[Environment | Agent]", made)
 
 
-def _options(made: type[Environment], entry: ClassTasks) -> tuple[BaseModel, ...]:
+def _options(made: type[Environment | Agent], entry: ClassTasks) -> tuple[BaseModel, ...]:
     """What the constructor is called with: nothing, or the options as its own model."""
     model = _model_of(made, entry)
     if model is None:
@@ -123,7 +142,7 @@ def _options(made: type[Environment], entry: ClassTasks) -> tuple[BaseModel, ...
         raise EnvironmentFault(f"{_named(entry)}: options: {describe(error)}") from error
 
 
-def _model_of(made: type[Environment], entry: ClassTasks) -> type[BaseModel] | None:
+def _model_of(made: type[Environment | Agent], entry: ClassTasks) -> type[BaseModel] | None:
     constructor: Callable[..., Any] = made.__init__
     parameters = [] if constructor is object.__init__ else list(inspect.signature(constructor).parameters)[1:]
     if not parameters:
@@ -137,7 +156,7 @@ def _model_of(made: type[Environment], entry: ClassTasks) -> type[BaseModel] | N
     return model
 
 
-def _tasks(made: type[Environment], arguments: tuple[BaseModel, ...], entry: ClassTasks) -> TaskSource:
+def _tasks(made: type[Environment | Agent], arguments: tuple[BaseModel, ...], entry: ClassTasks) -> TaskSource:
     own: Callable[..., TaskSource] | None = getattr(made, "tasks", None)
     if own is not None:
         return own(*arguments)

@@ -51,6 +51,9 @@ An environment of one's own is a class, named by its import path in the config f
 - `EnvironmentUnavailable` says that it is nobody's fault here, such as a game server that is full: from `reset`, the
   opening is tried again, then elsewhere; from `step`, the trajectory leaves its group as a failure of infrastructure,
   and a group that has too few left for that is rolled out again.
+
+A class with `run(task, client)` instead of `reset` and `step` is an agent: it talks to the policy by itself, as a
+client of OpenAI's API at `client.base_url`, and says at the end what that was worth.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -207,8 +210,43 @@ class Environment(Protocol):
 
 
 @dataclass(frozen=True)
+class AgentResult:
+    """An agent's word at its end: the trajectory's `reward`, and why it ended. A `verification` judges what the policy
+    said last, on top of the reward.
+    """
+
+    reward: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    stop: str = "finished"
+    verification: Verification | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentClient:
+    """The policy, as one agent sees it: an address that speaks OpenAI's API, and the key that it wants as bearer token.
+
+    `posted` resolves to the result that somebody posts to the session, `<base_url>/../reward`. `seed` is the lease's.
+    """
+
+    base_url: str
+    key: str = field(repr=False)
+    model: str
+    seed: int
+    posted: Callable[[], Awaitable[AgentResult]]
+
+
+class Agent(Protocol):
+    """Talks to the policy by itself, in as many calls as it wants; one instance is one trajectory.
+
+    It runs on the process's event loop. An exception costs its trajectory alone.
+    """
+
+    async def run(self, task: Task, client: AgentClient) -> AgentResult | float: ...
+
+
+@dataclass(frozen=True)
 class OfferedEnvironment:
-    """A name that leases may use, with its tasks and the way to start a conversation.
+    """A name that leases may use, with its tasks and the way to start a conversation, or, with `agent`, an agent.
 
     `roles` are those of the messages that it sends after the opening; none, if it has one turn or plain text.
     """
@@ -219,6 +257,7 @@ class OfferedEnvironment:
     rules: Rules = field(default_factory=lambda: Rules(max_turns=1))
     roles: tuple[Role, ...] = ()
     metrics: Mapping[str, Aggregation] = field(default_factory=dict)
+    agent: Callable[[], Agent] | None = None
 
     def task_count(self, purpose: Purpose) -> int:
         """Number of different tasks; valid indices are below it."""

@@ -35,6 +35,7 @@ from env_service.rollouts.completions import Completion, Progress
 from env_service.rollouts.environment_calls import DidNotReturn, EnvironmentCalls
 from env_service.rollouts.outcomes import RequestTooLong, RolloutMetrics
 from env_service.rollouts.speech import Language, Speech
+from env_service.rollouts.transcript import Transcript
 from protocol.generation import GenerateRequest, Sampling
 from protocol.trajectories import CutOff
 
@@ -121,6 +122,36 @@ class Conversation:
             if not limit.expired():
                 raise
             self._cut_off("time_limit")
+
+    @property
+    def name(self) -> str:
+        """The environment's."""
+        return self.speaker.offered.name
+
+    @property
+    def given(self) -> float | None:
+        """None: its turns have the rewards."""
+        return None
+
+    @property
+    def transcript(self) -> Transcript:
+        """Its tokens."""
+        return self.speech.transcript
+
+    @property
+    def text(self) -> str:
+        """All behind the opening, as a person reads it."""
+        return self.speech.text
+
+    @property
+    def last_text(self) -> str:
+        """What the policy said last."""
+        return self.speech.last_text
+
+    @property
+    def single_turn(self) -> bool:
+        """Whether it could not have had several turns."""
+        return self._rules.max_turns == 1
 
     @property
     def metrics(self) -> Mapping[str, float]:

@@ -1,12 +1,14 @@
 """What finished conversations are worth: the rewards of their turns, and what a verifier says of the last one."""
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from env_service.environments.interface import Verification
 from env_service.rollouts.completions import Progress
-from env_service.rollouts.conversation import Conversation, Fault
+from env_service.rollouts.conversation import Fault
 from env_service.rollouts.outcomes import DataFailure, InfrastructureFailure, RolloutFailure, RolloutMetrics
 from env_service.rollouts.scoring import Scoring
+from env_service.rollouts.transcript import Transcript
 from protocol.rewards import ScoreItem
 from protocol.trajectories import (
     CUT_OFF,
@@ -22,6 +24,38 @@ _MOST_CHARS = 1 << 20
 _MOST_ERROR_CHARS = 4096
 
 
+class Judged(Protocol):
+    """A conversation that is over: the `index`-th of its lease, in the environment `name`.
+
+    `given` is a reward of the whole, besides those of its turns; None if turns alone have rewards.
+    """
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def fault(self) -> Fault | None: ...
+    @property
+    def verification(self) -> Verification | None: ...
+    @property
+    def stop_reason(self) -> str: ...
+    @property
+    def given(self) -> float | None: ...
+    @property
+    def invalid_actions(self) -> int: ...
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+    @property
+    def transcript(self) -> Transcript: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def last_text(self) -> str: ...
+    @property
+    def single_turn(self) -> bool: ...
+
+
 class Judging:
     """Rewards of a group's conversations, those that a verifier judges in one request."""
 
@@ -30,7 +64,7 @@ class Judging:
         self._metrics = metrics
 
     async def trajectories(
-        self, conversations: Sequence[Conversation], *, prompt: str, progress: Progress
+        self, conversations: Sequence[Judged], *, prompt: str, progress: Progress
     ) -> tuple[Trajectory, ...]:
         """Of every conversation in which a turn was sampled; one that its environment spoilt holds an error and no
         reward.
@@ -41,14 +75,14 @@ class Judging:
         faults = [each.fault for each in conversations if each.fault is not None]
         if len(faults) == len(conversations):
             raise failure_of_all(faults)
-        begun = [each for each in conversations if each.speech.transcript.turns]
+        begun = [each for each in conversations if each.transcript.turns]
         if not begun:
             raise InfrastructureFailure("no turn was sampled within the time of a conversation")
         judged = await self._judged(begun, prompt=prompt, progress=progress)
         return tuple(self._trajectory(each, judged.get(each.index)) for each in begun)
 
     async def _judged(
-        self, conversations: Sequence[Conversation], *, prompt: str, progress: Progress
+        self, conversations: Sequence[Judged], *, prompt: str, progress: Progress
     ) -> Mapping[int, RewardRecord]:
         """What verifiers say, by the conversation's index."""
         asked = [
@@ -62,20 +96,20 @@ class Judging:
             records = await self._scoring.score([item for _, item in asked])
         return {index: record for (index, _), record in zip(asked, records, strict=True)}
 
-    def _trajectory(self, conversation: Conversation, judged: RewardRecord | None) -> Trajectory:
+    def _trajectory(self, conversation: Judged, judged: RewardRecord | None) -> Trajectory:
         record = _record(conversation, judged)
         self._count(conversation, record)
-        transcript = conversation.speech.transcript
+        transcript = conversation.transcript
         return transcript.record(
             record,
-            text=conversation.speech.text[:_MOST_CHARS],
+            text=conversation.text[:_MOST_CHARS],
             stop_reason=conversation.stop_reason[:MAX_STOP_REASON_CHARS],
             # A verifier alone gives none to turns, and what it says of them may stand in its components.
-            turn_rewards=judged is None or transcript.has_rewards,
+            turn_rewards=(judged is None and conversation.given is None) or transcript.has_rewards,
         )
 
-    def _count(self, conversation: Conversation, record: RewardRecord) -> None:
-        environment = conversation.speaker.offered.name
+    def _count(self, conversation: Judged, record: RewardRecord) -> None:
+        environment = conversation.name
         if conversation.invalid_actions:
             self._metrics.invalid_actions.labels(environment=environment).inc(conversation.invalid_actions)
         if conversation.stop_reason:
@@ -94,25 +128,25 @@ def failure_of_all(faults: Sequence[Fault]) -> RolloutFailure:
     return InfrastructureFailure(passing[0].text) if passing else DataFailure(faults[0].text)
 
 
-def _item(conversation: Conversation, verification: Verification, *, prompt: str) -> ScoreItem:
+def _item(conversation: Judged, verification: Verification, *, prompt: str) -> ScoreItem:
     return ScoreItem(
         id=str(conversation.index),
         verifier=verification.verifier,
-        completion=conversation.speech.last_text,
+        completion=conversation.last_text,
         prompt=prompt,
         arguments=verification.arguments,
     )
 
 
-def _record(conversation: Conversation, judged: RewardRecord | None) -> RewardRecord:
+def _record(conversation: Judged, judged: RewardRecord | None) -> RewardRecord:
     """The sum of the turns' rewards and of the verifier's, with the environment's metrics among the components."""
-    name = conversation.speaker.offered.name
+    name = conversation.name
     if conversation.fault is not None:
         return _error(name, f"environment {name}: {conversation.fault.text}", passing=conversation.fault.passing)
     if judged is not None and judged.reward is None:
         return judged
     said = RewardRecord(reward=0.0, verifier=name) if judged is None else judged
-    reward = conversation.speech.transcript.earned + (said.reward or 0.0)
+    reward = conversation.transcript.earned + (conversation.given or 0.0) + (said.reward or 0.0)
     components = dict([*said.components.items(), *_measures(conversation).items()][:MAX_COMPONENTS])
     fault = fault_of_reward(verifier=said.verifier, reward=reward, components=components)
     if fault is not None:
@@ -120,11 +154,11 @@ def _record(conversation: Conversation, judged: RewardRecord | None) -> RewardRe
     return said.model_copy(update={"reward": reward, "components": components})
 
 
-def _measures(conversation: Conversation) -> Mapping[str, float]:
+def _measures(conversation: Judged) -> Mapping[str, float]:
     """The environment's own, and of a conversation that could have had several turns how it went."""
-    if conversation.speaker.language.rules.max_turns == 1:
+    if conversation.single_turn:
         return conversation.metrics
-    turns = conversation.speech.transcript.turns
+    turns = conversation.transcript.turns
     return {**conversation.metrics, "turns": float(turns), "invalid_actions": float(conversation.invalid_actions)}
 
 

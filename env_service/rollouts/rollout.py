@@ -11,14 +11,16 @@ do not wait for each other.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import Protocol
 
 from env_service.environments.bridges import Bridges
 from env_service.environments.elsewhere import EnvironmentFailed
 from env_service.environments.interface import (
+    Agent,
     Environment,
     EnvironmentUnavailable,
     OfferedEnvironment,
@@ -32,7 +34,7 @@ from env_service.rollouts.completions import Progress, continues
 from env_service.rollouts.conversation import Conversation, Nonsense, Speaker
 from env_service.rollouts.environment_calls import Call, EnvironmentCalls
 from env_service.rollouts.generation import Generation, beside_each_other
-from env_service.rollouts.judging import Judging
+from env_service.rollouts.judging import Judged, Judging
 from env_service.rollouts.outcomes import DataFailure, Outcome, RolloutFailure, RolloutMetrics
 from env_service.rollouts.scoring import Scoring
 from env_service.rollouts.speech import Language
@@ -45,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 _REASON_LENGTH = 4096
 _BACKOFF = Backoff(first_s=0.2, max_s=5.0)
+_PROMPT_LENGTH = 1 << 20
+_NO_PROMPT = (0,)
+"""Of a request that only says how an agent's turns are sampled; each turn has its own."""
 _WHOM = {"environment": "its environment", "generators": "the generators", "rewards": "the reward services"}
 
 
@@ -55,6 +60,19 @@ class _Opened:
     offered: OfferedEnvironment
     environments: Sequence[Environment]
     opening: Opening
+
+
+class Attempt(Judged, Protocol):
+    """One trajectory of an agent, which runs in `hold`. It raises RolloutFailure when a turn cannot be sampled."""
+
+    @property
+    def opening_text(self) -> str: ...
+
+    async def hold(self) -> None: ...
+
+
+Attempts = Callable[[int, Agent, Task, int, Speaker], Attempt]
+"""Makes the attempt of a lease that has this index, from the agent, its task, the lease's seed, and how to sample."""
 
 
 class Rollout:
@@ -75,6 +93,7 @@ class Rollout:
         environment_timeout_s: float = 300.0,
         opening_attempts: int = 8,
         backoff: Backoff = _BACKOFF,
+        agents: Attempts | None = None,
     ) -> None:
         self._env_id = env_id
         self._environments = environments
@@ -87,6 +106,7 @@ class Rollout:
         self._metrics = metrics
         self._opening_attempts = opening_attempts
         self._backoff = backoff
+        self._agents = agents
 
     async def run(self, lease: Lease, progress: Progress) -> Outcome:
         """The lease's outcome: never raises but for cancellation."""
@@ -110,16 +130,8 @@ class Rollout:
             return self._failed(lease, data_fault=True, reason=f"{type(error).__name__}: {error}")
 
     async def _roll_out(self, lease: Lease, progress: Progress, started: float) -> TrajectoryGroup:
-        opened = await self._open_patiently(lease)
-        try:
-            prompt_text, language = self._language(lease, opened)
-            conversations = self._conversations(lease, opened, language, progress)
-            await self._hold(conversations, progress)
-            trajectories = await self._judging.trajectories(
-                conversations, prompt=text_of(opened.opening.prompt), progress=progress
-            )
-        finally:
-            await self._close(opened.environments)
+        roll_out = self._with_agents if self._offered(lease).agent else self._with_environments
+        prompt_text, trajectories = await roll_out(lease, progress)
         seconds = time.monotonic() - started
         self._count(lease, trajectories, seconds=seconds)
         return TrajectoryGroup(
@@ -146,11 +158,43 @@ class Rollout:
             await self._backoff.pause(failures)
         return await self._open(lease)
 
-    async def _open(self, lease: Lease) -> _Opened:
+    async def _with_environments(self, lease: Lease, progress: Progress) -> tuple[str, tuple[Trajectory, ...]]:
+        opened = await self._open_patiently(lease)
+        try:
+            prompt_text, language = self._language(lease, opened)
+            conversations = self._conversations(lease, opened, language, progress)
+            await self._hold(conversations, progress)
+            return prompt_text, await self._judging.trajectories(
+                conversations, prompt=text_of(opened.opening.prompt), progress=progress
+            )
+        finally:
+            await self._close(opened.environments)
+
+    async def _with_agents(self, lease: Lease, progress: Progress) -> tuple[str, tuple[Trajectory, ...]]:
+        offered = self._offered(lease)
+        if self._agents is None or offered.agent is None:
+            raise DataFailure(f"{lease.environment} is an agent, and nothing here gives agents sessions")
+        task = await self._task(lease, offered)
+        players = [offered.agent() for _ in range(lease.group_size)]
+        try:
+            speaker = self._speaker(lease, offered, self._languages(lease, offered, Opening(()), ()), progress)
+            attempts = [self._agents(index, each, task, lease.seed, speaker) for index, each in enumerate(players)]
+            await beside_each_other(each.hold() for each in attempts)
+            prompt_text = text_of(task.prompt) or attempts[0].opening_text
+            trajectories = await self._judging.trajectories(attempts, prompt=prompt_text, progress=progress)
+            return prompt_text[:_PROMPT_LENGTH], trajectories
+        finally:
+            await self._close(players)
+
+    def _offered(self, lease: Lease) -> OfferedEnvironment:
         offered = self._environments.get(lease.environment)
         if offered is None:
             names = ", ".join(sorted(self._environments))
             raise DataFailure(f"there is no environment {lease.environment!r} here; there are {names}")
+        return offered
+
+    async def _open(self, lease: Lease) -> _Opened:
+        offered = self._offered(lease)
         task = await self._task(lease, offered)
         environments = [offered.start() for _ in range(lease.group_size)]
         try:
@@ -173,9 +217,9 @@ class Rollout:
             raise DataFailure("the environment opens differently for the same task and seed")
         return openings[0]
 
-    async def _close(self, environments: Sequence[Environment]) -> None:
+    async def _close(self, environments: Sequence[Environment | Agent]) -> None:
         """Call `close` of those that have it; what that raises is logged, and changes nothing."""
-        closings = [each.close for each in environments if callable(getattr(each, "close", None))]  # type: ignore[attr-defined]
+        closings = [each.close for each in environments if callable(getattr(each, "close", None))]  # type: ignore[union-attr]
         try:
             if closings:
                 await self._calls.all(closings, what="the environment's close")
@@ -184,31 +228,45 @@ class Rollout:
 
     def _language(self, lease: Lease, opened: _Opened) -> tuple[str, Language]:
         """The rendered opening, and what the conversations need to go on from there."""
-        now = datetime.now()
-        opening, stop_ids = opened.opening, frozenset(lease.sampling.stop_token_ids)
+        now, opening = datetime.now(), opened.opening
         text, ids = self._tokenization.encode(opening.prompt, tools=opening.tools, now=now)
+        return text, self._languages(lease, opened.offered, opening, ids, now=now)
+
+    def _languages(
+        self,
+        lease: Lease,
+        offered: OfferedEnvironment,
+        opening: Opening,
+        ids: Sequence[int],
+        *,
+        now: datetime | None = None,
+    ) -> Language:
+        stop_ids = frozenset(lease.sampling.stop_token_ids)
         if stop_ids not in self._bridges:
             self._bridges[stop_ids] = Bridges(self._tokenization, stop_ids=stop_ids)
-        language = Language(
+        return Language(
             tokenization=self._tokenization,
             bridges=self._bridges[stop_ids],
-            rules=opened.offered.rules,
+            rules=offered.rules,
             opening=opening,
             opening_ids=ids,
             stop_ids=stop_ids,
-            now=now,
+            now=now or datetime.now(),
         )
-        return text, language
 
     def _conversations(
         self, lease: Lease, opened: _Opened, language: Language, progress: Progress
     ) -> Sequence[Conversation]:
-        speaker = Speaker(
-            offered=opened.offered,
+        speaker = self._speaker(lease, opened.offered, language, progress)
+        return [Conversation(index, each, speaker) for index, each in enumerate(opened.environments)]
+
+    def _speaker(self, lease: Lease, offered: OfferedEnvironment, language: Language, progress: Progress) -> Speaker:
+        return Speaker(
+            offered=offered,
             language=language,
             request=GenerateRequest(
                 request_id=f"{self._env_id}/{lease.incarnation}/{lease.purpose}/{lease.lease_id}/{lease.attempt}",
-                prompt_token_ids=tuple(language.opening_ids),
+                prompt_token_ids=tuple(language.opening_ids) or _NO_PROMPT,
                 purpose=lease.purpose,
                 sampling=_sampling(lease, turn_tokens=language.rules.turn_tokens),
             ),
@@ -217,7 +275,6 @@ class Rollout:
             progress=progress,
             metrics=self._metrics,
         )
-        return [Conversation(index, each, speaker) for index, each in enumerate(opened.environments)]
 
     async def _hold(self, conversations: Sequence[Conversation], progress: Progress) -> None:
         speaker = conversations[0].speaker

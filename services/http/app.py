@@ -101,16 +101,17 @@ Door = Callable[[int], AbstractContextManager[None]]
 
 
 class BearerToken:
-    """Refuses with 401 whoever does not show the token, but at the open paths."""
+    """Refuses with 401 whoever does not show the token, but at the open paths, and below those that end in a slash."""
 
     def __init__(self, app: ASGIApp, *, token: str, open_paths: Collection[str], refused: Counter) -> None:
         self._app = app
+        self._open_folders = tuple(path for path in open_paths if path.endswith("/"))
         self._open_paths = open_paths
         self._expected = f"Bearer {token}".encode()
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or scope["path"] in self._open_paths:
+        if scope["type"] not in ("http", "websocket") or self._is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         shown = next((value for name, value in scope["headers"] if name == b"authorization"), None)
@@ -120,6 +121,9 @@ class BearerToken:
         got = "none" if shown is None else "another"
         message = f"this service wants 'Authorization: Bearer <token>' with its configured token; got {got}"
         await _send_refusal(RequestRefused(401, "unauthorized", message), self._refused, scope, receive, send)
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._open_paths or path.startswith(self._open_folders)
 
 
 class Doors:
@@ -272,11 +276,13 @@ def create_app(
     metrics: Metrics,
     max_body_bytes: int = 64 << 20,
     doors: Mapping[str, Door] | None = None,
+    open_paths: frozenset[str] = OPEN_PATHS,
 ) -> FastAPI:
     """An application with `/healthz`, `/readyz` and `/metrics`, to which a process adds its routes.
 
     Every other route wants `Authorization: Bearer <token>` if there is a token. Handlers take their body with
     `json_body`, and refuse by raising RequestRefused. `/openapi.json` describes all of it. `doors` are by path.
+    `open_paths` want no token; one that ends in a slash stands for all below it, whose handlers have keys of their own.
     """
     app = DescribedApp(
         title=service,
@@ -285,7 +291,7 @@ def create_app(
         redoc_url=None,
         responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
     )
-    app.open_paths = OPEN_PATHS
+    app.open_paths = open_paths
     app.wants_token = token is not None
     install_shell(
         app,
@@ -295,6 +301,7 @@ def create_app(
         metrics=metrics,
         max_body_bytes=max_body_bytes,
         doors=doors,
+        open_paths=open_paths,
     )
     return app
 
@@ -308,6 +315,7 @@ def install_shell(
     metrics: Metrics,
     max_body_bytes: int = 64 << 20,
     doors: Mapping[str, Door] | None = None,
+    open_paths: frozenset[str] = OPEN_PATHS,
 ) -> None:
     """Add to an application of somebody else's what `create_app` gives its own."""
     refused = metrics.counter("refused_requests", "Requests that were refused, by reason.", labels=("reason",))
@@ -316,7 +324,7 @@ def install_shell(
     app.add_middleware(Doors, doors=doors or {}, refused=refused)
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, refused=refused)
     if token is not None:
-        app.add_middleware(BearerToken, token=token.get_secret_value(), open_paths=OPEN_PATHS, refused=refused)
+        app.add_middleware(BearerToken, token=token.get_secret_value(), open_paths=open_paths, refused=refused)
 
 
 class JsonBody(ReadsBody, Generic[M]):
