@@ -1,0 +1,169 @@
+"""Messages of agents in one form, whatever API they came by, and what of them survives a client.
+
+A client sends the history anew with every request, as text: it gives calls other spacing, drops ids, adds empty fields.
+So two messages are the same here if their roles, their texts and their calls, as values, are.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import JsonValue
+
+from env_service.environments.interface import ChatMessage, Role, Tool
+
+_ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+class NotUnderstood(ValueError):
+    """A request holds what is no message, or none that can be answered; `param` is the field that it is about."""
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True)
+class MadeCall:
+    """A call of a tool, as an assistant's message holds it. `arguments` is JSON as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+    @property
+    def value(self) -> JsonValue:
+        """The arguments as a value; the text itself where it is no JSON."""
+        try:
+            value: JsonValue = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return self.arguments
+        return value
+
+
+@dataclass(frozen=True)
+class Said:
+    """One message. `call_id` is that of the call that a tool's result answers, `name` the tool's."""
+
+    role: Role
+    text: str = ""
+    calls: tuple[MadeCall, ...] = ()
+    call_id: str = ""
+    name: str = ""
+
+    @property
+    def canonical(self) -> bytes:
+        """What is the same for a message that a client took in and sent again."""
+        calls = [[call.name, json.dumps(call.value, sort_keys=True)] for call in self.calls]
+        return json.dumps([self.role, self.text.strip(), calls]).encode()
+
+
+def chain_of(messages: Sequence[Said], tools: Sequence[Tool]) -> list[bytes]:
+    """Keys of a conversation's beginnings: the first of none of its messages, the last of all of them."""
+    links = [_link(b"", json.dumps([dict(tool) for tool in tools], sort_keys=True).encode())]
+    for message in messages:
+        links.append(_link(links[-1], message.canonical))
+    return links
+
+
+def _link(before: bytes, content: bytes) -> bytes:
+    return hashlib.blake2b(before + content, digest_size=16).digest()
+
+
+def chat_messages(given: object) -> tuple[Said, ...]:
+    """The `messages` of a chat request. Raises NotUnderstood."""
+    if not isinstance(given, list) or not given:
+        raise NotUnderstood("messages: expected a list of at least one message", param="messages")
+    names: dict[str, str] = {}
+    found = []
+    for place, message in enumerate(given):
+        said = _chat_message(message, names, param=f"messages.{place}")
+        names |= {call.id: call.name for call in said.calls}
+        found.append(said)
+    return tuple(found)
+
+
+def _chat_message(given: Any, names: Mapping[str, str], *, param: str) -> Said:
+    if not isinstance(given, dict) or given.get("role") not in _ROLES:
+        raise NotUnderstood(f"{param}: expected a role of {', '.join(_ROLES)}", param=param)
+    role = _ROLES[given["role"]]
+    calls = (
+        tuple(_chat_call(call, param=param) for call in given.get("tool_calls") or ()) if role == "assistant" else ()
+    )
+    text = text_in(given.get("content"), param=f"{param}.content")
+    call_id = str(given.get("tool_call_id") or "")
+    name = str(given.get("name") or names.get(call_id, "")) if role == "tool" else ""
+    return Said(role, text, calls, call_id=call_id, name=name)
+
+
+def _chat_call(given: Any, *, param: str) -> MadeCall:
+    match given:
+        case {"function": {"name": str(name), "arguments": str(arguments)}}:
+            return MadeCall(str(given.get("id") or ""), name, arguments)
+        case {"function": {"name": str(name), "arguments": dict(arguments)}}:
+            return MadeCall(str(given.get("id") or ""), name, json.dumps(arguments))
+    raise NotUnderstood(f"{param}.tool_calls: expected function calls with name and arguments", param=param)
+
+
+def text_in(content: object, *, param: str) -> str:
+    """The text of a message's content: text as it is, or that of its parts. Raises NotUnderstood for other parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise NotUnderstood(f"{param}: expected text or a list of parts", param=param)
+    return "".join(_part(part, param=param) for part in content)
+
+
+def _part(part: object, *, param: str) -> str:
+    match part:
+        case str(text):
+            return text
+        case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
+            return text
+        case {"type": "refusal", "refusal": str(text)}:
+            return text
+        case {"type": kind}:
+            raise NotUnderstood(f"{param}: parts of type {kind} are not taken, only text", param=param)
+    raise NotUnderstood(f"{param}: expected parts of type text", param=param)
+
+
+def chat_tools(given: object) -> tuple[Tool, ...]:
+    """The tools of a chat request, as chat templates take them. Raises NotUnderstood."""
+    if given is None:
+        return ()
+    if not isinstance(given, list):
+        raise NotUnderstood("tools: expected a list", param="tools")
+    return tuple(_tool(each, place) for place, each in enumerate(given))
+
+
+def _tool(given: Any, place: int) -> Tool:
+    match given:
+        case {"type": "function", "function": {"name": str(name)} as function}:
+            return function_tool(name, function)
+    raise NotUnderstood(f"tools.{place}: expected a function with a name", param=f"tools.{place}")
+
+
+def function_tool(name: str, given: Mapping[str, Any]) -> Tool:
+    """A tool from what a request says of a function; what templates do not show, such as `strict`, is left out."""
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": given.get("description") or "",
+            "parameters": given.get("parameters") or {"type": "object", "properties": {}},
+        },
+    }
+
+
+def as_chat(message: Said) -> ChatMessage:
+    """As the bridges take it: text alone."""
+    return ChatMessage(message.role, message.text, name=message.name)
