@@ -15,8 +15,7 @@ from reward_service.endpoints.remote import remote_verifier
 from reward_service.judges.judge import judge_verifier
 from reward_service.models.reward_model import reward_model_verifier
 from reward_service.verifier.config import CustomVerifier
-from reward_service.verifier.contract import Opener, Registry, Verifier
-from reward_service.verifier.runners import in_workers, inline, on_event_loop
+from reward_service.verifier.lanes import Opener, Registry, Verifier, in_workers, inline, on_event_loop
 from reward_service.verifier.submission import load_function
 from reward_service.verifiers.arguments import (
     JsonSchemaArguments,
@@ -25,7 +24,7 @@ from reward_service.verifiers.arguments import (
     SimilarityArguments,
 )
 from reward_service.verifiers.composite import CompositeArguments, open_composite
-from reward_service.verifiers.ifeval.arguments import IfevalArguments
+from reward_service.verifiers.ifeval.checking import IfevalArguments
 from reward_service.verifiers.lengths import LengthArguments, OverlongArguments, RepetitionArguments, length, overlong
 from reward_service.verifiers.multiple_choice import MultipleChoiceArguments, multiple_choice
 from reward_service.verifiers.numeric import NumericArguments, numeric

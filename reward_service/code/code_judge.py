@@ -1,12 +1,17 @@
-"""The verifier `code`: a completion's program, judged by tests that it can neither read nor answer for."""
+"""The verifier `code`: a completion's program, judged by tests that it can neither read nor answer for.
+
+At first, where the code stands in a completion.
+"""
 
 import asyncio
 import hashlib
 import logging
+import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from protocol.rewards import ScoreItem
 from reward_service.code.arguments import (
@@ -21,11 +26,85 @@ from reward_service.code.arguments import (
 )
 from reward_service.code.cases import CaseRoom, run_calls, run_stdio
 from reward_service.code.checked import Checker, suite_of
-from reward_service.code.code_blocks import extract_code
 from reward_service.code.solution import Solution, TimeBudget, late, load_harness, solution_of
-from reward_service.verifier.contract import Lane, Surroundings
+from reward_service.verifier.lanes import Lane, Surroundings
 from reward_service.verifier.program import ExecutionConfig, NeverBegan, Sandbox
 from reward_service.verifier.submission import DataError, Outcome, Score, UserError, error_of, validate_arguments
+
+_FENCE = re.compile(r"^[ \t]{0,12}(`{3,}|~{3,})[ \t]*([^`\s]*)[^`\n]*$")
+_NAMES: Mapping[str, frozenset[str]] = {
+    "python": frozenset({"python", "py", "python3", "py3"}),
+    "javascript": frozenset({"javascript", "js", "node", "nodejs"}),
+    "node": frozenset({"javascript", "js", "node", "nodejs"}),
+    "bash": frozenset({"bash", "sh", "shell"}),
+    "sh": frozenset({"bash", "sh", "shell"}),
+}
+_PYTHON_LINE = re.compile(
+    r"^(?:def |class |async def |import \w|from [\w.]+ import |@\w|if __name__|print\(|for .+:|while .+:|with .+:|"
+    r"[^\W\d]\w*(?:, ?\w+)*\s*(?::[^=]+)?=[^=])",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fenced block: the first word after the fence in lower case, and the lines within."""
+
+    label: str
+    code: str
+
+
+def extract_code(completion: str, *, language: str, which: Literal["last", "first", "whole"]) -> str | None:
+    """The solution's code, or None if the completion holds none.
+
+    A block without a label counts where no block has the language's. A block that is not closed ends with the text.
+    """
+    text = without_thinking(completion)
+    if which == "whole":
+        return text if text.strip() else None
+    blocks = list(fenced_blocks(text))
+    names = _NAMES.get(language, frozenset({language}))
+    chosen = [block for block in blocks if block.label in names] or [block for block in blocks if not block.label]
+    chosen = [block for block in chosen if block.code.strip()]
+    if chosen:
+        return chosen[-1 if which == "last" else 0].code
+    return text if not blocks and _looks_like_code(text, language=language) else None
+
+
+def fenced_blocks(text: str) -> Iterator[Block]:
+    """All fenced blocks, in order. The closing fence has at least the opening one's length, and nothing after it."""
+    opening, label, indent = "", "", 0
+    lines: list[str] = []
+    for line in text.splitlines():
+        match = _FENCE.match(line)
+        if not opening and match:
+            opening, label, lines = match[1], match[2].lower().strip("{}."), []
+            indent = len(line) - len(line.lstrip())
+        elif opening and match and match[1].startswith(opening) and line.strip() == match[1]:
+            yield Block(label=label, code="\n".join(lines) + "\n")
+            opening = ""
+        elif opening:
+            lines.append(_outdented(line, indent))
+    if opening:
+        yield Block(label=label, code="\n".join(lines) + "\n")
+
+
+def without_thinking(completion: str) -> str:
+    """The text after the last `</think>`; of a thought that never ends, nothing. Leading spaces are code, and stay."""
+    return completion.rpartition("</think>")[2].partition("<think>")[0]
+
+
+def _outdented(line: str, indent: int) -> str:
+    """The line of a block in a list item, without as much space as its fence has before it."""
+    return line[min(indent, len(line) - len(line.lstrip())) :]
+
+
+def _looks_like_code(text: str, *, language: str) -> bool:
+    """True if a text without fences is a program. What the interpreter makes of it is seen when it runs."""
+    if language != "python":
+        return bool(text.strip())
+    return _PYTHON_LINE.search(text) is not None
+
 
 logger = logging.getLogger(__name__)
 

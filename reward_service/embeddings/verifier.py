@@ -1,19 +1,165 @@
-"""Similarities of embeddings as verifiers of the service: by an endpoint, and by an encoder in a process of its own."""
+"""Similarities of embeddings as verifiers of the service: by an endpoint, and by an encoder in a process of its own.
 
+Embeddings of texts are kept ones, or asked for, those of all requests together; the similarity of a completion to
+references is the same whoever makes them.
+"""
+
+import asyncio
+import base64
 import json
 import logging
-from collections.abc import AsyncIterator, Sequence
+import math
+import statistics
+from array import array
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from operator import mul
+from typing import TypeAlias
 
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
+
+from protocol.rewards import ScoreItem
 from reward_service.embeddings.config import EmbeddingArguments, EmbeddingConfig
-from reward_service.embeddings.vectors import Requests, Similarity, Vector, Vectors, unit
-from reward_service.endpoints.asking import AskingLane, Send, open_batcher
-from reward_service.endpoints.cache import key_of, open_cache
-from reward_service.endpoints.endpoint import open_endpoint
+from reward_service.endpoints.asking import AskingLane, Batcher, Send, open_batcher
+from reward_service.endpoints.cache import Cache, key_of, open_cache
+from reward_service.endpoints.endpoint import Endpoint, open_endpoint
 from reward_service.models.config import EncoderConfig
 from reward_service.models.encoder import Encoder, open_encoder
 from reward_service.models.folder import encoder_fingerprint
-from reward_service.verifier.contract import Lane, Surroundings, Verifier
+from reward_service.verifier.lanes import Lane, Surroundings, Verifier
+from reward_service.verifier.submission import InfrastructureError, Outcome, Score
+from reward_service.verifiers.extraction import strip_thinking
+
+PATH = "/embeddings"
+
+Vector: TypeAlias = "array[float]"
+
+
+class EmbeddingRequest(RootModel[dict[str, JsonValue]]):
+    """The model, the texts, and the user's further fields."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class _AnsweredTexts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Embedding(_AnsweredTexts):
+    index: int
+    embedding: tuple[float, ...] = Field(min_length=1)
+
+
+class _Usage(_AnsweredTexts):
+    total_tokens: int = Field(0, ge=0)
+
+
+class EmbeddingAnswer(_AnsweredTexts):
+    """An embedding for each text, by its index."""
+
+    data: tuple[_Embedding, ...]
+    usage: _Usage | None = None
+
+
+class Requests:
+    """Asks the endpoint for the embeddings of some texts."""
+
+    def __init__(self, config: EmbeddingConfig, *, endpoint: Endpoint) -> None:
+        self._config = config
+        self._endpoint = endpoint
+
+    async def send(self, texts: Sequence[str], deadline: float) -> Sequence[Vector]:
+        """The texts' embeddings, of length 1 and in order, by the deadline. Raises VerifierError, TimeoutError."""
+        fields: Mapping[str, JsonValue] = {"model": self._config.model, "input": list(texts)}
+        request = EmbeddingRequest({**fields, **self._config.extra})
+        async with asyncio.timeout_at(deadline):
+            answer = await self._endpoint.ask(PATH, request, EmbeddingAnswer, deadline=deadline)
+        self._endpoint.spend(tokens=0 if answer.usage is None else answer.usage.total_tokens)
+        return vectors_of(answer, count=len(texts))
+
+
+def vectors_of(answer: EmbeddingAnswer, *, count: int) -> Sequence[Vector]:
+    """Raises InfrastructureError for an answer that has no embedding for each text, or one without a direction."""
+    found = {one.index: one.embedding for one in answer.data}
+    if sorted(found) != list(range(count)) or len(answer.data) != count:
+        raise InfrastructureError(f"the endpoint gave {len(answer.data)} embeddings for {count} texts, or in no order")
+    return [unit(found[index]) for index in range(count)]
+
+
+def unit(values: Sequence[float]) -> Vector:
+    """At length 1. Raises InfrastructureError if there is no direction."""
+    length = math.hypot(*values)
+    if not 0 < length < math.inf:
+        raise InfrastructureError(f"an embedding has the length {length}, and so no direction")
+    return array("f", [value / length for value in values])
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """A text's embedding, of length 1, and whether it was kept from an earlier question."""
+
+    vector: Vector
+    kept: bool
+
+
+class Vectors:
+    """Embeddings by text, each paid once while it is kept. `settings` stand for all else that they depend on."""
+
+    def __init__(self, *, prefix: str, settings: str, batcher: Batcher[str, Vector], cache: Cache) -> None:
+        self._prefix = prefix
+        self._settings = settings
+        self._batcher = batcher
+        self._cache = cache
+
+    async def of(self, texts: Sequence[str], *, deadline: float) -> list[Embedding]:
+        """The texts' embeddings in order. Raises VerifierError."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._one(text, deadline=deadline)) for text in texts]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+        return [task.result() for task in tasks]
+
+    async def _one(self, text: str, *, deadline: float) -> Embedding:
+        whole = f"{self._prefix}{text}"
+
+        async def make() -> str:
+            vector = await self._batcher.ask(whole, deadline=deadline)
+            return base64.b64encode(vector.tobytes()).decode()
+
+        found = await self._cache.get(key_of(self._settings, whole), make)
+        return Embedding(array("f", base64.b64decode(found.text)), kept=found.kept)
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    """Of two vectors of length 1. Raises InfrastructureError if they are of different sizes."""
+    if len(one) != len(other):
+        raise InfrastructureError(f"embeddings have {len(one)} and {len(other)} numbers")
+    product = math.fsum(map(mul, one, other))
+    if not math.isfinite(product):  # min and max would make a 1 of it
+        raise InfrastructureError("an embedding holds a number that is not finite")
+    return max(-1.0, min(1.0, product))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Similarity:
+    """`keep_thinking`: the completion's thought is compared, too."""
+
+    vectors: Vectors
+    keep_thinking: bool
+
+    async def judge(self, item: ScoreItem, arguments: EmbeddingArguments, deadline: float) -> Outcome:
+        """The cosine, from -1 to 1. Of a completion without text 0, since nothing has no direction."""
+        completion = item.completion if self.keep_thinking else strip_thinking(item.completion)
+        if not completion.strip():
+            return Outcome(result=Score(reward=0.0, components={"empty": 1.0}))
+        embeddings = await self.vectors.of([completion, *arguments.references], deadline=deadline)
+        similarities = [cosine(embeddings[0].vector, other.vector) for other in embeddings[1:]]
+        reward = max(similarities) if arguments.pick == "best" else statistics.fmean(similarities)
+        score = Score(reward=reward, components={"empty": 0.0})
+        return Outcome(result=score, cached=all(each.kept for each in embeddings))
+
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from protocol.rewards import ScoreError, ScoreItem
 from reward_service.endpoints.endpoint import InputRefused
-from reward_service.verifier.contract import Lane
+from reward_service.verifier.lanes import Lane
 from reward_service.verifier.submission import Outcome, error_of, to_score, validate_arguments
 from services.batching import AskedJob, Batches
 

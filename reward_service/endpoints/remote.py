@@ -21,7 +21,7 @@ from protocol.rewards import ScoreError, ScoreItem
 from reward_service.endpoints.asking import AskingLane, Batcher, open_batcher
 from reward_service.endpoints.config import RemoteConfig
 from reward_service.endpoints.endpoint import Endpoint, api_key, open_endpoint
-from reward_service.verifier.contract import Lane, Opener, Surroundings, Verifier
+from reward_service.verifier.lanes import Lane, Opener, Surroundings, Verifier
 from reward_service.verifier.submission import (
     MAX_MESSAGE_CHARS,
     InfrastructureError,

@@ -18,7 +18,7 @@ from reward_service.endpoints.endpoint import Endpoint, InputRefused, open_endpo
 from reward_service.judges.config import JudgeConfig, PairwiseArguments, ScoreArguments, check_template
 from reward_service.judges.template import RUBRIC, asked_verdict, built_in, fill, mark_of, placeholders, system_text
 from reward_service.judges.verdict import PATH, ChatAnswer, ChatRequest, chat_request, schema_of, verdict_of
-from reward_service.verifier.contract import Lane, Surroundings, Verifier
+from reward_service.verifier.lanes import Lane, Surroundings, Verifier
 from reward_service.verifier.submission import InfrastructureError, Outcome, Score, UserError
 from reward_service.verifiers.extraction import strip_thinking
 

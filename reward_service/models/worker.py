@@ -7,7 +7,7 @@ the process: after a fault of a GPU nothing that it computes can be trusted. Onl
 import sys
 from typing import Protocol
 
-from reward_service.models import loaded_encoder, loaded_reward_model
+from reward_service.models.loaded_models import load_encoder, load_reward_model
 from reward_service.models.messages import EncoderToLoad, ModelToLoad, read_model_to_load
 from services.worker_process import serve_lines
 
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def _load(given: ModelToLoad) -> Loaded:
-    return loaded_encoder.load(given) if isinstance(given, EncoderToLoad) else loaded_reward_model.load(given)
+    return load_encoder(given) if isinstance(given, EncoderToLoad) else load_reward_model(given)
 
 
 if __name__ == "__main__":

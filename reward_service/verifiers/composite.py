@@ -14,7 +14,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from protocol.rewards import ScoreError, ScoreItem
-from reward_service.verifier.contract import JudgeItem, Lane, Surroundings
+from reward_service.verifier.lanes import JudgeItem, Lane, Surroundings
 from reward_service.verifier.submission import (
     MAX_MESSAGE_CHARS,
     Outcome,

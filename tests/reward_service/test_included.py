@@ -3,7 +3,7 @@ import pytest
 from reward_service.config import RewardServiceConfig
 from reward_service.included import build_registry
 from reward_service.verifier.config import CustomVerifier
-from reward_service.verifier.contract import Registry
+from reward_service.verifier.lanes import Registry
 from reward_service.verifier.submission import Score, UserError, to_score
 
 

@@ -10,10 +10,9 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 
-from reward_service.code.inside.channel import Channel, Conversation, Gone, Message
+from reward_service.code.inside.channel import Channel, Conversation, Gone, Message, Printed
 from reward_service.code.inside.faults import Rebuilder, describe, describe_class
 from reward_service.code.inside.lending import OPERATIONS
-from reward_service.code.inside.output import Printed
 from reward_service.code.inside.plain import Json, NotPlain, PlainDecoder, PlainEncoder, content_of
 
 _MODULE = 0

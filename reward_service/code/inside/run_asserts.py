@@ -6,10 +6,9 @@ import re
 import sys
 import types
 
-from reward_service.code.inside.channel import Channel, Gone, Message
+from reward_service.code.inside.channel import Channel, Gone, Message, Reporter, text_of
 from reward_service.code.inside.faults import is_of_the_tests
 from reward_service.code.inside.handles import ClassHandle
-from reward_service.code.inside.output import Reporter, text_of
 from reward_service.code.inside.peer import Missing, SolutionModule, SolutionPeer, is_claimed
 from reward_service.code.inside.plain import Json
 

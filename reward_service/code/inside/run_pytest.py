@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from reward_service.code.inside.channel import Channel, Message
+from reward_service.code.inside.channel import Channel, Message, Reporter, text_of
 from reward_service.code.inside.faults import is_of_the_tests
-from reward_service.code.inside.output import Reporter, text_of
 from reward_service.code.inside.peer import SolutionModule, SolutionPeer, is_claimed
 from reward_service.code.inside.plain import Json
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reward_service.code.code_blocks import extract_code, without_thinking
+from reward_service.code.code_judge import extract_code, without_thinking
 
 TWO = """First idea:
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from reward_service.embeddings.vectors import cosine, unit
+from reward_service.embeddings.verifier import cosine, unit
 from reward_service.models.config import EncoderConfig
 from reward_service.models.folder import encoder_fingerprint
-from reward_service.models.loaded_encoder import load
+from reward_service.models.loaded_models import load_encoder
 from reward_service.models.messages import EncoderToLoad
 from reward_service.verifier.submission import InfrastructureError, UserError
 from tests.reward_service.models.tiny_encoder import LONGEST, states, write_encoder
@@ -33,7 +33,7 @@ def to_load(folder: Path, **settings: object) -> EncoderToLoad:
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 def test_texts_that_are_encoded_together_are_encoded_as_if_alone(folder: Path, pooling: str) -> None:
-    answer = load(to_load(folder, pooling=pooling)).encode(TEXTS)
+    answer = load_encoder(to_load(folder, pooling=pooling)).encode(TEXTS)
     for text, vector in zip(TEXTS, answer.vectors, strict=True):
         alone = states(folder, text)
         pooled = {"mean": alone.mean(dim=0), "first": alone[0], "last": alone[-1]}[pooling]
@@ -49,25 +49,25 @@ def test_texts_that_are_encoded_together_are_encoded_as_if_alone(folder: Path, p
     ],
 )
 def test_a_text_that_does_not_fit_is_an_error_of_the_data(folder: Path, text: str, message: str) -> None:
-    answer = load(to_load(folder)).encode(["a", text])
+    answer = load_encoder(to_load(folder)).encode(["a", text])
     assert answer.error is not None
     assert (answer.error.kind, answer.error.message, answer.vectors) == ("data", message, ())
 
 
 def test_weights_of_no_encoder_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the weights in .* lack .*: is it an encoder\?"):
-        load(to_load(write_encoder(tmp_path, nothing=True)))
+        load_encoder(to_load(write_encoder(tmp_path, nothing=True)))
 
 
 def test_files_that_have_changed_are_not_loaded(folder: Path) -> None:
     with pytest.raises(UserError, match="have changed since the service was started"):
-        load(to_load(folder, fingerprint="other"))
+        load_encoder(to_load(folder, fingerprint="other"))
 
 
 def test_numbers_that_are_not_finite_give_no_similarity(tmp_path: Path) -> None:
     file = write_encoder(tmp_path) / "model.safetensors"
     save_file({name: value * float("nan") for name, value in load_file(file).items()}, file, metadata={"format": "pt"})
-    (vector,) = load(to_load(tmp_path)).encode(["a"]).vectors
+    (vector,) = load_encoder(to_load(tmp_path)).encode(["a"]).vectors
     with pytest.raises(InfrastructureError, match="has the length nan, and so no direction"):
         unit(array("f", base64.b64decode(vector)))
 

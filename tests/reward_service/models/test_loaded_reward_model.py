@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from protocol.rewards import Tokenize
 from reward_service.models.config import RewardModelConfig
 from reward_service.models.folder import fingerprint, open_reward_model
-from reward_service.models.loaded_reward_model import LoadedRewardModel, input_ids, load
+from reward_service.models.loaded_models import LoadedRewardModel, input_ids, load_reward_model
 from reward_service.models.messages import Message, ModelJob, RewardModelToLoad
 from reward_service.verifier.submission import UserError
 from reward_service.verifier.worker_pool import Reply
@@ -41,7 +41,7 @@ def tokens_of(folder: Path, jobs: Sequence[ModelJob]) -> list[list[int]]:
 
 
 def loaded(folder: Path, *, device: str = "cpu", batch_tokens: int = 16384) -> LoadedRewardModel:
-    return load(
+    return load_reward_model(
         RewardModelToLoad(
             path=str(folder),
             device=device,
@@ -143,7 +143,7 @@ def test_files_that_changed_since_the_service_started_are_refused(tmp_path: Path
     known = open_reward_model(RewardModelConfig(path=folder)).fingerprint
     write_reward_model(tmp_path, seed=1)
     with pytest.raises(UserError, match="have changed since the service was started"):
-        load(
+        load_reward_model(
             RewardModelToLoad(
                 path=str(folder), device="cpu", dtype="auto", threads=1, batch_tokens=64, fingerprint=known
             )

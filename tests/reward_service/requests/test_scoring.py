@@ -11,7 +11,7 @@ from protocol.rewards import ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
 from reward_service.config import RewardServiceConfig
 from reward_service.requests.scoring import Scorer
 from reward_service.verifier.config import WorkerConfig
-from reward_service.verifier.runners import pool_settings
+from reward_service.verifier.lanes import pool_settings
 from reward_service.verifier.submission import Score, UserError
 from reward_service.verifier.worker_pool import Job, WorkerPool
 from services.http.app import RequestRefused

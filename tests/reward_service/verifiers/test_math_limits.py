@@ -10,7 +10,7 @@ import pytest
 from protocol.rewards import ScoreError
 from reward_service.config import RewardServiceConfig
 from reward_service.verifier.config import WorkerConfig
-from reward_service.verifier.runners import pool_settings
+from reward_service.verifier.lanes import pool_settings
 from reward_service.verifier.submission import DataError, Outcome, Score, Submission
 from reward_service.verifier.worker_pool import Job, WorkerPool
 from reward_service.verifiers.arguments import MathArguments

@@ -15,7 +15,7 @@ from benchmarks.math_agreement import Judged, Pair, read_pairs
 from protocol.rewards import ScoreError
 from reward_service.config import RewardServiceConfig
 from reward_service.verifier.config import WorkerConfig
-from reward_service.verifier.runners import pool_settings
+from reward_service.verifier.lanes import pool_settings
 from reward_service.verifier.worker_pool import Job, WorkerPool
 
 # Several times the default, as tests may share a slow machine with others.

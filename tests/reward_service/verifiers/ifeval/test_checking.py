@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from reward_service.verifier.submission import Score, Submission, UserError, validate_arguments
-from reward_service.verifiers.ifeval.arguments import IfevalArguments
-from reward_service.verifiers.ifeval.checking import ifeval
+from reward_service.verifiers.ifeval.checking import IfevalArguments, ifeval
 
 ALL_KINDS: dict[str, dict[str, JsonValue]] = {
     "keywords:existence": {"keywords": ["a b", "c++"]},

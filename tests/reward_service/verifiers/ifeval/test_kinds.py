@@ -6,8 +6,7 @@ import pytest
 from pydantic import JsonValue
 
 from reward_service.verifier.submission import Submission
-from reward_service.verifiers.ifeval.arguments import IfevalArguments
-from reward_service.verifiers.ifeval.checking import ifeval
+from reward_service.verifiers.ifeval.checking import IfevalArguments, ifeval
 
 ENGLISH = "the river runs past the old mill, and the children play on its green banks until the sun goes down."
 FRENCH = "La rivière coule devant le vieux moulin, et les enfants jouent sur ses rives jusqu'au coucher du soleil."

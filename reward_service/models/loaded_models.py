@@ -1,20 +1,61 @@
-"""What the process of a reward model computes: rewards of inputs, each as if it stood alone.
+"""Models in their own processes: a reward model's rewards of inputs, an encoder's embeddings of texts.
 
-From a job to the token ids that the model reads, and from those to its rewards. An input that does not fit is an error
-of its own item.
+Both are read from a Hugging Face directory that is still the one that was meant. From a job to the token ids that a
+reward model reads, and from those to its rewards, each as if its input stood alone; one that does not fit is an error
+of its own item. A text that is too long for an encoder is an error of its batch.
 """
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 import transformers
 
 from protocol.rewards import ScoreError
-from reward_service.models.messages import ModelBatch, ModelJob, RewardModelToLoad, Rewards
-from reward_service.models.pretrained import load_pretrained
-from reward_service.verifier.submission import DataError, error_of, to_score
+from reward_service.models.folder import fingerprint
+from reward_service.models.messages import (
+    Encoded,
+    EncoderToLoad,
+    ModelBatch,
+    ModelJob,
+    ModelToLoad,
+    RewardModelToLoad,
+    Rewards,
+    Texts,
+)
+from reward_service.verifier.submission import DataError, UserError, error_of, to_score
 from reward_service.verifier.worker_pool import Reply
+
+
+def load_pretrained(
+    auto: Any, given: ModelToLoad, *, is_it: str, unused: str | None = None, **settings: object
+) -> tuple[Any, Any]:
+    """The model of the class that `auto` finds, on its device, and its tokenizer. `unused` begins names of weights that
+    may be missing.
+
+    Raises UserError for files that are not those expected, and for weights that do not fill the model.
+    """
+    torch.set_num_threads(given.threads)
+    if fingerprint(Path(given.path)) != given.fingerprint:
+        raise UserError(f"the files in {given.path} have changed since the service was started: start it again")
+    model, report = auto.from_pretrained(
+        given.path,
+        dtype=given.dtype,
+        local_files_only=True,
+        use_safetensors=True,  # the other format is a pickle
+        output_loading_info=True,
+        **settings,
+    )
+    missing = sorted(key for key in report["missing_keys"] if unused is None or not key.startswith(unused))
+    if missing:
+        raise UserError(f"the weights in {given.path} lack {', '.join(missing[:5])}: is it {is_it}?")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(given.path, local_files_only=True)
+    model.eval().to(given.device)
+    return model, tokenizer
+
 
 Turn = Mapping[str, str]
 
@@ -113,7 +154,7 @@ class _Model(Protocol):
     def __call__(self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> _Output: ...
 
 
-def load(given: RewardModelToLoad) -> "LoadedRewardModel":
+def load_reward_model(given: RewardModelToLoad) -> "LoadedRewardModel":
     """Raises UserError for files that are not those expected, and for weights that do not fill the model."""
     model, tokenizer = load_pretrained(
         transformers.AutoModelForSequenceClassification, given, is_it="a reward model", num_labels=1
@@ -204,3 +245,70 @@ def _reply(reward: float) -> Reply:
         return Reply(reward=to_score(reward).reward)
     except Exception as error:  # noqa: BLE001  a reward that is not finite is an error of its item
         return Reply(error=ScoreError(kind="data", message=f"the reward model: {error}"))
+
+
+class _EncoderOutput(Protocol):
+    last_hidden_state: torch.Tensor
+
+
+class _EncoderModel(Protocol):
+    """What is used of a Hugging Face model."""
+
+    def __call__(self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> _EncoderOutput: ...
+
+
+class _Tokenizer(Protocol):
+    def __call__(self, text: str) -> dict[str, list[int]]: ...
+
+
+def load_encoder(given: EncoderToLoad) -> "LoadedEncoder":
+    """Raises UserError for files that are not those expected, and for weights that do not fill the model."""
+    # A head that sums up a whole text is not used, and many encoders are saved without it.
+    model, tokenizer = load_pretrained(transformers.AutoModel, given, is_it="an encoder", unused="pooler.")
+    return LoadedEncoder(model=cast(_EncoderModel, model), tokenizer=cast(_Tokenizer, tokenizer), given=given)
+
+
+class LoadedEncoder:
+    """A model that makes embeddings: of each text its pooled hidden states of the last layer, at length 1."""
+
+    def __init__(self, *, model: _EncoderModel, tokenizer: _Tokenizer, given: EncoderToLoad) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._given = given
+
+    def answer(self, line: bytes) -> bytes:
+        """The embeddings of a batch, in its order."""
+        return self.encode(Texts.model_validate_json(line).texts).model_dump_json().encode()
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """The texts' embeddings, as if each stood alone; an error if one of them is too long or has no token."""
+        rows = [self._tokenizer(text)["input_ids"] for text in texts]
+        longest, shortest = max(map(len, rows)), min(map(len, rows))
+        if longest > self._given.max_tokens:
+            return _refused(f"a text has {longest} tokens, and max_tokens of the encoder is {self._given.max_tokens}")
+        if shortest == 0:
+            return _refused("a text has no token that the encoder knows")
+        vectors = self._forward(rows, longest=longest).cpu().numpy().astype(np.float32)
+        return Encoded(vectors=tuple(base64.b64encode(vector.tobytes()).decode() for vector in vectors))
+
+    @torch.inference_mode()
+    def _forward(self, rows: Sequence[list[int]], *, longest: int) -> torch.Tensor:
+        """[texts, size], float32."""
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+        output = self._model(input_ids=ids.to(self._given.device), attention_mask=mask.to(self._given.device))
+        states = output.last_hidden_state.float()  # [texts, tokens, size]
+        pooled = self._pooled(states, mask.to(states.device))
+        return torch.nn.functional.normalize(pooled, dim=-1)
+
+    def _pooled(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if self._given.pooling == "first":
+            return states[:, 0]
+        lengths = mask.sum(dim=1)
+        if self._given.pooling == "last":
+            return states[torch.arange(len(states), device=states.device), lengths - 1]
+        return (states * mask.unsqueeze(-1)).sum(dim=1) / lengths.unsqueeze(-1)
+
+
+def _refused(message: str) -> Encoded:
+    return Encoded(error=ScoreError(kind="data", message=message))
