@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 
+from env_service.agents.attempts import attempts_in
+from env_service.agents.registry import AgentLimits, Sessions
+from env_service.agents.routes import OPEN_FOLDER, add_session_routes
 from env_service.config import EnvServiceConfig
 from env_service.connection import LearnerLink
 from env_service.environments import catalog
@@ -28,7 +31,7 @@ from env_service.rollouts.scoring import Scoring
 from env_service.status import EnvServiceStatus
 from protocol.fingerprints import fingerprint_directory
 from protocol.messages import EnvironmentInfo, Hello
-from services.http.app import create_app
+from services.http.app import OPEN_PATHS, create_app
 from services.http.calls import Backoff
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
@@ -89,6 +92,7 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             config.learner, identity=address_of(hello), keys=keys, insecure=config.insecure
         )
         await stack.enter_async_context(connection)
+        sessions = sessions_of(config, url=listener.url)
         fleet, outbox = GeneratorFleet(), Outbox(resend_s=config.resend_s)
         link = LearnerLink(connection=connection, hello=hello, fleet=fleet, outbox=outbox, metrics=counted)
         rollout = Rollout(
@@ -102,6 +106,7 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             opening_attempts=config.retry.environment_attempts,
             backoff=_backoff(config),
             metrics=counted,
+            agents=attempts_in(sessions),
         )
         app = create_app(
             service="env-service",
@@ -110,7 +115,9 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             readiness=waits.readiness,
             metrics=metrics,
             max_body_bytes=config.http.max_body_bytes,
+            open_paths=OPEN_PATHS | {OPEN_FOLDER},
         )
+        add_session_routes(app, sessions)
         async with asyncio.TaskGroup() as tasks:
             running = RunningLeases(
                 run=rollout.run, report=link.report, capacity=config.capacity, tasks=tasks, metrics=counted
@@ -141,6 +148,15 @@ def environments_of(config: EnvServiceConfig, tokenization: Tokenization) -> Map
     except EnvironmentFault as error:
         raise WrongSettings(str(error)) from error
     return environments
+
+
+def sessions_of(config: EnvServiceConfig, *, url: str) -> Sessions:
+    """The sessions of agents, which reach this process at `url` if nothing else is configured."""
+    given = config.agents
+    limits = AgentLimits(
+        body_bytes=given.body_bytes, messages=given.messages, calls_at_once=given.calls_at_once, idle_s=given.idle_s
+    )
+    return Sessions(url=given.url or url, limits=limits)
 
 
 def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnvironment], *, port: int) -> Hello:

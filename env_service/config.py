@@ -76,6 +76,18 @@ class ScoringConfig(ConfigModel):
     )
 
 
+class AgentsConfig(ConfigModel):
+    """The sessions of agents, which ask the policy over HTTP; each has its own key."""
+
+    url: str | None = Field(
+        None, description="address at which agents reach this process, if it is another than that of `http`"
+    )
+    body_bytes: int = Field(4 << 20, ge=1024, description="largest request of an agent, in bytes")
+    messages: int = Field(2048, ge=1, description="most messages in a request")
+    calls_at_once: int = Field(16, ge=1, le=4096, description="calls of a session in flight")
+    idle_s: float = Field(600.0, gt=0, description="a session without a call for so long is given up, in seconds")
+
+
 class EnvServiceConfig(ProcessConfig):
     """Everything that an env_service can be told."""
 
@@ -117,6 +129,7 @@ class EnvServiceConfig(ProcessConfig):
     drain_s: float = Field(2.0, ge=0, le=60, description="time for acknowledgements when stopping")
     retry: RetryConfig = RetryConfig()
     scoring: ScoringConfig = ScoringConfig()
+    agents: AgentsConfig = AgentsConfig()
     environments: tuple[Tasks, ...] = Field(
         (AdditionTasks(),), min_length=1, max_length=256, description="what can be rolled out, by name"
     )

@@ -13,5 +13,6 @@ BUILT_IN: Mapping[str, str] = {
     "guessing": "env_service.builtin.number_games:GuessingEnvironment",
     "gymnasium": "env_service.builtin.gymnasium_games:GymnasiumEnvironment",
     "textarena": "env_service.builtin.textarena_games:TextArenaEnvironment",
+    "agent": "env_service.agents.program:AgentProgram",
     "wordle": "env_service.builtin.wordle:WordleEnvironment",
 }

@@ -225,7 +225,8 @@ class AgentResult:
 class AgentClient:
     """The policy, as one agent sees it: an address that speaks OpenAI's API, and the key that it wants as bearer token.
 
-    `posted` resolves to the result that somebody posts to the session, `<base_url>/../reward`. `seed` is the lease's.
+    `posted` resolves to the result that somebody posts to the session, at `<base_url>/../reward`; `offer` lets an agent
+    from outside have it, and returns when one has. `seed` is the lease's.
     """
 
     base_url: str
@@ -233,6 +234,7 @@ class AgentClient:
     model: str
     seed: int
     posted: Callable[[], Awaitable[AgentResult]]
+    offer: Callable[[], Awaitable[None]]
 
 
 class Agent(Protocol):

@@ -41,7 +41,8 @@ class Completion:
     and the generators that did, in order.
 
     A request for it begins with `begin_request`; parts count their spans from the first token of that request.
-    `end_of` tells where it ends besides where the generator does; `done` is set when it has ended.
+    `end_of` tells where it ends besides where the generator does; `done` is set when it has ended. After each part,
+    `on_growth` is called.
     """
 
     index: int
@@ -54,8 +55,14 @@ class Completion:
     end_of: EndOf | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
     ended_by_text: bool = False
+    on_growth: Callable[[], None] = field(default=lambda: None, repr=False)
     _kept: int = 0
     _kept_spans: tuple[VersionSpan, ...] = ()
+
+    @property
+    def settled(self) -> int:
+        """How many of its tokens stay, whatever becomes of the present request: those that have a version."""
+        return min(_stamped(self.version_spans), len(self.token_ids))
 
     @property
     def ended(self) -> bool:
@@ -64,7 +71,7 @@ class Completion:
 
     def begin_request(self) -> None:
         """Keep what was received and has a version, and expect the tokens behind it."""
-        self._kept = min(_stamped(self.version_spans), len(self.token_ids))
+        self._kept = self.settled
         del self.token_ids[self._kept :], self.behavior_logprobs[self._kept :]
         self.version_spans = self._kept_spans = tuple(_cut(self.version_spans, self._kept))
         self.generator_ids = self.generator_ids if self._kept else ()
@@ -107,6 +114,7 @@ class Completion:
         if part.token_ids and generator_id not in self.generator_ids[-1:]:
             self.generator_ids += (generator_id,)
         self._end_by_text()
+        self.on_growth()
 
     def _end_by_text(self) -> None:
         """Leave out what was sampled behind the end; that it stops there is told by the tokens before it alone."""

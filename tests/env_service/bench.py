@@ -13,7 +13,7 @@ from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.generation import Generation, GeneratorFleet
 from env_service.rollouts.outcomes import RolloutMetrics
-from env_service.rollouts.rollout import Rollout
+from env_service.rollouts.rollout import Attempts, Rollout
 from env_service.rollouts.scoring import Scoring
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import Failed, Finished, Lease
@@ -88,6 +88,7 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
             timeout_s: float = 20.0,
             silence_s: float = 5.0,
             environment_timeout_s: float = 5.0,
+            agents: Attempts | None = None,
         ) -> Bench:
             generators = [ScriptedGenerator(script) for script in scripts or (well,)]
             judges = list(rewards or [ScriptedRewards(exact)])
@@ -127,6 +128,7 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
                 scoring=Scoring(client),
                 timeout_s=timeout_s,
                 environment_timeout_s=environment_timeout_s,
+                agents=agents,
                 metrics=metrics,
                 opening_attempts=3,
                 backoff=backoff,

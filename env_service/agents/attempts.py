@@ -1,0 +1,151 @@
+"""One trajectory of an agent: its session is opened, it runs, and what it did becomes the record.
+
+session ─▶ the agent runs, and calls ─┬─▶ returns or posts its reward ─▶ turns, sequences, reward
+                                      ├─▶ raises, or is silent for too long ─▶ a fault, which costs this trajectory
+                                      └─▶ a limit cut it off ─▶ its turns, truncated
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping
+from numbers import Real
+
+from env_service.agents.registry import Sessions
+from env_service.agents.sessions import Session
+from env_service.environments.interface import (
+    Agent,
+    AgentResult,
+    Task,
+    Verification,
+)
+from env_service.rollouts.conversation import Fault, Nonsense, Speaker, fault_of_step
+from env_service.rollouts.outcomes import RolloutFailure
+from env_service.rollouts.rollout import Attempt, Attempts
+from env_service.rollouts.transcript import Transcript
+from protocol.trajectories import CUT_OFF, CutOff
+
+
+class WentSilent(Exception):
+    """A session was left without a call and without its reward."""
+
+
+def attempts_in(sessions: Sessions) -> Attempts:
+    """What a rollout makes its agents' attempts with."""
+
+    def attempt(index: int, agent: Agent, task: Task, seed: int, speaker: Speaker) -> Attempt:
+        return AgentAttempt(index, agent, task, seed, speaker, sessions)
+
+    return attempt
+
+
+class AgentAttempt:
+    """The `index`-th of its lease. When it is over, `stop_reason`, `verification`, `given` and `fault` say how."""
+
+    def __init__(self, index: int, agent: Agent, task: Task, seed: int, speaker: Speaker, sessions: Sessions) -> None:
+        self.index = index
+        self.name = speaker.offered.name
+        self.fault: Fault | None = None
+        self.verification: Verification | None = None
+        self.stop_reason = ""
+        self.given: float | None = 0.0
+        self.invalid_actions = 0
+        self.metrics: Mapping[str, float] = {}
+        self.transcript = Transcript()
+        self.text = ""
+        self.last_text = ""
+        self.opening_text = ""
+        self.single_turn = False
+        self._agent = agent
+        self._task = task
+        self._seed = seed
+        self._speaker = speaker
+        self._sessions = sessions
+
+    async def hold(self) -> None:
+        """Let the agent run until it is over. Raises RolloutFailure when a turn cannot be sampled."""
+        session = self._sessions.open(task=self._task, speaker=self._speaker, index=self.index)
+        limit = asyncio.timeout(self._speaker.language.rules.conversation_timeout_s)
+        try:
+            async with limit:
+                await self._run(session)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._cut_off("time_limit")
+        finally:
+            await self._sessions.close(session)
+            self._take_down(session)
+
+    async def _run(self, session: Session) -> None:
+        try:
+            with self._speaker.progress.waiting_for("environment"):
+                returned = await self._result(session)
+            self._take(checked_result(returned))
+        except RolloutFailure:
+            raise
+        except WentSilent as error:
+            self._blame(session, Fault("hung", str(error)))
+        except Exception as error:  # noqa: BLE001 - the rollout boundary: whatever an agent raises becomes a record
+            self._blame(session, fault_of_step(error, self.name))
+
+    async def _result(self, session: Session) -> object:
+        """What the agent returns or posts. Raises what it raises, WentSilent, and what made sampling impossible."""
+        running = asyncio.ensure_future(self._agent.run(self._task, session.client(seed=self._seed)))
+        silence = asyncio.ensure_future(session.silence(self._sessions.limits.idle_s))
+        waits: set[asyncio.Future[object]] = {running, silence, session.failed}  # type: ignore[arg-type]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if session.failed.done():
+                raise session.failed.result()
+            if not running.done():
+                raise WentSilent(
+                    f"the agent made no call for {self._sessions.limits.idle_s:g} s, and gave no reward for its session"
+                )
+            return self._returned(running, session)
+        finally:
+            running.cancel()
+            silence.cancel()
+            await asyncio.gather(running, silence, return_exceptions=True)
+
+    def _returned(self, running: "asyncio.Future[AgentResult | float]", session: Session) -> object:
+        """A reward that was posted stands, whatever the agent does afterwards."""
+        if session.posted.done() and (running.exception() is not None or running.result() is None):
+            return session.posted.result()
+        return running.result()
+
+    def _take(self, result: AgentResult) -> None:
+        self.given, self.metrics, self.verification = float(result.reward), result.metrics, result.verification
+        # The words for a limit are told by who keeps the limits alone.
+        self.stop_reason = result.stop if result.stop not in CUT_OFF else "finished"
+
+    def _blame(self, session: Session, fault: Fault) -> None:
+        if session.cut_off is not None:
+            self._cut_off(session.cut_off)
+            return
+        self._speaker.metrics.faults.labels(environment=self.name, kind=fault.kind).inc()
+        self.fault = fault
+
+    def _cut_off(self, reason: CutOff) -> None:
+        self.stop_reason = reason
+
+    def _take_down(self, session: Session) -> None:
+        if self.fault is None and session.cut_off is not None:
+            self.stop_reason = session.cut_off
+        recorded = session.recorded
+        self.transcript, self.opening_text = recorded.transcript(), recorded.opening_text
+        replies = recorded.replies
+        self.text, self.last_text = "\n\n".join(replies), replies[-1] if replies else ""
+        if self.fault is None and not self.transcript.turns:
+            self._blame(session, Fault("nonsense", "the agent ended without an answer of the policy"))
+
+
+def checked_result(returned: object) -> AgentResult:
+    """The result, if it is one. Raises Nonsense."""
+    if isinstance(returned, Real):
+        returned = AgentResult(float(returned))
+    if not isinstance(returned, AgentResult):
+        raise Nonsense(f"the agent returned {type(returned).__name__}, expected its reward or an AgentResult")
+    for name, number in (("reward", returned.reward), *returned.metrics.items()):
+        if not isinstance(number, Real) or not math.isfinite(number):
+            raise Nonsense(f"the agent gives {number!r} as its {name}, expected a finite number")
+    return returned

@@ -1,0 +1,165 @@
+"""What an agent's calls have in common: a tree of sampled turns, in which each request finds its place by content.
+
+    root prompt ─▶ turn ─┬─ bridge ─▶ turn ─ bridge ─▶ turn          one sequence
+                         └─ bridge ─▶ turn                           another one: its beginning is shown, not trained
+    another prompt ─▶ turn                                           a root of its own, when no recorded turn fits
+
+No token that was sampled is made again from text. A request that extends a recorded conversation gets that one's tokens
+and a bridge behind them; one that rewrites history is rendered anew.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from env_service.agents.messages import Said, as_chat, chain_of
+from env_service.agents.rendering import prompt_of, results_as_user
+from env_service.environments.bridges import Bridge
+from env_service.environments.interface import ChatMessage, Tool
+from env_service.environments.tokenization import ChatTemplateError
+from env_service.rollouts.completions import Completion
+from env_service.rollouts.speech import Language
+from env_service.rollouts.transcript import Transcript
+
+
+@dataclass(eq=False)
+class Branch:
+    """One turn: what was given behind its `parent`, or as a root, and what was sampled.
+
+    `said` is what the agent added to the conversation in it, `reply` what it was told. `delivered`: the agent has it.
+    """
+
+    parent: "Branch | None"
+    given: tuple[int, ...]
+    said: tuple[Said, ...] = ()
+    completion: Completion | None = None
+    reply: Said | None = None
+    delivered: bool = False
+    children: "list[Branch]" = field(default_factory=list)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """All tokens up to the end of what was sampled in it, or of what was given while nothing is."""
+        rows: list[Sequence[int]] = []
+        each: Branch | None = self
+        while each is not None:
+            rows += [each.completion.token_ids if each.completion else (), each.given]
+            each = each.parent
+        return tuple(token for row in reversed(rows) for token in row)
+
+    def deliver(self) -> None:
+        """The agent has it, and so it has those before."""
+        each: Branch | None = self
+        while each is not None and not each.delivered:
+            each.delivered = True
+            each = each.parent
+
+
+@dataclass
+class Recorded:
+    """The turns of one session. `continued` and `rewritten` count requests by whether a turn before them was found."""
+
+    language: Language
+    now: datetime
+    turns: list[Branch] = field(default_factory=list)
+    continued: int = 0
+    rewritten: int = 0
+    collisions: int = 0
+    opening_text: str = ""
+    _ends: dict[bytes, Branch] = field(default_factory=dict)
+
+    def place(self, messages: Sequence[Said], tools: Sequence[Tool]) -> Branch:
+        """A turn to be sampled for a request. Raises ChatTemplateError for messages that the model cannot be shown."""
+        parent, said = self._found(messages, tools)
+        if parent is not None:
+            parent.deliver()
+            following = self._following(parent, said, tools)
+            if following is not None:
+                self.continued += 1
+                return Branch(parent, tuple(following), tuple(said))
+        self.rewritten += bool(self.turns) and any(each.role == "assistant" for each in messages)
+        text, ids = prompt_of(messages, tools, tokenization=self.language.tokenization, now=self.now)
+        self.opening_text = self.opening_text or text
+        return Branch(None, tuple(ids), tuple(messages))
+
+    def record(self, branch: Branch, reply: Said, *, messages: Sequence[Said], tools: Sequence[Tool]) -> None:
+        """Take down a finished turn, and how the agent was told of it."""
+        branch.reply = reply
+        end = chain_of([*messages, reply], tools)[-1]
+        self.collisions += end in self._ends
+        self._ends[end] = branch
+        self.turns.append(branch)
+        if branch.parent is not None:
+            branch.parent.children.append(branch)
+
+    def _found(self, messages: Sequence[Said], tools: Sequence[Tool]) -> tuple[Branch | None, Sequence[Said]]:
+        """The turn that the longest recorded beginning ends with, and what is said behind it."""
+        links = chain_of(messages, tools)
+        for end in range(len(messages) - 1, 0, -1):
+            if messages[end].role == "assistant":
+                break
+            if messages[end - 1].role == "assistant" and links[end] in self._ends:
+                return self._ends[links[end]], messages[end:]
+        return None, messages
+
+    def _following(self, parent: Branch, said: Sequence[Said], tools: Sequence[Tool]) -> Sequence[int] | None:
+        """The tokens behind a turn; None if the template has none that could stand there."""
+        assert parent.completion is not None, "a recorded turn has its completion"
+        ended = self.language.ended_itself(parent.completion)
+        sampled = parent.completion.token_ids
+        bridge = self._bridge(said, tools)
+        return None if bridge is None or not bridge.fits(sampled, ended=ended) else bridge.after(sampled, ended=ended)
+
+    def _bridge(self, said: Sequence[Said], tools: Sequence[Tool]) -> Bridge | None:
+        forms: list[tuple[ChatMessage, ...]] = [tuple(map(as_chat, said)), results_as_user(said)]
+        for form in forms:
+            try:
+                return self.language.bridges.bridge(form, tools=tools)
+            except ChatTemplateError:
+                continue
+        return None
+
+    def transcript(self) -> Transcript:
+        """All turns that the agent has: each once, in as many sequences as there are branches."""
+        found = Transcript()
+        for path in self._paths():
+            first = path[0]
+            found.begin([*(first.parent.context if first.parent else ()), *first.given])
+            for number, branch in enumerate(path):
+                if number:
+                    found.show(branch.given)
+                assert branch.completion is not None, "a recorded turn has its completion"
+                found.sampled(branch.completion, state="")
+        return found
+
+    def _paths(self) -> Iterator[list[Branch]]:
+        """Turns that follow each other, each in one path: the first that goes on from a turn goes on in its path."""
+        taken: set[int] = set()
+        for turn in (turn for turn in self.turns if turn.delivered):
+            path: list[Branch] = []
+            each: Branch | None = turn if id(turn) not in taken else None
+            while each is not None:
+                taken.add(id(each))
+                path.append(each)
+                each = next((child for child in each.children if child.delivered and id(child) not in taken), None)
+            if path:
+                yield path
+
+    @property
+    def replies(self) -> list[str]:
+        """What was said, in the order of the turns: what the agent added behind the first turn, and the answers."""
+        found: list[str] = []
+        for number, turn in enumerate(self.turns):
+            said = turn.said if number and turn.parent else ()
+            found += [each.text for each in said] + ([_shown(turn.reply)] if turn.reply else [])
+        return found
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens were sampled."""
+        return sum(len(turn.completion.token_ids) for turn in self.turns if turn.completion)
+
+
+def _shown(reply: Said) -> str:
+    calls = (f"{call.name}({call.arguments})" for call in reply.calls)
+    return "\n".join([*([reply.text] if reply.text else []), *calls])

@@ -1,0 +1,103 @@
+"""Who has a session here: found by its id, opened by its key; and those that wait for an agent from outside."""
+
+import asyncio
+import hmac
+import secrets
+from collections import deque
+from dataclasses import dataclass
+
+from env_service.agents.sessions import CallRefused, Session
+from env_service.environments.interface import Task
+from env_service.rollouts.conversation import Speaker
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentLimits:
+    """Bounds of a session and its requests: bytes, messages, calls in flight, seconds without any call."""
+
+    body_bytes: int = 4 << 20
+    messages: int = 2048
+    calls_at_once: int = 16
+    idle_s: float = 600.0
+
+
+class Sessions:
+    """The sessions of a process. `url` is the address that agents reach it at."""
+
+    def __init__(self, *, url: str, limits: AgentLimits | None = None, model: str = "policy") -> None:
+        self._url = url.rstrip("/")
+        self._model = model
+        self.limits = limits or AgentLimits()
+        self._sessions: dict[str, Session] = {}
+        self._waiting: deque[Session] = deque()
+        self._news = asyncio.Event()
+        self._claimed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, *, task: Task, speaker: Speaker, index: int) -> Session:
+        """A new session, with a key that nobody can guess."""
+        name = secrets.token_hex(8)
+
+        async def offer() -> None:
+            await self._offer(session)
+
+        session = Session(
+            id=name,
+            key=f"hw-{secrets.token_urlsafe(24)}",
+            url=f"{self._url}/v1/sessions/{name}",
+            model=self._model,
+            task=task,
+            speaker=speaker,
+            index=index,
+            calls_at_once=self.limits.calls_at_once,
+            offer=offer,
+        )
+        self._sessions[name] = session
+        return session
+
+    async def close(self, session: Session) -> None:
+        """Forget a session."""
+        self._sessions.pop(session.id, None)
+        if session in self._waiting:
+            self._waiting.remove(session)
+        await session.close()
+
+    def find(self, name: str, key: str) -> Session:
+        """The session of this id, for who shows its key. Raises CallRefused."""
+        session = self._sessions.get(name)
+        if session is None:
+            raise CallRefused(404, "session_over", f"there is no session {name!r} here: it has ended, or never was")
+        if not hmac.compare_digest(key.encode(), session.key.encode()):
+            raise CallRefused(401, "invalid_api_key", "this session wants its own key: 'Authorization: Bearer <key>'")
+        return session
+
+    async def _offer(self, session: Session) -> None:
+        """Let an agent from outside have the session; return when one has."""
+        session.unclaimed = True
+        self._waiting.append(session)
+        self._news.set()
+        while session.unclaimed:
+            await self._claimed.wait()
+
+    async def claim(self, *, environment: str | None, within_s: float) -> Session | None:
+        """The session that waits longest, of an environment if that is named; None if none comes in time."""
+        try:
+            async with asyncio.timeout(within_s):
+                while (session := self._next(environment)) is None:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            return None
+        return session
+
+    def _next(self, environment: str | None) -> Session | None:
+        for session in self._waiting:
+            if environment is None or session.speaker.offered.name == environment:
+                self._waiting.remove(session)
+                session.unclaimed = False
+                self._claimed.set()
+                self._claimed = asyncio.Event()
+                return session
+        return None

@@ -1,0 +1,142 @@
+"""A whole conversation of an agent as a prompt, for a model whose template may not know of calls, results or tools.
+
+Forms are tried in turn: the template's own for calls, then calls as text and results as what the user says. One is
+taken if the template refuses nothing and loses nothing.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+
+from env_service.agents.messages import Said
+from env_service.environments.interface import ChatMessage, Tool
+from env_service.environments.tokenization import ChatTemplateError, Tokenization
+
+Form = Callable[[Sequence[Said]], list[Mapping[str, object]]]
+
+_TOOLS = """You may call one or more of these functions:
+<tools>
+{tools}
+</tools>
+For each call write an object with its name and arguments within tags:
+<tool_call>
+{{"name": <name>, "arguments": <object>}}
+</tool_call>"""
+
+
+def prompt_of(
+    messages: Sequence[Said], tools: Sequence[Tool], *, tokenization: Tokenization, now: datetime
+) -> tuple[str, list[int]]:
+    """The rendered text and its token ids. Raises ChatTemplateError, with the words of the template's own form."""
+    errors = []
+    for given, shown in _attempts(messages, tools):
+        try:
+            text = tokenization.template.render(given, tools=shown, now=now)
+            _check_kept(text, messages)
+            if shown and text == tokenization.template.render(given, now=now):
+                raise ChatTemplateError("the chat template shows no tools")
+        except ChatTemplateError as error:
+            errors.append(error)
+        else:
+            return text, tokenization.encode_after("", text)
+    raise errors[0]
+
+
+def results_as_user(messages: Sequence[Said]) -> tuple[ChatMessage, ...]:
+    """Results of tools as what the user says, for templates that lose them; neighbours become one message."""
+    found: list[ChatMessage] = []
+    for message in messages:
+        text = message.text if message.role != "tool" else f"<tool_response>\n{message.text}\n</tool_response>"
+        role = "user" if message.role == "tool" else message.role
+        if found and role == "user" and found[-1].role == "user":
+            found[-1] = ChatMessage("user", f"{found[-1].content}\n{text}")
+        else:
+            found.append(ChatMessage(role, text))
+    return tuple(found)
+
+
+def _attempts(
+    messages: Sequence[Said], tools: Sequence[Tool]
+) -> Iterator[tuple[list[Mapping[str, object]], Sequence[Tool]]]:
+    yield _native(messages, as_object=True), tools
+    yield _native(messages, as_object=False), tools
+    yield _plain(messages), tools
+    told = _told(messages, tools)
+    yield _native(told, as_object=True), ()
+    yield _plain(told), ()
+    yield _plain(_without_system(told)), ()
+
+
+def _native(messages: Sequence[Said], *, as_object: bool) -> list[Mapping[str, object]]:
+    return [_native_message(message, as_object=as_object) for message in messages]
+
+
+def _native_message(message: Said, *, as_object: bool) -> Mapping[str, object]:
+    found: dict[str, object] = {"role": message.role, "content": message.text}
+    if message.calls:
+        found["tool_calls"] = [
+            {
+                "id": call.id or "call00001",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.value if as_object else call.arguments},
+            }
+            for call in message.calls
+        ]
+    if message.role == "tool":
+        found |= {"name": message.name, "tool_call_id": message.call_id or "call00001"}
+    return found
+
+
+def _plain(messages: Sequence[Said]) -> list[Mapping[str, object]]:
+    flat = [Said(message.role, with_calls(message)) if message.calls else message for message in messages]
+    return [{"role": each.role, "content": each.content} for each in results_as_user(flat)]
+
+
+def with_calls(message: Said) -> str:
+    """An assistant's message as text, its calls too."""
+    calls = (
+        f"<tool_call>\n{json.dumps({'name': call.name, 'arguments': call.value})}\n</tool_call>"
+        for call in message.calls
+    )
+    return "\n".join([*([message.text] if message.text else []), *calls])
+
+
+def _told(messages: Sequence[Said], tools: Sequence[Tool]) -> list[Said]:
+    """With the tools described in a system message, for templates that do not show them."""
+    if not tools:
+        return list(messages)
+    text = _TOOLS.format(tools="\n".join(json.dumps(dict(tool)) for tool in tools))
+    if messages[0].role == "system":
+        return [Said("system", f"{messages[0].text}\n\n{text}"), *messages[1:]]
+    return [Said("system", text), *messages]
+
+
+def _without_system(messages: Sequence[Said]) -> list[Said]:
+    """With what the system says at the beginning of what the user says next."""
+    found: list[Said] = []
+    waiting: list[str] = []
+    for message in messages:
+        if message.role == "system":
+            waiting.append(message.text)
+        elif waiting and message.role == "user":
+            found.append(Said("user", "\n\n".join([*waiting, message.text])))
+            waiting = []
+        else:
+            found.append(message)
+    return [*found, Said("user", "\n\n".join(waiting))] if waiting else found
+
+
+def _check_kept(text: str, messages: Sequence[Said]) -> None:
+    for message in messages:
+        words = [call.name for call in message.calls]
+        # Templates cut thinking out of earlier turns, and strip: what the policy said may change, the rest may not.
+        if message.role != "assistant" and not _has(text, message.text):
+            raise ChatTemplateError(f"the chat template loses a message of role {message.role}")
+        if not all(word in text for word in words):
+            raise ChatTemplateError("the chat template loses the call of a tool")
+
+
+def _has(text: str, said: str) -> bool:
+    return any(
+        form in text for form in (said.strip(), json.dumps(said)[1:-1], json.dumps(said, ensure_ascii=False)[1:-1])
+    )

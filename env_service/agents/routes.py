@@ -1,0 +1,268 @@
+"""The routes of sessions.
+
+    POST /v1/sessions                              a task of a lease that waits for an agent from outside
+    POST /v1/sessions/{id}/v1/chat/completions     the policy, for the session's key
+    POST /v1/sessions/{id}/v1/responses
+    GET  /v1/sessions/{id}/v1/models
+    POST /v1/sessions/{id}/reward                  ends the session
+
+Errors have OpenAI's form: clients decide by status and code whether they try again.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Request, Response
+from pydantic import Field, JsonValue, ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from env_service.agents.chat_route import asked_of_chat, chat_answer, chat_chunks
+from env_service.agents.messages import NotUnderstood
+from env_service.agents.registry import Sessions
+from env_service.agents.sessions import Answering, Asked, CallRefused, Session
+from env_service.environments.interface import AgentResult, Verification, text_of
+from protocol.codec import describe
+from protocol.model import WireModel
+from services.http.app import RequestRefused, json_answer, json_body
+
+OPEN_FOLDER = "/v1/sessions/"
+"""Below it the sessions' own keys count, not the process's token."""
+
+
+class SessionWanted(WireModel):
+    """`POST /v1/sessions`: an agent from outside wants a task, of an environment if it names one."""
+
+    environment: str | None = Field(None, max_length=256, description="name of the environment; any if not given")
+    wait_s: float = Field(30.0, ge=0, le=300, description="how long to wait for a task, in seconds")
+
+
+class SessionOpened(WireModel):
+    """A session: where the policy is asked, with which key, and what is to be done."""
+
+    session_id: str
+    base_url: str
+    key: str
+    model: str
+    reward_url: str
+    environment: str
+    purpose: str
+    task: dict[str, JsonValue]
+
+
+class RewardPosted(WireModel):
+    """`POST /v1/sessions/{id}/reward`: the reward, or the verifier that gives it; what ends the session."""
+
+    reward: float = Field(0.0, allow_inf_nan=False, description="the trajectory's reward; a verifier's is added")
+    metrics: dict[str, float] = Field(default_factory=dict, max_length=64)
+    stop: str = Field("finished", min_length=1, max_length=64, description="why it ended, in a word")
+    verifier: str | None = Field(None, min_length=1, max_length=256)
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+def task_json(session: Session) -> dict[str, JsonValue]:
+    """A task as agents outside of the process see it."""
+    task = session.task
+    return {"prompt": text_of(task.prompt), "seed": task.seed, "purpose": task.purpose, "data": dict(task.data)}
+
+
+def add_session_routes(app: FastAPI, sessions: Sessions) -> None:
+    """Add them to the process's application."""
+
+    @app.post("/v1/sessions", response_model=SessionOpened)
+    async def open_session(body: Annotated[SessionWanted, Depends(json_body(SessionWanted))]) -> Response:
+        """Hands out the session that waits longest; 503 if none comes in the time that the body gives."""
+        session = await sessions.claim(environment=body.environment, within_s=body.wait_s)
+        if session is None:
+            raise RequestRefused(503, "no_task", "no task waits for an agent from outside", retry_after_s=1.0)
+        client = session.client(seed=0)
+        opened = SessionOpened(
+            session_id=session.id,
+            base_url=client.base_url,
+            key=client.key,
+            model=client.model,
+            reward_url=f"{session.url}/reward",
+            environment=session.speaker.offered.name,
+            purpose=session.speaker.request.purpose,
+            task=task_json(session),
+        )
+        return json_answer(opened)
+
+    @app.post("/v1/sessions/{name}/v1/chat/completions")
+    async def chat(name: str, request: Request) -> Response:
+        """OpenAI's chat completions, streamed or not."""
+        return await _served(sessions, name, request, _chat)
+
+    @app.get("/v1/sessions/{name}/v1/models")
+    async def models(name: str, request: Request) -> Response:
+        """The one model that there is."""
+        try:
+            session = sessions.find(name, _key(request))
+        except CallRefused as refusal:
+            return refused(refusal)
+        model = {"id": session.model, "object": "model", "created": 0, "owned_by": "headway"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    @app.post("/v1/sessions/{name}/reward")
+    async def reward(name: str, request: Request) -> Response:
+        """Ends the session with its reward."""
+        return await _served(sessions, name, request, _reward)
+
+
+Handler = Callable[[Session, Mapping[str, Any], Request, str], Any]
+
+
+async def _served(sessions: Sessions, name: str, request: Request, handle: Handler) -> Response:
+    try:
+        session = sessions.find(name, _key(request))
+        raw = await _body(request, most=sessions.limits.body_bytes)
+        body = _parsed(raw, most_messages=sessions.limits.messages)
+        digest = hashlib.blake2b(request.url.path.encode() + b"\n" + raw, digest_size=16).hexdigest()
+        answer: Response = await handle(session, body, request, digest)
+    except CallRefused as refusal:
+        return refused(refusal)
+    except NotUnderstood as error:
+        return refused(CallRefused(400, "invalid_request", str(error), param=error.param))
+    return answer
+
+
+def _key(request: Request) -> str:
+    return request.headers.get("x-session-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+
+
+async def _body(request: Request, *, most: int) -> bytes:
+    """The body. Raises CallRefused for one that is too large, as soon as that is known."""
+    found = bytearray()
+    announced = request.headers.get("content-length", "")
+    try:
+        async with asyncio.timeout(60):
+            if announced.isdecimal() and int(announced) > most:
+                raise _too_large(int(announced), most)
+            async for piece in request.stream():
+                found += piece
+                if len(found) > most:
+                    raise _too_large(len(found), most)
+    except (TimeoutError, ClientDisconnect) as error:
+        raise CallRefused(408, "slow_body", "the body did not come") from error
+    return bytes(found)
+
+
+def _too_large(size: int, most: int) -> CallRefused:
+    return CallRefused(413, "request_too_large", f"a body of {size} bytes or more; at most {most} are taken")
+
+
+def _parsed(raw: bytes, *, most_messages: int) -> Mapping[str, Any]:
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise NotUnderstood(f"the body is not JSON: {error}", param="body") from error
+    if not isinstance(body, dict):
+        raise NotUnderstood("the body is no JSON object", param="body")
+    for name in ("messages", "input"):
+        if isinstance(given := body.get(name), list) and len(given) > most_messages:
+            raise CallRefused(400, "too_many_messages", f"{len(given)} {name}; at most {most_messages}", param=name)
+    return body
+
+
+def refused(refusal: CallRefused) -> Response:
+    """The answer to a request that is not served."""
+    kind = "invalid_request_error" if refusal.status < 500 else "server_error"
+    error = {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}
+    return JSONResponse({"error": error}, status_code=refusal.status)
+
+
+def _again(request: Request) -> bool:
+    """Whether the client says that it has sent this before."""
+    return request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+
+
+async def _chat(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:
+    sampling = session.speaker.request.sampling
+    asked = asked_of_chat(body, sampling, digest=digest, again=_again(request))
+    options = body.get("stream_options") or {}
+    if body.get("stream"):
+        usage = isinstance(options, dict) and bool(options.get("include_usage"))
+
+        def events(answering: Answering) -> AsyncIterator[bytes]:
+            return _chat_events(session, answering, usage=usage)
+
+        return streamed(session, asked, events)
+    return await whole(
+        session, asked, request, lambda each: chat_answer(session, each, logprobs=bool(body.get("logprobs")))
+    )
+
+
+async def whole(
+    session: Session, asked: Asked, request: Request, form: Callable[[Answering], Mapping[str, Any]]
+) -> Response:
+    """The answer when it is finished. Raises CallRefused."""
+    with session.serving():
+        answering = session.answer(asked)
+        with answering.reading():
+            await answering.done.wait()
+        if answering.refusal is not None:
+            raise answering.refusal
+        answer = JSONResponse(form(answering))
+        if not await request.is_disconnected():
+            answering.branch.deliver()
+        return answer
+
+
+def streamed(session: Session, asked: Asked, events: Callable[[Answering], AsyncIterator[bytes]]) -> Response:
+    """The answer as it grows. Raises CallRefused for what is known before anything is sampled."""
+    serving = session.serving()
+    serving.__enter__()
+    try:
+        answering = session.answer(asked)
+    except BaseException:
+        serving.__exit__(None, None, None)
+        raise
+
+    async def sent() -> AsyncGenerator[bytes, None]:
+        with answering.reading():
+            async for event in events(answering):
+                yield event
+        answering.branch.deliver()
+
+    return _Events(sent(), serving)
+
+
+class _Events(StreamingResponse):
+    """Ends what it was made from when the client goes away, even one that never read a byte."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], serving: AbstractContextManager[None]) -> None:
+        self._events = events
+        self._serving = serving
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()
+            self._serving.__exit__(None, None, None)
+
+
+async def _chat_events(session: Session, answering: Answering, *, usage: bool) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in chat_chunks(session, answering, usage=usage):
+            yield f"data: {json.dumps(chunk)}\n\n".encode()
+        yield b"data: [DONE]\n\n"
+    except CallRefused as refusal:
+        error = {"message": str(refusal), "type": "invalid_request_error", "code": refusal.code, "param": refusal.param}
+        yield f"data: {json.dumps({'error': error})}\n\n".encode()
+
+
+async def _reward(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:
+    try:
+        posted = RewardPosted.model_validate(body)
+    except ValidationError as error:
+        raise CallRefused(422, "invalid_reward", describe(error)) from error
+    verification = None if posted.verifier is None else Verification(posted.verifier, posted.arguments)
+    session.post(AgentResult(reward=posted.reward, metrics=posted.metrics, stop=posted.stop, verification=verification))
+    return JSONResponse({"session_id": session.id, "accepted": True})

@@ -1,0 +1,314 @@
+"""The sessions of agents: one for each trajectory, with an address and a key of its own.
+
+request ─▶ place in the tree ─▶ sampling, in a task of the session ─▶ answer, to as many readers as ask again
+                                   └─ goes on when the client is gone: it will ask again for the same
+"""
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from env_service.agents.matching import Branch, Recorded
+from env_service.agents.messages import MadeCall, Said
+from env_service.agents.tool_formats import read, shown_until
+from env_service.environments.actions import cut_at_stop
+from env_service.environments.interface import AgentClient, AgentResult, Task, Tool
+from env_service.environments.tokenization import ChatTemplateError
+from env_service.rollouts.completions import Completion
+from env_service.rollouts.conversation import Speaker
+from env_service.rollouts.outcomes import RequestTooLong, RolloutFailure
+from env_service.rollouts.speech import Language
+from protocol.generation import Sampling
+from protocol.trajectories import CutOff
+
+_SEEDS = 1 << 63
+_STRIDE = 0xD1B54A32D192ED03 % _SEEDS
+_MOST_TURNS = 1024
+
+
+class CallRefused(Exception):
+    """A request of an agent that is not served: an HTTP status, OpenAI's code for it, and the field it is about."""
+
+    def __init__(self, status: int, code: str, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One request, whatever API it came by. `max_tokens` of None takes what the lease allows."""
+
+    messages: tuple[Said, ...]
+    tools: tuple[Tool, ...] = ()
+    calls_wanted: bool = True
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    digest: str = ""
+    again: bool = False
+
+
+@dataclass(eq=False)
+class Answering:
+    """A turn that is being sampled, or was. `reply` is set when it is finished, `refusal` when it cannot be."""
+
+    id: str
+    asked: Asked
+    branch: Branch
+    completion: Completion
+    language: Language
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    reply: Said | None = None
+    refusal: CallRefused | None = None
+    readers: int = 0
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.completion.on_growth = self._tell
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """The tokens that the policy was given."""
+        parent = self.branch.parent
+        return (*(parent.context if parent else ()), *self.branch.given)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Within it somebody waits for it."""
+        self.readers += 1
+        try:
+            yield
+        finally:
+            self.readers -= 1
+
+    async def texts(self) -> AsyncIterator[str]:
+        """The answer's text in pieces, until it is done. Raises CallRefused if it cannot be."""
+        sent = ""
+        while not self.done.is_set():
+            news = self._news
+            text = self.safe_text
+            if len(text) > len(sent) and text.startswith(sent):
+                yield text[len(sent) :]
+                sent = text
+            if not self.done.is_set():
+                await news.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        assert self.reply is not None, "an answer that is done has its reply"
+        if self.reply.text.startswith(sent) and len(self.reply.text) > len(sent):
+            yield self.reply.text[len(sent) :]
+
+    def end(self) -> None:
+        """Nothing follows."""
+        self.done.set()
+        self._tell()
+
+    @property
+    def text(self) -> str:
+        """What was sampled so far, as the agent may read it: without the end of turn and the stop text."""
+        return cut_at_stop(self.language.text(self.completion.token_ids[: self.completion.settled]), self.asked.stop)
+
+    @property
+    def safe_text(self) -> str:
+        """What can be shown of an unfinished turn: what may yet become a call is held back, and half a character."""
+        if not (self.asked.tools and self.asked.calls_wanted):
+            return self.text.rstrip("\ufffd")
+        ids = self.completion.token_ids[: self.completion.settled]
+        whole = cut_at_stop(self.language.text(ids, special=True), self.asked.stop)
+        return _without(whole[: shown_until(whole)], self.language).rstrip().rstrip("\ufffd")
+
+    def read_off(self) -> Said:
+        """The finished turn as a message."""
+        completion, language = self.completion, self.language
+        ids = completion.token_ids[:-1] if language.ended_itself(completion) else completion.token_ids
+        whole = cut_at_stop(language.text(ids, special=True), self.asked.stop)
+        names = [str(tool["function"]["name"]) for tool in self.asked.tools]  # type: ignore[index,call-overload]
+        reading = read(whole, offered=names if self.asked.calls_wanted else ())
+        if not reading.calls:
+            return Said("assistant", self.text)
+        calls = tuple(
+            MadeCall(f"call_{self.id[-8:]}{number}", call.name, json.dumps(call.arguments, ensure_ascii=False))
+            for number, call in enumerate(reading.calls)
+        )
+        return Said("assistant", _without(reading.text, language).rstrip(), calls)
+
+
+@dataclass(eq=False)
+class Session:
+    """One agent's access to the policy. `limits` bound it; it is `over` when its trajectory is made, or given up."""
+
+    id: str
+    key: str
+    url: str
+    model: str
+    task: Task
+    speaker: Speaker
+    index: int
+    calls_at_once: int
+    offer: Callable[[], Awaitable[None]]
+    cut_off: CutOff | None = None
+    over: bool = False
+    under_way: int = 0
+    attached: int = 0
+    unclaimed: bool = False
+    _touched: float = 0.0
+    _made: int = 0
+    _works: set[asyncio.Task[None]] = field(default_factory=set)
+    _known: dict[str, list[Answering]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        self.recorded = Recorded(self.speaker.language, self.speaker.language.now)
+        self.failed: asyncio.Future[RolloutFailure] = asyncio.get_running_loop().create_future()
+        self.posted: asyncio.Future[AgentResult] = asyncio.get_running_loop().create_future()
+
+    def client(self, *, seed: int) -> AgentClient:
+        """What the agent is given."""
+
+        async def posted() -> AgentResult:
+            return await asyncio.shield(self.posted)
+
+        return AgentClient(
+            base_url=f"{self.url}/v1", key=self.key, model=self.model, seed=seed, posted=posted, offer=self.offer
+        )
+
+    def post(self, result: AgentResult) -> None:
+        """Take the agent's word. Raises CallRefused if it has said one before."""
+        if self.posted.done():
+            raise CallRefused(409, "already_rewarded", "this session has its reward already")
+        self.posted.set_result(result)
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Within it a request is served: the session is not idle. Raises CallRefused for one too many."""
+        if self.under_way >= self.calls_at_once:
+            raise CallRefused(
+                429, "rate_limit_exceeded", f"{self.under_way} calls of this session are in flight already"
+            )
+        self.under_way += 1
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+            self._touched = asyncio.get_running_loop().time()
+
+    async def silence(self, idle_s: float) -> None:
+        """Return when nobody has asked for anything in so many seconds."""
+        clock = asyncio.get_running_loop().time
+        self._touched = clock()
+        while (left := self._touched + idle_s - clock()) > 0 or self.under_way or self.unclaimed:  # noqa: ASYNC110
+            await asyncio.sleep(max(left, idle_s / 8))
+
+    def answer(self, asked: Asked) -> Answering:
+        """The answer to a request: a new one, or for one that is sent again that of the first. Raises CallRefused."""
+        found = self._first(asked) if asked.again else None
+        if found is not None:
+            self.attached += 1
+            return found
+        self._check_room()
+        try:
+            branch = self.recorded.place(asked.messages, asked.tools)
+        except ChatTemplateError as error:
+            raise CallRefused(400, "invalid_messages", str(error), param="messages") from error
+        answering = self._begun(asked, branch)
+        self._known[asked.digest].append(answering)
+        work = asyncio.get_running_loop().create_task(self._sample(answering))
+        self._works.add(work)
+        work.add_done_callback(self._works.discard)
+        return answering
+
+    def _first(self, asked: Asked) -> Answering | None:
+        """Of those that were asked alike: one that nobody reads and nobody has, else the newest."""
+        known = self._known.get(asked.digest, [])
+        waiting = [each for each in known if not each.readers and not each.branch.delivered]
+        return waiting[0] if waiting else known[-1] if known else None
+
+    def _check_room(self) -> None:
+        rules = self.speaker.language.rules
+        if self.over or self.posted.done():
+            raise CallRefused(404, "session_over", "this session has ended")
+        if self._made >= min(rules.max_turns, _MOST_TURNS):
+            self.cut_off = self.cut_off or "turn_limit"
+            raise CallRefused(400, "turn_limit", f"this session has had its {self._made} calls")
+
+    def _begun(self, asked: Asked, branch: Branch) -> Answering:
+        speaker = self.speaker
+        rules = speaker.language.rules
+        language = replace(speaker.language, rules=rules.model_copy(update={"stop": (*rules.stop, *asked.stop)}))
+        (completion,) = speaker.progress.completions(1, end_of=language.end_of())
+        self._made += 1
+        branch_id = f"{self.id}-{self._made}"
+        return Answering(branch_id, asked, branch, completion, language)
+
+    async def _sample(self, answering: Answering) -> None:
+        try:
+            prompt = answering.branch.context
+            sampling = self._sampling(answering.asked, len(prompt), self._made)
+            request = self.speaker.request.model_copy(
+                update={
+                    "request_id": f"{self.speaker.request.request_id}/{self.index}.{answering.id.rpartition('-')[2]}",
+                    "prompt_token_ids": prompt,
+                    "sampling": sampling,
+                }
+            )
+            with self.speaker.progress.waiting_for("generators"):
+                await self.speaker.sample(request, [answering.completion])
+            self._finish(answering)
+        except RequestTooLong as error:
+            self.cut_off = self.cut_off or "token_budget"
+            answering.refusal = _too_long(str(error))
+        except CallRefused as refusal:
+            answering.refusal = refusal
+        except RolloutFailure as failure:
+            answering.refusal = CallRefused(410, "session_over", "the turn could not be sampled: the session has ended")
+            if not self.failed.done():
+                self.failed.set_result(failure)
+        finally:
+            answering.end()
+
+    def _sampling(self, asked: Asked, given: int, turn: int) -> Sampling:
+        """Of a turn: no more tokens than the request, the lease and the budget leave, and a seed of its own."""
+        whole, rules = self.speaker.request.sampling, self.speaker.language.rules
+        most = min(whole.max_tokens, asked.max_tokens or whole.max_tokens)
+        if rules.trajectory_tokens is not None:
+            most = min(most, rules.trajectory_tokens - given)
+        if most < 1:
+            self.cut_off = self.cut_off or "token_budget"
+            raise _too_long(f"{given} tokens are given, and {rules.trajectory_tokens} are the most")
+        seed = None if whole.seed is None else (whole.seed + self.index + turn * _STRIDE) % _SEEDS
+        return whole.model_copy(update={"max_tokens": most, "min_tokens": min(whole.min_tokens, most), "seed": seed})
+
+    def _finish(self, answering: Answering) -> None:
+        if self.over:
+            return
+        answering.branch.completion = answering.completion
+        answering.reply = answering.read_off()
+        asked = answering.asked
+        self.recorded.record(answering.branch, answering.reply, messages=asked.messages, tools=asked.tools)
+
+    async def close(self) -> None:
+        """Stop what is being sampled; nothing is served from now on."""
+        self.over = True
+        works = list(self._works)
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+
+
+def _without(text: str, language: Language) -> str:
+    """The text without special tokens, which no client shall see or send back."""
+    for special in language.tokenization.special_tokens:
+        text = text.replace(special, "")
+    return text
+
+
+def _too_long(text: str) -> CallRefused:
+    # Not retried by clients, and known to agents that shorten their history then.
+    return CallRefused(400, "context_length_exceeded", f"no room for an answer: {text}", param="messages")
