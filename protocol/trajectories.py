@@ -19,6 +19,7 @@ MAX_VERSION_CHARS = 1024
 """Of a verifier's version: that of a composite holds those of its parts."""
 MAX_STATE_CHARS = 256
 MAX_STOP_REASON_CHARS = 64
+MAX_PLAYER_CHARS = 64
 LARGEST_REWARD = 1e6
 """By its size. What lies beyond is no judgement but a fault (a sentinel, a time stamp, a division by almost 0), and one
 such number in a group hides what all others say.
@@ -126,7 +127,8 @@ class Trajectory(WireModel):
 
     `sequence_starts` are the places, besides 0, where a new context begins: what is before one of them the policy did
     not see from there on. `stop_reason` is the environment's word for its end, or one of CUT_OFF; empty for a
-    trajectory of one turn.
+    trajectory of one turn. `player` is whose part the policy played, where there are several: a game gives a trajectory
+    for each player that the policy is, and only those of the same player are compared.
     """
 
     token_ids: Int32Row
@@ -138,6 +140,7 @@ class Trajectory(WireModel):
     completion_text: str = Field(default="", max_length=1 << 20)
     sequence_starts: tuple[int, ...] = Field(default=(), max_length=1024, exclude_if=lambda starts: not starts)
     stop_reason: str = Field(default="", max_length=MAX_STOP_REASON_CHARS, exclude_if=lambda reason: not reason)
+    player: str = Field(default="", max_length=MAX_PLAYER_CHARS, exclude_if=lambda player: not player)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -203,7 +206,7 @@ class Trajectory(WireModel):
 
 class TrajectoryGroup(WireModel):
     """All trajectories of one lease: the same task, rolled out `group_size` times, by an attempt that the learner's
-    incarnation `incarnation` granted.
+    incarnation `incarnation` granted. A rollout with several players gives one for each that the policy plays.
     """
 
     incarnation: int = Field(ge=1)
@@ -216,6 +219,14 @@ class TrajectoryGroup(WireModel):
     trajectories: tuple[Trajectory, ...] = Field(min_length=1, max_length=4096)
     rollout_s: float = Field(default=0.0, ge=0)
     """Wall time from grant to finish, in seconds."""
+
+    @property
+    def by_player(self) -> dict[str, tuple[int, ...]]:
+        """Which of the trajectories are of each player, by its name; all of them of one without a name, mostly."""
+        found: dict[str, list[int]] = {}
+        for index, trajectory in enumerate(self.trajectories):
+            found.setdefault(trajectory.player, []).append(index)
+        return {player: tuple(indices) for player, indices in found.items()}
 
     @property
     def oldest_version(self) -> int | None:

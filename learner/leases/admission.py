@@ -26,7 +26,8 @@ class FilterReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFilter:
-    """Which groups are left out: those without spread of rewards, and those of a mean reward outside of a range.
+    """Which groups are left out: those without spread of rewards, and those of a mean reward outside of a range. A game
+    of several players is left out if it is so for each of them.
 
     A bound that is None does not count; a mean equal to a bound is inside. `rounds`: how many times `groups_per_step`
     groups may be left out on the way to one batch.
@@ -40,6 +41,10 @@ class GroupFilter:
     def reason(self, group: TrajectoryGroup) -> FilterReason | None:
         """Why the group is left out; None if it is taken. All its trajectories have a reward."""
         rewards = rewards_of(group)
+        reasons = [self._reason([rewards[index] for index in alike]) for alike in group.by_player.values()]
+        return reasons[0] if all(reasons) else None
+
+    def _reason(self, rewards: Sequence[float]) -> FilterReason | None:
         mean = sum(rewards) / len(rewards)
         if self.min_mean_reward is not None and mean < self.min_mean_reward:
             return FilterReason.TOO_HARD
@@ -101,7 +106,8 @@ def rewards_of(group: TrajectoryGroup) -> Sequence[float]:
 
 @dataclass(frozen=True)
 class GroupRules:
-    """`vocabulary_size` bounds token ids; a group of fewer than `min_group_size` scored trajectories is a failure.
+    """`vocabulary_size` bounds token ids; a group of fewer than `min_group_size` scored trajectories is a failure. Of
+    a game they are counted for each player, and a player that has fewer leaves the group.
 
     A reward whose size is beyond `max_reward` does not count as one. `filters` say which of the groups that are in
     order are left out.
@@ -128,12 +134,17 @@ def admissible(
     if strange is not None:
         return failure_of(group, reason=strange, data_fault=False)
     faults = [_reward_fault(trajectory.reward, max_reward=rules.max_reward) for trajectory in group.trajectories]
-    scored = tuple(one for one, fault in zip(group.trajectories, faults, strict=True) if fault is None)
     unscored = [one for one, fault in zip(group.trajectories, faults, strict=True) if fault is not None]
-    if len(scored) >= rules.min_group_size:
-        return group.model_copy(update={"trajectories": scored}) if unscored else group
+    scored = group.model_copy(
+        update={"trajectories": tuple(one for one, fault in zip(group.trajectories, faults, strict=True) if not fault)}
+    )
+    enough = {player for player, alike in scored.by_player.items() if len(alike) >= rules.min_group_size}
+    if enough:
+        kept = tuple(one for one in scored.trajectories if one.player in enough)
+        return scored.model_copy(update={"trajectories": kept}) if len(kept) < len(group.trajectories) else group
     if not unscored:
-        reason = f"the group has {len(scored)} trajectories; at least {rules.min_group_size} are needed"
+        most = max(map(len, scored.by_player.values()))
+        reason = f"the group has {most} trajectories; at least {rules.min_group_size} are needed"
         return failure_of(group, reason=reason, data_fault=False)
     reason = f"{len(unscored)} of {len(group.trajectories)} rewards failed: {next(filter(None, faults))}"
     # One that might work at another time is worth a retry, whatever ails the others.

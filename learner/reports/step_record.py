@@ -62,7 +62,9 @@ def step_record(
     lengths = np.array([int(t.loss_mask.sum()) for t in trajectories])
     finishes = Counter(t.turns[-1].finish_reason for t in trajectories)
     lags = [version - oldest for t in trajectories if (oldest := t.oldest_version) is not None]
-    uniform = sum(len({t.reward.reward for t in group.trajectories}) == 1 for group in groups)
+    uniform = sum(
+        len({(t.player, t.reward.reward) for t in group.trajectories}) == len(group.by_player) for group in groups
+    )
     return StepRecord(
         step=version + 1,
         lease_ids=tuple(group.lease_id for group in groups),

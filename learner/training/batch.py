@@ -50,8 +50,8 @@ class TrainSequence:
     token, which nothing predicts). For a trajectory that was sampled: `behavior_logprobs` float32 in nats at the
     sampling temperature, 0 outside the mask; `lags` int32, policy versions between the learner and the token;
     `mixed_versions`: whether more than one policy version sampled it; `reward` and its `components`; `group`: equal for
-    the trajectories of one task; `truncated`: cut off at a limit; `turns` in order, none for one turn. `continues`: it
-    is of the same trajectory as the sequence before it.
+    the trajectories of one task, and in a game of one player; `truncated`: cut off at a limit; `turns` in order, none
+    for one turn. `continues`: it is of the same trajectory as the sequence before it.
 
     Of a preference pair: `pair` is its number in the step, the chosen sequence comes before the rejected one, `margin`
     is how much better it is. `label`: whether an unpaired example is a good one. `teacher` is the index of the model to
@@ -291,23 +291,26 @@ def sequences_of(
 ) -> list[TrainSequence]:
     """The sequences of each trajectory that the preset selects of its group; of a pair the chosen one first.
 
+    Where a game has several players, those of each are a group by themselves: what one wins the other may lose.
+
     `version` is the learner's; `teaching` says of each group who teaches it. Raises LagBoundBroken rather than letting
     a token with lag > max_lag through, ComponentMissing, and SeveralSequences.
     """
+    chosen = [(number, indices) for number, group in enumerate(groups) for indices in _selected(group, preset)]
     return [
         sequence
-        for number, group in enumerate(groups)
-        for index in _selected(group, preset)
+        for label, (number, indices) in enumerate(chosen)
+        for index in indices
         for sequence in _split(
             replace(
-                _sequence(group.trajectories[index], version=version, max_lag=max_lag),
-                turns=_trajectory_turns(group.trajectories[index], preset, environment=group.environment),
-                components=_components(group.trajectories[index], preset, environment=group.environment),
-                group=number,
-                pair=number if preset.paired else -1,
+                _sequence(groups[number].trajectories[index], version=version, max_lag=max_lag),
+                turns=_trajectory_turns(groups[number].trajectories[index], preset, groups[number].environment),
+                components=_components(groups[number].trajectories[index], preset, groups[number].environment),
+                group=label,
+                pair=label if preset.paired else -1,
                 **({} if teaching is None else teaching[number].of(index)),
             ),
-            group.trajectories[index],
+            groups[number].trajectories[index],
             preset,
         )
     ]
@@ -341,9 +344,17 @@ def _part(whole: TrainSequence, at: slice) -> TrainSequence:
     )
 
 
-def _selected(group: TrajectoryGroup, preset: Preset) -> Sequence[int]:
+def _selected(group: TrajectoryGroup, preset: Preset) -> Sequence[Sequence[int]]:
+    """Which trajectories are trained, those of each player by themselves. Of a player whose rewards are all equal none
+    is better than another, although the group as a whole has spread.
+    """
     rewards = [_reward(trajectory, group) for trajectory in group.trajectories]
-    return range(len(rewards)) if preset.select is None else preset.select(rewards)
+    players = group.by_player.values()
+    if preset.select is None:
+        return list(players)
+    if len(players) > 1:
+        players = [alike for alike in players if len({rewards[index] for index in alike}) > 1]
+    return [[alike[place] for place in preset.select([rewards[index] for index in alike])] for alike in players]
 
 
 def _reward(trajectory: Trajectory, group: TrajectoryGroup) -> float:
@@ -352,7 +363,7 @@ def _reward(trajectory: Trajectory, group: TrajectoryGroup) -> float:
     return reward
 
 
-def _components(trajectory: Trajectory, preset: Preset, *, environment: str) -> tuple[float, ...]:
+def _components(trajectory: Trajectory, preset: Preset, environment: str) -> tuple[float, ...]:
     have = trajectory.reward.components
     missing = [name for name in preset.components if name not in have]
     if missing:
@@ -365,7 +376,7 @@ def _components(trajectory: Trajectory, preset: Preset, *, environment: str) -> 
     return tuple(have[name] for name in preset.components)
 
 
-def _trajectory_turns(trajectory: Trajectory, preset: Preset, *, environment: str) -> tuple[TrainTurn, ...]:
+def _trajectory_turns(trajectory: Trajectory, preset: Preset, environment: str) -> tuple[TrainTurn, ...]:
     """The policy's turns, with rewards of their own where the preset asks for them."""
     have = trajectory.reward.components
     names = [f"turn_{number}" for number in range(len(trajectory.turns))]

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from learner.journal.journal import LoggedFilter
-from learner.leases.admission import FilterReason, FilterRounds, GroupFilter
+from learner.leases.admission import FilterReason, FilterRounds, GroupFilter, GroupRules, admissible
 from learner.leases.dead_letters import RunFailed
+from protocol.messages import Failed
 from protocol.trajectories import TrajectoryGroup
 from tests.learner.envs import learner
 from tests.learner.samples import group, trajectory
@@ -49,6 +50,32 @@ def test_a_group_is_left_out_for_a_mean_reward_outside_of_the_range(
     rewards: tuple[float, ...], reason: FilterReason | None
 ) -> None:
     assert GroupFilter(min_mean_reward=0.25, max_mean_reward=0.75).reason(rewarded(*rewards)) is reason
+
+
+def test_a_game_is_left_out_only_if_it_teaches_none_of_its_players_anything() -> None:
+    def game(x: tuple[float, float], o: tuple[float, float]) -> TrajectoryGroup:
+        rewards = [(name, reward) for name, pair in (("x", x), ("o", o)) for reward in pair]
+        return group(0, *(trajectory(0, reward=r).model_copy(update={"player": name}) for name, r in rewards))
+
+    # x wins each time: the rewards differ, and nobody did better than another who played the same part.
+    assert GroupFilter(drop_uniform=True).reason(game((1.0, 1.0), (-1.0, -1.0))) is FilterReason.UNIFORM
+    assert GroupFilter(drop_uniform=True).reason(game((1.0, 1.0), (-1.0, 0.5))) is None
+    assert GroupFilter(min_mean_reward=-0.5).reason(game((1.0, 1.0), (-1.0, -1.0))) is None
+
+
+def test_a_player_of_whom_too_little_was_scored_leaves_the_group() -> None:
+    rules = GroupRules(vocabulary_size=100, min_group_size=2, filters=GroupFilter())
+
+    def game(*rewards: tuple[str, float | None]) -> TrajectoryGroup:
+        return group(0, *(trajectory(0, reward=r).model_copy(update={"player": name}) for name, r in rewards))
+
+    kept = admissible(game(("x", 1.0), ("o", 0.0), ("x", 0.0), ("o", None)), rules=rules, belongs=lambda _: True)
+    assert isinstance(kept, TrajectoryGroup)
+    assert [(one.player, one.reward.reward) for one in kept.trajectories] == [("x", 1.0), ("x", 0.0)]
+
+    failed = admissible(game(("x", 1.0), ("o", 0.0)), rules=rules, belongs=lambda _: True)
+    assert isinstance(failed, Failed)
+    assert "has 1 trajectories; at least 2" in failed.reason
 
 
 def test_each_end_of_the_range_counts_by_itself() -> None:

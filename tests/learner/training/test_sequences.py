@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from learner.algorithms.aggregation import once_for_each, token_weights
-from learner.algorithms.config import BestOfKConfig, GdpoConfig, GigpoConfig, GrpoConfig, OnlineDpoConfig
+from learner.algorithms.config import BestOfKConfig, DrGrpoConfig, GdpoConfig, GigpoConfig, GrpoConfig, OnlineDpoConfig
 from learner.algorithms.knobs import Aggregation
 from learner.algorithms.presets.preset import Carried
 from learner.algorithms.presets.registry import build_preset
@@ -221,3 +221,42 @@ def test_a_pair_of_trajectories_of_several_sequences_is_refused() -> None:
     groups = [group(0, several_turns(starts=(3,)), trajectory(4, reward=0.0))]
     with pytest.raises(SeveralSequences, match='history = "append"'):
         sequences_of(groups, version=4, max_lag=2, preset=build_preset(OnlineDpoConfig()))
+
+
+def played(player: str, reward: float) -> Trajectory:
+    return trajectory(4, reward=reward).model_copy(update={"player": player})
+
+
+ZERO_SUM = group(0, played("x", 1.0), played("o", -1.0), played("x", -1.0), played("o", 1.0), played("x", 1.0))
+
+
+def test_players_are_compared_with_those_who_played_the_same_part() -> None:
+    sequences = sequences_of([group(0), ZERO_SUM], version=4, max_lag=4, preset=GRPO)
+    assert [(sequence.group, sequence.reward) for sequence in sequences] == [
+        (0, 1.0), (0, 0.0), (1, 1.0), (1, -1.0), (1, 1.0), (2, -1.0), (2, 1.0),
+    ]  # fmt: skip
+
+    plain = build_preset(DrGrpoConfig())
+    made = credit(
+        flatten(sequences_of([ZERO_SUM], version=4, max_lag=0, preset=plain)),
+        TokenScores(), preset=plain, carried=Carried(),
+    )  # fmt: skip
+    # x: 1, -1 and 1 have a mean of 1/3; o: -1 and 1 have one of 0. As one group their mean would be 1/5.
+    assert made.advantages[made.kept].tolist() == pytest.approx([2 / 3, -4 / 3, 2 / 3, -1.0, 1.0])
+
+
+def test_a_batch_holds_no_token_that_is_too_old_whoever_played_it() -> None:
+    old = trajectory(1, reward=0.0).model_copy(update={"player": "o"})
+    given = group(0, played("x", 1.0), old)
+    assert given.oldest_version == 1
+    with pytest.raises(LagBoundBroken):
+        sequences_of([given], version=4, max_lag=2, preset=GRPO)
+
+
+def test_of_each_player_the_best_and_the_worst_make_a_pair_of_their_own() -> None:
+    preset = build_preset(OnlineDpoConfig())
+    even = group(1, played("x", 0.0), played("o", 1.0), played("x", 0.0), played("o", 0.5))
+    pairs = sequences_of([ZERO_SUM, even], version=4, max_lag=0, preset=preset)
+    assert [(sequence.pair, sequence.reward) for sequence in pairs] == [
+        (0, 1.0), (0, -1.0), (1, 1.0), (1, -1.0), (2, 1.0), (2, 0.5),
+    ]  # fmt: skip
