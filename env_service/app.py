@@ -21,18 +21,20 @@ from env_service.connection import LearnerLink
 from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import OfferedEnvironment
+from env_service.environments.task_configs import ClassTasks
 from env_service.environments.tokenization import Tokenization
 from env_service.leases import Outbox, RunningLeases
 from env_service.reward_services import reward_client
+from env_service.rollouts.game import Opponent
 from env_service.rollouts.generation import Generation, GeneratorFleet
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Rollout
 from env_service.rollouts.scoring import Scoring
 from env_service.status import EnvServiceStatus
 from protocol.fingerprints import fingerprint_directory
-from protocol.messages import EnvironmentInfo, Hello
+from protocol.messages import EnvironmentInfo, Hello, ServingGenerator
 from services.http.app import OPEN_PATHS, create_app
-from services.http.calls import Backoff
+from services.http.calls import Backoff, Breakers
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
@@ -107,6 +109,7 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             backoff=_backoff(config),
             metrics=counted,
             agents=attempts_in(sessions),
+            opponents=await opponents_of(config, stack, tokenization=tokenization, metrics=counted),
         )
         app = create_app(
             service="env-service",
@@ -200,6 +203,28 @@ def generation_of(
         backoff=_backoff(config),
         metrics=metrics,
     )
+
+
+async def opponents_of(
+    config: EnvServiceConfig, stack: AsyncExitStack, *, tokenization: Tokenization, metrics: RolloutMetrics
+) -> Mapping[str, Opponent]:
+    """Who plays against the policy, by environment; their clients are closed with the stack."""
+    found: dict[str, Opponent] = {}
+    for entry in config.environments:
+        given = entry.opponent if isinstance(entry, ClassTasks) else None
+        if given is None:
+            continue
+        http = HttpClient(token=given.token or config.generator_token, tls=client_tls(config.http.tls))
+        fleet = GeneratorFleet(breakers=Breakers("opponent"))
+        fleet.replace([ServingGenerator(generator_id=url, url=url, policy_version="0.0") for url in given.urls])
+        generation = generation_of(config, http=await stack.enter_async_context(http), fleet=fleet, metrics=metrics)
+        found[entry.name] = Opponent(
+            plays=given.plays,
+            tokenization=tokenization if given.model is None else Tokenization(given.model),
+            sample=generation.sample,
+            temperature=given.temperature,
+        )
+    return found
 
 
 def _backoff(config: EnvServiceConfig) -> Backoff:

@@ -17,15 +17,25 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from inspect import getdoc, isawaitable
-from typing import TextIO
+from typing import Any, TextIO
 
-from env_service.app import environments_of, generation_of
+from env_service.app import environments_of, generation_of, opponents_of
 from env_service.config import EnvServiceConfig
 from env_service.environments import catalog
 from env_service.environments.actions import calls_in, value_in
 from env_service.environments.built_in import BUILT_IN
 from env_service.environments.imported import EnvironmentFault, class_at
-from env_service.environments.interface import Action, OfferedEnvironment, Opening, Prompt, Step, Task, text_of
+from env_service.environments.interface import (
+    Action,
+    ChatMessage,
+    OfferedEnvironment,
+    Opening,
+    Prompt,
+    Step,
+    Task,
+    text_of,
+)
+from env_service.environments.players import Round, TurnOf
 from env_service.environments.task_configs import ClassTasks
 from env_service.environments.tokenization import Tokenization
 from env_service.reward_services import reward_client
@@ -107,10 +117,36 @@ def _named(name: str, config: EnvServiceConfig | None) -> OfferedEnvironment:
 async def _opened(environment: OfferedEnvironment, index: int) -> tuple[object, Opening]:
     made = environment.tasks.task("train", index)
     task: Task = await made if isawaitable(made) else made
-    player = environment.start()
+    player = _AllParts(environment.start()) if environment.players else environment.start()
     said = player.reset(task, 0)
     opening: Prompt | Opening = await said if isawaitable(said) else said
     return player, opening if isinstance(opening, Opening) else Opening(opening)
+
+
+class _AllParts:
+    """A game of several players, all of them played by whoever looks at it."""
+
+    def __init__(self, game: object) -> None:
+        self._game: Any = game
+
+    async def reset(self, task: Task, seed: int) -> Opening:
+        said = self._game.reset(task, seed)
+        turn: TurnOf = await said if isawaitable(said) else said
+        return Opening(_named_turn(turn), tools=turn.tools, state=turn.state)
+
+    async def step(self, action: Action) -> Step:
+        said = self._game.step(action)
+        given: Round = await said if isawaitable(said) else said
+        if given.next is not None:
+            return Step(_named_turn(given.next), invalid=given.invalid)
+        worth = ", ".join(f"{player} {reward:g}" for player, reward in given.rewards.items())
+        return Step(stop=f"{given.stop} ({worth or 'no rewards'})", invalid=given.invalid)
+
+
+def _named_turn(turn: TurnOf) -> Prompt:
+    if isinstance(turn.observation, str):
+        return f"[{turn.player}] {turn.observation}"
+    return (ChatMessage("user", f"[{turn.player}]"), *turn.observation)
 
 
 async def _show(environment: OfferedEnvironment, config: EnvServiceConfig | None, index: int, out: TextIO) -> None:
@@ -183,6 +219,7 @@ async def _try(
             scoring=Scoring(rewards),
             timeout_s=config.retry.rollout_timeout_s,
             metrics=counted,
+            opponents=await opponents_of(config, stack, tokenization=tokenization, metrics=counted),
         )
         outcome = await rollout.run(_lease(environment, given.task), Progress())
     if not isinstance(outcome, Finished):
@@ -216,6 +253,7 @@ def _tell(group: TrajectoryGroup, tokenization: Tokenization, out: TextIO) -> No
             out.write(f", reward {turn.reward:g}\n" if turn.reward is not None else "\n")
             out.write(f"{_tokens(trajectory, tokenization, turn.completion_start, turn.end)}\n")
         said = trajectory.reward
+        out.write(f"player {trajectory.player}: " if trajectory.player else "")
         worth = f"reward {said.reward:g}" if said.reward is not None else f"no reward: {said.error}"
         out.write(f"{worth}, {trajectory.stop_reason or 'judged'}, {dict(said.components)}\n")
 

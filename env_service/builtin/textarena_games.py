@@ -52,15 +52,15 @@ class TextArenaEnvironment:
     def __init__(self, options: TextArenaOptions) -> None:
         """Raises ValueError for a game that does not exist, does not run here, or is not for one player."""
         self._options = options
-        self._chance = _Chance()
+        self._chance = Chance()
         self._env: Any = None
         _check(options.model_dump_json())
 
     def reset(self, task: Task, seed: int) -> Opening:
         """The game of the task's seed; what it leaves to chance later comes from the same seed."""
         self._chance.seed(task.seed)
-        with self._chance.in_place(), _silence():
-            self._env = _opened(self._options, task.seed)
+        with self._chance.in_place(), quiet():
+            self._env = opened_game(self._options, task.seed)
         return Opening((ChatMessage("user", self._news()),))
 
     def step(self, action: Action) -> Step:
@@ -68,7 +68,7 @@ class TextArenaEnvironment:
         said = action.value if isinstance(action.value, str) else action.text
         if self._options.brackets and "[" not in said:
             said = f"[{said.strip()}]"
-        with self._chance.in_place(), _silence():
+        with self._chance.in_place(), quiet():
             done, _ = self._env.step(action=said)
         if done:
             return self._ended()
@@ -94,7 +94,7 @@ class TextArenaEnvironment:
         return "\n".join(told).strip()
 
 
-class _Chance:
+class Chance:
     """The random numbers of one conversation, of `random` and of numpy."""
 
     def __init__(self) -> None:
@@ -119,31 +119,36 @@ class _Chance:
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Some games print what they are doing."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         yield
 
 
-def _opened(options: TextArenaOptions, seed: int) -> Any:
+def opened_game(options: TextArenaOptions, seed: int, *, players: int = 1) -> Any:
     """A game without wrappers, which gives each message once."""
     env = textarena.make(options.id + _RAW, **options.settings)
-    env.reset(num_players=1, seed=seed % (1 << 31))
+    env.reset(num_players=players, seed=seed % (1 << 31))
     return env
+
+
+def registered(options: TextArenaOptions) -> None:
+    """Raises ValueError for a game that does not exist."""
+    if options.id + _RAW not in ENV_REGISTRY:
+        known = ", ".join(sorted({name.split("-v")[0] for name in ENV_REGISTRY}))
+        raise ValueError(f"TextArena has no game {options.id!r}; expected such as Sudoku-v0, of one of {known}")
 
 
 @lru_cache(maxsize=64)
 def _check(options: str) -> None:
     """Raises ValueError if the game of these options, in JSON, does not open here for one player."""
     given = TextArenaOptions.model_validate_json(options)
-    if given.id + _RAW not in ENV_REGISTRY:
-        known = ", ".join(sorted({name.split("-v")[0] for name in ENV_REGISTRY}))
-        raise ValueError(f"TextArena has no game {given.id!r}; expected such as Sudoku-v0, of one of {known}")
+    registered(given)
     try:
-        with _Chance().in_place(), _silence():
-            env = _opened(given, 0)
+        with Chance().in_place(), quiet():
+            env = opened_game(given, 0)
     except Exception as error:  # whatever one of a hundred games raises that cannot run here
         told = f"TextArena's {given.id} cannot be played by one player here: {type(error).__name__}: {error}"
         raise ValueError(told) from error
     if not isinstance(env.state, SinglePlayerState):
-        raise ValueError(f"TextArena's {given.id} is not for one player")
+        raise ValueError(f"TextArena's {given.id} is not for one player: see textarena_match")

@@ -14,5 +14,8 @@ BUILT_IN: Mapping[str, str] = {
     "gymnasium": "env_service.builtin.gymnasium_games:GymnasiumEnvironment",
     "textarena": "env_service.builtin.textarena_games:TextArenaEnvironment",
     "agent": "env_service.agents.program:AgentProgram",
+    "nim_duel": "env_service.builtin.duels:NimDuel",
+    "tic_tac_toe": "env_service.builtin.duels:TicTacToe",
+    "textarena_match": "env_service.builtin.textarena_matches:TextArenaMatch",
     "wordle": "env_service.builtin.wordle:WordleEnvironment",
 }

@@ -6,9 +6,9 @@ import random
 import typing
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from env_service.environments.interface import (
     Agent,
@@ -22,7 +22,9 @@ from env_service.environments.interface import (
 from env_service.environments.rules import Rules
 from env_service.environments.task_configs import ClassTasks
 from protocol.codec import describe
-from protocol.trajectories import Purpose
+from protocol.trajectories import MAX_PLAYER_CHARS, Purpose
+
+PlayerName = Annotated[str, Field(min_length=1, max_length=MAX_PLAYER_CHARS)]
 
 
 class EnvironmentFault(ValueError):
@@ -59,6 +61,7 @@ class _Declared(BaseModel):
     rules: Rules = Rules()
     roles: tuple[Role, ...] = ("user",)
     metrics: Mapping[str, Aggregation] = {}
+    players: tuple[PlayerName, ...] = ()
 
 
 def offered(entry: ClassTasks) -> OfferedEnvironment:
@@ -66,6 +69,7 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
     made = class_at(entry)
     arguments = _options(made, entry)
     declared = _declared(_example(made, arguments, entry), entry)
+    _check_opponent(declared.players, entry)
     return OfferedEnvironment(
         name=entry.name,
         tasks=_tasks(made, arguments, entry),
@@ -76,12 +80,31 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
         roles=() if is_agent(made) else declared.roles,
         metrics=declared.metrics,
         agent=typing.cast("Callable[[], Agent]", partial(made, *arguments)) if is_agent(made) else None,
+        players=declared.players,
     )
 
 
 def is_agent(made: object) -> bool:
     """Whether it talks to the policy by itself."""
     return callable(getattr(made, "run", None)) and not callable(getattr(made, "step", None))
+
+
+def _check_opponent(players: tuple[str, ...], entry: ClassTasks) -> None:
+    """The policy plays one part at least."""
+    if len(set(players)) < len(players):
+        raise EnvironmentFault(f"{_named(entry)}: two of its players have one name: {', '.join(players)}")
+    if entry.opponent is None:
+        return
+    if len(players) < 2:
+        raise EnvironmentFault(
+            f"{_named(entry)}: an opponent is set, and the environment is not one of several players"
+        )
+    strange = [name for name in entry.opponent.plays if name not in players]
+    if strange or set(entry.opponent.plays) == set(players):
+        raise EnvironmentFault(
+            f"{_named(entry)}: opponent.plays is {', '.join(entry.opponent.plays)}; expected some, not all, of "
+            f"{', '.join(players)}"
+        )
 
 
 def _example(

@@ -54,6 +54,7 @@ An environment of one's own is a class, named by its import path in the config f
 
 A class with `run(task, client)` instead of `reset` and `step` is an agent: it talks to the policy by itself, as a
 client of OpenAI's API at `client.base_url`, and says at the end what that was worth.
+- A game of several players is another interface: see players.py.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -250,7 +251,8 @@ class Agent(Protocol):
 class OfferedEnvironment:
     """A name that leases may use, with its tasks and the way to start a conversation, or, with `agent`, an agent.
 
-    `roles` are those of the messages that it sends after the opening; none, if it has one turn or plain text.
+    `roles` are those of the messages that it sends after the opening; none, if it has one turn or plain text. With
+    `players`, what `start` makes is a `SeveralPlayers`.
     """
 
     name: str
@@ -260,6 +262,7 @@ class OfferedEnvironment:
     roles: tuple[Role, ...] = ()
     metrics: Mapping[str, Aggregation] = field(default_factory=dict)
     agent: Callable[[], Agent] | None = None
+    players: tuple[str, ...] = ()
 
     def task_count(self, purpose: Purpose) -> int:
         """Number of different tasks; valid indices are below it."""

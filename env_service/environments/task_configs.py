@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
+from pydantic import Discriminator, Field, JsonValue, SecretStr, Tag, model_validator
 
 from env_service.environments.built_in import BUILT_IN
 from env_service.environments.rules import Rules
@@ -86,6 +86,24 @@ class MixTasks(ConfigModel):
     parts: tuple[MixPart, ...] = Field(min_length=1, max_length=256, description="environments with their weights")
 
 
+class OpponentConfig(ConfigModel):
+    """Who plays a part of a game in the policy's place, and is not trained: generators that serve another model, or an
+    older version of this one.
+    """
+
+    urls: tuple[str, ...] = Field(
+        min_length=1, max_length=256, description="addresses of generators that serve it, alone: `join.learner = none`"
+    )
+    plays: tuple[str, ...] = Field(
+        (), max_length=16, description="players that it is; if none are named one, another one with each task"
+    )
+    model: Path | None = Field(
+        None, description="Hugging Face directory of its tokenizer and chat template; the policy's own if not given"
+    )
+    token: SecretStr | None = Field(None, description="bearer token of its generators; `generator_token` if not given")
+    temperature: float = Field(1.0, ge=0, le=2, description="temperature that it is sampled at; 0 is greedy")
+
+
 class ClassTasks(ConfigModel):
     """An environment that is a class: a built-in one by its name, one's own by its import path."""
 
@@ -98,6 +116,9 @@ class ClassTasks(ConfigModel):
     )
     evaluation_tasks: int = Field(200, ge=0, le=1_000_000, description="evaluation tasks, if it has none of its own")
     seed: int = Field(0, ge=0, lt=1 << 31, description="seed of the tasks' seeds")
+    opponent: OpponentConfig | None = Field(
+        None, description="in a game of several players, who plays some of them; none: the policy plays all"
+    )
 
     @model_validator(mode="after")
     def _known_or_a_path(self) -> Self:

@@ -13,11 +13,12 @@ import logging
 import math
 import traceback
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
 from statistics import fmean
+from typing import TypeVar
 
 from env_service.environments.elsewhere import EnvironmentFailed
 from env_service.environments.interface import (
@@ -27,12 +28,14 @@ from env_service.environments.interface import (
     Environment,
     EnvironmentUnavailable,
     OfferedEnvironment,
+    Prompt,
     Step,
     Verification,
+    text_of,
 )
 from env_service.environments.tokenization import ChatTemplateError
 from env_service.rollouts.completions import Completion, Progress
-from env_service.rollouts.environment_calls import DidNotReturn, EnvironmentCalls
+from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls
 from env_service.rollouts.outcomes import RequestTooLong, RolloutMetrics
 from env_service.rollouts.speech import Language, Speech
 from env_service.rollouts.transcript import Transcript
@@ -40,6 +43,8 @@ from protocol.generation import GenerateRequest, Sampling
 from protocol.trajectories import CutOff
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _SEEDS = 1 << 63
 _TURN_STRIDE = 0xD1B54A32D192ED03 % _SEEDS
@@ -93,11 +98,14 @@ class Speaker:
 
 @dataclass
 class Conversation:
-    """The `index`-th of its lease. When it is over, `stop_reason`, `verification` and `fault` say how."""
+    """The `index`-th of its lease. When it is over, `stop_reason`, `verification` and `fault` say how. `player` is the
+    policy's part in a game of several, which then leads the conversation.
+    """
 
     index: int
     environment: Environment
     speaker: Speaker
+    player: str = ""
     stop_reason: str = ""
     verification: Verification | None = None
     fault: Fault | None = None
@@ -121,7 +129,12 @@ class Conversation:
         except TimeoutError:
             if not limit.expired():
                 raise
-            self._cut_off("time_limit")
+            self.cut_off("time_limit")
+
+    @property
+    def has_erred_enough(self) -> bool:
+        """Whether there were as many invalid actions as are borne."""
+        return self._rules.max_invalid is not None and self.invalid_actions >= self._rules.max_invalid
 
     @property
     def name(self) -> str:
@@ -144,6 +157,11 @@ class Conversation:
         return self.speech.text
 
     @property
+    def opening_text(self) -> str:
+        """How it began, as a person reads it."""
+        return text_of(self.speaker.language.opening.prompt)
+
+    @property
     def last_text(self) -> str:
         """What the policy said last."""
         return self.speech.last_text
@@ -161,7 +179,7 @@ class Conversation:
 
     async def _talk(self, first: Completion | None) -> None:
         while not self.over:
-            completion = await self._sampled(first)
+            completion = await self.sampled(first)
             if completion is None:
                 return
             first = None
@@ -171,7 +189,7 @@ class Conversation:
                 self._account(step, action)
                 self._go_on(step)
 
-    async def _sampled(self, first: Completion | None) -> Completion | None:
+    async def sampled(self, first: Completion | None) -> Completion | None:
         """The next turn; None if there is no room for it at the generators."""
         with self.speaker.progress.waiting_for("generators"):
             if first is not None:
@@ -183,7 +201,7 @@ class Conversation:
             except RequestTooLong:
                 if not self.speech.transcript.turns:
                     raise
-                self._cut_off("token_budget")
+                self.cut_off("token_budget")
                 return None
         return completion
 
@@ -205,51 +223,65 @@ class Conversation:
         return first.model_copy(update={"max_tokens": most, "min_tokens": min(first.min_tokens, most), "seed": seed})
 
     async def _step(self, action: Action) -> Step | None:
-        """The environment's answer; None if it is at fault."""
+        plain = self.speaker.language.is_plain
+        return await self.answer(partial(self.environment.step, action), lambda step: checked(step, plain=plain))
+
+    async def answer(self, step: Call[object], check: Callable[[object], T]) -> T | None:
+        """The environment's answer, if it passes the check, which raises Nonsense; None if it is at fault."""
         try:
             with self.speaker.progress.waiting_for("environment"):
-                step: object = await self.speaker.calls.one(
-                    partial(self.environment.step, action),
-                    what="the environment's step",
-                    timeout_s=self._rules.step_timeout_s,
+                answered = await self.speaker.calls.one(
+                    step, what="the environment's step", timeout_s=self._rules.step_timeout_s
                 )
-            return checked(step, plain=self.speaker.language.is_plain)
+            return check(answered)
         except Exception as error:  # noqa: BLE001 - the rollout boundary: whatever it raises becomes a record
-            self._blame(fault_of_step(error, self.speaker.offered.name))
+            self.blame(fault_of_step(error, self.speaker.offered.name))
         return None
 
-    def _blame(self, fault: Fault) -> None:
+    def blame(self, fault: Fault) -> None:
+        """End it by its environment's fault."""
         self.speaker.metrics.faults.labels(environment=self.speaker.offered.name, kind=fault.kind).inc()
         self.fault, self.over = fault, True
 
     def _account(self, step: Step, action: Action) -> None:
         """Add up what the step was worth."""
-        invalid = step.invalid or _unreadable(action, self._rules.action)
-        self.speech.transcript.earn(float(step.reward) - invalid * self._rules.invalid_penalty)
-        self.invalid_actions += invalid
-        for name, value in step.metrics.items():
+        self.earn(step.reward, metrics=step.metrics)
+        self.judge_action(action, invalid=step.invalid)
+
+    def earn(self, reward: float, *, metrics: Mapping[str, float]) -> None:
+        """What the last turn was worth."""
+        self.speech.transcript.earn(float(reward))
+        for name, value in metrics.items():
             self._metrics[name].append(float(value))
+
+    def judge_action(self, action: Action, *, invalid: bool) -> None:
+        """An action that is not allowed, or cannot be read, is counted and costs the penalty."""
+        invalid = invalid or _unreadable(action, self._rules.action)
+        self.speech.transcript.earn(-invalid * self._rules.invalid_penalty)
+        self.invalid_actions += invalid
 
     def _go_on(self, step: Step) -> None:
         if step.ends:
             self.stop_reason, self.verification, self.over = step.stop, step.verification, True
         elif self.speech.transcript.turns >= self._rules.max_turns:
-            self._cut_off("turn_limit")
-        elif self._rules.max_invalid is not None and self.invalid_actions >= self._rules.max_invalid:
-            self._cut_off("invalid_actions")
+            self.cut_off("turn_limit")
+        elif self.has_erred_enough:
+            self.cut_off("invalid_actions")
         else:
-            self._say(step)
+            self.say(step.observation, state=step.state)
 
-    def _say(self, step: Step) -> None:
+    def say(self, observation: Prompt, *, state: str) -> None:
+        """Show the policy what comes behind its last turn, if there is room for another one."""
         try:
-            self.speech.say(step.observation, state=step.state)
+            self.speech.say(observation, state=state)
         except ChatTemplateError as error:
-            self._blame(Fault("nonsense", f"what the environment says cannot be shown to the model: {error}"))
+            self.blame(Fault("nonsense", f"what the environment says cannot be shown to the model: {error}"))
         else:
             if self.speech.room is not None and self.speech.room < 1:
-                self._cut_off("token_budget")
+                self.cut_off("token_budget")
 
-    def _cut_off(self, reason: CutOff) -> None:
+    def cut_off(self, reason: CutOff) -> None:
+        """End it where its environment would have gone on."""
         self.stop_reason, self.over = reason, True
 
 
@@ -257,16 +289,25 @@ def checked(step: object, *, plain: bool) -> Step:
     """The step, if it is one. Raises Nonsense."""
     if not isinstance(step, Step):
         raise Nonsense(f"the environment's step returned {type(step).__name__}, expected a Step")
-    said = step.observation
+    check_said(step.observation, plain=plain)
+    check_numbers((("reward", step.reward), *step.metrics.items()))
+    return step
+
+
+def check_said(said: Prompt, *, plain: bool) -> None:
+    """Raises Nonsense for an observation that cannot follow the opening."""
     if said and isinstance(said, str) != plain:
         kinds = ("messages", "plain text")
         raise Nonsense(f"the environment opened with {kinds[plain]} and went on with {kinds[not plain]}")
     if not isinstance(said, str) and not all(isinstance(message, ChatMessage) for message in said):
         raise Nonsense("the environment's observation holds something that is no ChatMessage")
-    for name, number in (("reward", step.reward), *step.metrics.items()):
+
+
+def check_numbers(given: Iterable[tuple[str, object]]) -> None:
+    """Raises Nonsense for a reward or metric, by its name, that is no finite number."""
+    for name, number in given:
         if not isinstance(number, Real) or not math.isfinite(number):
             raise Nonsense(f"the environment's step gives {number!r} as its {name}, expected a finite number")
-    return step
 
 
 def _unreadable(action: Action, form: str) -> bool:

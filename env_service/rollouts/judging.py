@@ -5,7 +5,7 @@ from typing import Protocol
 
 from env_service.environments.interface import Verification
 from env_service.rollouts.completions import Progress
-from env_service.rollouts.conversation import Fault
+from env_service.rollouts.conversation import Conversation, Fault
 from env_service.rollouts.outcomes import DataFailure, InfrastructureFailure, RolloutFailure, RolloutMetrics
 from env_service.rollouts.scoring import Scoring
 from env_service.rollouts.transcript import Transcript
@@ -67,17 +67,17 @@ class Judging:
         self, conversations: Sequence[Judged], *, prompt: str, progress: Progress
     ) -> tuple[Trajectory, ...]:
         """Of every conversation in which a turn was sampled; one that its environment spoilt holds an error and no
-        reward.
+        reward. `prompt` is what a verifier is told of how they began; of a player of a game, it is that player's own.
 
         Raises DataFailure if it spoilt all of them, InfrastructureFailure if that may pass or no turn was sampled in
         any, and what scoring raises.
         """
         faults = [each.fault for each in conversations if each.fault is not None]
-        if len(faults) == len(conversations):
+        if faults and len(faults) == len(conversations):
             raise failure_of_all(faults)
         begun = [each for each in conversations if each.transcript.turns]
         if not begun:
-            raise InfrastructureFailure("no turn was sampled within the time of a conversation")
+            raise InfrastructureFailure("the policy had no turn within the time of a conversation")
         judged = await self._judged(begun, prompt=prompt, progress=progress)
         return tuple(self._trajectory(each, judged.get(each.index)) for each in begun)
 
@@ -106,6 +106,7 @@ class Judging:
             stop_reason=conversation.stop_reason[:MAX_STOP_REASON_CHARS],
             # A verifier alone gives none to turns, and what it says of them may stand in its components.
             turn_rewards=(judged is None and conversation.given is None) or transcript.has_rewards,
+            player=_player(conversation),
         )
 
     def _count(self, conversation: Judged, record: RewardRecord) -> None:
@@ -133,14 +134,24 @@ def _item(conversation: Judged, verification: Verification, *, prompt: str) -> S
         id=str(conversation.index),
         verifier=verification.verifier,
         completion=conversation.last_text,
-        prompt=prompt,
+        prompt=_own_prompt(conversation) or prompt,
         arguments=verification.arguments,
     )
 
 
+def _player(conversation: Judged) -> str:
+    """The policy's part in a game of several players; empty where there is one."""
+    return conversation.player if isinstance(conversation, Conversation) else ""
+
+
+def _own_prompt(conversation: Judged) -> str:
+    """How the conversation of a player began: others of its game began otherwise."""
+    return conversation.opening_text if isinstance(conversation, Conversation) and conversation.player else ""
+
+
 def _record(conversation: Judged, judged: RewardRecord | None) -> RewardRecord:
     """The sum of the turns' rewards and of the verifier's, with the environment's metrics among the components."""
-    name = conversation.name
+    name = "/".join(filter(None, (conversation.name, _player(conversation))))
     if conversation.fault is not None:
         return _error(name, f"environment {name}: {conversation.fault.text}", passing=conversation.fault.passing)
     if judged is not None and judged.reward is None:

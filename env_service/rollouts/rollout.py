@@ -11,11 +11,11 @@ do not wait for each other.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 from env_service.environments.bridges import Bridges
 from env_service.environments.elsewhere import EnvironmentFailed
@@ -25,14 +25,15 @@ from env_service.environments.interface import (
     EnvironmentUnavailable,
     OfferedEnvironment,
     Opening,
-    Prompt,
     Task,
     text_of,
 )
+from env_service.environments.players import SeveralPlayers, TurnOf
 from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Progress, continues
 from env_service.rollouts.conversation import Conversation, Nonsense, Speaker
 from env_service.rollouts.environment_calls import Call, EnvironmentCalls
+from env_service.rollouts.game import Game, Opponent, Table, how_it_opens
 from env_service.rollouts.generation import Generation, beside_each_other
 from env_service.rollouts.judging import Judged, Judging
 from env_service.rollouts.outcomes import DataFailure, Outcome, RolloutFailure, RolloutMetrics
@@ -55,11 +56,12 @@ _WHOM = {"environment": "its environment", "generators": "the generators", "rewa
 
 @dataclass(frozen=True)
 class _Opened:
-    """A lease's environments, reset, and how they open."""
+    """A lease's environments, reset, and how they open: games with the turn of the `first` player."""
 
     offered: OfferedEnvironment
     environments: Sequence[Environment]
     opening: Opening
+    first: TurnOf | None = None
 
 
 class Attempt(Judged, Protocol):
@@ -78,6 +80,7 @@ Attempts = Callable[[int, Agent, Task, int, Speaker], Attempt]
 class Rollout:
     """Turns leases into outcomes; holds no state of a lease. `timeout_s` bounds one rollout with all its retries,
     `environment_timeout_s` what its environment may take for a task, an opening of all its conversations, or a step.
+    `opponents` play in games, by the name of the environment.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Rollout:
         opening_attempts: int = 8,
         backoff: Backoff = _BACKOFF,
         agents: Attempts | None = None,
+        opponents: Mapping[str, Opponent] | None = None,
     ) -> None:
         self._env_id = env_id
         self._environments = environments
@@ -107,6 +111,7 @@ class Rollout:
         self._opening_attempts = opening_attempts
         self._backoff = backoff
         self._agents = agents
+        self._opponents = opponents or {}
 
     async def run(self, lease: Lease, progress: Progress) -> Outcome:
         """The lease's outcome: never raises but for cancellation."""
@@ -162,8 +167,8 @@ class Rollout:
         opened = await self._open_patiently(lease)
         try:
             prompt_text, language = self._language(lease, opened)
-            conversations = self._conversations(lease, opened, language, progress)
-            await self._hold(conversations, progress)
+            speaker = self._speaker(lease, opened.offered, language, progress)
+            conversations = await self._held(lease, opened, speaker)
             return prompt_text, await self._judging.trajectories(
                 conversations, prompt=text_of(opened.opening.prompt), progress=progress
             )
@@ -198,7 +203,7 @@ class Rollout:
         task = await self._task(lease, offered)
         environments = [offered.start() for _ in range(lease.group_size)]
         try:
-            return _Opened(offered, environments, await self._opening(environments, task, lease.seed))
+            return await self._opened(offered, environments, task, lease.seed)
         except BaseException:
             await self._close(environments)
             raise
@@ -210,12 +215,16 @@ class Rollout:
         make = partial(offered.tasks.task, lease.purpose, lease.task_index)
         return await self._calls.one(make, what=f"task {lease.task_index} of {lease.environment}")
 
-    async def _opening(self, environments: Sequence[Environment], task: Task, seed: int) -> Opening:
-        resets: list[Call[Prompt | Opening]] = [partial(environment.reset, task, seed) for environment in environments]
-        openings = [_as_opening(each) for each in await self._calls.all(resets, what="the environment's reset")]
-        if any(opening != openings[0] for opening in openings):
+    async def _opened(
+        self, offered: OfferedEnvironment, environments: Sequence[Environment], task: Task, seed: int
+    ) -> _Opened:
+        resets: list[Call[object]] = [partial(environment.reset, task, seed) for environment in environments]
+        given = await self._calls.all(resets, what="the environment's reset")
+        turns = [how_it_opens(each, offered.players) for each in given] if offered.players else []
+        openings = [turn.opening for turn in turns] or [_as_opening(each) for each in given]
+        if any(opening != openings[0] for opening in openings) or len({turn.player for turn in turns}) > 1:
             raise DataFailure("the environment opens differently for the same task and seed")
-        return openings[0]
+        return _Opened(offered, environments, openings[0], next(iter(turns), None))
 
     async def _close(self, environments: Sequence[Environment | Agent]) -> None:
         """Call `close` of those that have it; what that raises is logged, and changes nothing."""
@@ -254,12 +263,6 @@ class Rollout:
             now=now or datetime.now(),
         )
 
-    def _conversations(
-        self, lease: Lease, opened: _Opened, language: Language, progress: Progress
-    ) -> Sequence[Conversation]:
-        speaker = self._speaker(lease, opened.offered, language, progress)
-        return [Conversation(index, each, speaker) for index, each in enumerate(opened.environments)]
-
     def _speaker(self, lease: Lease, offered: OfferedEnvironment, language: Language, progress: Progress) -> Speaker:
         return Speaker(
             offered=offered,
@@ -276,16 +279,25 @@ class Rollout:
             metrics=self._metrics,
         )
 
-    async def _hold(self, conversations: Sequence[Conversation], progress: Progress) -> None:
-        speaker = conversations[0].speaker
-        request, end_of = speaker.request, speaker.language.end_of()
-        if end_of is not None or not continues(request.sampling):
-            # One request each: one that has ended by its text is broken off, one that cannot go on is drawn anew.
-            await beside_each_other(each.hold() for each in conversations)
-            return
-        firsts = progress.completions(len(conversations))
-        first = self._generation.sample(request.model_copy(update={"n": len(firsts)}), firsts)
-        await beside_each_other([first, *(each.hold(one) for each, one in zip(conversations, firsts, strict=True))])
+    async def _held(self, lease: Lease, opened: _Opened, speaker: Speaker) -> Sequence[Conversation]:
+        """The conversations of the policy, when all are over."""
+        if opened.first is None:
+            conversations = [Conversation(index, each, speaker) for index, each in enumerate(opened.environments)]
+            await _hold(conversations)
+            return conversations
+        opponent = self._opponents.get(opened.offered.name)
+        players = opened.offered.players
+        table = Table(
+            first=opened.first,
+            players=players,
+            frozen=opponent.played(players, task_index=lease.task_index) if opponent else frozenset(),
+            policy=speaker,
+            opponent=opponent.in_place_of(speaker) if opponent else None,
+            games=len(opened.environments),
+        )
+        games = [Game(index, cast("SeveralPlayers", each), table) for index, each in enumerate(opened.environments)]
+        await _hold(games)
+        return [side for game in games for side in game.trained]
 
     def _count(self, lease: Lease, trajectories: Sequence[Trajectory], *, seconds: float) -> None:
         self._metrics.groups.labels(environment=lease.environment).inc()
@@ -305,6 +317,22 @@ class Rollout:
             data_fault=data_fault,
             reason=reason[:_REASON_LENGTH],
         )
+
+
+async def _hold(all_of_them: Sequence[Conversation | Game]) -> None:
+    speaker = all_of_them[0].speaker
+    request, end_of = speaker.request, speaker.language.end_of()
+    if end_of is not None or not continues(request.sampling):
+        # One request each: one that has ended by its text is broken off, one that cannot go on is drawn anew.
+        await beside_each_other(each.hold() for each in all_of_them)
+        return
+    firsts = speaker.progress.completions(len(all_of_them))
+    first = speaker.sample(request.model_copy(update={"n": len(firsts)}), firsts)
+    await beside_each_other([_done(first), *(each.hold(one) for each, one in zip(all_of_them, firsts, strict=True))])
+
+
+async def _done(sampling: Awaitable[None]) -> None:
+    await sampling
 
 
 def _as_opening(given: object) -> Opening:

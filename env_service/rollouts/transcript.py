@@ -87,7 +87,9 @@ class Transcript:
         """The sum of the turns' rewards."""
         return sum(turn.reward for turn in self._turns)
 
-    def record(self, reward: RewardRecord, *, text: str, stop_reason: str, turn_rewards: bool) -> Trajectory:
+    def record(
+        self, reward: RewardRecord, *, text: str, stop_reason: str, turn_rewards: bool, player: str = ""
+    ) -> Trajectory:
         """The whole up to the last turn's end, as it goes to the learner; `turn_rewards` says whether its turns have
         rewards of their own. At least one turn was sampled.
         """
@@ -116,6 +118,7 @@ class Transcript:
             completion_text=text,
             sequence_starts=tuple(start for start in self._starts if start < length),
             stop_reason=stop_reason,
+            player=player,
         )
 
 

@@ -349,9 +349,9 @@ def _selected(group: TrajectoryGroup, preset: Preset) -> Sequence[Sequence[int]]
     is better than another, although the group as a whole has spread.
     """
     rewards = [_reward(trajectory, group) for trajectory in group.trajectories]
-    players = group.by_player.values()
+    players = list(group.by_player.values())
     if preset.select is None:
-        return list(players)
+        return players
     if len(players) > 1:
         players = [alike for alike in players if len({rewards[index] for index in alike}) > 1]
     return [[alike[place] for place in preset.select([rewards[index] for index in alike])] for alike in players]

@@ -1,7 +1,7 @@
 """A rollout and all that it talks to, on loopback."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from env_service.environments.interface import OfferedEnvironment
 from env_service.environments.task_configs import AdditionTasks
 from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Progress
+from env_service.rollouts.game import Opponent
 from env_service.rollouts.generation import Generation, GeneratorFleet
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Attempts, Rollout
@@ -89,6 +90,7 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
             silence_s: float = 5.0,
             environment_timeout_s: float = 5.0,
             agents: Attempts | None = None,
+            opponents: Mapping[str, Opponent] | None = None,
         ) -> Bench:
             generators = [ScriptedGenerator(script) for script in scripts or (well,)]
             judges = list(rewards or [ScriptedRewards(exact)])
@@ -132,6 +134,7 @@ async def benches(model: Path) -> AsyncIterator[MakeBench]:
                 metrics=metrics,
                 opening_attempts=3,
                 backoff=backoff,
+                opponents=opponents,
             )
             return Bench(rollout, fleet, generators, judges, pauses, process_metrics)
 

@@ -66,6 +66,13 @@ def test_who_leaves_in_the_middle_of_a_game_is_let_go(run_file: Path) -> None:
     )
 
 
+def test_a_person_plays_all_parts_of_a_game_of_two() -> None:
+    text = said("play", "nim_duel", "--task", "1", answers=("what?",))
+
+    assert text.startswith("[first]")
+    assert "over: illegal (second 1, first 0)" in text
+
+
 def test_turns_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workbench, "_BENCH_S", 0.01)
 
