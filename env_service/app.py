@@ -25,8 +25,8 @@ from env_service.environments.task_configs import ClassTasks
 from env_service.environments.tokenization import Tokenization
 from env_service.leases import Outbox, RunningLeases
 from env_service.reward_services import reward_client
-from env_service.rollouts.game import Opponent
 from env_service.rollouts.generation import Generation, GeneratorFleet
+from env_service.rollouts.match import Opponent
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Rollout
 from env_service.rollouts.scoring import Scoring

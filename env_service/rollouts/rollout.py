@@ -33,9 +33,9 @@ from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Progress, continues
 from env_service.rollouts.conversation import Conversation, Nonsense, Speaker
 from env_service.rollouts.environment_calls import Call, EnvironmentCalls
-from env_service.rollouts.game import Game, Opponent, Table, how_it_opens
 from env_service.rollouts.generation import Generation, beside_each_other
 from env_service.rollouts.judging import Judged, Judging
+from env_service.rollouts.match import Match, Opponent, Table, how_it_opens
 from env_service.rollouts.outcomes import DataFailure, Outcome, RolloutFailure, RolloutMetrics
 from env_service.rollouts.scoring import Scoring
 from env_service.rollouts.speech import Language
@@ -295,7 +295,7 @@ class Rollout:
             opponent=opponent.in_place_of(speaker) if opponent else None,
             games=len(opened.environments),
         )
-        games = [Game(index, cast("SeveralPlayers", each), table) for index, each in enumerate(opened.environments)]
+        games = [Match(index, cast("SeveralPlayers", each), table) for index, each in enumerate(opened.environments)]
         await _hold(games)
         return [side for game in games for side in game.trained]
 
@@ -319,7 +319,7 @@ class Rollout:
         )
 
 
-async def _hold(all_of_them: Sequence[Conversation | Game]) -> None:
+async def _hold(all_of_them: Sequence[Conversation | Match]) -> None:
     speaker = all_of_them[0].speaker
     request, end_of = speaker.request, speaker.language.end_of()
     if end_of is not None or not continues(request.sampling):

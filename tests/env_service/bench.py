@@ -11,8 +11,8 @@ from env_service.environments.interface import OfferedEnvironment
 from env_service.environments.task_configs import AdditionTasks
 from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Progress
-from env_service.rollouts.game import Opponent
 from env_service.rollouts.generation import Generation, GeneratorFleet
+from env_service.rollouts.match import Opponent
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Attempts, Rollout
 from env_service.rollouts.scoring import Scoring

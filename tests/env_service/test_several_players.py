@@ -15,7 +15,7 @@ from env_service.environments.rules import Rules
 from env_service.environments.task_configs import ClassTasks, OpponentConfig
 from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Completion, Progress
-from env_service.rollouts.game import Opponent
+from env_service.rollouts.match import Opponent
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import Failed, Finished
 from protocol.trajectories import Purpose, Trajectory

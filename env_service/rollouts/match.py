@@ -108,7 +108,7 @@ class Table:
 
 
 @dataclass
-class Game:
+class Match:
     """The `index`-th game of its lease; `sides` are the conversations by player, of those that had a turn."""
 
     index: int
