@@ -11,10 +11,9 @@ from importlib.metadata import version
 from learner.config import LearnerConfig
 from learner.journal.journal import RunLog
 from learner.journal.run_folder import run_name
-from learner.leases.admission import GroupFilter, GroupRules
 from learner.leases.dead_letters import DEAD_LETTERS, DeadLetters
 from learner.leases.evaluation_leases import Evaluator
-from learner.leases.flow import IntakeOptions
+from learner.leases.flow import GroupFilter, GroupRules, IntakeOptions
 from learner.leases.granting import LeaseTerms
 from learner.leases.intake import Intake
 from learner.ledger import LedgerConfig
@@ -23,11 +22,10 @@ from learner.reports.metrics import Measures
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerStatus
 from learner.teachers.teachers import Teachers
-from learner.weights.fleet import Fleet, IdleWatch
+from learner.weights.fleet import Fleet, IdleWatch, TrustedUrls
 from learner.weights.published import Shelf, add_routes
 from learner.weights.publisher import Publisher
 from learner.weights.snapshot import JoinReport, PublisherOptions, PublishReport
-from learner.weights.trusted_urls import TrustedUrls
 from protocol.fingerprints import fingerprint_directory, vocabulary_size
 from protocol.fleet import Fingerprints
 from protocol.generation import Sampling

@@ -32,8 +32,7 @@ from learner.journal.run_folder import NothingToResume, hold_run_folder, open_ru
 from learner.offline_examples import Examples, Unit, in_step, read_units
 from learner.trainer_thread import LearnerRanks, TrainerThread
 from learner.training.batch import TrainSequence
-from learner.training.finite import stop_after_skips
-from learner.training.trainer import Trainer
+from learner.training.trainer import Trainer, stop_after_skips
 from protocol.rewards import RewardInput, write_reward_input
 from services.process import Stop
 

@@ -26,10 +26,9 @@ from learner.reports.step_record import StepRecord, Timing, step_record
 from learner.teachers.config import index_of
 from learner.teachers.teachers import Teachers
 from learner.training.batch import Teaching, TrainSequence, sequences_of
-from learner.training.finite import stop_after_skips
 from learner.training.guard import Guard
-from learner.training.step_metrics import StepMetrics
-from learner.training.trainer import Trainer
+from learner.training.step import StepMetrics
+from learner.training.trainer import Trainer, stop_after_skips
 from learner.weights.fleet import IdleWatch
 from learner.weights.probe import Prober
 from learner.weights.publisher import Publisher

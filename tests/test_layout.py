@@ -15,9 +15,7 @@ LONGER_FILES = {
 }
 """Files of more than LONGEST_FILE lines, with the reason for each."""
 
-FULLER_FOLDERS = {
-    "learner/training": "the numerical half of the learner: a file for each model, pass and kind of packing",
-}
+FULLER_FOLDERS: dict[str, str] = {}
 """Folders of more than MOST_FILES modules, with the reason for each."""
 
 

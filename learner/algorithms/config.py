@@ -14,15 +14,18 @@ from learner.algorithms.knobs import (
     AdvantageScale,
     AggregationKnobs,
     ClipKnobs,
+    ClippedKnobs,
     CorrectionKnobs,
+    KlKnobs,
     Knobs,
     ScaleKnobs,
+    StreamedKnobs,
+    UnshapedKnobs,
     aggregation,
     clip_high,
     clip_low,
 )
 from learner.algorithms.knobs import Aggregation as Aggregation
-from learner.algorithms.reward_knobs import ClippedKnobs, KlKnobs, StreamedKnobs, UnshapedKnobs
 
 
 class SftConfig(AggregationKnobs):

@@ -1,22 +1,31 @@
-"""Policy losses per token, and the critic's loss. Tensors are [N], N the trained tokens of a microbatch, unless a
-docstring says otherwise.
+"""Policy losses per token, the critic's loss, and the weights of tokens in a step's loss.
+
+Tensors are [N], N the trained tokens of a microbatch, unless a docstring says otherwise.
 
 `policy` logprobs carry the gradient; `proximal` are the learner's when the step began, `behavior` those of the engine
 that sampled. r = exp(policy - proximal), rho = exp(policy - behavior), sg = stop-gradient. A loss in r wants a
-correction for the gap between proximal and behavior (`learner.algorithms.corrections`); a loss in rho has corrected it
+correction for the gap between proximal and behavior (`learner.algorithms.ratios`); a loss in rho has corrected it
 already. Losses and gradients are finite for every logprob, -inf included.
 
 Where the policy has not moved (policy = proximal = behavior) every loss here but that of likelihood has the gradient
 -advantage, which is REINFORCE's.
+
+The losses of a step's tokens become one number by an aggregation: a weight per trajectory, shared by its tokens and
+computed once for the whole step from global counts. The loss is the sum of weight x token loss, so no split into
+microbatches or ranks can change it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from learner.algorithms.knobs import Aggregation
 from learner.algorithms.ratios import bounded, finite, log_gap, ratio, sequence_means, sequence_sums
 
 
@@ -250,3 +259,67 @@ def explained_variance(*, values: Tensor, returns: Tensor) -> float | None:
     targets = returns.detach().double()
     unexplained = (targets - values.detach().double()).var(correction=0)
     return float(1 - unexplained / targets.var(correction=0))
+
+
+def token_weights(
+    *, trained_lengths: NDArray[np.int64], aggregation: Aggregation, constant_length: int
+) -> NDArray[np.float64]:
+    """The weight of each token of each trajectory, [S], given their `trained_lengths` [S] in tokens.
+
+    A trajectory without trained tokens has weight 0 and is not counted. `token`: 1/tokens (arXiv 2503.14476);
+    `sequence_mean`: 1/(trajectories x its length) (arXiv 2402.03300); `sequence_sum`: 1/trajectories;
+    `constant`: 1/(trajectories x constant_length) (arXiv 2503.20783).
+
+    A token that a filter takes out of the loss leaves the counts too when `trained_lengths` are those without it; with
+    the original lengths, and weights given to the remaining tokens only, the original count stays.
+    """
+    present = trained_lengths > 0
+    trajectories = int(present.sum())
+    if trajectories == 0:
+        return np.zeros(trained_lengths.shape, dtype=np.float64)
+    if aggregation == "sequence_mean":
+        return present / (trajectories * np.maximum(trained_lengths, 1).astype(np.float64))
+    divisor = {
+        "token": int(trained_lengths.sum()),
+        "sequence_sum": trajectories,
+        "constant": trajectories * constant_length,
+    }[aggregation]
+    return present / float(divisor)
+
+
+def once_for_each(
+    weigh: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+    *,
+    trained_lengths: NDArray[np.int64],
+    trajectories: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """The weight of each token of each sequence, [S]; a trajectory counts once, by the tokens of all its sequences.
+
+    `trained_lengths` and `trajectories` are of the sequences, [S]; `weigh` is one of the functions here, for
+    trajectories.
+    """
+    _, of_trajectory = np.unique(trajectories, return_inverse=True)
+    whole = np.bincount(of_trajectory, weights=trained_lengths).astype(np.int64)
+    return weigh(whole)[of_trajectory]
+
+
+def sequence_weights(*, trained_lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The weight of each sequence in a loss per sequence (as in kto), [S]: the mean over those with trained tokens."""
+    return _mean_over(trained_lengths > 0)
+
+
+def pair_weights(*, pairs: NDArray[np.int64], trained_lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The weight of a pair's loss in the mean over pairs, at both its sequences, [S]; 0 for a sequence without a pair.
+
+    `pairs` [P, 2] are chosen and rejected sequence (0 to S - 1); a sequence is in one pair at most. A pair of which one
+    side has no trained token is not counted. Summed over the chosen, the weights are 1, whatever the split.
+    """
+    assert len(np.unique(pairs)) == pairs.size, "a sequence is in more than one pair"
+    per_pair = _mean_over((trained_lengths[pairs[:, 0]] > 0) & (trained_lengths[pairs[:, 1]] > 0))
+    weights = np.zeros(trained_lengths.shape, dtype=np.float64)
+    weights[pairs] = per_pair[:, np.newaxis]
+    return weights
+
+
+def _mean_over(counted: NDArray[np.bool_]) -> NDArray[np.float64]:
+    return counted / float(max(1, counted.sum()))

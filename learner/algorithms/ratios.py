@@ -1,12 +1,57 @@
-"""Ratios of probabilities from logprobs, finite however impossible a token is, and means of them over sequences.
+"""Two policies compared at the same tokens: ratios of probabilities, divergences, and corrections by ratios.
 
-Tensors of ratios have any shape; for sequences they hold N tokens of K sequences, without padding, in any order.
+Ratios and means of them are finite however impossible a token is. Tensors of ratios have any shape; for sequences they
+hold N tokens of K sequences, without padding, in any order.
+
+Divergences
+-----------
+KL and Jensen-Shannon divergences of teacher and student per position, and estimates of KL from sampled tokens.
+
+Logprobs are [N, C]: at each of N positions, those of C different candidate tokens, of teacher and student in the same
+order, both normalised over the whole vocabulary and at the same temperature. -inf is a token that the model calls
+impossible. The student's carry the gradient. Results are [N], in nats.
+
+The candidates are the whole vocabulary, or some of it, as a rule the teacher's most likely. Then `tail = True` adds one
+bucket for all other tokens, with the mass that each side leaves them. Merging outcomes can only lower a divergence of
+this family (data processing), so the result is at least 0, at most the divergence over the whole vocabulary, and 0
+where the student matches the teacher. Without the tail the sum over the candidates alone has none of these properties,
+and in `reverse_kl` and `jensen_shannon` the student can lower it by moving mass off the candidates; leave it out only
+where the candidates are the whole vocabulary.
+
+Sources: sequence-level and forward KL, arXiv 1503.02531; reverse KL, MiniLLM (arXiv 2306.08543); the generalised
+Jensen-Shannon divergence, GKD (arXiv 2306.13649).
+
+The estimates take logprobs of sampled tokens, tensors [N], and are in nats. All three average to KL(policy ||
+reference), or nearly so (k2), over tokens that the policy sampled, as they are in a reward. As a term of a loss what
+counts is the gradient: that of k1 averages to 0, that of k2 to the gradient of KL(policy || reference), that of k3 to
+the gradient of KL(reference || policy). No estimate is beyond 10 either way, and there it has no gradient.
+
+Source of k1, k2 and k3: John Schulman, "Approximating KL Divergence", http://joschu.net/blog/kl-approx.html (2020).
+
+Corrections
+-----------
+Weights and filters for the gap between the proximal and the behavior policy (lag and engine numerics).
+
+w = exp(proximal - behavior) of a token, never its inverse. Tensors are [N]: the tokens of one microbatch, or of a whole
+step; `sequences` [N] int64 numbers the `count` trajectories, each of which must be whole. No correction passes a
+gradient, and everything is finite for every logprob, -inf included.
+
+A filtered token leaves the numerator and the denominator. The numerator is the caller's sum of weight x loss, where a
+filtered token has weight 0. The denominator is a count over all microbatches and ranks, so it cannot come from inside a
+loss: take `kept_tokens` of the whole step before its first update, count those, and compute the aggregation's weights
+from these counts. Each microbatch then only multiplies. The same holds for the scale of `self_normalising_scale`.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor
+
+from learner.algorithms.knobs import KlForm
 
 # exp(20) is far above every cap in use, and keeps a wild logprob from becoming infinity times zero.
 LOG_RATIO_BOUND = 20.0
@@ -51,3 +96,289 @@ def sequence_means(*, values: Tensor, sequences: Tensor, count: int) -> Tensor:
     """The mean of each sequence's `values` [N], as [count]. A sequence without tokens has 0, not NaN."""
     lengths = sequence_lengths(sequences=sequences, count=count).clamp(min=1)
     return sequence_sums(values=values, sequences=sequences, count=count) / lengths
+
+
+# The least probability that float32 holds. A teacher is not believed when it calls a token less likely than that: an
+# infinite divergence teaches nothing.
+TEACHER_FLOOR = -100.0
+# The most mass that the candidates are taken to have, as a logprob: float32 sums of probabilities err by 1e-7.
+CANDIDATE_CEILING = -1e-6
+
+
+def forward_kl(*, student_logprobs: Tensor, teacher_logprobs: Tensor, tail: bool) -> Tensor:
+    """KL(teacher || student) = sum p_teacher (log p_teacher - log p_student): covers all that the teacher does."""
+    teacher, student = _outcomes(student_logprobs, teacher_logprobs, tail=tail)
+    return _divergence(teacher, student)
+
+
+def reverse_kl(*, student_logprobs: Tensor, teacher_logprobs: Tensor, tail: bool) -> Tensor:
+    """KL(student || teacher) = sum p_student (log p_student - log p_teacher): avoids what the teacher does not do."""
+    teacher, student = _outcomes(student_logprobs, teacher_logprobs, tail=tail)
+    return _divergence(student, teacher)
+
+
+def jensen_shannon(*, student_logprobs: Tensor, teacher_logprobs: Tensor, beta: float, tail: bool) -> Tensor:
+    """beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta) student, 0 < beta < 1.
+
+    Never above the entropy of (beta, 1 - beta). Over beta it tends to the forward KL as beta falls to 0, over 1 - beta
+    to the reverse KL as it rises to 1.
+    """
+    assert 0 < beta < 1, f"beta {beta}: at 0 and at 1 the divergence is 0 everywhere"
+    teacher, student = _outcomes(student_logprobs, teacher_logprobs, tail=tail)
+    mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
+    return beta * _divergence(teacher, mixture) + (1 - beta) * _divergence(student, mixture)
+
+
+def _divergence(of: Tensor, against: Tensor) -> Tensor:
+    return (torch.exp(of) * (of - against)).sum(dim=-1)
+
+
+def _outcomes(student: Tensor, teacher: Tensor, *, tail: bool) -> tuple[Tensor, Tensor]:
+    """Teacher and student, finite, with a last column for the tail if asked: [N, C] or [N, C + 1]."""
+    assert student.shape == teacher.shape, f"student {tuple(student.shape)}, teacher {tuple(teacher.shape)}"
+    teacher, student = teacher.detach(), finite(student)
+    if tail:
+        teacher, student = _with_tail(teacher), _with_tail(student)
+    return teacher.clamp(min=TEACHER_FLOOR), student
+
+
+def _with_tail(logprobs: Tensor) -> Tensor:
+    """`logprobs` [N, C] and log(1 - sum of their exponentials): [N, C + 1]."""
+    mass = torch.logsumexp(logprobs, dim=-1, keepdim=True).clamp(max=CANDIDATE_CEILING)
+    return torch.cat([logprobs, torch.log(-torch.expm1(mass))], dim=-1)
+
+
+# No estimate of a single token is larger: one wild token would outweigh the rest of the batch.
+ESTIMATE_BOUND = 10.0
+
+
+def k1(*, policy_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """policy - reference, bounded by 10 either way: unbiased, of either sign."""
+    return _gap(policy_logprobs, reference_logprobs).clamp(-ESTIMATE_BOUND, ESTIMATE_BOUND)
+
+
+def k2(*, policy_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """(policy - reference)² / 2, at most 10: never negative, biased by third-order terms."""
+    return (0.5 * _gap(policy_logprobs, reference_logprobs).square()).clamp(max=ESTIMATE_BOUND)
+
+
+def k3(*, policy_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """exp(d) - 1 - d, d = reference - policy, never negative, at most 10: unbiased, of less variance than k1."""
+    gap = -_gap(policy_logprobs, reference_logprobs)
+    return (torch.expm1(gap) - gap).clamp(max=ESTIMATE_BOUND)
+
+
+def penalty(*, form: KlForm, policy_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """The estimate that `form` names."""
+    estimate = {"k1": k1, "k2": k2, "k3": k3}[form]
+    return estimate(policy_logprobs=policy_logprobs, reference_logprobs=reference_logprobs)
+
+
+def weighted(*, form: KlForm, policy_logprobs: Tensor, reference_logprobs: Tensor, behavior_logprobs: Tensor) -> Tensor:
+    """The estimate times rho = exp(policy - behavior), at most 10, gradient and all.
+
+    Averages to KL(policy || reference) over tokens that the behavior policy sampled, and so does its gradient to the
+    gradient of that, whatever the form but k2. Source: the unbiased estimate of DeepSeek-V3.2 (arXiv 2512.02556).
+    """
+    rho = ratio(numerator=policy_logprobs, denominator=behavior_logprobs).clamp(max=ESTIMATE_BOUND)
+    return rho * penalty(form=form, policy_logprobs=policy_logprobs, reference_logprobs=reference_logprobs)
+
+
+def mismatch(*, proximal_logprobs: Tensor, behavior_logprobs: Tensor) -> Tensor:
+    """k3 for tokens that the behavior policy sampled: estimates KL(behavior || proximal), without gradient."""
+    return k3(policy_logprobs=behavior_logprobs.detach(), reference_logprobs=proximal_logprobs.detach())
+
+
+def _gap(policy_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """policy - reference, within 20 either way so that its exponential is finite."""
+    return bounded(policy_logprobs - reference_logprobs)
+
+
+Weight = Literal["truncate", "sequence", "geometric", "none"]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The ratios that pass, `low` and `high` included. Dimensionless, 0 <= low <= high."""
+
+    low: float
+    high: float
+
+    def holds(self, ratios: Tensor) -> Tensor:
+        """Which of `ratios` pass; bool of the same shape."""
+        return (ratios >= self.low) & (ratios <= self.high)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which corrections apply, together.
+
+    `weight`: `truncate`, `sequence` and `geometric` as the functions of these names, within `floor` and `cap`; `none`
+    is 1 or, under a `token_window`, w itself, which is IcePop. The windows filter as `mask_token` and `mask_sequence`
+    do, `token_veto` as `veto`, `divergence_limit` as `mask_divergence`.
+    """
+
+    weight: Weight = "truncate"
+    cap: float = 2.0
+    floor: float = 0.0
+    token_window: Window | None = None
+    sequence_window: Window | None = None
+    token_veto: float | None = None
+    divergence_limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """`weights` [N], 0 where a token is filtered; `kept` [N] bool, which are not; `bounded` [N] bool, of which cap or
+    floor took effect.
+    """
+
+    weights: Tensor
+    kept: Tensor
+    bounded: Tensor
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The tokens whose two policies are compared. `proximal_logprobs` and `behavior_logprobs` are [N]."""
+
+    proximal_logprobs: Tensor
+    behavior_logprobs: Tensor
+    sequences: Tensor
+    count: int
+
+    @property
+    def ratios(self) -> Tensor:
+        """w of each token, [N]."""
+        return importance_ratio(proximal_logprobs=self.proximal_logprobs, behavior_logprobs=self.behavior_logprobs)
+
+    @property
+    def logs(self) -> Tensor:
+        """log w of each token, [N]."""
+        return log_gap(numerator=self.proximal_logprobs, denominator=self.behavior_logprobs).detach()
+
+    @property
+    def log_means(self) -> Tensor:
+        """The mean of log w over each trajectory, [count]."""
+        return sequence_means(values=self.logs, sequences=self.sequences, count=self.count)
+
+
+def importance_ratio(*, proximal_logprobs: Tensor, behavior_logprobs: Tensor) -> Tensor:
+    """exp(proximal - behavior), without gradient, the exponent bounded by 20 either way."""
+    return ratio(numerator=proximal_logprobs, denominator=behavior_logprobs).detach()
+
+
+def truncate(gap: Gap) -> Tensor:
+    """w of each token; within a cap, truncated importance sampling (Ionides 2008, doi 10.1198/106186008X320456).
+
+    With a floor as well, the truncation is two-sided: no token is left without a gradient.
+    """
+    return gap.ratios
+
+
+def sequence(gap: Gap) -> Tensor:
+    """The product of w over the trajectory, the same for each of its tokens.
+
+    The unbiased correction of a whole trajectory but for its bounds; its variance grows with the length.
+    """
+    sums = sequence_sums(values=gap.logs, sequences=gap.sequences, count=gap.count)
+    return torch.exp(bounded(sums))[gap.sequences]
+
+
+def geometric(gap: Gap) -> Tensor:
+    """The geometric mean of w over the trajectory, the same for each of its tokens.
+
+    Biased, but of a variance that falls with the length; GSPO's ratio (arXiv 2507.18071) taken to the behavior policy.
+    """
+    return torch.exp(bounded(gap.log_means))[gap.sequences]
+
+
+def mask_token(gap: Gap, window: Window) -> Tensor:
+    """Which tokens have w within `window`. Source: IcePop (arXiv 2510.18855), 0.5 to 5."""
+    return window.holds(gap.ratios)
+
+
+def mask_sequence(gap: Gap, window: Window) -> Tensor:
+    """Which tokens are of a trajectory whose geometric mean of w is within `window`.
+
+    The mean is over all its trained tokens, whatever another filter does to them; being per token, it means the same
+    for a long trajectory as for a short one.
+    """
+    return window.holds(torch.exp(bounded(gap.log_means)))[gap.sequences]
+
+
+def veto(gap: Gap, least: float) -> Tensor:
+    """Which tokens are of a trajectory none of whose tokens has w below `least`: one that the learner's policy would
+    hardly ever have sampled says that the rest was sampled from somewhere else. 1e-4 is usual.
+    """
+    extreme = (gap.ratios < least).to(gap.logs.dtype)
+    return (sequence_sums(values=extreme, sequences=gap.sequences, count=gap.count) == 0)[gap.sequences]
+
+
+def mask_divergence(gap: Gap, *, advantages: Tensor, limit: float) -> Tensor:
+    """Which tokens are not of a negative advantage in a trajectory whose mean of behavior - proximal is above `limit`.
+
+    That mean estimates KL(behavior || proximal), in nats per token. What is good is learned however it came about; what
+    is bad is pushed down only where the policy still does it. Source: the off-policy mask of DeepSeek-V3.2 (arXiv
+    2512.02556).
+    """
+    far = (-gap.log_means > limit)[gap.sequences]
+    return ~(far & (advantages < 0))
+
+
+def kept_tokens(gap: Gap, rules: Rules) -> Tensor:
+    """Which tokens pass those filters of `rules` that look at no advantage, bool [N].
+
+    For the whole step, from logprobs before its first update.
+    """
+    kept = torch.ones_like(gap.sequences, dtype=torch.bool)
+    if rules.token_window is not None:
+        kept &= mask_token(gap, rules.token_window)
+    if rules.sequence_window is not None:
+        kept &= mask_sequence(gap, rules.sequence_window)
+    if rules.token_veto is not None:
+        kept &= veto(gap, rules.token_veto)
+    return kept
+
+
+def kept_for(gap: Gap, rules: Rules, *, advantages: Tensor) -> Tensor:
+    """Which tokens pass all filters of `rules`, bool [N]."""
+    kept = kept_tokens(gap, rules)
+    if rules.divergence_limit is not None:
+        kept &= mask_divergence(gap, advantages=advantages, limit=rules.divergence_limit)
+    return kept
+
+
+def correct(gap: Gap, rules: Rules, *, advantages: Tensor) -> Corrected:
+    """All corrections of `rules` at once: the weight that `rules.weight` names, 0 for filtered tokens."""
+    kept = kept_for(gap, rules, advantages=advantages)
+    plain = _plain_weights(gap, rules)
+    weights = plain if rules.weight == "none" else plain.clamp(rules.floor, rules.cap)
+    return Corrected(weights=torch.where(kept, weights, 0.0), kept=kept, bounded=kept & (weights != plain))
+
+
+def self_normalising_scale(corrected: Corrected) -> float:
+    """One over the mean weight of the kept tokens, which are those of the whole step: sum(w x) / sum(w) in place of
+    sum(w x) / n. 1 where nothing is kept.
+
+    Biased by O(1/n) and of less variance. Source: Hesterberg 1995, doi 10.1080/00401706.1995.10484303.
+    """
+    total = float(corrected.weights.sum())
+    return float(corrected.kept.sum()) / total if total > 0 else 1.0
+
+
+def interpolated_proximal(*, behavior_logprobs: Tensor, policy_logprobs: Tensor, lags: Tensor) -> Tensor:
+    """alpha behavior + (1 - alpha) sg(policy), alpha = 1/(lag + 1): a proximal policy without a forward pass.
+
+    `lags` [N] counts policy versions from the one that sampled the token to the proximal one; the policy is one further
+    on, and its logprob is taken to move evenly. A fresh token's proximal is its behavior; the staler a token is, the
+    nearer its proximal is to the policy. Source: A-3PO (arXiv 2512.06547).
+    """
+    alpha = 1.0 / (lags.to(policy_logprobs.dtype) + 1.0)
+    return alpha * finite(behavior_logprobs.detach()) + (1.0 - alpha) * finite(policy_logprobs.detach())
+
+
+def _plain_weights(gap: Gap, rules: Rules) -> Tensor:
+    if rules.weight == "none":
+        return torch.ones_like(gap.logs) if rules.token_window is None else gap.ratios
+    return {"truncate": truncate, "sequence": sequence, "geometric": geometric}[rules.weight](gap)

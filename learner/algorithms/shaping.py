@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.algorithms import divergences
+from learner.algorithms import ratios
 from learner.algorithms.advantages import Grouping, at_end
 from learner.algorithms.knobs import KlForm, TruncationRule
 
@@ -125,7 +125,7 @@ def kl_rewards(*, policy_logprobs: Tensor, reference_logprobs: Tensor, beta: flo
 
     Source: arXiv 1909.08593 (k1).
     """
-    estimate = divergences.penalty(form=form, policy_logprobs=policy_logprobs, reference_logprobs=reference_logprobs)
+    estimate = ratios.penalty(form=form, policy_logprobs=policy_logprobs, reference_logprobs=reference_logprobs)
     return -beta * estimate.detach()
 
 

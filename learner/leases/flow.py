@@ -1,28 +1,213 @@
-"""What becomes of leases and their groups, all of which the ledger says.
+"""The way of leases and their groups through the learner, all of which the ledger says.
 
 grant_all ─▶ env_services ─▶ accept ─▶ journal ─▶ ledger ─▶ buffer, until a batch takes them
     ▲                    └─▶ fail ─▶ granted again, or a dead letter
     └─────── forget ◀── expired, overdue, too old; their env_service has left
+
+Groups are admitted that are whole, scored and made of this run's tokens; those that teach nothing are left out. A
+left-out group gives its place back, so sampling goes on until a batch is full. It may never become full; so the groups
+that are left out on the way to a batch are counted, and too many of them end the run.
 """
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from learner.journal.journal import JournalFull, RunLog
-from learner.leases.admission import FilterReason, FilterRounds, GroupRules
 from learner.leases.dead_letters import DeadLetters, DiskRoom, RunFailed
-from learner.leases.env_services import EnvServices, Peer
 from learner.leases.evaluation_leases import Evaluator
-from learner.leases.granting import Granting, LeaseTerms, PacingRule
+from learner.leases.granting import EnvServices, Granting, LeaseTerms, PacingRule, Peer
 from learner.leases.incarnations import Belongs, Incarnations, up_to
 from learner.ledger import AttemptId, EndedAttempt, FailureResult, Ledger, Verdict
 from protocol.codec import Frame
 from protocol.messages import Failed, Granted
-from protocol.trajectories import TrajectoryGroup
+from protocol.model import PolicyVersion
+from protocol.trajectories import LARGEST_REWARD, RewardRecord, TrajectoryGroup
 from services.http.waiting import Waiting as Waits
 from services.zmq.sockets import RouterSocket
+
+
+class FilterReason(StrEnum):
+    """Why a group is left out."""
+
+    UNIFORM = "uniform"
+    """All its rewards are equal: a group baseline leaves nothing to learn."""
+    TOO_HARD = "mean_reward_low"
+    TOO_EASY = "mean_reward_high"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupFilter:
+    """Which groups are left out: those without spread of rewards, and those of a mean reward outside of a range. A game
+    of several players is left out if it is so for each of them.
+
+    A bound that is None does not count; a mean equal to a bound is inside. `rounds`: how many times `groups_per_step`
+    groups may be left out on the way to one batch.
+    """
+
+    drop_uniform: bool = False
+    min_mean_reward: float | None = None
+    max_mean_reward: float | None = None
+    rounds: int = 10
+
+    def reason(self, group: TrajectoryGroup) -> FilterReason | None:
+        """Why the group is left out; None if it is taken. All its trajectories have a reward."""
+        rewards = rewards_of(group)
+        reasons = [self._reason([rewards[index] for index in alike]) for alike in group.by_player.values()]
+        return reasons[0] if all(reasons) else None
+
+    def _reason(self, rewards: Sequence[float]) -> FilterReason | None:
+        mean = sum(rewards) / len(rewards)
+        if self.min_mean_reward is not None and mean < self.min_mean_reward:
+            return FilterReason.TOO_HARD
+        if self.max_mean_reward is not None and mean > self.max_mean_reward:
+            return FilterReason.TOO_EASY
+        return FilterReason.UNIFORM if self.drop_uniform and len(set(rewards)) == 1 else None
+
+
+class FilterRounds:
+    """Counts the groups that were left out since the last batch, while the next one lacked groups."""
+
+    def __init__(self, rules: GroupFilter, *, groups_per_step: int) -> None:
+        self._rules = rules
+        self._groups_per_step = groups_per_step
+        self._reasons: Counter[FilterReason] = Counter()
+        self._rewards = 0.0
+
+    def batch_taken(self) -> None:
+        """A batch became full: the count begins anew."""
+        self._reasons.clear()
+        self._rewards = 0.0
+
+    def left_out(self, group: TrajectoryGroup, reason: FilterReason, *, buffered: int) -> RunFailed | None:
+        """Counts a group, unless a whole batch is `buffered` already. Returns why the run must stop, if it must."""
+        if buffered >= self._groups_per_step:
+            return None
+        rewards = rewards_of(group)
+        self._reasons[reason] += 1
+        self._rewards += sum(rewards) / len(rewards)
+        most = self._rules.rounds * self._groups_per_step
+        return self._failure(most, buffered=buffered) if self._reasons.total() > most else None
+
+    def _failure(self, most: int, *, buffered: int) -> RunFailed:
+        count = self._reasons.total()
+        found = ", ".join(f"{self._described(reason)}: {number}" for reason, number in self._reasons.most_common())
+        return RunFailed(
+            f"{count} groups were filtered since the last batch, and {buffered} of {self._groups_per_step} are there; "
+            f"at most {most} may be ({self._rules.rounds} rounds of {self._groups_per_step}). {found}. The mean reward "
+            f"of these groups is {self._rewards / count:.3g}. Choose tasks that the policy solves sometimes, not "
+            "always or never, or raise rollouts.group_size; or allow more by rollouts.filter_rounds, or filter less by "
+            "rollouts.drop_uniform_groups, rollouts.min_mean_reward and rollouts.max_mean_reward"
+        )
+
+    def _described(self, reason: FilterReason) -> str:
+        return {
+            FilterReason.UNIFORM: "without spread of rewards",
+            FilterReason.TOO_HARD: f"with a mean reward under {self._rules.min_mean_reward}",
+            FilterReason.TOO_EASY: f"with a mean reward over {self._rules.max_mean_reward}",
+        }[reason]
+
+
+def rewards_of(group: TrajectoryGroup) -> Sequence[float]:
+    """The rewards of a group that was admitted: every trajectory has one."""
+    rewards = [trajectory.reward.reward for trajectory in group.trajectories]
+    scored = [reward for reward in rewards if reward is not None]
+    assert len(scored) == len(rewards), "a trajectory without a reward leaves its group before"
+    return scored
+
+
+@dataclass(frozen=True)
+class GroupRules:
+    """`vocabulary_size` bounds token ids; a group of fewer than `min_group_size` scored trajectories is a failure. Of
+    a game they are counted for each player, and a player that has fewer leaves the group.
+
+    A reward whose size is beyond `max_reward` does not count as one. `filters` say which of the groups that are in
+    order are left out.
+    """
+
+    vocabulary_size: int
+    min_group_size: int
+    filters: GroupFilter
+    max_reward: float = LARGEST_REWARD
+
+
+def admissible(
+    group: TrajectoryGroup, *, rules: GroupRules, belongs: Callable[[PolicyVersion], bool]
+) -> TrajectoryGroup | Failed:
+    """The group without the trajectories that could not be scored, or the failure that it amounts to.
+
+    A reward that could not be computed is not a reward of 0: its trajectory leaves the group. `belongs` tells whether a
+    version is of this learner's history; a group with a token of another one is a fault of the generators.
+    """
+    fault = _fault(group, rules=rules)
+    if fault is not None:
+        return failure_of(group, reason=fault, data_fault=True)
+    strange = _strange_version(group, belongs)
+    if strange is not None:
+        return failure_of(group, reason=strange, data_fault=False)
+    faults = [_reward_fault(trajectory.reward, max_reward=rules.max_reward) for trajectory in group.trajectories]
+    unscored = [one for one, fault in zip(group.trajectories, faults, strict=True) if fault is not None]
+    scored = group.model_copy(
+        update={"trajectories": tuple(one for one, fault in zip(group.trajectories, faults, strict=True) if not fault)}
+    )
+    enough = {player for player, alike in scored.by_player.items() if len(alike) >= rules.min_group_size}
+    if enough:
+        kept = tuple(one for one in scored.trajectories if one.player in enough)
+        return scored.model_copy(update={"trajectories": kept}) if len(kept) < len(group.trajectories) else group
+    if not unscored:
+        most = max(map(len, scored.by_player.values()))
+        reason = f"the group has {most} trajectories; at least {rules.min_group_size} are needed"
+        return failure_of(group, reason=reason, data_fault=False)
+    reason = f"{len(unscored)} of {len(group.trajectories)} rewards failed: {next(filter(None, faults))}"
+    # One that might work at another time is worth a retry, whatever ails the others.
+    transient = any(trajectory.reward.error_kind == "infrastructure" for trajectory in unscored)
+    return failure_of(group, reason=reason, data_fault=not transient)
+
+
+def _strange_version(group: TrajectoryGroup, belongs: Callable[[PolicyVersion], bool]) -> str | None:
+    texts = {span.version for trajectory in group.trajectories for span in trajectory.version_spans}
+    for version in sorted(map(PolicyVersion.parse, texts), reverse=True):
+        if not belongs(version):
+            return f"a token is stamped with policy version {version}, which is not in this learner's history"
+    return None
+
+
+def _fault(group: TrajectoryGroup, *, rules: GroupRules) -> str | None:
+    for trajectory in group.trajectories:
+        largest = int(trajectory.token_ids.max())
+        if largest >= rules.vocabulary_size:
+            return f"token id {largest} is outside the model's vocabulary of {rules.vocabulary_size}"
+        if not trajectory.loss_mask.any():
+            return "a trajectory holds no sampled token"
+        if trajectory.loss_mask[0]:
+            return "a trajectory's first token is marked as sampled, yet nothing precedes it"
+    return None
+
+
+def _reward_fault(record: RewardRecord, *, max_reward: float) -> str | None:
+    if record.reward is None:
+        return f"{record.verifier}: {record.error or 'no reason was given'}"
+    if abs(record.reward) > max_reward:
+        return (
+            f"{record.verifier}: a reward of {record.reward:g} is beyond rollouts.max_reward, which is {max_reward:g}"
+        )
+    return None
+
+
+def failure_of(group: TrajectoryGroup, *, reason: str, data_fault: bool) -> Failed:
+    """What its holder would have said of an attempt that came to nothing."""
+    return Failed(
+        incarnation=group.incarnation,
+        lease_id=group.lease_id,
+        attempt=group.attempt,
+        purpose=group.purpose,
+        data_fault=data_fault,
+        reason=reason[:4096],
+    )
+
 
 log = logging.getLogger(__name__)
 

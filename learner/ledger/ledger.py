@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from learner.ledger.lease import BufferedGroup, Closed, LeaseTable, Outcome
+from learner.ledger.lease import Blockage, BufferedGroup, Closed, LeaseTable, Outcome, Remaining, blockage
 from learner.ledger.records import (
     Answer,
     AttemptId,
@@ -20,7 +20,6 @@ from learner.ledger.records import (
     Verdict,
     Waiting,
 )
-from learner.ledger.stragglers import Blockage, Remaining, blockage
 
 _LIVES_REMEMBERED = 64
 """For how many deaths of the learner in a row, each with all of its leases outstanding, their ids are believed."""

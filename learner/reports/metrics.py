@@ -6,7 +6,7 @@ from collections.abc import Callable
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Books
 from learner.reports.step_record import StepRecord
 from learner.training.guard import GuardChange
-from learner.training.step_metrics import StepMetrics
+from learner.training.step import StepMetrics
 from learner.weights.snapshot import PublishReport
 from services.http.metrics import Metrics
 

@@ -23,7 +23,7 @@ from learner.journal.files import LineFile, ignore
 from learner.reports.step_record import StepRecord, versions_of
 from learner.reports.tally import Tally
 from learner.training.guard import GuardChange
-from learner.training.step_metrics import StepMetrics
+from learner.training.step import StepMetrics
 from learner.weights.snapshot import JoinReport, PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
 

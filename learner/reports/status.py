@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from learner.leases.env_services import Peer
+from learner.leases.granting import Peer
 from learner.ledger import Ledger
 from learner.reports.metrics import Measures
 from learner.weights.fleet import Fleet, Member

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from learner.training.attention import ATTENTION_NAME, register_packed_attention
 from learner.training.logprobs import Chunking, LogprobHead, TopTokens
-from learner.training.packing import Microbatch
+from learner.training.packing import ATTENTION_NAME, Microbatch, register_packed_attention
 
 
 def predicting_states(model: nn.Module, microbatch: Microbatch) -> Tensor:

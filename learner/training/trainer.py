@@ -5,6 +5,8 @@ call the same method, so that each collective finds all of its partners:
 
     rank 0     train_step: tell, share the batch ─┐   plan -> microbatches -> update -> sums over ranks -> StepMetrics
     the others follow: wait for a command ────────┘   the same plan, their own microbatches, the same update
+
+Numbers that are not finite are never applied, published or written to a checkpoint: NotFinite.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -32,15 +35,53 @@ from learner.algorithms.presets.registry import build_preset
 from learner.algorithms.shaping import RunningMoments
 from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.config import TrainingConfig
-from learner.training.finite import NotFinite, check_probe, check_snapshot
 from learner.training.models import open_models
 from learner.training.packing import pack, shared_prefixes
 from learner.training.policy import PolicyModel
 from learner.training.ranks import Command, CommandChannel, Ranks, any_rank, raise_on_all, share_batch
 from learner.training.score_model import save_score_model
-from learner.training.step import Step, TrainingStopped
-from learner.training.step_metrics import StepMetrics
+from learner.training.step import Step, StepMetrics, TrainingStopped
 from learner.training.weights import WeightSnapshot, host_copy, write_model_directory
+
+
+class NotFinite(RuntimeError):
+    """Weights, logprobs or too many gradients in a row are not finite. The text says which, and what to look at.
+
+    A new start would come to the same point: the batches are replayed as they were.
+    """
+
+
+def check_snapshot(snapshot: WeightSnapshot) -> WeightSnapshot:
+    """The snapshot itself. Raises NotFinite with the name of a weight that is not."""
+    wrong = next((tensor.name for tensor in snapshot.tensors if not tensor.value.isfinite().all()), None)
+    if wrong is not None:
+        raise NotFinite(
+            f"the learner's weight {wrong} is not finite: it is neither published nor written. Resume from an earlier "
+            "checkpoint, with a lower learning rate, or start from another model"
+        )
+    return snapshot
+
+
+def check_probe(logprobs: list[float]) -> list[float]:
+    """The logprobs themselves, which the learner's weights, finite as they are, give of a text."""
+    wrong = sum(not math.isfinite(logprob) for logprob in logprobs)
+    if wrong:
+        raise NotFinite(
+            f"{wrong} of the learner's own {len(logprobs)} logprobs of the probe text are not finite: its weights are "
+            "not published. Resume from an earlier checkpoint with a lower learning rate, or set training.dtype to "
+            "float32"
+        )
+    return logprobs
+
+
+def stop_after_skips(metrics: StepMetrics, *, most: int) -> None:
+    """Raises NotFinite if `most` updates in a row were left out, this step's the last of them."""
+    if metrics.skipped_in_row >= most:
+        raise NotFinite(
+            f"{metrics.skipped_in_row} updates in a row had a gradient that is not finite, and were left out; "
+            f"training.max_skipped_updates is {most}. Look at the rewards and leases that the log names, lower the "
+            "learning rate, or set training.dtype to float32"
+        )
 
 
 def save_random_state(path: Path, *, device: torch.device) -> None:

@@ -2,22 +2,28 @@
 
 A plain record without I/O; the learner's event loop owns it. Time is passed in, in seconds of a monotonic clock.
 
+An announced address is where weights and prompts are sent, so it must be one that is trusted.
+
     announce ──▶ catching up (serving None) ──committed──▶ serving ──suspend──▶ catching up
                       └───────────── lost, expel, silence ─────┴──▶ gone
 """
 
 import asyncio
+import fnmatch
+import ipaddress
 import logging
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
-from learner.weights.provenance import Loaded, Provenance
-from learner.weights.remembered import Remembered
+from learner.weights.provenance import Loaded, Provenance, Remembered
 from protocol.fleet import Announcement, AnnouncementAnswer, Fingerprints
 from protocol.generation import GeneratorState
 from protocol.messages import MOST_GENERATORS, ServingGenerator
 from protocol.model import PROTOCOL_VERSION, PolicyVersion
 from services.http.client import HttpClient, ServiceError
+from services.network import is_loopback, is_own_address
 
 
 class JoinRefused(Exception):
@@ -290,3 +296,44 @@ class IdleWatch:
         if self._counting and before is not None and state.uptime_s >= before.uptime_s:
             self._idle_s += state.idle_s - before.idle_s
             self._passed_s += state.uptime_s - before.uptime_s
+
+
+@dataclass(frozen=True)
+class TrustedUrls:
+    """Addresses on this machine, those whose host fits an entry of `hosts`, and, with `by_certificate`, every https://
+    one: whoever answers there must show a certificate of our own CA. An entry is a host, a pattern such as
+    `*.gpu.example`, or a network such as `10.0.0.0/8`.
+    """
+
+    hosts: tuple[str, ...] = ()
+    by_certificate: bool = False
+
+    def fault(self, url: str) -> str | None:
+        """Why nothing is sent to a URL; None if it is trusted."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if host is None or parts.scheme not in ("http", "https") or parts.username or parts.query or parts.fragment:
+            return f"{url!r} is no address of a generator: expected http://host:port or https://host:port"
+        if port == 0 or not self._is_trusted(host, scheme=parts.scheme):
+            return (
+                f"its address {url} is not one that this learner sends weights and prompts to: add {host} to "
+                "weights.generator_hosts, or give both sides certificates and the learner http.tls_ca_file"
+            )
+        return None
+
+    def _is_trusted(self, host: str, *, scheme: str) -> bool:
+        if is_loopback(host) or host.lower() == socket.gethostname().lower() or is_own_address(host):
+            return True
+        if self.by_certificate and scheme == "https":
+            return True
+        return any(_fits(host, entry) for entry in self.hosts)
+
+
+def _fits(host: str, entry: str) -> bool:
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
+    except ValueError:
+        return fnmatch.fnmatchcase(host.lower(), entry.lower())

@@ -24,9 +24,8 @@ from pydantic import BaseModel
 
 from learner.weights.fleet import Fleet, Member
 from learner.weights.probe import HIGH_QUANTILE, ProbeGap
-from learner.weights.provenance import Provenance
+from learner.weights.provenance import Provenance, Remembered
 from learner.weights.published import Packed
-from learner.weights.remembered import Remembered
 from protocol.fleet import Commit, Committed
 from protocol.model import PolicyVersion
 from services.http.client import HttpClient, R, ServiceError

@@ -10,10 +10,9 @@ from typing import TypeVar
 
 from learner.evaluation.config import EvaluationConfig
 from learner.journal.journal import Journal, LoggedProof, Record, read_journal
-from learner.leases.admission import GroupFilter, GroupRules
 from learner.leases.dead_letters import DeadLetters
 from learner.leases.evaluation_leases import Evaluator
-from learner.leases.flow import IntakeOptions
+from learner.leases.flow import GroupFilter, GroupRules, IntakeOptions
 from learner.leases.granting import LeaseTerms
 from learner.leases.intake import Intake
 from learner.ledger import Ledger, LedgerConfig

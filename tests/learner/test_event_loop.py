@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from learner.config import LearnerConfig, RolloutConfig
 from learner.event_loop import group_filter
-from learner.leases.admission import GroupFilter
+from learner.leases.flow import GroupFilter
 from learner.training.config import GuardConfig
 from learner.training.guard import Guard
 

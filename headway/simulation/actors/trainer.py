@@ -15,7 +15,7 @@ from headway.simulation.world.clock import World, active
 from headway.simulation.world.threads import current_thread
 from learner.algorithms.config import AlgorithmConfig
 from learner.algorithms.presets.registry import build_preset
-from learner.training.step_metrics import StepMetrics
+from learner.training.step import StepMetrics
 
 _NOT_FINITE = 1e30
 """Rewards beyond this make gradients that float32 does not hold."""

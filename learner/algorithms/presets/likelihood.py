@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms import divergences
-from learner.algorithms.aggregation import token_weights
+from learner.algorithms import ratios
 from learner.algorithms.config import BestOfKConfig, DistillConfig, SftConfig
 from learner.algorithms.knobs import AggregationKnobs
-from learner.algorithms.policy_loss import negative_log_likelihood
+from learner.algorithms.policy_loss import negative_log_likelihood, token_weights
 from learner.algorithms.presets.policy_gradient import mean_of
 from learner.algorithms.presets.preset import Loss, LossTokens, Preset
 
@@ -31,9 +30,9 @@ def distill(config: DistillConfig) -> Preset:
     """A divergence from the teacher at each token, over the teacher's candidates and what is left of the mass."""
 
     def loss(tokens: LossTokens) -> Loss:
-        divergences = _divergences(config, tokens)
-        losses = divergences + config.sft_weight * negative_log_likelihood(policy_logprobs=tokens.policy_logprobs)
-        return Loss(total=(tokens.weights * losses).sum(), means={"teacher_divergence": mean_of(divergences)})
+        gaps = _divergences(config, tokens)
+        losses = gaps + config.sft_weight * negative_log_likelihood(policy_logprobs=tokens.policy_logprobs)
+        return Loss(total=(tokens.weights * losses).sum(), means={"teacher_divergence": mean_of(gaps)})
 
     return Preset(name=config.type, loss=loss, weights=_weights(config), candidates=config.teacher_tokens)
 
@@ -58,9 +57,7 @@ def _divergences(config: DistillConfig, tokens: LossTokens) -> Tensor:
     assert tokens.teacher_logprobs is not None, "the batch holds a teacher's candidates"
     student, teacher = tokens.candidate_logprobs, tokens.teacher_logprobs
     if config.divergence == "forward_kl":
-        return divergences.forward_kl(student_logprobs=student, teacher_logprobs=teacher, tail=True)
+        return ratios.forward_kl(student_logprobs=student, teacher_logprobs=teacher, tail=True)
     if config.divergence == "reverse_kl":
-        return divergences.reverse_kl(student_logprobs=student, teacher_logprobs=teacher, tail=True)
-    return divergences.jensen_shannon(
-        student_logprobs=student, teacher_logprobs=teacher, beta=config.jsd_beta, tail=True
-    )
+        return ratios.reverse_kl(student_logprobs=student, teacher_logprobs=teacher, tail=True)
+    return ratios.jensen_shannon(student_logprobs=student, teacher_logprobs=teacher, beta=config.jsd_beta, tail=True)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.algorithms import preference_losses
-from learner.algorithms.aggregation import pair_weights, sequence_weights
 from learner.algorithms.config import DpoConfig, OnlineDpoConfig, RmConfig
+from learner.algorithms.policy_loss import pair_weights, sequence_weights
 from learner.algorithms.preference_losses import PairLoss
 from learner.algorithms.presets.policy_gradient import mean_of
 from learner.algorithms.presets.preset import Advantages, Loss, LossTokens, Mean, Passes, Preset, ScoredBatch

@@ -1,6 +1,8 @@
-"""Puts a preset together from an estimator of advantages and a policy loss; the rest follows from the knobs.
+"""Presets of an estimator of advantages and a policy loss; the rest follows from the knobs.
 
 rewards ─ shaping ─▶ + KL in reward ─▶ estimator ─▶ advantages ─▶ policy loss x correction + KL + entropy ─▶ loss
+
+Those with the clipped ratio of each token to the proximal policy are here, the others in `weighted`.
 """
 
 from __future__ import annotations
@@ -11,13 +13,30 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, corrections, divergences
-from learner.algorithms.aggregation import token_weights
-from learner.algorithms.knobs import CorrectionKnobs, PositiveKnobs, ScaleKnobs
-from learner.algorithms.policy_loss import PolicyLoss, negative_log_likelihood
-from learner.algorithms.presets.preset import Advantages, Loss, LossTokens, Mean, Passes, Preset, ScoredBatch
-from learner.algorithms.presets.rewards import Rewards, shaped
-from learner.algorithms.reward_knobs import SampledKnobs
+from learner.algorithms import advantages, policy_loss, ratios
+from learner.algorithms.config import (
+    DapoConfig,
+    DrGrpoConfig,
+    GdpoConfig,
+    GigpoConfig,
+    GrpoConfig,
+    MaxRlConfig,
+    PpoConfig,
+    ReinforcePpConfig,
+)
+from learner.algorithms.knobs import ClipKnobs, CorrectionKnobs, PositiveKnobs, SampledKnobs, ScaleKnobs
+from learner.algorithms.policy_loss import PolicyLoss, negative_log_likelihood, token_weights
+from learner.algorithms.presets.preset import (
+    Advantages,
+    Loss,
+    LossTokens,
+    Mean,
+    Passes,
+    Preset,
+    Rewards,
+    ScoredBatch,
+    shaped,
+)
 
 NO_PASSES = Passes()
 
@@ -79,7 +98,7 @@ def _estimate(
     if config.masks_truncated:
         kept = ~batch.truncated[batch.sequences]
     if correction is not None and _drops(correction):
-        kept = kept & corrections.kept_tokens(_gap_of(correction, batch), _rules(correction))
+        kept = kept & ratios.kept_tokens(_gap_of(correction, batch), _rules(correction))
     made = estimator(batch, found.rewards, kept)
     made = replace(made, kept=kept, carried=found.carried, means={**found.means, **made.means})
     return made if correction is None else _with_correction(correction, batch, made)
@@ -90,12 +109,12 @@ def _with_correction(correction: CorrectionKnobs, batch: ScoredBatch, made: Adva
     if not (_drops(correction) or correction.self_normalise):
         return made
     assert made.kept is not None, "said before the advantages were made"
-    corrected = corrections.correct(_gap_of(correction, batch), _rules(correction), advantages=made.advantages)
+    corrected = ratios.correct(_gap_of(correction, batch), _rules(correction), advantages=made.advantages)
     kept = made.kept & corrected.kept if _drops(correction) else made.kept
     if not correction.self_normalise:
         return replace(made, kept=kept)
     counted = replace(corrected, weights=torch.where(kept, corrected.weights, 0.0), kept=kept & corrected.kept)
-    return replace(made, kept=kept, correction_scale=corrections.self_normalising_scale(counted))
+    return replace(made, kept=kept, correction_scale=ratios.self_normalising_scale(counted))
 
 
 def trajectory_level(estimate: Callable[[ScoredBatch, Tensor], Tensor]) -> Estimator:
@@ -114,13 +133,13 @@ def group_level(config: ScaleKnobs) -> Estimator:
     )
 
 
-def _gap_of(correction: CorrectionKnobs, batch: ScoredBatch) -> corrections.Gap:
+def _gap_of(correction: CorrectionKnobs, batch: ScoredBatch) -> ratios.Gap:
     """Between proximal and behavior policy over the whole step, before its first update."""
     assert batch.proximal_logprobs is not None, "the preset asked for a pass of the policy"
     proximal = proximal_of(
         correction, recomputed=batch.proximal_logprobs, behavior=batch.behavior_logprobs, lags=batch.lags
     )
-    return corrections.Gap(proximal, batch.behavior_logprobs, batch.sequences, len(batch.rewards))
+    return ratios.Gap(proximal, batch.behavior_logprobs, batch.sequences, len(batch.rewards))
 
 
 def proximal_of(correction: CorrectionKnobs | None, *, recomputed: Tensor, behavior: Tensor, lags: Tensor) -> Tensor:
@@ -129,16 +148,16 @@ def proximal_of(correction: CorrectionKnobs | None, *, recomputed: Tensor, behav
         return recomputed
     if correction.proximal == "behavior":
         return behavior
-    return corrections.interpolated_proximal(behavior_logprobs=behavior, policy_logprobs=recomputed, lags=lags)
+    return ratios.interpolated_proximal(behavior_logprobs=behavior, policy_logprobs=recomputed, lags=lags)
 
 
-def _rules(knobs: CorrectionKnobs) -> corrections.Rules:
-    return corrections.Rules(
+def _rules(knobs: CorrectionKnobs) -> ratios.Rules:
+    return ratios.Rules(
         weight=knobs.correction,
         cap=knobs.correction_cap,
         floor=knobs.correction_floor,
-        token_window=None if knobs.token_window is None else corrections.Window(*knobs.token_window),
-        sequence_window=None if knobs.sequence_window is None else corrections.Window(*knobs.sequence_window),
+        token_window=None if knobs.token_window is None else ratios.Window(*knobs.token_window),
+        sequence_window=None if knobs.sequence_window is None else ratios.Window(*knobs.sequence_window),
         token_veto=knobs.token_veto,
         divergence_limit=knobs.divergence_limit,
     )
@@ -172,10 +191,10 @@ def _with_likelihood(knobs: PositiveKnobs, tokens: LossTokens, loss: Loss) -> Lo
     )
 
 
-def _corrected(knobs: CorrectionKnobs, tokens: LossTokens) -> corrections.Corrected:
+def _corrected(knobs: CorrectionKnobs, tokens: LossTokens) -> ratios.Corrected:
     count = len(tokens.sequence_weights)
-    gap = corrections.Gap(tokens.proximal_logprobs, tokens.behavior_logprobs, tokens.sequences, count)
-    return corrections.correct(gap, _rules(knobs), advantages=tokens.advantages)
+    gap = ratios.Gap(tokens.proximal_logprobs, tokens.behavior_logprobs, tokens.sequences, count)
+    return ratios.correct(gap, _rules(knobs), advantages=tokens.advantages)
 
 
 def _with_penalties(config: SampledKnobs, tokens: LossTokens, losses: Tensor) -> tuple[Tensor, dict[str, Mean]]:
@@ -183,14 +202,14 @@ def _with_penalties(config: SampledKnobs, tokens: LossTokens, losses: Tensor) ->
     means = {}
     if config.kl_coefficient > 0:
         assert tokens.reference_logprobs is not None, "the preset asked for a pass of the reference"
-        penalty = divergences.penalty(
+        penalty = ratios.penalty(
             form="k3" if config.kl_is_in_reward else config.kl_form,
             policy_logprobs=tokens.policy_logprobs,
             reference_logprobs=tokens.reference_logprobs,
         )
         means["reference_kl"] = mean_of(penalty)
         if config.kl_ratio:
-            penalty = divergences.weighted(
+            penalty = ratios.weighted(
                 form=config.kl_form,
                 policy_logprobs=tokens.policy_logprobs,
                 reference_logprobs=tokens.reference_logprobs,
@@ -207,3 +226,109 @@ def _with_penalties(config: SampledKnobs, tokens: LossTokens, losses: Tensor) ->
 def mean_of(values: Tensor) -> Mean:
     """The measure of the mean of `values`, without gradient."""
     return Mean(total=values.detach().sum(), count=values.new_tensor(values.numel()))
+
+
+def grpo(config: GrpoConfig | DrGrpoConfig | DapoConfig | MaxRlConfig) -> Preset:
+    """Group advantages and the clip. The four differ in defaults, and in that only dapo asks for spread."""
+    return policy_gradient(
+        config,
+        name=config.type,
+        estimator=group_level(config),
+        loss=clip(config),
+    )
+
+
+def gdpo(config: GdpoConfig) -> Preset:
+    """Each component of the reward in its group, their weighted sum over the step; the clip."""
+
+    def estimate(batch: ScoredBatch, rewards: Rewards, kept: Tensor) -> Advantages:
+        made = advantages.per_component(
+            components=batch.components,
+            groups=batch.groups,
+            weights=tuple(config.components.values()),
+            counted=torch.bincount(batch.sequences[kept], minlength=len(batch.rewards)) > 0,
+        )
+        return Advantages(advantages=made[batch.sequences])
+
+    made = policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config))
+    return replace(made, components=tuple(config.components))
+
+
+def reinforce_pp(config: ReinforcePpConfig) -> Preset:
+    """Rewards to go, standardised over the step's tokens, and the clip."""
+
+    def estimate(batch: ScoredBatch, rewards: Rewards, kept: Tensor) -> Advantages:
+        return Advantages(
+            advantages=advantages.batch(
+                rewards=rewards.of_trajectories,
+                groups=batch.groups,
+                sequences=batch.sequences,
+                subtract_group_mean=config.group_baseline,
+                token_rewards=rewards.of_tokens,
+                counted=kept,
+            )
+        )
+
+    return policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config))
+
+
+def gigpo(config: GigpoConfig) -> Preset:
+    """The trajectory's advantage in its group, and the turn's among equal states; the clip."""
+
+    def estimate(batch: ScoredBatch, rewards: Rewards, kept: Tensor) -> Advantages:
+        return Advantages(
+            advantages=advantages.step_group(
+                rewards=rewards.with_tokens(batch),
+                groups=batch.groups,
+                sequences=batch.sequences,
+                turns=batch.turns,
+                turn_states=batch.turn_states,
+                gamma_step=config.step_discount,
+                omega=config.step_weight,
+                scale=config.advantage_scale,
+                turn_rewards=batch.turn_rewards if config.turn_rewards else None,
+            )
+        )
+
+    made = policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config))
+    return replace(made, turn_rewards=config.turn_rewards)
+
+
+def ppo(config: PpoConfig) -> Preset:
+    """Generalised advantages from a critic, and the clip."""
+
+    def estimate(batch: ScoredBatch, rewards: Rewards, kept: Tensor) -> Advantages:
+        assert batch.values is not None, "the preset asked for the critic's values"
+        alpha = config.length_adaptive_alpha
+        made = advantages.gae(
+            rewards=rewards.at_tokens(batch),
+            values=batch.values,
+            sequences=batch.sequences,
+            gamma=config.discount,
+            policy_lambda=config.policy_lambda
+            if alpha is None
+            else advantages.length_adaptive_lambda(sequences=batch.sequences, alpha=alpha),
+            value_lambda=config.value_lambda,
+            whiten=config.whiten,
+            counted=kept,
+        )
+        return Advantages(advantages=made.advantages, returns=made.returns)
+
+    made = policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config), passes=Passes(values=True))
+    return replace(made, value_clip=config.value_clip)
+
+
+def clip(config: ClipKnobs) -> TokenLoss:
+    """The clip with the config's bounds."""
+
+    def loss(tokens: LossTokens) -> policy_loss.PolicyLoss:
+        return policy_loss.clip(
+            policy_logprobs=tokens.policy_logprobs,
+            proximal_logprobs=tokens.proximal_logprobs,
+            advantages=tokens.advantages,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
+        )
+
+    return loss

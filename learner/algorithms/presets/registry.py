@@ -33,7 +33,7 @@ from learner.algorithms.config import (
     StreamedConfig,
     ToprConfig,
 )
-from learner.algorithms.presets import clipped, likelihood, pairs, weighted
+from learner.algorithms.presets import likelihood, pairs, policy_gradient, weighted
 from learner.algorithms.presets.preset import Preset
 
 
@@ -61,15 +61,15 @@ def build_preset(config: AlgorithmConfig) -> Preset:
 def _streamed(config: StreamedConfig) -> Preset:
     match config:
         case GrpoConfig() | DrGrpoConfig() | DapoConfig() | MaxRlConfig():
-            return clipped.grpo(config)
+            return policy_gradient.grpo(config)
         case GdpoConfig():
-            return clipped.gdpo(config)
+            return policy_gradient.gdpo(config)
         case ReinforcePpConfig():
-            return clipped.reinforce_pp(config)
+            return policy_gradient.reinforce_pp(config)
         case PpoConfig():
-            return clipped.ppo(config)
+            return policy_gradient.ppo(config)
         case GigpoConfig():
-            return clipped.gigpo(config)
+            return policy_gradient.gigpo(config)
         case OnlineDpoConfig():
             return pairs.online_dpo(config)
         case BestOfKConfig():

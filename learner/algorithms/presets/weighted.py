@@ -19,8 +19,7 @@ from learner.algorithms.config import (
 )
 from learner.algorithms.policy_loss import PolicyLoss
 from learner.algorithms.presets.policy_gradient import group_level, policy_gradient, trajectory_level
-from learner.algorithms.presets.preset import Advantages, LossTokens, Passes, Preset, ScoredBatch
-from learner.algorithms.presets.rewards import Rewards
+from learner.algorithms.presets.preset import Advantages, LossTokens, Passes, Preset, Rewards, ScoredBatch
 
 
 def gspo(config: GspoConfig) -> Preset:

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms import corrections
-from learner.algorithms.aggregation import token_weights
-from learner.algorithms.corrections import Gap, Rules, Weight, Window
+from learner.algorithms import ratios
+from learner.algorithms.policy_loss import token_weights
+from learner.algorithms.ratios import Gap, Rules, Weight, Window
 from tests.learner.algorithms.differences import doubles, gradient, logs
 
 ICEPOP = Window(low=0.5, high=5.0)
@@ -23,38 +23,38 @@ GAP = Gap(PROXIMAL, BEHAVIOR, SEQUENCES, 3)
 ADVANTAGES = doubles(1, 1, 1, -1, -1, -1)
 
 
-def correct(rules: Rules, part: Tensor | None = None) -> corrections.Corrected:
+def correct(rules: Rules, part: Tensor | None = None) -> ratios.Corrected:
     index = torch.arange(len(RATIOS)) if part is None else part
     gap = Gap(PROXIMAL[index], BEHAVIOR[index], SEQUENCES[index], 3)
-    return corrections.correct(gap, rules, advantages=ADVANTAGES[index])
+    return ratios.correct(gap, rules, advantages=ADVANTAGES[index])
 
 
 def kept_lengths(rules: Rules) -> NDArray[np.int64]:
     """How many tokens of each trajectory pass the filters, [3]."""
-    return np.bincount(SEQUENCES[corrections.kept_tokens(GAP, rules)], minlength=3).astype(np.int64)
+    return np.bincount(SEQUENCES[ratios.kept_tokens(GAP, rules)], minlength=3).astype(np.int64)
 
 
 def test_truncation_weights_a_token_by_how_much_likelier_the_learner_finds_it_up_to_the_cap() -> None:
     # Learner against behavior: 0.2 / 0.4 = 0.5; 0.3 / 0.2 = 1.5; 0.9 / 0.1 = 9, capped.
     gap = Gap(logs(0.2, 0.3, 0.9), logs(0.4, 0.2, 0.1), torch.tensor([0, 0, 0]), 1)
-    corrected = corrections.correct(gap, Rules(), advantages=doubles(1, 1, 1))
+    corrected = ratios.correct(gap, Rules(), advantages=doubles(1, 1, 1))
     assert corrected.weights.tolist() == pytest.approx([0.5, 1.5, 2.0])
     assert corrected.bounded.tolist() == [False, False, True]
 
 
 def test_the_token_mask_rejects_by_the_ratio_of_learner_to_behavior_and_not_by_its_inverse() -> None:
     # The inverse ratios are 0.25, 3.3, 0.5, ...: a window over them would reject the first token and keep the second.
-    assert corrections.mask_token(GAP, ICEPOP).tolist() == [True, False, True, True, True, True]
+    assert ratios.mask_token(GAP, ICEPOP).tolist() == [True, False, True, True, True, True]
 
 
 def test_the_token_mask_includes_its_ends() -> None:
     gap = Gap(doubles(0.0, 0.0), doubles(0.0, -1e-9), torch.tensor([0, 1]), 2)
-    assert corrections.mask_token(gap, Window(low=0.5, high=1.0)).tolist() == [True, False]
+    assert ratios.mask_token(gap, Window(low=0.5, high=1.0)).tolist() == [True, False]
 
 
 def test_the_sequence_mask_rejects_whole_trajectories_by_the_geometric_mean_of_their_ratios() -> None:
     # sqrt(4 x 0.3) = 1.095 is within, though both its tokens are not; 2 is not; 0.9 is.
-    kept = corrections.mask_sequence(GAP, Window(low=0.8, high=1.5))
+    kept = ratios.mask_sequence(GAP, Window(low=0.8, high=1.5))
     assert kept.tolist() == [True, True, False, False, False, True]
 
 
@@ -62,12 +62,12 @@ def test_the_sequence_mask_means_the_same_for_a_long_trajectory_as_for_a_short_o
     # Nine tokens and one, each with w = 1.2: the product is 5.2 for the long one, the geometric mean 1.2 for both.
     behavior = torch.full((10,), -1.0, dtype=torch.float64)
     gap = Gap(behavior + math.log(1.2), behavior, torch.tensor([0] * 9 + [1]), 2)
-    assert corrections.mask_sequence(gap, Window(low=0.8, high=1.5)).all()
+    assert ratios.mask_sequence(gap, Window(low=0.8, high=1.5)).all()
 
 
 def test_the_sequence_weight_is_the_product_of_a_trajectorys_ratios_up_to_the_cap() -> None:
     # 4 x 0.3 = 1.2; 2 x 2 x 2 = 8, capped at 5; 0.9.
-    assert corrections.sequence(GAP).tolist() == pytest.approx([1.2, 1.2, 8, 8, 8, 0.9])
+    assert ratios.sequence(GAP).tolist() == pytest.approx([1.2, 1.2, 8, 8, 8, 0.9])
     capped = correct(Rules(weight="sequence", cap=5.0))
     assert capped.weights.tolist() == pytest.approx([1.2, 1.2, 5, 5, 5, 0.9])
     assert capped.bounded.tolist() == [False, False, True, True, True, False]
@@ -94,28 +94,28 @@ def test_a_floor_leaves_no_token_without_a_gradient_and_raises_no_filtered_one()
 
 def test_one_extreme_token_vetoes_its_whole_trajectory_and_no_other() -> None:
     # 0.3 is below 0.5 and takes 4 along; 0.9 is not below.
-    vetoed = corrections.veto(GAP, 0.5)
+    vetoed = ratios.veto(GAP, 0.5)
     assert vetoed.tolist() == [False, False, True, True, True, True]
     assert correct(Rules(token_veto=0.5)).weights.tolist() == pytest.approx([0, 0, 2, 2, 2, 0.9])
-    assert corrections.veto(GAP, 0.3 - 1e-9).all()
+    assert ratios.veto(GAP, 0.3 - 1e-9).all()
 
 
 def test_the_off_policy_mask_takes_out_what_is_bad_where_the_policy_has_left_it() -> None:
     """Means of behavior - proximal: -ln(4 x 0.3)/2 = -0.09, -ln 2 = -0.69, and -ln 0.9 = 0.105, of which only the last
     is above 0.1; its one token has a negative advantage. A good token there would stay.
     """
-    assert corrections.mask_divergence(GAP, advantages=ADVANTAGES, limit=0.1).tolist() == [True] * 5 + [False]
-    assert corrections.mask_divergence(GAP, advantages=-ADVANTAGES, limit=0.1).all()
-    assert corrections.mask_divergence(GAP, advantages=ADVANTAGES, limit=0.106).all()
+    assert ratios.mask_divergence(GAP, advantages=ADVANTAGES, limit=0.1).tolist() == [True] * 5 + [False]
+    assert ratios.mask_divergence(GAP, advantages=-ADVANTAGES, limit=0.1).all()
+    assert ratios.mask_divergence(GAP, advantages=ADVANTAGES, limit=0.106).all()
     assert correct(Rules(divergence_limit=0.1)).weights.tolist() == pytest.approx([2, 0.3, 2, 2, 2, 0])
 
 
 def test_self_normalised_weights_have_a_mean_of_1_over_what_is_kept() -> None:
     # 4, 2, 2, 2, 0.9 capped at 3: 3 + 2 + 2 + 2 + 0.9 = 9.9 over five kept tokens.
     corrected = correct(Rules(cap=3.0, token_window=ICEPOP))
-    assert corrections.self_normalising_scale(corrected) == pytest.approx(5 / 9.9)
+    assert ratios.self_normalising_scale(corrected) == pytest.approx(5 / 9.9)
     nothing = correct(Rules(token_window=Window(low=100, high=101)))
-    assert corrections.self_normalising_scale(nothing) == 1.0
+    assert ratios.self_normalising_scale(nothing) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_corrections_compose_into_one_weight(rules: Rules, weights: list[float])
     corrected = correct(rules)
     assert corrected.weights.tolist() == pytest.approx(weights)
     assert corrected.kept.tolist() == [weight > 0 for weight in weights]
-    torch.testing.assert_close(corrected.kept, corrections.kept_tokens(GAP, rules))
+    torch.testing.assert_close(corrected.kept, ratios.kept_tokens(GAP, rules))
 
 
 def test_a_filtered_token_leaves_the_numerator_and_the_denominator() -> None:
@@ -188,7 +188,7 @@ def test_no_correction_passes_a_gradient() -> None:
     leaf = PROXIMAL.clone().requires_grad_()
     everything = Rules(weight="sequence", token_window=ICEPOP, sequence_window=Window(low=0.5, high=2.0))
     for rules in (Rules(), Rules(weight="none", token_window=ICEPOP), everything):
-        corrected = corrections.correct(Gap(leaf, BEHAVIOR, SEQUENCES, 3), rules, advantages=ADVANTAGES)
+        corrected = ratios.correct(Gap(leaf, BEHAVIOR, SEQUENCES, 3), rules, advantages=ADVANTAGES)
         assert not corrected.weights.requires_grad
 
 
@@ -200,11 +200,11 @@ def test_weights_stay_finite_for_impossible_and_far_apart_logprobs(weight: Weigh
         gap, bad = Gap(proximal, behavior, sequences, 25), torch.full((25,), -1.0)
         filters = Rules(weight=weight, token_window=ICEPOP, sequence_window=ICEPOP)
         for rules in (filters, Rules(weight=weight, floor=0.1, token_veto=1e-4, divergence_limit=0.5)):
-            corrected = corrections.correct(gap, rules, advantages=bad)
+            corrected = ratios.correct(gap, rules, advantages=bad)
             assert torch.isfinite(corrected.weights).all()
-            assert math.isfinite(corrections.self_normalising_scale(corrected))
+            assert math.isfinite(ratios.self_normalising_scale(corrected))
     # Two policies that both call a token impossible agree about it.
-    same = corrections.importance_ratio(
+    same = ratios.importance_ratio(
         proximal_logprobs=torch.tensor([-math.inf]), behavior_logprobs=torch.tensor([-math.inf])
     )
     assert same.tolist() == [1.0]
@@ -212,7 +212,7 @@ def test_weights_stay_finite_for_impossible_and_far_apart_logprobs(weight: Weigh
 
 def test_the_interpolated_proximal_moves_from_behavior_to_policy_as_a_token_gets_staler() -> None:
     # alpha = 1, 1/2 and 1/4: -1; (-1 - 3)/2 = -2; (-1 - 3 x 3)/4 = -2.5.
-    proximal = corrections.interpolated_proximal(
+    proximal = ratios.interpolated_proximal(
         behavior_logprobs=doubles(-1, -1, -1), policy_logprobs=doubles(-3, -3, -3), lags=torch.tensor([0, 1, 3])
     )
     assert proximal.tolist() == pytest.approx([-1, -2, -2.5])
@@ -220,7 +220,7 @@ def test_the_interpolated_proximal_moves_from_behavior_to_policy_as_a_token_gets
 
 def test_the_interpolated_proximal_passes_no_gradient_and_stays_finite() -> None:
     def total(policy: Tensor) -> Tensor:
-        anchor = corrections.interpolated_proximal(
+        anchor = ratios.interpolated_proximal(
             behavior_logprobs=doubles(-math.inf, -1), policy_logprobs=policy, lags=torch.tensor([0, 2])
         )
         assert torch.isfinite(anchor).all()

@@ -6,22 +6,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms import divergences
+from learner.algorithms import ratios
 from tests.learner.algorithms.differences import gradient, logs
 
 Divergence = Callable[[Tensor, Tensor, bool], Tensor]
 
 
 def forward(student: Tensor, teacher: Tensor, tail: bool) -> Tensor:
-    return divergences.forward_kl(student_logprobs=student, teacher_logprobs=teacher, tail=tail)
+    return ratios.forward_kl(student_logprobs=student, teacher_logprobs=teacher, tail=tail)
 
 
 def reverse(student: Tensor, teacher: Tensor, tail: bool) -> Tensor:
-    return divergences.reverse_kl(student_logprobs=student, teacher_logprobs=teacher, tail=tail)
+    return ratios.reverse_kl(student_logprobs=student, teacher_logprobs=teacher, tail=tail)
 
 
 def jensen_shannon(student: Tensor, teacher: Tensor, tail: bool, beta: float = 0.5) -> Tensor:
-    return divergences.jensen_shannon(student_logprobs=student, teacher_logprobs=teacher, beta=beta, tail=tail)
+    return ratios.jensen_shannon(student_logprobs=student, teacher_logprobs=teacher, beta=beta, tail=tail)
 
 
 DIVERGENCES: dict[str, Divergence] = {

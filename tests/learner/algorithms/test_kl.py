@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.algorithms import divergences
+from learner.algorithms import ratios
 from learner.algorithms.knobs import KlForm
 from tests.learner.algorithms.steps import floats
 
@@ -29,7 +29,7 @@ def divergence(first: Tensor, second: Tensor) -> Tensor:
     ],
 )
 def test_each_form_at_a_policy_half_as_likely_as_the_reference(form: KlForm, expected: float) -> None:
-    estimate = divergences.penalty(
+    estimate = ratios.penalty(
         form=form, policy_logprobs=floats([0.25, 0.3]).log(), reference_logprobs=floats([0.5, 0.3]).log()
     )
     assert estimate.tolist() == pytest.approx([expected, 0.0], abs=1e-12)
@@ -37,7 +37,7 @@ def test_each_form_at_a_policy_half_as_likely_as_the_reference(form: KlForm, exp
 
 @pytest.mark.parametrize("form", ["k1", "k3"])
 def test_k1_and_k3_average_to_the_divergence(form: KlForm) -> None:
-    estimate = divergences.penalty(form=form, policy_logprobs=POLICY.log(), reference_logprobs=REFERENCE.log())
+    estimate = ratios.penalty(form=form, policy_logprobs=POLICY.log(), reference_logprobs=REFERENCE.log())
     assert float((POLICY * estimate).sum()) == pytest.approx(float(divergence(POLICY, REFERENCE)), rel=1e-9)
 
 
@@ -45,7 +45,7 @@ def test_k1_and_k3_average_to_the_divergence(form: KlForm) -> None:
 def test_the_mean_over_samples_is_the_divergence_within_its_standard_error(form: KlForm) -> None:
     count = 20_000
     tokens = torch.multinomial(POLICY, count, replacement=True, generator=torch.Generator().manual_seed(0))
-    estimate = divergences.penalty(
+    estimate = ratios.penalty(
         form=form, policy_logprobs=POLICY.log()[tokens], reference_logprobs=REFERENCE.log()[tokens]
     )
     tolerance = 5 * float(estimate.std()) / math.sqrt(count)
@@ -64,7 +64,7 @@ def test_the_mean_over_samples_is_the_divergence_within_its_standard_error(form:
 )
 def test_the_estimate_is_bounded_and_not_its_argument(form: KlForm, policy: list[float], expected: list[float]) -> None:
     leaf = floats(policy).requires_grad_()
-    estimate = divergences.penalty(form=form, policy_logprobs=leaf, reference_logprobs=floats([0.0, 0.0]))
+    estimate = ratios.penalty(form=form, policy_logprobs=leaf, reference_logprobs=floats([0.0, 0.0]))
     assert estimate.tolist() == pytest.approx(expected, rel=1e-12)
     (gradient,) = torch.autograd.grad(estimate.sum(), leaf)
     assert [value != 0 for value in gradient.tolist()] == [value < 10 for value in expected]
@@ -77,7 +77,7 @@ def test_weighted_by_the_ratio_estimate_and_gradient_are_those_of_the_divergence
     """Over tokens of the behavior policy b: sum b (p/b) k = KL(p || q), for every p, so that gradients agree too."""
     behavior = floats([0.2, 0.3, 0.5])
     logits = POLICY.log().requires_grad_()
-    estimate = divergences.weighted(
+    estimate = ratios.weighted(
         form=form,
         policy_logprobs=logits.log_softmax(0),
         reference_logprobs=REFERENCE.log(),
@@ -92,7 +92,7 @@ def test_weighted_by_the_ratio_estimate_and_gradient_are_those_of_the_divergence
 def test_the_weight_of_an_estimate_is_bounded() -> None:
     """k2 of a gap of 1 is 1/2; rho = e^5 = 148 counts as 10, without a gradient of its own: 10 x d(d^2/2) = 10."""
     policy = floats([0.0]).requires_grad_()
-    found = divergences.weighted(
+    found = ratios.weighted(
         form="k2", policy_logprobs=policy, reference_logprobs=floats([-1.0]), behavior_logprobs=floats([-5.0])
     )
     assert found.tolist() == [5.0]
@@ -104,16 +104,14 @@ def test_the_weight_of_an_estimate_is_bounded() -> None:
 @given(policy=st.floats(-50, 0), reference=st.floats(-50, 0))
 def test_k2_and_k3_are_never_negative(policy: float, reference: float) -> None:
     for form in ("k2", "k3"):
-        estimate = divergences.penalty(
-            form=form, policy_logprobs=floats([policy]), reference_logprobs=floats([reference])
-        )
+        estimate = ratios.penalty(form=form, policy_logprobs=floats([policy]), reference_logprobs=floats([reference]))
         assert float(estimate) >= 0.0
 
 
 def expected_gradient(form: KlForm) -> list[float]:
     """The gradient, in the policy's logits, of the form as a loss on samples: the sampling itself has none."""
     logits = POLICY.log().requires_grad_()
-    estimate = divergences.penalty(form=form, policy_logprobs=logits.log_softmax(0), reference_logprobs=REFERENCE.log())
+    estimate = ratios.penalty(form=form, policy_logprobs=logits.log_softmax(0), reference_logprobs=REFERENCE.log())
     (gradient,) = torch.autograd.grad((POLICY * estimate).sum(), logits)
     values: list[float] = gradient.tolist()
     return values
@@ -142,7 +140,7 @@ def test_gradients_are_those_of_finite_differences(form: KlForm) -> None:
     policy = torch.randn(20, dtype=torch.float64, generator=generator, requires_grad=True)
     reference = torch.randn(20, dtype=torch.float64, generator=generator)
     assert torch.autograd.gradcheck(
-        lambda logprobs: divergences.penalty(form=form, policy_logprobs=logprobs, reference_logprobs=reference),
+        lambda logprobs: ratios.penalty(form=form, policy_logprobs=logprobs, reference_logprobs=reference),
         (policy,),
     )
 
@@ -153,7 +151,7 @@ def test_gradients_are_those_of_finite_differences(form: KlForm) -> None:
 )
 def test_wild_logprobs_are_bounded_and_pull_at_nothing(form: KlForm, expected: list[float]) -> None:
     policy = floats([-1000.0, 0.0]).requires_grad_()
-    estimate = divergences.penalty(form=form, policy_logprobs=policy, reference_logprobs=floats([0.0, -1000.0]))
+    estimate = ratios.penalty(form=form, policy_logprobs=policy, reference_logprobs=floats([0.0, -1000.0]))
     assert estimate.tolist() == pytest.approx(expected, rel=1e-9)
     (gradient,) = torch.autograd.grad(estimate.sum(), policy)
     assert gradient.tolist() == [0.0, 0.0]

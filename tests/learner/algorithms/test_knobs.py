@@ -4,8 +4,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from learner.algorithms.config import AlgorithmConfig
-from learner.algorithms.knobs import CorrectionKnobs, Knobs
-from learner.algorithms.reward_knobs import KlKnobs, RewardKnobs
+from learner.algorithms.knobs import CorrectionKnobs, KlKnobs, Knobs, RewardKnobs
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
 

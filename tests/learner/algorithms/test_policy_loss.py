@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from learner.algorithms import divergences, policy_loss
+from learner.algorithms import policy_loss, ratios
 
 
 def log(*values: float) -> torch.Tensor:
@@ -75,25 +75,19 @@ def test_where_the_ratio_is_one_the_gradient_is_that_of_policy_gradient() -> Non
 
 def test_k3_is_zero_at_equality_positive_elsewhere_and_has_the_gradient_of_kl() -> None:
     # d = ln(0.5 / 0.25) = ln 2: k3 = 2 - 1 - ln 2.
-    estimate = divergences.k3(policy_logprobs=log(0.25, 0.3), reference_logprobs=log(0.5, 0.3))
+    estimate = ratios.k3(policy_logprobs=log(0.25, 0.3), reference_logprobs=log(0.5, 0.3))
     assert estimate.tolist() == pytest.approx([1 - math.log(2), 0.0], abs=1e-12)
     policy = torch.randn(20, dtype=torch.float64, requires_grad=True)
     reference = torch.randn(20, dtype=torch.float64)
-    assert torch.autograd.gradcheck(
-        lambda p: divergences.k3(policy_logprobs=p, reference_logprobs=reference), (policy,)
-    )
+    assert torch.autograd.gradcheck(lambda p: ratios.k3(policy_logprobs=p, reference_logprobs=reference), (policy,))
 
 
 def test_k3_stays_finite_where_a_logprob_is_wild() -> None:
-    estimate = divergences.k3(
-        policy_logprobs=torch.tensor([-1000.0, 0.0]), reference_logprobs=torch.tensor([0.0, -1000.0])
-    )
+    estimate = ratios.k3(policy_logprobs=torch.tensor([-1000.0, 0.0]), reference_logprobs=torch.tensor([0.0, -1000.0]))
     assert torch.isfinite(estimate).all()
 
 
 def test_mismatch_averages_to_the_divergence_of_the_behavior_from_the_learner() -> None:
     behavior, learner = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.6, 0.25, 0.15])
-    estimate = (
-        behavior * divergences.mismatch(proximal_logprobs=learner.log(), behavior_logprobs=behavior.log())
-    ).sum()
+    estimate = (behavior * ratios.mismatch(proximal_logprobs=learner.log(), behavior_logprobs=behavior.log())).sum()
     assert float(estimate) == pytest.approx(float((behavior * (behavior / learner).log()).sum()), rel=1e-5)

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from learner.algorithms.config import GrpoConfig, OpdConfig, RlooConfig
-from learner.algorithms.presets.preset import Carried, ScoredBatch
+from learner.algorithms.presets.preset import Carried, ScoredBatch, shaped
 from learner.algorithms.presets.registry import build_preset
-from learner.algorithms.presets.rewards import shaped
 from learner.algorithms.shaping import RunningMoments
 from tests.learner.algorithms.steps import floats, integers
 

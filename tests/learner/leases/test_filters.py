@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from learner.journal.journal import LoggedFilter
-from learner.leases.admission import FilterReason, FilterRounds, GroupFilter, GroupRules, admissible
 from learner.leases.dead_letters import RunFailed
+from learner.leases.flow import FilterReason, FilterRounds, GroupFilter, GroupRules, admissible
 from protocol.messages import Failed
 from protocol.trajectories import TrajectoryGroup
 from tests.learner.envs import learner

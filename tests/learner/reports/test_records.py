@@ -15,7 +15,7 @@ from learner.reports.step_record import StepRecord, Timing, step_record
 from learner.reports.summary import draw_curves, summarize, table, write_summary
 from learner.reports.tally import MOST_POINTS, Point, Tally
 from learner.training.guard import GuardChange, Reading
-from learner.training.step_metrics import StepMetrics
+from learner.training.step import StepMetrics
 from learner.weights.snapshot import PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
 from tests.learner.samples import group, trajectory

@@ -5,12 +5,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
 
-from learner.training.adapters import adapters_off, add_adapters, merge, merged_weights
 from learner.training.config import LoraConfig
 from learner.training.engine import Engine
 from learner.training.policy import load_causal_lm
 from learner.training.ranks import CommandChannel
-from learner.training.weights import host_copy, write_model_directory
+from learner.training.weights import adapters_off, add_adapters, host_copy, merge, merged_weights, write_model_directory
 from tests.learner.training.engine_parts import (
     CPU,
     LORA,

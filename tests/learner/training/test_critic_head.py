@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from learner.algorithms.config import PpoConfig
 from learner.training.config import CriticConfig, TrainingConfig
-from learner.training.critic import CriticHead, CriticTargets
 from learner.training.packing import Microbatch
 from learner.training.ranks import CommandChannel, Ranks
+from learner.training.score_model import CriticHead, CriticTargets
 from learner.training.trainer import Trainer
 from tests.learner.training.engine_parts import CPU, microbatch
 from tests.learner.training.tiny_model import random_sequences

@@ -15,7 +15,7 @@ from learner.recovery import recover
 from learner.training.batch import sequences_of
 from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.ranks import CommandChannel, Ranks
-from learner.training.step_metrics import StepMetrics
+from learner.training.step import StepMetrics
 from learner.training.trainer import Trainer
 from protocol.trajectories import Trajectory, TrajectoryGroup
 from tests.learner.samples import LEDGER, group, trajectory

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from learner.algorithms.presets.preset import Advantages, Carried, Loss, LossTokens, Passes, Preset, ScoredBatch
 from learner.training.batch import FlatBatch, TrainSequence, flatten
+from learner.training.models import Scorers, TokenScores, credit, score
 from learner.training.packing import Microbatch, pack, shared_prefixes
-from learner.training.passes import Scorers, TokenScores, credit, score
 from learner.training.ranks import CommandChannel
 
 PASSES = Passes(proximal=True, reference=True, teacher=True, values=True)

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from learner.algorithms.aggregation import once_for_each, token_weights
 from learner.algorithms.config import BestOfKConfig, DrGrpoConfig, GdpoConfig, GigpoConfig, GrpoConfig, OnlineDpoConfig
 from learner.algorithms.knobs import Aggregation
+from learner.algorithms.policy_loss import once_for_each, token_weights
 from learner.algorithms.presets.preset import Carried
 from learner.algorithms.presets.registry import build_preset
 from learner.leases.granting import TaskOrder
 from learner.training.batch import ComponentMissing, LagBoundBroken, SeveralSequences, Teaching, flatten, sequences_of
-from learner.training.passes import TokenScores, credit
+from learner.training.models import TokenScores, credit
 from protocol.trajectories import RewardRecord, Trajectory, Turn, VersionSpan
 from tests.learner.samples import INCARNATION, group, trajectory
 

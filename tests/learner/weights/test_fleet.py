@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from learner.weights.fleet import Fleet, JoinRefused
-from learner.weights.trusted_urls import TrustedUrls
+from learner.weights.fleet import Fleet, JoinRefused, TrustedUrls
 from protocol.fleet import Condition, Fingerprints
 from protocol.messages import Fleet as FleetMessage
 from protocol.model import PROTOCOL_VERSION, PolicyVersion

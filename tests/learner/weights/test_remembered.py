@@ -3,7 +3,7 @@
 import pytest
 
 from learner.weights.fleet import JoinRefused
-from learner.weights.remembered import MOST_PROCESSES, Remembered
+from learner.weights.provenance import MOST_PROCESSES, Remembered
 from tests.learner.generators import announcement
 from tests.learner.weights.test_fleet import URL, make_fleet
 
