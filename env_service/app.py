@@ -23,6 +23,7 @@ from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import OfferedEnvironment
 from env_service.environments.task_configs import ClassTasks
 from env_service.environments.tokenization import Tokenization
+from env_service.hosting.hosted import Hosting
 from env_service.leases import Outbox, RunningLeases
 from env_service.reward_services import reward_client
 from env_service.rollouts.generation import Generation, GeneratorFleet
@@ -78,11 +79,13 @@ async def watch_peers(link: LearnerLink, fleet: GeneratorFleet, waits: Waiting, 
 async def run(config: EnvServiceConfig, stop: Stop) -> None:
     """Serve until `stop` is requested, then leave in good order."""
     tokenization = Tokenization(config.model)
-    environments = environments_of(config, tokenization)
+    hosting = hosting_of(config)
+    environments = environments_of(config, tokenization, hosting)
     metrics, waits = Metrics("env-service"), Waiting()
     counted = RolloutMetrics(metrics)
     async with AsyncExitStack() as stack:
         failures = stack.enter_context(recent_failures())
+        await stack.enter_async_context(hosting)
         listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port, tls=config.http.tls))
         hello = hello_of(config, environments, port=listener.port)
         generators = await stack.enter_async_context(
@@ -143,10 +146,17 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             http.cancel()
 
 
-def environments_of(config: EnvServiceConfig, tokenization: Tokenization) -> Mapping[str, OfferedEnvironment]:
+def hosting_of(config: EnvServiceConfig) -> Hosting:
+    """The child processes of environments that are isolated, to be entered."""
+    return Hosting(workers=config.workers, environment_timeout_s=config.retry.environment_timeout_s)
+
+
+def environments_of(
+    config: EnvServiceConfig, tokenization: Tokenization, hosting: Hosting
+) -> Mapping[str, OfferedEnvironment]:
     """What is offered, by name. Raises WrongSettings for a class that cannot be used, or not with this model."""
     try:
-        environments = catalog.build(config.environments)
+        environments = catalog.build(config.environments, elsewhere=hosting.offered)
         catalog.check_templates(environments, tokenization)
     except EnvironmentFault as error:
         raise WrongSettings(str(error)) from error

@@ -125,6 +125,9 @@ class EnvServiceConfig(ProcessConfig):
         None, description="bearer token of the generators"
     )
     capacity: int = Field(64, ge=1, le=1 << 16, description="groups that are rolled out at once")
+    workers: int = Field(
+        2, ge=1, le=1024, description="processes for all environments with isolation = `workers`, such as use the CPU"
+    )
     resend_s: float = Field(5.0, gt=0, description="an unacknowledged group is sent again after so long")
     drain_s: float = Field(2.0, ge=0, le=60, description="time for acknowledgements when stopping")
     retry: RetryConfig = RetryConfig()
@@ -138,8 +141,10 @@ class EnvServiceConfig(ProcessConfig):
         """Of environments that are classes: those that cannot be made, or that the model's template cannot carry."""
         # Deferred: a config is read before anything else is loaded.
         from env_service.environments.catalog import faults_of
+        from env_service.hosting.hosted import Hosting
 
-        return faults_of(self.environments, self.model)
+        hosting = Hosting(workers=self.workers, environment_timeout_s=self.retry.environment_timeout_s)
+        return faults_of(self.environments, self.model, elsewhere=hosting.offered)
 
     @model_validator(mode="after")
     def _keys_where_needed(self) -> "EnvServiceConfig":

@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack
 from inspect import getdoc, isawaitable
 from typing import Any, TextIO
 
-from env_service.app import environments_of, generation_of, opponents_of
+from env_service.app import environments_of, generation_of, hosting_of, opponents_of
 from env_service.config import EnvServiceConfig
 from env_service.environments import catalog
 from env_service.environments.actions import calls_in, value_in
@@ -207,7 +207,7 @@ async def _try(
     tokenization, metrics = Tokenization(config.model), Metrics("env-service")
     counted, fleet = RolloutMetrics(metrics), GeneratorFleet()
     fleet.replace([ServingGenerator(generator_id="generator", url=given.generator, policy_version="0.0")])
-    environments_of(config, tokenization)
+    environments_of(config, tokenization, hosting_of(config))
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(HttpClient(token=config.generator_token))
         rewards = await stack.enter_async_context(reward_client(config, metrics=metrics))

@@ -4,7 +4,7 @@ The tasks of several environments, in shares.
 """
 
 from bisect import bisect_right
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 from math import ceil
@@ -82,12 +82,17 @@ def _in_turn(sizes: Sequence[int]) -> list[tuple[int, int]]:
     return [place for row in rows for place in row if place is not None]
 
 
-def build(configs: Iterable[Tasks]) -> Mapping[str, OfferedEnvironment]:
-    """Environments by name. Raises ValueError with the file and line, the dataset or the class of one that cannot be
-    made.
+Elsewhere = Callable[[ClassTasks], OfferedEnvironment]
+"""Makes the environment of an entry that is isolated. Raises EnvironmentFault."""
+
+
+def build(configs: Iterable[Tasks], *, elsewhere: Elsewhere = offered) -> Mapping[str, OfferedEnvironment]:
+    """Environments by name; of those that are isolated what `elsewhere` makes, or like others if it is not given.
+
+    Raises ValueError with the file and line, the dataset or the class of one that cannot be made.
     """
     given = tuple(configs)
-    found = {config.name: _offered(config) for config in given if not isinstance(config, MixTasks)}
+    found = {config.name: _offered(config, elsewhere) for config in given if not isinstance(config, MixTasks)}
     mixes = {config.name: _mixed(config, found) for config in given if isinstance(config, MixTasks)}
     return {config.name: mixes.get(config.name) or found[config.name] for config in given}
 
@@ -102,13 +107,13 @@ def check_templates(environments: Mapping[str, OfferedEnvironment], tokenization
             raise EnvironmentFault(f"environment {environment.name}: {error}") from error
 
 
-def faults_of(configs: Iterable[Tasks], model: Path) -> list[str]:
+def faults_of(configs: Iterable[Tasks], model: Path, *, elsewhere: Elsewhere = offered) -> list[str]:
     """What `build` and `check_templates` would say of each environment that is a class."""
     found: list[str] = []
     for config in configs:
         try:
             if isinstance(config, ClassTasks):
-                check_templates({config.name: offered(config)}, Tokenization(model))
+                check_templates({config.name: _offered(config, elsewhere)}, Tokenization(model))
         except (FileNotFoundError, TokenizerError) as error:
             found.append(f"environment {config.name}: {error}")
         except EnvironmentFault as fault:
@@ -126,9 +131,11 @@ def _mixed(config: MixTasks, found: Mapping[str, OfferedEnvironment]) -> Offered
     return OfferedEnvironment(name=config.name, tasks=tasks, start=SingleTurn)
 
 
-def _offered(config: AdditionTasks | JsonlTasks | ReasoningGymTasks | ClassTasks) -> OfferedEnvironment:
+def _offered(
+    config: AdditionTasks | JsonlTasks | ReasoningGymTasks | ClassTasks, elsewhere: Elsewhere
+) -> OfferedEnvironment:
     if isinstance(config, ClassTasks):
-        return offered(config)
+        return offered(config) if config.isolation == "none" else elsewhere(config)
     return OfferedEnvironment(name=config.name, tasks=_source(config), start=SingleTurn)
 
 

@@ -119,6 +119,16 @@ class ClassTasks(ConfigModel):
     opponent: OpponentConfig | None = Field(
         None, description="in a game of several players, who plays some of them; none: the policy plays all"
     )
+    isolation: Literal["none", "workers", "process"] = Field(
+        "none",
+        description="where it runs: `none`, in this process; `workers`, in the processes that env-service.workers "
+        "counts; `process`, each conversation in a process that it has for itself",
+    )
+    processes: int = Field(64, ge=1, le=4096, description="processes at most, with isolation = `process`")
+    spares: int = Field(2, ge=0, le=256, description="processes that are started before they are wanted")
+    fresh: bool = Field(
+        False, description="whether a process runs one conversation in its life, or one after the other"
+    )
 
     @model_validator(mode="after")
     def _known_or_a_path(self) -> Self:

@@ -1,0 +1,1 @@
+"""Environments that run elsewhere: in child processes, on other machines, and other people's."""
