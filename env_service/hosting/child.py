@@ -38,6 +38,12 @@ class Stage:
     def __init__(self, entries: Sequence[ClassTasks]) -> None:
         self._offered = {entry.name: offered(entry) for entry in entries}
         self._own_tasks = {entry.name: hasattr(class_at(entry), "tasks") for entry in entries}
+        for entry in entries:
+            if self._offered[entry.name].agent is not None:
+                raise EnvironmentFault(
+                    f"environment {entry.name} ({entry.path}) is an agent: `isolation` is for classes with reset and "
+                    "step; an agent that needs a process of its own is a program"
+                )
         self._conversations: dict[str, Environment] = {}
         self._runner = asyncio.Runner()
 
