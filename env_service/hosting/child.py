@@ -39,10 +39,11 @@ class Stage:
         self._offered = {entry.name: offered(entry) for entry in entries}
         self._own_tasks = {entry.name: hasattr(class_at(entry), "tasks") for entry in entries}
         for entry in entries:
-            if self._offered[entry.name].agent is not None:
+            made = self._offered[entry.name]
+            if made.agent is not None or made.players:
                 raise EnvironmentFault(
-                    f"environment {entry.name} ({entry.path}) is an agent: `isolation` is for classes with reset and "
-                    "step; an agent that needs a process of its own is a program"
+                    f"environment {entry.name} ({entry.path}) is {'a game of players' if made.players else 'an agent'}: "
+                    '`isolation` is for classes with reset and step and one conversation; set isolation = "none"'
                 )
         self._conversations: dict[str, Environment] = {}
         self._runner = asyncio.Runner()
