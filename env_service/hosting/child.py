@@ -41,8 +41,9 @@ class Stage:
         for entry in entries:
             made = self._offered[entry.name]
             if made.agent is not None or made.players:
+                what = "a game of several players" if made.players else "an agent"
                 raise EnvironmentFault(
-                    f"environment {entry.name} ({entry.path}) is {'a game of players' if made.players else 'an agent'}: "
+                    f"environment {entry.name} ({entry.path}) is {what}: "
                     '`isolation` is for classes with reset and step and one conversation; set isolation = "none"'
                 )
         self._conversations: dict[str, Environment] = {}
