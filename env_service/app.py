@@ -26,6 +26,7 @@ from env_service.environments.tokenization import Tokenization
 from env_service.hosting.hosted import Hosting
 from env_service.leases import Outbox, RunningLeases
 from env_service.reward_services import reward_client
+from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds
 from env_service.rollouts.generation import Generation, GeneratorFleet
 from env_service.rollouts.match import Opponent
 from env_service.rollouts.outcomes import RolloutMetrics
@@ -138,7 +139,8 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             )  # fmt: skip
             http = tasks.create_task(serve_http(app, listener))
             waits.started()
-            loops = tasks.create_task(_converse(config, link, fleet, running, waits, rewards))
+            concurrency = concurrency_of(config, http=generators, fleet=fleet)
+            loops = tasks.create_task(_converse(config, link, fleet, running, waits, rewards, concurrency))
             await stop.wait()
             running.cancel_all()
             await link.leave(stop.reason or "stopping", within_s=config.drain_s)
@@ -215,6 +217,13 @@ def generation_of(
     )
 
 
+def concurrency_of(config: EnvServiceConfig, *, http: HttpClient, fleet: GeneratorFleet) -> Concurrency | None:
+    """What bounds the completions outstanding at generators, if that is wanted."""
+    settings = config.concurrency
+    bounds = ConcurrencyBounds(least=settings.least, most=settings.most, queue_share=settings.queue_share)
+    return Concurrency(http=http, fleet=fleet, bounds=bounds, poll_s=settings.poll_s) if settings.adaptive else None
+
+
 async def opponents_of(
     config: EnvServiceConfig, stack: AsyncExitStack, *, tokenization: Tokenization, metrics: RolloutMetrics
 ) -> Mapping[str, Opponent]:
@@ -248,6 +257,7 @@ async def _converse(
     running: RunningLeases,
     waits: Waiting,
     rewards: RewardClient,
+    concurrency: Concurrency | None,
 ) -> None:
     """Greets the learner only when rollouts can be scored: leases granted before would fail."""
     await reward_services_ready(rewards, waits)
@@ -256,4 +266,5 @@ async def _converse(
         tick=link.tick(running),
         watch_peers=watch_peers(link, fleet, waits, learner=config.learner),
         watch_rewards=rewards.watch(waits),
+        **({"adapt": concurrency.watch()} if concurrency else {}),
     )

@@ -1,7 +1,7 @@
 """Configuration of the env_service."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -88,6 +88,28 @@ class AgentsConfig(ConfigModel):
     idle_s: float = Field(600.0, gt=0, description="a session without a call for so long is given up, in seconds")
 
 
+class ConcurrencyConfig(ConfigModel):
+    """How many completions are outstanding at each generator. What waits here goes by the age of its lease, what waits
+    in a generator's queue does not.
+    """
+
+    adaptive: bool = Field(
+        True, description="fewer while completions wait in a generator's queue, more while none do; false: no bound"
+    )
+    least: int = Field(16, ge=1, description="completions outstanding at a generator that are never too many")
+    most: int = Field(4096, ge=1, description="completions outstanding at a generator at most")
+    queue_share: float = Field(
+        0.1, gt=0, le=1, description="share of a generator's completions that may wait for their first token"
+    )
+    poll_s: float = Field(2.0, gt=0, le=60, description="how often generators are asked, in seconds")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.least > self.most:
+            raise ValueError(f"least is {self.least} and most {self.most}: lower the first or raise the second")
+        return self
+
+
 class EnvServiceConfig(ProcessConfig):
     """Everything that an env_service can be told."""
 
@@ -132,6 +154,7 @@ class EnvServiceConfig(ProcessConfig):
     drain_s: float = Field(2.0, ge=0, le=60, description="time for acknowledgements when stopping")
     retry: RetryConfig = RetryConfig()
     scoring: ScoringConfig = ScoringConfig()
+    concurrency: ConcurrencyConfig = ConcurrencyConfig()
     agents: AgentsConfig = AgentsConfig()
     environments: tuple[Tasks, ...] = Field(
         (AdditionTasks(),), min_length=1, max_length=256, description="what can be rolled out, by name"

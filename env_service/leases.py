@@ -6,10 +6,13 @@ Which attempt at which lease a message is about.
 """
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from bisect import insort
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from env_service.rollouts.completions import Progress
@@ -121,12 +124,56 @@ _QUEUE_FACTOR = 4
 @dataclass
 class _Running:
     lease: Lease
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress
     task: asyncio.Task[None] | None = None
 
 
+def _rank(lease: Lease) -> tuple[int, ...]:
+    """The oldest lease first, whenever it was granted again; evaluation before training, as the learner grants it."""
+    return (lease.purpose == "train", lease.lease_id, lease.attempt)
+
+
+class _Places:
+    """Places for leases; of those that wait the lowest rank gets the next one."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._line: list[tuple[tuple[int, ...], int, asyncio.Future[None]]] = []
+        self._arrivals = itertools.count()
+
+    @asynccontextmanager
+    async def held(self, rank: tuple[int, ...]) -> AsyncIterator[None]:
+        """A place, while the body runs."""
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(rank)
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    async def _wait(self, rank: tuple[int, ...]) -> None:
+        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        insort(self._line, (rank, next(self._arrivals), given))
+        try:
+            await given
+        except asyncio.CancelledError:
+            if given.done() and not given.cancelled():
+                self._give_back()
+            raise
+
+    def _give_back(self) -> None:
+        while self._line:
+            _, _, given = self._line.pop(0)
+            if not given.done():
+                given.set_result(None)
+                return
+        self._free += 1
+
+
 class RunningLeases:
-    """Runs at most `capacity` leases at once, holds the others back, and reports each outcome.
+    """Runs at most `capacity` leases at once, the oldest first, holds the others back, and reports each outcome.
 
     Tasks live in `tasks`, the caller's group: what this class does not expect ends the process.
     """
@@ -136,7 +183,7 @@ class RunningLeases:
     ) -> None:
         self._run = run
         self._report = report
-        self._places = asyncio.Semaphore(capacity)
+        self._places = _Places(capacity)
         self._limit = _QUEUE_FACTOR * capacity
         self._tasks = tasks
         self._metrics = metrics
@@ -151,7 +198,7 @@ class RunningLeases:
         if len(self._running) >= self._limit:
             await self._report(_no_room(lease, self._limit))
             return
-        entry = self._running[key] = _Running(lease)
+        entry = self._running[key] = _Running(lease, Progress(rank=_rank(lease)))
         entry.task = self._tasks.create_task(self._hold(key, entry), name=f"lease {lease.lease_id}")
 
     def cancel(self, keys: Iterable[LeaseKey]) -> None:
@@ -182,7 +229,7 @@ class RunningLeases:
 
     async def _hold(self, key: LeaseKey, entry: _Running) -> None:
         try:
-            async with self._places:
+            async with self._places.held(_rank(entry.lease)):
                 outcome = await self._run(entry.lease, entry.progress)
             # Reported before it stops running: at no moment may a heartbeat speak of it and the outbox not know it.
             await self._report(outcome)

@@ -187,6 +187,7 @@ class Serving:
             serving=self.ready,
             policy_version=self._version,
             running=counters.running + counters.waiting,
+            waiting=counters.waiting,
             tokens_generated=counters.tokens_total,
             idle_s=counters.idle_s,
             uptime_s=counters.uptime_s,

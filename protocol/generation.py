@@ -150,6 +150,8 @@ class GeneratorState(WireModel):
     serving: bool
     policy_version: VersionText | None
     running: int = Field(ge=0)
+    waiting: int = Field(default=0, ge=0)
+    """Of the running ones those that have no token yet: they wait for a place in the engine, or are read in."""
     tokens_generated: int = Field(ge=0)
     idle_s: float = Field(ge=0)
     """Seconds without any running request, since the first commit."""

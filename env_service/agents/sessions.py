@@ -243,6 +243,8 @@ class Session:
         rules = speaker.language.rules
         language = replace(speaker.language, rules=rules.model_copy(update={"stop": (*rules.stop, *asked.stop)}))
         (completion,) = speaker.progress.completions(1, end_of=language.end_of())
+        before = branch.parent.completion if branch.parent is not None else None
+        completion.prefers = next(reversed(before.generator_ids), "") if before is not None else ""
         self._made += 1
         branch_id = f"{self.id}-{self._made}"
         return Answering(branch_id, asked, branch, completion, language)

@@ -42,7 +42,8 @@ class Completion:
 
     A request for it begins with `begin_request`; parts count their spans from the first token of that request.
     `end_of` tells where it ends besides where the generator does; `done` is set when it has ended. After each part,
-    `on_growth` is called.
+    `on_growth` is called. `prefers` is the generator that holds what it goes on from; of those that wait for one, the
+    lowest `rank` goes first.
     """
 
     index: int
@@ -53,6 +54,8 @@ class Completion:
     finish_reason: FinishReason | None = None
     handed_back: bool = False
     end_of: EndOf | None = None
+    prefers: str = ""
+    rank: tuple[int, ...] = ()
     done: asyncio.Event = field(default_factory=asyncio.Event)
     ended_by_text: bool = False
     on_growth: Callable[[], None] = field(default=lambda: None, repr=False)
@@ -277,9 +280,12 @@ _FIRST_TO_NAME: Sequence[WaitsFor] = ("generators", "environment", "rewards")
 
 
 class Progress:
-    """How far a rollout has come: written by its conversations, read when a heartbeat is due."""
+    """How far a rollout has come: written by its conversations, read when a heartbeat is due. `rank` is that of its
+    lease, the lowest first.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, rank: tuple[int, ...] = ()) -> None:
+        self._rank = rank
         self._completions: list[Completion] = []
         self._oldest: str | None = None
         self._waiting: Counter[WaitsFor] = Counter()
@@ -289,7 +295,7 @@ class Progress:
     def completions(self, count: int, *, end_of: EndOf | None = None) -> Sequence[Completion]:
         """New completions, to be sampled."""
         self._completions = [each for each in self._completions if not self._counted(each)]
-        made = tuple(Completion(index, end_of=end_of) for index in range(count))
+        made = tuple(Completion(index, end_of=end_of, rank=self._rank) for index in range(count))
         self._completions += made
         return made
 

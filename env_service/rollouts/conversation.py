@@ -196,6 +196,7 @@ class Conversation:
                 await first.done.wait()
                 return first
             (completion,) = self.speaker.progress.completions(1, end_of=self.speaker.language.end_of())
+            completion.prefers = self.speech.transcript.sampled_by
             try:
                 await self.speaker.sample(self._request(), [completion])
             except RequestTooLong:

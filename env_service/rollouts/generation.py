@@ -20,7 +20,9 @@ from services.http.client import HttpClient, ServiceFailed
 
 
 class GeneratorFleet:
-    """Chooses by fewest completions outstanding, among those that take requests."""
+    """Chooses by fewest completions outstanding, among those that take requests, but for turns that have a prefix
+    somewhere.
+    """
 
     def __init__(self, *, breakers: Breakers | None = None) -> None:
         self._endpoints = Endpoints(breakers=breakers or Breakers("generator"))
@@ -45,13 +47,21 @@ class GeneratorFleet:
         self._serving = {generator.generator_id: generator for generator in generators}
         self._endpoints.replace(self._serving.keys())
 
-    async def choose(self, *, avoid: Sequence[str] = ()) -> ServingGenerator:
+    async def choose(
+        self, *, avoid: Sequence[str] = (), prefer: str = "", rank: tuple[int, ...] = ()
+    ) -> ServingGenerator:
         """The generator for the next request; waits, without end, until one serves and is not left alone.
 
-        One in `avoid` only if there is no other. To be followed by `occupy` without an await between them.
+        One in `avoid` only if there is no other; the one to `prefer`, which holds the prefix, unless it is much busier
+        than another one. Of requests that wait, the lowest `rank` goes first. To be followed by `occupy` without an
+        await between them.
         """
-        name = await self._endpoints.choose(avoid=avoid)
+        name = await self._endpoints.choose(avoid=avoid, prefer=prefer, rank=rank)
         return self._serving[name]
+
+    def allow(self, generator_id: str, most: float) -> None:
+        """From now on at most so many completions are outstanding at a generator."""
+        self._endpoints.allow(generator_id, most)
 
     def occupy(self, generator: ServingGenerator, *, completions: int) -> AbstractContextManager[Call]:
         """Count a request as outstanding while the body runs, which raises a ServiceError if it comes to nothing."""
@@ -114,7 +124,8 @@ class Generation:
         """Ask until all completions of a piece are finished. The generators in `avoid` have just failed."""
         setbacks = _Setbacks(tried=list(avoid))
         while True:
-            generator = await self._fleet.choose(avoid=setbacks.tried)
+            first = piece.completions[0]
+            generator = await self._fleet.choose(avoid=setbacks.tried, prefer=first.prefers, rank=first.rank)
             before = piece.received
             failure = await self._ask(generator, piece, request)
             rest = rest_of(piece, request.sampling)

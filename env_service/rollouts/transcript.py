@@ -44,6 +44,11 @@ class Transcript:
         return len(self._turns)
 
     @property
+    def sampled_by(self) -> str:
+        """The generator that sampled last, and holds the conversation so far; empty before the first turn."""
+        return self._turns[-1].generator_ids[-1] if self._turns and self._turns[-1].generator_ids else ""
+
+    @property
     def sampled_tokens(self) -> int:
         """How many tokens were sampled."""
         return sum(turn.end - turn.completion_start for turn in self._turns)

@@ -21,10 +21,12 @@ import contextlib
 import logging
 import random
 import time
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from math import inf
 from typing import Literal
 
@@ -272,13 +274,20 @@ _BUSY_S = 1.0
 _GROWTH_S = 10.0
 """After so many seconds without being told that it is busy, a counterpart is asked for twice as much at once."""
 
+_MUCH_BUSIER = 2.0
+_SLACK = 8
+"""A call stays with whom it prefers up to so many times the work of the least burdened, and so much more."""
+
 
 @dataclass
 class _Load:
-    """Work `under_way` at a counterpart, which takes no more of it than `most`, nor any before `busy_until`."""
+    """Work `under_way` at a counterpart, which takes no more of it than `most`, nor any before `busy_until`;
+    `allowed` is the caller's own bound.
+    """
 
     under_way: int = 0
     most: float = inf
+    allowed: float = inf
     busy_until: float = -inf
     grows_at: float = inf
 
@@ -291,7 +300,7 @@ class _Load:
     def has_room(self, now: float) -> bool:
         if now >= self.grows_at:
             self.most, self.grows_at = 2 * self.most, now + _GROWTH_S
-        return now >= self.busy_until and self.under_way < self.most
+        return now >= self.busy_until and self.under_way < min(self.most, self.allowed)
 
 
 class Endpoints:
@@ -305,6 +314,8 @@ class Endpoints:
         self._names = list(names)
         self._breakers = breakers
         self._loads: defaultdict[str, _Load] = defaultdict(_Load)
+        self._line: list[tuple[tuple[int, ...], int]] = []
+        self._arrivals = count()
 
     def __len__(self) -> int:
         return len(self._names)
@@ -332,16 +343,30 @@ class Endpoints:
             del self._loads[name]
         self._breakers.keep(names)
 
-    async def choose(self, *, avoid: Collection[str] = ()) -> str:
+    async def choose(self, *, avoid: Collection[str] = (), prefer: str = "", rank: tuple[int, ...] = ()) -> str:
         """The name for the next call; waits, without end, until there is one that is not left alone.
 
-        One in `avoid` only if there is no other. To be followed by `call` without an await between them.
+        One in `avoid` only if there is no other; the one to `prefer`, unless it is much busier than others. Of calls
+        that wait, the one of the lowest `rank` goes first. To be followed by `call` without an await between them.
         """
-        while True:
-            looked_at = self._breakers.now()
-            if admitted := self._admitted():
-                return self._take(admitted, avoid=avoid)
-            await self._change(since=looked_at)
+        me = (rank, next(self._arrivals))
+        insort(self._line, me)
+        try:
+            while True:
+                looked_at = self._breakers.now()
+                if self._line[0] == me and (admitted := self._admitted()):
+                    return self._take(admitted, avoid=avoid, prefer=prefer)
+                await self._change(since=looked_at)
+        finally:
+            self._line.remove(me)
+            if self._line:
+                self._breakers.stir()
+
+    def allow(self, name: str, most: float) -> None:
+        """From now on no more work than that is put under way at a counterpart, if it is one."""
+        if name in self._names and self._loads[name].allowed != most:
+            self._loads[name].allowed = most
+            self._breakers.stir()
 
     def another(self, *, than: Collection[str]) -> str | None:
         """One that is believed to work, is not busy, and is not among `than`; None if there is none."""
@@ -370,7 +395,7 @@ class Endpoints:
             load.under_way -= weight
             if busy is not None:
                 self.busy(name, for_s=busy.retry_after_s)
-            elif load.under_way < load.most < inf:
+            elif load.under_way < min(load.most, load.allowed) < inf:
                 self._breakers.stir()
 
     def busy(self, name: str, *, for_s: float | None) -> None:
@@ -391,8 +416,11 @@ class Endpoints:
     def _is_well(self, name: str) -> bool:
         return self._breakers[name].state == "closed"
 
-    def _take(self, admitted: Collection[str], *, avoid: Collection[str]) -> str:
+    def _take(self, admitted: Collection[str], *, avoid: Collection[str], prefer: str = "") -> str:
         chosen = min(admitted, key=lambda name: (name in avoid, self._loads[name].under_way))
+        if prefer in admitted and prefer not in avoid:
+            bearable = _MUCH_BUSIER * self._loads[chosen].under_way + _SLACK
+            chosen = prefer if self._loads[prefer].under_way <= bearable else chosen
         self._names.remove(chosen)
         self._names.append(chosen)
         return chosen

@@ -1,13 +1,23 @@
 """The choice of a generator."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from math import inf
 
+from aiohttp import web
+
+from env_service.leases import RunningLeases, key_of
+from env_service.rollouts.completions import Progress
+from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds, Window
 from env_service.rollouts.generation import GeneratorFleet
-from protocol.messages import ServingGenerator
+from env_service.rollouts.outcomes import Outcome, RolloutMetrics
+from protocol.generation import GeneratorState
+from protocol.messages import Failed, Lease, ServingGenerator
 from services.http.calls import Breakers, BreakerSettings
-from services.http.client import ServiceError, ServiceTimeout
-from tests.env_service.peers import serving
+from services.http.client import HttpClient, ServiceError, ServiceTimeout
+from services.http.metrics import Metrics
+from tests.env_service.peers import lease, serving
 
 A, B, C = (serving(name, f"http://{name}") for name in "abc")
 
@@ -91,3 +101,139 @@ async def test_a_cancelled_choice_ends() -> None:
     choice.cancel()
     await asyncio.wait([choice])
     assert choice.cancelled()
+
+
+async def test_a_turn_goes_to_the_generator_that_holds_its_prefix() -> None:
+    fleet = GeneratorFleet()
+    fleet.replace([A, B, C])
+    with fleet.occupy(C, completions=4):
+        assert await fleet.choose(prefer="c") == C
+        assert await fleet.choose(prefer="c", avoid=["c"]) != C
+        assert await fleet.choose() != C
+    assert await fleet.choose(prefer="gone") in (A, B, C)
+
+
+async def test_a_prefix_is_left_behind_where_its_generator_is_much_busier_than_another() -> None:
+    fleet = GeneratorFleet()
+    fleet.replace([A, B])
+    with fleet.occupy(A, completions=9):
+        assert await fleet.choose(prefer="a") == B
+        with fleet.occupy(B, completions=2):
+            assert await fleet.choose(prefer="a") == A
+
+
+async def test_a_generator_is_given_no_more_than_is_allowed_and_the_oldest_lease_has_the_next_place() -> None:
+    fleet = GeneratorFleet()
+    fleet.replace([A])
+    fleet.allow("a", 2)
+    order: list[int] = []
+
+    async def ask(rank: int) -> None:
+        generator = await fleet.choose(rank=(rank,))
+        with fleet.occupy(generator, completions=1):
+            order.append(rank)
+            await asyncio.sleep(0)
+
+    with fleet.occupy(A, completions=2):
+        asked = [asyncio.ensure_future(ask(rank)) for rank in (7, 3, 9, 1)]
+        await asyncio.sleep(0)
+        asked.append(asyncio.ensure_future(ask(0)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert order == []
+    async with asyncio.timeout(10):
+        await asyncio.gather(*asked)
+    assert order == [0, 1, 3, 7, 9]
+
+
+async def test_one_who_no_longer_waits_lets_the_others_pass() -> None:
+    fleet = GeneratorFleet()
+    fleet.replace([A])
+    fleet.allow("a", 1)
+    with fleet.occupy(A, completions=1):
+        first = asyncio.ensure_future(fleet.choose(rank=(1,)))
+        second = asyncio.ensure_future(fleet.choose(rank=(2,)))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        assert await second == A
+
+
+def test_a_queue_that_stays_makes_the_bound_smaller_and_none_makes_it_larger() -> None:
+    window = Window(ConcurrencyBounds(least=8, most=110, queue_share=0.1))
+    assert window.told(running=200, waiting=100, outstanding=200) == inf, "a group that has just come is no queue"
+    assert window.told(running=200, waiting=100, outstanding=200) == 160
+    assert window.told(running=160, waiting=0, outstanding=50) == 110, "no more than the most"
+    for _ in range(20):
+        window.told(running=40, waiting=39, outstanding=40)
+    assert window.allowed == 8, "no fewer than the least"
+    assert window.told(running=8, waiting=0, outstanding=7) == 8, "not more than is asked for"
+    assert window.told(running=8, waiting=0, outstanding=8) == 9
+
+
+async def test_generators_are_asked_for_their_queue_and_bounded_by_it() -> None:
+    state = GeneratorState(
+        generator_id="a", serving=True, policy_version="1.0", running=100, waiting=60, tokens_generated=0, idle_s=0,
+        uptime_s=1,
+    )  # fmt: skip
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=state.model_dump_json())
+
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(HttpClient())
+        url = await stack.enter_async_context(served_at("/v1/state", answer))
+        fleet = GeneratorFleet()
+        fleet.replace([serving("a", url), serving("b", "http://127.0.0.1:1")])
+        bounds = ConcurrencyBounds(least=4, most=4096, queue_share=0.1)
+        concurrency = Concurrency(http=http, fleet=fleet, bounds=bounds, poll_s=1.0)
+        with fleet.occupy(serving("a", url), completions=10):
+            await concurrency.look()
+            await concurrency.look()
+        with fleet.occupy(serving("a", url), completions=8):
+            assert (await fleet.choose(prefer="a")).generator_id == "b"
+
+
+@asynccontextmanager
+async def served_at(path: str, answer: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_get(path, answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0]
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_the_oldest_lease_has_the_next_place_whenever_it_came() -> None:
+    begun: list[int] = []
+    go_on = asyncio.Event()
+
+    async def run(granted: Lease, progress: Progress) -> Outcome:
+        begun.append(granted.lease_id)
+        await go_on.wait()
+        return Failed(
+            incarnation=1, lease_id=granted.lease_id, attempt=0, purpose=granted.purpose, data_fault=False, reason="x"
+        )
+
+    async def report(outcome: Outcome) -> None:
+        assert isinstance(outcome, Failed)
+
+    async with asyncio.TaskGroup() as tasks:
+        metrics = RolloutMetrics(Metrics("env-service"))
+        leases = RunningLeases(run=run, report=report, capacity=2, tasks=tasks, metrics=metrics)
+        for lease_id in (8, 9, 7, 5):
+            await leases.start(lease(lease_id))
+        await leases.start(lease(6, purpose="evaluate"))
+        await leases.start(lease(3))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert begun == [8, 9]
+        leases.cancel([key_of(lease(5))])
+        go_on.set()
+    assert begun == [8, 9, 6, 3, 7]
