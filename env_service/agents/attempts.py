@@ -8,6 +8,7 @@ session ─▶ the agent runs, and calls ─┬─▶ returns or posts its rewar
 import asyncio
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Real
 
 from env_service.agents.registry import Sessions
@@ -107,11 +108,14 @@ class AgentAttempt:
             silence.cancel()
             await asyncio.gather(running, silence, return_exceptions=True)
 
-    def _returned(self, running: "asyncio.Future[AgentResult | float]", session: Session) -> object:
+    def _returned(self, running: "asyncio.Future[AgentResult | float | None]", session: Session) -> object:
         """A reward that was posted stands, whatever the agent does afterwards."""
-        if session.posted.done() and (running.exception() is not None or running.result() is None):
-            return session.posted.result()
-        return running.result()
+        if not session.posted.done():
+            return running.result()
+        posted = session.posted.result()
+        returned: object = None if running.exception() is not None else running.result()
+        judged = returned.verification if isinstance(returned, AgentResult) else None
+        return replace(posted, verification=posted.verification or judged)
 
     def _take(self, result: AgentResult) -> None:
         self.given, self.metrics, self.verification = float(result.reward), result.metrics, result.verification

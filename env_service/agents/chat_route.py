@@ -28,7 +28,7 @@ def asked_of_chat(body: Mapping[str, Any], sampling: Sampling, *, digest: str, a
         messages=chat_messages(body.get("messages")),
         tools=chat_tools(body.get("tools")),
         calls_wanted=body.get("tool_choice") != "none",
-        max_tokens=_positive(body, "max_completion_tokens") or _positive(body, "max_tokens"),
+        max_tokens=positive(body, "max_completion_tokens") or positive(body, "max_tokens"),
         stop=_stops(body.get("stop")),
         digest=digest,
         again=again,
@@ -56,11 +56,12 @@ def refuse_other_sampling(body: Mapping[str, Any], sampling: Sampling) -> None:
         raise CallRefused(400, "unsupported_value", message, param="response_format")
 
 
-def _positive(body: Mapping[str, Any], name: str) -> int | None:
+def positive(body: Mapping[str, Any], name: str) -> int | None:
+    """A whole number above 0 in a request; None if it is not given. Raises NotUnderstood."""
     value = body.get(name)
     if value is None:
         return None
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise NotUnderstood(f"{name}: expected a whole number above 0, got {value!r}", param=name)
     return value
 

@@ -93,9 +93,9 @@ def chat_messages(given: object) -> tuple[Said, ...]:
 
 
 def _chat_message(given: Any, names: Mapping[str, str], *, param: str) -> Said:
-    if not isinstance(given, dict) or given.get("role") not in _ROLES:
-        raise NotUnderstood(f"{param}: expected a role of {', '.join(_ROLES)}", param=param)
-    role = _ROLES[given["role"]]
+    if not isinstance(given, dict):
+        raise NotUnderstood(f"{param}: expected an object with role and content", param=param)
+    role = role_of(given.get("role"), param=param)
     calls = (
         tuple(_chat_call(call, param=param) for call in given.get("tool_calls") or ()) if role == "assistant" else ()
     )
@@ -103,6 +103,13 @@ def _chat_message(given: Any, names: Mapping[str, str], *, param: str) -> Said:
     call_id = str(given.get("tool_call_id") or "")
     name = str(given.get("name") or names.get(call_id, "")) if role == "tool" else ""
     return Said(role, text, calls, call_id=call_id, name=name)
+
+
+def role_of(given: object, *, param: str) -> Role:
+    """The role that a request names. Raises NotUnderstood."""
+    if not isinstance(given, str) or given not in _ROLES:
+        raise NotUnderstood(f"{param}: expected a role of {', '.join(_ROLES)}", param=param)
+    return _ROLES[given]
 
 
 def _chat_call(given: Any, *, param: str) -> MadeCall:

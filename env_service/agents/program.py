@@ -1,22 +1,80 @@
 """`source = "agent"`: the user's own agent, a function, a program, or one that comes from outside.
 
-options = { run = "my_agent:run" }               async def run(task, client) -> float
-options = { command = ["python", "agent.py"] }   a process for each trajectory
-options = {}                                     agents ask for tasks by POST /v1/sessions
+    options = { run = "my_agent:run" }               async def run(task, client) -> float
+    options = { command = ["python", "agent.py"] }   a process for each trajectory
+    options = {}                                     agents ask for tasks by POST /v1/sessions
+
+A function runs on an event loop of its own, in a thread beside the process's: what it blocks is other agents alone. A
+program is a process group of its own: whatever it started ends with its trajectory.
 """
 
 import asyncio
+import importlib
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError, model_validator
 
-from env_service.environments.interface import AgentClient, AgentResult, EnvironmentUnavailable, Task
+from env_service.agents.function_loop import FunctionLoop
+from env_service.agents.processes import Confinement, ProgramRun
+from env_service.environments.imported import NumberedTasks
+from env_service.environments.interface import (
+    AgentClient,
+    AgentResult,
+    EnvironmentUnavailable,
+    Task,
+    TaskSource,
+    Verification,
+    text_of,
+)
+from env_service.environments.jsonl import TaskFileError
+from protocol.codec import describe
+from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
+
+Function = Callable[[Task, AgentClient], Awaitable[AgentResult | float | None]]
+_OBJECT = TypeAdapter(dict[str, JsonValue])
 
 
 class AgentOptions(ConfigModel):
-    """Which agent, and its bounds."""
+    """Which agent, its tasks, and its bounds."""
 
+    run: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="package.module:function, an `async def run(task, client) -> float`",
+    )
+    command: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(
+        None, min_length=1, description="program and its arguments, started for each trajectory"
+    )
+    environ: dict[str, str] = Field(default_factory=dict, description="what a program finds in its environment, too")
+    confinement: Confinement = Confinement()
+    timeout_s: float | None = Field(
+        None, gt=0, description="longest time of the function or program; a trajectory that takes longer is spoilt"
+    )
     claim_s: float = Field(600.0, gt=0, description="how long a task waits for an agent from outside, in seconds")
+    train_file: Path | None = Field(None, description="tasks: a JSON object a line, which is the task's `data`")
+    evaluation_file: Path | None = Field(None, description="tasks of evaluation, in the same form")
+    train_tasks: int = Field(10_000, ge=1, le=100_000_000, description="number of tasks, if there is no file")
+    evaluation_tasks: int = Field(200, ge=0, le=1_000_000, description="the same for evaluation")
+    verifier: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="who judges the policy's last answer, with `arguments` or `answer` of the task's line; what the "
+        "agent says itself is added",
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if self.run is not None and self.command is not None:
+            raise ValueError("run and command are both set; an agent is a function or a program")
+        if self.evaluation_file is not None and self.train_file is None:
+            raise ValueError("evaluation_file is set, and train_file is not")
+        return self
 
 
 class AgentProgram:
@@ -24,9 +82,34 @@ class AgentProgram:
 
     def __init__(self, options: AgentOptions) -> None:
         self._options = options
+        self._function = None if options.run is None else function_at(options.run)
 
-    async def run(self, task: Task, client: AgentClient) -> AgentResult | float:
-        """Let it run; what it is worth."""
+    @staticmethod
+    def tasks(options: AgentOptions) -> TaskSource:
+        """Those of the files, or numbered ones."""
+        if options.train_file is None:
+            return NumberedTasks(seed=0, train_tasks=options.train_tasks, evaluation_tasks=options.evaluation_tasks)
+        return FileTasks(options.train_file, options.evaluation_file)
+
+    async def run(self, task: Task, client: AgentClient) -> AgentResult | float | None:
+        """Let it run; what it is worth, None if it did not say. Raises TimeoutError, and what the agent raises."""
+        limit = asyncio.timeout(self._options.timeout_s)
+        try:
+            async with limit:
+                result = await self._ran(task, client)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"the agent was not done within {self._options.timeout_s:g} s") from error
+        return self._judged(result, task)
+
+    async def _ran(self, task: Task, client: AgentClient) -> AgentResult | float | None:
+        options = self._options
+        if self._function is not None:
+            return await _functions().run(partial(self._function, task, client))
+        if options.command is not None:
+            run = ProgramRun(command=options.command, environ=options.environ, confinement=options.confinement)
+            return await run.result(task_json(task), client)
         return await self._from_outside(client)
 
     async def _from_outside(self, client: AgentClient) -> AgentResult:
@@ -36,3 +119,82 @@ class AgentProgram:
         except TimeoutError as error:
             raise EnvironmentUnavailable(f"no agent asked for the task in {self._options.claim_s:g} s") from error
         return await client.posted()
+
+    def _judged(self, returned: AgentResult | float | None, task: Task) -> AgentResult | float | None:
+        if self._options.verifier is None:
+            return returned
+        result = returned if isinstance(returned, AgentResult) else AgentResult(returned or 0.0)
+        if result.verification is not None:
+            return result
+        arguments = task.data.get("arguments")
+        answer = {"answer": task.data["answer"]} if "answer" in task.data else {}
+        given = {**answer, **(arguments if isinstance(arguments, Mapping) else {})}
+        verification = Verification(self._options.verifier, given)
+        return AgentResult(result.reward, result.metrics, result.stop, verification)
+
+
+@lru_cache(maxsize=1)
+def _functions() -> FunctionLoop:
+    """The loop of all functions: instances of the class are many, and know nothing of each other."""
+    return FunctionLoop()
+
+
+def task_json(task: Task) -> dict[str, JsonValue]:
+    """A task as agents outside of the process see it."""
+    return {"prompt": text_of(task.prompt), "seed": task.seed, "purpose": task.purpose, "data": dict(task.data)}
+
+
+def function_at(path: str) -> Function:
+    """The function of an import path. Raises ValueError."""
+    module_name, _, name = path.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module_name), name, None)
+    except ImportError as error:
+        raise ValueError(
+            f"run: cannot import {module_name!r}: {error}; is it installed, or its folder on PYTHONPATH?"
+        ) from error
+    except Exception as error:  # whatever a module of the user's raises when it is loaded
+        raise ValueError(f"run: {module_name!r} raises when imported: {error!r}") from error
+    if not inspect.iscoroutinefunction(found):
+        raise ValueError(f"run: {path} is no async function; expected `async def {name}(task, client) -> float`")
+    if len(inspect.signature(found).parameters) != 2:
+        raise ValueError(f"run: {path} takes {inspect.signature(found)}; expected (task, client)")
+    function: Function = found
+    return function
+
+
+class FileTasks:
+    """Tasks whose data are the lines of a file. Raises TaskFileError for a line that is no JSON object."""
+
+    def __init__(self, train: Path, evaluation: Path | None) -> None:
+        self._train = _read(train, "train")
+        self._evaluation = _read(evaluation, "evaluate") if evaluation else []
+
+    @property
+    def train_tasks(self) -> int:
+        return len(self._train)
+
+    @property
+    def evaluation_tasks(self) -> int:
+        return len(self._evaluation)
+
+    def task(self, purpose: Purpose, index: int) -> Task:
+        """Raises IndexError beyond the number of tasks."""
+        return (self._train if purpose == "train" else self._evaluation)[index]
+
+
+def _read(path: Path, purpose: Purpose) -> list[Task]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskFileError(f"cannot read {path}: {error}") from error
+    tasks = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                tasks.append(Task(seed=number, data=_OBJECT.validate_json(line), purpose=purpose))
+            except ValidationError as error:
+                raise TaskFileError(f"{path}:{number}: {describe(error)}") from error
+    if not tasks:
+        raise TaskFileError(f"{path} holds no task; expected one JSON object per line")
+    return tasks

@@ -24,9 +24,11 @@ from starlette.types import Receive, Scope, Send
 
 from env_service.agents.chat_route import asked_of_chat, chat_answer, chat_chunks
 from env_service.agents.messages import NotUnderstood
+from env_service.agents.program import task_json
 from env_service.agents.registry import Sessions
+from env_service.agents.responses_route import asked_of_responses, response_answer, response_events
 from env_service.agents.sessions import Answering, Asked, CallRefused, Session
-from env_service.environments.interface import AgentResult, Verification, text_of
+from env_service.environments.interface import AgentResult, Verification
 from protocol.codec import describe
 from protocol.model import WireModel
 from services.http.app import RequestRefused, json_answer, json_body
@@ -65,12 +67,6 @@ class RewardPosted(WireModel):
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-def task_json(session: Session) -> dict[str, JsonValue]:
-    """A task as agents outside of the process see it."""
-    task = session.task
-    return {"prompt": text_of(task.prompt), "seed": task.seed, "purpose": task.purpose, "data": dict(task.data)}
-
-
 def add_session_routes(app: FastAPI, sessions: Sessions) -> None:
     """Add them to the process's application."""
 
@@ -89,7 +85,7 @@ def add_session_routes(app: FastAPI, sessions: Sessions) -> None:
             reward_url=f"{session.url}/reward",
             environment=session.speaker.offered.name,
             purpose=session.speaker.request.purpose,
-            task=task_json(session),
+            task=task_json(session.task),
         )
         return json_answer(opened)
 
@@ -97,6 +93,11 @@ def add_session_routes(app: FastAPI, sessions: Sessions) -> None:
     async def chat(name: str, request: Request) -> Response:
         """OpenAI's chat completions, streamed or not."""
         return await _served(sessions, name, request, _chat)
+
+    @app.post("/v1/sessions/{name}/v1/responses")
+    async def responses(name: str, request: Request) -> Response:
+        """OpenAI's responses, streamed or not."""
+        return await _served(sessions, name, request, _responses)
 
     @app.get("/v1/sessions/{name}/v1/models")
     async def models(name: str, request: Request) -> Response:
@@ -256,6 +257,23 @@ async def _chat_events(session: Session, answering: Answering, *, usage: bool) -
     except CallRefused as refusal:
         error = {"message": str(refusal), "type": "invalid_request_error", "code": refusal.code, "param": refusal.param}
         yield f"data: {json.dumps({'error': error})}\n\n".encode()
+
+
+async def _responses(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:
+    sampling = session.speaker.request.sampling
+    asked = asked_of_responses(body, sampling, digest=digest, again=_again(request))
+    if body.get("stream"):
+        return streamed(session, asked, lambda answering: _response_events(session, answering))
+    return await whole(session, asked, request, lambda each: response_answer(session, each))
+
+
+async def _response_events(session: Session, answering: Answering) -> AsyncIterator[bytes]:
+    try:
+        async for event in response_events(session, answering):
+            yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+    except CallRefused as refusal:
+        error = {"type": "error", "code": refusal.code, "message": str(refusal), "param": refusal.param}
+        yield f"event: error\ndata: {json.dumps({**error, 'sequence_number': 0})}\n\n".encode()
 
 
 async def _reward(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:

@@ -241,10 +241,10 @@ class AgentClient:
 class Agent(Protocol):
     """Talks to the policy by itself, in as many calls as it wants; one instance is one trajectory.
 
-    It runs on the process's event loop. An exception costs its trajectory alone.
+    It runs on the process's event loop. An exception costs its trajectory alone. None returns what was posted.
     """
 
-    async def run(self, task: Task, client: AgentClient) -> AgentResult | float: ...
+    async def run(self, task: Task, client: AgentClient) -> AgentResult | float | None: ...
 
 
 @dataclass(frozen=True)

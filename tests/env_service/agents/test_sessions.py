@@ -1,7 +1,10 @@
 """An agent's calls become the turns of a trajectory: real clients of the openai package over real sockets."""
 
+import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 from openai import AsyncOpenAI
 
 from env_service.environments.interface import AgentClient, Task
@@ -36,3 +39,90 @@ async def test_an_agents_calls_are_the_turns_of_its_trajectory(agents: MakeAgent
         assert trajectory.sequence_starts == ()
         assert trajectory.completion_text == "one\n\nmore\n\ntwo"
     assert len(made.sessions) == 0
+
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+
+
+def calls_then_tells(prompt: str) -> str:
+    asked = 'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 2,  "b": 3}}\n</tool_call>'
+    return "It is 5." if "tool_response" in prompt or "user\n5" in prompt or "tool\n5" in prompt else asked
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+async def test_a_streamed_answer_with_a_call_is_continued_from_its_tokens(
+    agents: MakeAgentBench, chat_model: Path, size: int
+) -> None:
+    pieces: list[str] = []
+
+    async def adds(task: Task, client: AgentClient) -> float:
+        async with AsyncOpenAI(base_url=client.base_url, api_key=client.key, max_retries=0) as policy:
+            messages: list[Any] = [{"role": "system", "content": "Add."}, {"role": "user", "content": "2+3?"}]
+            async with policy.chat.completions.stream(model="m", messages=messages, tools=[ADD]) as stream:  # type: ignore[list-item]
+                async for event in stream:
+                    if event.type == "content.delta":
+                        pieces.append(event.delta)
+                first = (await stream.get_final_completion()).choices[0]
+            assert first.finish_reason == "tool_calls"
+            (call,) = first.message.tool_calls or []
+            assert json.loads(call.function.arguments) == {"a": 2, "b": 3}
+            compact = {"id": call.id, "type": "function", "function": {"name": "add", "arguments": '{"b":3,"a":2}'}}
+            messages += [{"role": "assistant", "content": first.message.content, "tool_calls": [compact]}]
+            messages += [{"role": "tool", "tool_call_id": call.id, "content": "5"}]
+            done = await policy.chat.completions.create(
+                model="m", messages=messages, tools=[ADD], stream=True, stream_options={"include_usage": True}
+            )  # type: ignore[call-overload]
+            chunks = [chunk async for chunk in done]
+            assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "It is 5."
+            assert chunks[-1].usage.completion_tokens > 0
+        return 1.0
+
+    made = await agents(Saying(chat_model, calls_then_tells, size=size), run=adds)
+    (trajectory,) = (await made.finished(lease(environment="agent", group_size=1))).group.trajectories
+
+    assert "".join(pieces) == "I add."
+    assert trajectory.sequence_starts == ()
+    assert [turn.finish_reason for turn in trajectory.turns] == ["stop", "stop"]
+    first = trajectory.turns[0]
+    (said,) = Tokenization(chat_model).decode([trajectory.token_ids[first.completion_start : first.end].tolist()])
+    assert said == calls_then_tells("")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_responses_api_does_the_same(agents: MakeAgentBench, chat_model: Path, stream: bool) -> None:
+    tool: Any = {"type": "function", "strict": True, **ADD["function"]}  # type: ignore[dict-item]
+
+    async def adds(task: Task, client: AgentClient) -> float:
+        async with AsyncOpenAI(base_url=client.base_url, api_key=client.key, max_retries=0) as policy:
+            history: list[Any] = [{"role": "user", "content": "2+3?"}]
+            for _ in range(2):
+                if stream:
+                    async with policy.responses.stream(
+                        model="m", input=history, instructions="Add.", tools=[tool]
+                    ) as live:
+                        async for _event in live:
+                            pass
+                        answer: Any = await live.get_final_response()
+                else:
+                    answer = await policy.responses.create(model="m", input=history, instructions="Add.", tools=[tool])
+                history += [item.model_dump(exclude_none=True) for item in answer.output]
+                history += [
+                    {"type": "function_call_output", "call_id": item.call_id, "output": "5"}
+                    for item in answer.output
+                    if item.type == "function_call"
+                ]
+            assert answer.output_text == "It is 5."
+            assert answer.usage.input_tokens_details.cached_tokens == 0
+        return 1.0
+
+    made = await agents(Saying(chat_model, calls_then_tells, size=2), run=adds)
+    (trajectory,) = (await made.finished(lease(environment="agent", group_size=1))).group.trajectories
+
+    assert (len(trajectory.turns), trajectory.sequence_starts) == (2, ())

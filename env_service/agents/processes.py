@@ -1,0 +1,154 @@
+"""Agents that are programs: started for one trajectory, told its task, and ended with all that they started."""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import Field, JsonValue
+
+from env_service.environments.elsewhere import EnvironmentFailed
+from env_service.environments.interface import AgentClient
+from services.config.models import ConfigModel
+
+_MOST_BYTES = 64 << 10
+_KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
+
+
+class Confinement(ConfigModel):
+    """What a program is kept from. For more, let `command` begin with a sandbox of the machine's."""
+
+    own_folder: bool = Field(False, description="it starts in an empty folder of its own, which is deleted at the end")
+    clean_environment: bool = Field(
+        False, description="it gets of the process's environment variables only the path, the language and the like"
+    )
+    memory_mb: int | None = Field(None, ge=16, description="largest address space of each of its processes, in MiB")
+    cpu_s: int | None = Field(None, ge=1, description="most CPU time of each of its processes, in seconds")
+    file_mb: int | None = Field(None, ge=0, description="largest file that it may write, in MiB")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramRun:
+    """One run of a command. Without a reward on its output it is to post one, or a verifier judges."""
+
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    confinement: Confinement
+
+    async def result(self, task: Mapping[str, JsonValue], client: AgentClient) -> float | None:
+        """The number in the last line of its output, None if there is none. Raises EnvironmentFailed with the end of
+        its error output if it cannot be started, or does not exit with 0.
+        """
+        with contextlib.ExitStack() as stack:
+            folder = None
+            if self.confinement.own_folder:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True))
+            process = await self._started(client, folder)
+            try:
+                self._confine(process.pid)
+                said, complained = await _conversed(process, json.dumps(task).encode() + b"\n")
+                code = await process.wait()
+            finally:
+                await _end(process)
+        if code != 0:
+            raise _failure(code, complained.decode(errors="replace"))
+        return _number(said.decode(errors="replace"))
+
+    async def _started(self, client: AgentClient, folder: str | None) -> asyncio.subprocess.Process:
+        try:
+            return await asyncio.create_subprocess_exec(
+                *self.command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                cwd=folder,
+                env=self._environment(client, folder),
+            )
+        except OSError as error:
+            raise EnvironmentFailed("crashed", f"the agent {self.command[0]!r} cannot be started: {error}") from error
+
+    def _environment(self, client: AgentClient, folder: str | None) -> dict[str, str]:
+        # The process's own settings may hold tokens, which are none of an agent's business.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY")}
+        if self.confinement.clean_environment:
+            inherited = {name: inherited[name] for name in _KEPT_VARIABLES if name in inherited}
+        return {
+            **inherited,
+            **({"HOME": folder, "TMPDIR": folder} if folder else {}),
+            **self.environ,
+            "OPENAI_BASE_URL": client.base_url,
+            "OPENAI_API_KEY": client.key,
+            "AGENT_MODEL": client.model,
+            "AGENT_REWARD_URL": f"{client.base_url.removesuffix('/v1')}/reward",
+        }
+
+    def _confine(self, pid: int) -> None:
+        limits = {
+            resource.RLIMIT_AS: _bytes(self.confinement.memory_mb),
+            resource.RLIMIT_FSIZE: _bytes(self.confinement.file_mb),
+            resource.RLIMIT_CPU: self.confinement.cpu_s,
+        }
+        if sys.platform != "linux":
+            return
+        for kind, most in limits.items():
+            if most is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    resource.prlimit(pid, kind, (most, most))
+
+
+def _bytes(mebibytes: int | None) -> int | None:
+    return None if mebibytes is None else mebibytes << 20
+
+
+async def _conversed(process: asyncio.subprocess.Process, task: bytes) -> tuple[bytes, bytes]:
+    """Tell it its task; the ends of its output and of its error output."""
+    assert process.stdin is not None, "started with pipes"
+    assert process.stdout is not None, "started with pipes"
+    assert process.stderr is not None, "started with pipes"
+    _, said, complained = await asyncio.gather(_tell(process.stdin, task), _tail(process.stdout), _tail(process.stderr))
+    return said, complained
+
+
+async def _tell(stdin: asyncio.StreamWriter, task: bytes) -> None:
+    # One that does not read its task is free to.
+    with contextlib.suppress(ConnectionError):
+        stdin.write(task)
+        await stdin.drain()
+    stdin.close()
+
+
+async def _tail(stream: asyncio.StreamReader) -> bytes:
+    kept = b""
+    while piece := await stream.read(_MOST_BYTES):
+        kept = (kept + piece)[-_MOST_BYTES:]
+    return kept
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End its whole group: what it started may have outlived it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+def _failure(code: int, complained: str) -> EnvironmentFailed:
+    lines = complained.strip().splitlines()
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    return EnvironmentFailed(
+        "crashed", f"the agent {how}: {lines[-1][:500] if lines else 'it said nothing'}", traceback=complained[-8192:]
+    )
+
+
+def _number(said: str) -> float | None:
+    lines = said.strip().splitlines()
+    try:
+        return float(lines[-1]) if lines else None
+    except ValueError:
+        return None

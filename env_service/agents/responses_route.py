@@ -1,0 +1,239 @@
+"""`/v1/responses` of a session: OpenAI's other API, in which a conversation is a list of items.
+
+Nothing is stored for `previous_response_id`: clients send the whole conversation, as they do unless they are told
+otherwise.
+"""
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from env_service.agents.chat_route import positive, refuse_other_sampling
+from env_service.agents.messages import MadeCall, NotUnderstood, Said, function_tool, role_of, text_in
+from env_service.agents.sessions import Answering, Asked, CallRefused, Session
+from env_service.environments.interface import Tool
+from protocol.generation import Sampling
+
+_PASSED_OVER = {"reasoning", "item_reference"}
+
+
+def asked_of_responses(body: Mapping[str, Any], sampling: Sampling, *, digest: str, again: bool) -> Asked:
+    """The request that a body holds. Raises NotUnderstood and CallRefused."""
+    refuse_other_sampling(body, sampling)
+    if body.get("previous_response_id"):
+        message = "previous_response_id: responses are not stored; send the conversation in input"
+        raise CallRefused(400, "unsupported_value", message, param="previous_response_id")
+    form = body.get("text") or {}
+    if isinstance(form, dict) and (form.get("format") or {"type": "text"}).get("type") != "text":
+        message = "text.format: answers are not constrained to a form; ask for it in words, or by a tool"
+        raise CallRefused(400, "unsupported_value", message, param="text")
+    return Asked(
+        messages=response_messages(body),
+        tools=_tools(body.get("tools")),
+        calls_wanted=body.get("tool_choice") != "none",
+        max_tokens=positive(body, "max_output_tokens"),
+        digest=digest,
+        again=again,
+    )
+
+
+def response_messages(body: Mapping[str, Any]) -> tuple[Said, ...]:
+    """`instructions` and `input` as messages; neighbouring items of the assistant are one message."""
+    given = body.get("input")
+    items: object = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(items, list) or not items:
+        raise NotUnderstood("input: expected text or a list of at least one item", param="input")
+    found: list[Said] = []
+    if body.get("instructions"):
+        found.append(Said("system", text_in(body["instructions"], param="instructions")))
+    names: dict[str, str] = {}
+    for place, item in enumerate(items):
+        _add(found, item, names, param=f"input.{place}")
+    return tuple(found)
+
+
+def _add(found: list[Said], item: Any, names: dict[str, str], *, param: str) -> None:
+    match item:
+        case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
+            names[call_id] = name
+            _join(found, Said("assistant", calls=(MadeCall(call_id, name, arguments),)))
+        case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
+            text = text_in(output, param=f"{param}.output")
+            found.append(Said("tool", text, call_id=call_id, name=names.get(call_id, "")))
+        case {"type": str(kind)} if kind in _PASSED_OVER:
+            return
+        case {"role": str(role)}:
+            said = Said(role_of(role, param=param), text_in(item.get("content"), param=f"{param}.content"))
+            if said.role == "assistant":
+                _join(found, said)
+            else:
+                found.append(said)
+        case _:
+            expected = "a message, function_call or function_call_output"
+            raise NotUnderstood(f"{param}: expected {expected}", param=param)
+
+
+def _join(found: list[Said], said: Said) -> None:
+    if found and found[-1].role == "assistant":
+        found[-1] = Said("assistant", found[-1].text + said.text, (*found[-1].calls, *said.calls))
+    else:
+        found.append(said)
+
+
+def _tools(given: object) -> tuple[Tool, ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, list):
+        raise NotUnderstood("tools: expected a list", param="tools")
+    found = []
+    for place, each in enumerate(given):
+        match each:
+            case {"type": "function", "name": str(name)}:
+                found.append(function_tool(name, each))
+            case _:
+                raise NotUnderstood(f"tools.{place}: expected a function with a name", param=f"tools.{place}")
+    return tuple(found)
+
+
+def response_answer(session: Session, answering: Answering) -> dict[str, Any]:
+    """A finished turn as a response."""
+    length = answering.completion.finish_reason == "length"
+    return {
+        **_head(session, answering),
+        "status": "incomplete" if length else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if length else None,
+        "output": _output(answering),
+        "usage": _usage(answering),
+    }
+
+
+async def response_events(session: Session, answering: Answering) -> AsyncIterator[dict[str, Any]]:
+    """The same as it grows: named events, each with its number. Raises CallRefused when it cannot be finished."""
+    number = 0
+    async for event in _events(session, answering):
+        yield {**event, "sequence_number": number}
+        number += 1
+
+
+async def _events(session: Session, answering: Answering) -> AsyncIterator[dict[str, Any]]:
+    unfinished = {**_head(session, answering), "status": "in_progress", "output": [], "usage": None}
+    yield {"type": "response.created", "response": unfinished}
+    yield {"type": "response.in_progress", "response": unfinished}
+    place = {"item_id": _message_id(answering), "output_index": 0, "content_index": 0}
+    begun = False
+    async for text in answering.texts():
+        if not begun:
+            begun = True
+            for event in _message_begun(answering, place):
+                yield event
+        yield {"type": "response.output_text.delta", **place, "delta": text, "logprobs": []}
+    output = _output(answering)
+    for index, item in enumerate(output):
+        if item["type"] == "message":
+            for event in [] if begun else _message_begun(answering, place):
+                yield event
+            for event in _message_done(item, place):
+                yield event
+        else:
+            for event in _call_events(item, index):
+                yield event
+    done = response_answer(session, answering)
+    kind = "response.completed" if done["status"] == "completed" else "response.incomplete"
+    yield {"type": kind, "response": done}
+
+
+def _message_begun(answering: Answering, place: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+    item = {"id": place["item_id"], "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+    return (
+        {"type": "response.output_item.added", "output_index": 0, "item": item},
+        {"type": "response.content_part.added", **place, "part": _part("")},
+    )
+
+
+def _message_done(item: Mapping[str, Any], place: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+    part = item["content"][0]
+    return (
+        {"type": "response.output_text.done", **place, "text": part["text"], "logprobs": []},
+        {"type": "response.content_part.done", **place, "part": part},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+    )
+
+
+def _call_events(item: Mapping[str, Any], index: int) -> Sequence[dict[str, Any]]:
+    place = {"item_id": item["id"], "output_index": index}
+    begun = {**item, "arguments": "", "status": "in_progress"}
+    return (
+        {"type": "response.output_item.added", "output_index": index, "item": begun},
+        {"type": "response.function_call_arguments.delta", **place, "delta": item["arguments"]},
+        {
+            "type": "response.function_call_arguments.done",
+            **place,
+            "name": item["name"],
+            "arguments": item["arguments"],
+        },
+        {"type": "response.output_item.done", "output_index": index, "item": item},
+    )
+
+
+def _output(answering: Answering) -> list[dict[str, Any]]:
+    reply = answering.reply
+    assert reply is not None, "an unfinished answer"
+    found: list[dict[str, Any]] = []
+    if reply.text or not reply.calls:
+        found.append(
+            {
+                "id": _message_id(answering),
+                "type": "message",
+                "role": "assistant",
+                "status": "completed",
+                "content": [_part(reply.text)],
+            }
+        )
+    return found + [
+        {
+            "id": f"fc_{call.id}",
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+        }
+        for call in reply.calls
+    ]
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _message_id(answering: Answering) -> str:
+    return f"msg_{answering.id}"
+
+
+def _head(session: Session, answering: Answering) -> dict[str, Any]:
+    return {
+        "id": f"resp_{answering.id}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": session.model,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "temperature": session.speaker.request.sampling.temperature,
+        "top_p": session.speaker.request.sampling.top_p,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+
+
+def _usage(answering: Answering) -> dict[str, Any]:
+    given, sampled = len(answering.prompt), len(answering.completion.token_ids)
+    return {
+        "input_tokens": given,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": sampled,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": given + sampled,
+    }
