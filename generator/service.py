@@ -18,24 +18,53 @@ from generator.config import GeneratorConfig
 from generator.engine.engine import Engine, EngineGone
 from generator.engine.options import EngineOptions
 from generator.logprobs import Scoring
-from generator.metrics import Measures
 from generator.openai_routes import mount_openai_routes
 from generator.routes import add_token_routes, add_weight_routes, refused_while_starting
-from generator.serving import Serving
-from generator.status import GeneratorStatus
+from generator.serving import Measures, Serving
 from generator.weight_sync import Puller, WeightSync
 from protocol.fingerprints import fingerprint_directory, vocabulary_size
 from protocol.fleet import Announcement
 from protocol.model import PROTOCOL_VERSION
+from protocol.status import PeerStatus, ProgressStatus, QueueStatus, Report
 from services.http.app import create_app
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
-from services.http.status import add_status_route, recent_failures
+from services.http.status import add_status_route, peers_at, recent_failures
 from services.http.tls import client_tls
 from services.http.waiting import Waiting
 from services.network import address_to, is_wildcard
 from services.process import Stop
+
+
+class GeneratorStatus:
+    """`serving` is set once the engine is up."""
+
+    def __init__(self, *, name: str, learner: str | None, client: HttpClient, most_requests: int) -> None:
+        self._name = name
+        self._learner = learner
+        self._client = client
+        self._most_requests = most_requests
+        self.serving: Serving | None = None
+
+    def report(self) -> Report:
+        """The generator's part of its status."""
+        if self.serving is None:
+            return Report(id=self._name, peers=self._peers())
+        state = self.serving.state()
+        return Report(
+            id=self._name,
+            policy_version=state.policy_version,
+            progress=ProgressStatus(unit="tokens", done=state.tokens_generated),
+            peers=self._peers(),
+            queues=(QueueStatus(name="requests", depth=state.running, limit=self._most_requests),),
+            problems=() if self.serving.engine_is_alive else ("the engine's process has died: restart this generator",),
+        )
+
+    def _peers(self) -> tuple[PeerStatus, ...]:
+        urls = () if self._learner is None else (self._learner,)
+        return peers_at(urls, self._client.contacts(), kind="learner")
+
 
 log = logging.getLogger(__name__)
 

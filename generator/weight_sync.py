@@ -16,8 +16,7 @@ import xxhash
 
 from generator.engine.engine import Engine
 from generator.engine.gated_llm import HandedBack
-from generator.metrics import Measures
-from generator.serving import Serving
+from generator.serving import Measures, Serving
 from generator.weights.plan import WeightSyncError
 from protocol.fleet import (
     CHUNK_HASH_HEADER,

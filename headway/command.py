@@ -23,8 +23,7 @@ from pathlib import Path
 from headway.data_command import convert_data
 from headway.keys_command import make_keys
 from headway.own_options import own_options
-from headway.restarts import RestartPolicy
-from headway.supervisor import Command, Limits, Supervisor
+from headway.supervisor import Command, Limits, RestartPolicy, Supervisor
 from services.config.agreements import disagreements
 from services.config.devices import VISIBLE, Need, shared_out, visible
 from services.config.models import ProcessConfig, load_config

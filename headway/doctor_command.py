@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from headway.doctor.asking import Condition, Patient, Target, ask_all, targets_of, tokens_of
-from headway.doctor.before import examine
+from headway.doctor.before import Level, examine
 from headway.doctor.diagnosis import Diagnosis, diagnose
-from headway.doctor.machine import Level
 from headway.doctor.report import as_json, findings_json, findings_text, table, verdict
 from headway.own_options import own_options
 from protocol.status import Kind, ProgressStatus

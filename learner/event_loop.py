@@ -18,9 +18,8 @@ from learner.leases.granting import LeaseTerms
 from learner.leases.intake import Intake
 from learner.ledger import LedgerConfig
 from learner.recovery import Recovered
-from learner.reports.metrics import Measures
 from learner.reports.run_records import Records
-from learner.reports.status import LearnerStatus
+from learner.reports.status import LearnerStatus, Measures
 from learner.teachers.teachers import Teachers
 from learner.weights.fleet import Fleet, IdleWatch, TrustedUrls
 from learner.weights.published import Shelf, add_routes

@@ -20,8 +20,8 @@ from learner.evaluation.results import Evaluation
 from learner.journal.checkpoints import Checkpoints, Evaluated
 from learner.leases.intake import Intake, TakenBatch
 from learner.recovery import LoggedStep
-from learner.reports.metrics import Measures
 from learner.reports.run_records import Records
+from learner.reports.status import Measures
 from learner.reports.step_record import StepRecord, Timing, step_record
 from learner.teachers.config import index_of
 from learner.teachers.teachers import Teachers

@@ -28,8 +28,8 @@ from learner.journal.journal import FOLDER, Journal, NoJournal, RunLog
 from learner.journal.run_folder import hold_run_folder, open_run_folder
 from learner.online import OnlineTraining
 from learner.recovery import recover
-from learner.reports.metrics import Measures
 from learner.reports.run_records import Records
+from learner.reports.status import Measures
 from learner.reports.summary import draw_curves, summarize, table, write_summary
 from learner.trainer_thread import LearnerRanks, TrainerThread, first_probe
 from learner.training.guard import Guard

@@ -9,6 +9,7 @@ a start on two cores, and 50,000 steps with hundreds of restarts would take days
 
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -90,7 +91,8 @@ def install() -> None:
         EngineGenerateError=ours.EngineGenerateError,
     )
     _put("vllm.v1.engine.async_llm", AsyncLLM=ours.AsyncLLM)
-    _put("generator.engine.output_processor", CountingOutputProcessor=ours.CountingOutputProcessor)
+    _put("vllm.outputs", CompletionOutput=object)
+    _put("vllm.v1.engine.output_processor", OutputProcessor=object, RequestState=object)
     _put(
         "generator.engine.records",
         engine_args=lambda options: options,
@@ -101,6 +103,7 @@ def install() -> None:
         scoring_params=lambda top=0: ours.Params(),
         scored_sequence=ours.scored_sequence,
     )
+    vars(import_module("generator.engine.gated_llm"))["CountingOutputProcessor"] = ours.CountingOutputProcessor
 
 
 def _put(name: str, **members: object) -> None:

@@ -105,7 +105,7 @@ class Running:
 
 
 class CountingOutputProcessor:
-    """Who is in the engine, and how much it has sampled. Stands for generator.engine.output_processor's."""
+    """Who is in the engine, and how much it has sampled. Stands for generator.engine.gated_llm's."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.external_req_ids: dict[str, None] = {}

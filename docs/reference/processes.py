@@ -12,10 +12,10 @@ from fastapi import FastAPI
 from prometheus_client import Counter, Gauge, Histogram
 
 from env_service.rollouts.outcomes import RolloutMetrics
-from generator.metrics import Measures as GeneratorMeasures
 from generator.routes import add_token_routes
 from generator.routes import add_weight_routes as add_sync_routes
-from learner.reports.metrics import Measures as LearnerMeasures
+from generator.serving import Measures as GeneratorMeasures
+from learner.reports.status import Measures as LearnerMeasures
 from learner.teachers.remote import TeacherMeasures
 from learner.weights.published import add_routes as add_learner_routes
 from protocol.status import Kind, Readiness, Report
@@ -23,7 +23,7 @@ from reward_service.config import RewardServiceConfig
 from reward_service.included import build_registry
 from reward_service.requests.scoring import Scorer
 from reward_service.service import build_app
-from reward_service.verifier.metrics import make_metrics
+from reward_service.verifier.lanes import make_metrics
 from services.http.app import create_app
 from services.http.metrics import Metrics
 from services.http.status import RecentFailures, add_status_route

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from headway.doctor.asking import Condition, Patient
+from headway.doctor.before import Finding, Level
 from headway.doctor.diagnosis import Diagnosis
-from headway.doctor.machine import Finding, Level
 from protocol.status import PeerStatus, Status
 
 _HEADINGS = ("process", "state", "waits for", "since", "heard", "version", "queues")

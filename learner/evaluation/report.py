@@ -5,8 +5,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from learner.evaluation.estimators import wilson_interval, win_rate
-from learner.evaluation.results import Evaluation, EvaluationResult, TaskSamples
+from learner.evaluation.results import Evaluation, EvaluationResult, TaskSamples, wilson_interval, win_rate
 from learner.journal.files import write_atomically
 
 

@@ -1,10 +1,117 @@
-"""The results of an evaluation: every sample, and the numbers made of them."""
+"""The results of an evaluation: every sample, and the numbers made of them, pure functions of rewards and answers.
 
+Tasks are the independent units throughout: the samples of one task are alike, so intervals count tasks, and are too
+wide rather than too narrow. For votes, answers are compared as text: 1/2 and 0.5 are two.
+"""
+
+import math
+import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from learner.evaluation.estimators import consensus_at_k, pass_at_k, wilson_interval
+_NORMAL_95 = 1.959963984540054
+"""The normal distribution's 97.5 % quantile: intervals cover 95 %."""
+
+
+def pass_at_k(*, samples: int, correct: int, k: int) -> float:
+    """The chance that at least one of `k` samples is right, of a task of whose `samples` so many are `correct`.
+
+    The unbiased estimate 1 − C(n−c, k)/C(n, k) of arXiv 2107.03374, as a product without large numbers. Needs
+    1 ≤ k ≤ samples.
+    """
+    assert 0 <= correct <= samples, (correct, samples)
+    assert 1 <= k <= samples, (k, samples)
+    if samples - correct < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / drawn for drawn in range(samples - correct + 1, samples + 1))
+
+
+def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
+    """The chance that the commonest answer is right (arXiv 2203.11171); equally common ones win with equal chance.
+
+    None does not vote; without any vote it is 0. Where samples of one answer were judged differently, because the
+    verifier reads more than the answer, the answer counts as right by the share of them that were.
+    """
+    votes = Counter(answer for answer in answers if answer is not None)
+    if not votes:
+        return 0.0
+    right = Counter(answer for answer, is_right in zip(answers, correct, strict=True) if is_right)
+    most = max(votes.values())
+    winners = [answer for answer, count in votes.items() if count == most]
+    return sum(right[answer] / most for answer in winners) / len(winners)
+
+
+def consensus_at_k(answers: Sequence[str | None], correct: Sequence[bool], *, k: int) -> float:
+    """`majority` of `k` samples: the mean over the disjoint runs of k samples in order, which is unbiased.
+
+    What is left over at the end is not used. Needs 1 ≤ k ≤ len(answers).
+    """
+    assert 1 <= k <= len(answers), (k, len(answers))
+    starts = range(0, len(answers) - k + 1, k)
+    return math.fsum(majority(answers[at : at + k], correct[at : at + k]) for at in starts) / len(starts)
+
+
+def wilson_interval(*, share: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share seen in `count` independent units (Wilson 1927); 0 to 1 for none."""
+    assert 0 <= share <= 1, share
+    if count == 0:
+        return 0.0, 1.0
+    spread = _NORMAL_95**2 / count
+    centre = (share + spread / 2) / (1 + spread)
+    half = math.sqrt(spread * share * (1 - share) + spread**2 / 4) / (1 + spread)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def win_rate(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
+    """How often a sample of ours has the higher reward than one of theirs for the same task; ties count half.
+
+    The mean over tasks of the mean over all pairs of their samples. Each sample was scored by itself, by the same
+    scorer, so there is no order of a pair that could matter. Needs at least one task, with samples on both sides.
+    """
+    assert ours, "a win rate is over at least one task"
+    shares = [_share_won(mine, other) for mine, other in zip(ours, theirs, strict=True)]
+    return math.fsum(shares) / len(shares)
+
+
+def _share_won(mine: Sequence[float], other: Sequence[float]) -> float:
+    points = math.fsum(float(a > b) + 0.5 * float(a == b) for a in mine for b in other)
+    return points / (len(mine) * len(other))
+
+
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BOX = "\\boxed{"
+_FOUND = ("extracted", "parsed")
+"""Reward components by which a verifier says whether it found an answer at all."""
+
+
+def answer_of(completion: str, *, components: Mapping[str, float]) -> str | None:
+    r"""The answer in a completion, None if there is none or the verifier, by its `components`, found none.
+
+    The thought before the last `</think>` does not count. The answer is the last `<answer>..</answer>`, else the whole
+    text; within it the last `\boxed{..}`, if there is one; with each white space made one space.
+    """
+    if any(components.get(name) == 0 for name in _FOUND):
+        return None
+    text = completion.rpartition("</think>")[2]
+    tagged = _TAG.findall(text)
+    given = str(tagged[-1]) if tagged else text
+    return " ".join((_last_boxed(given) or given).split()) or None
+
+
+def _last_boxed(text: str) -> str | None:
+    """The content of the last box, None if it never closes."""
+    start = text.rfind(_BOX)
+    if start < 0:
+        return None
+    start += len(_BOX)
+    depth = 1
+    for place in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[start:place]
+    return None
 
 
 @dataclass(frozen=True)

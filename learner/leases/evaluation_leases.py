@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from learner.evaluation.config import EvaluationConfig
-from learner.evaluation.estimators import answer_of
-from learner.evaluation.results import Evaluation, Sample, TaskSamples, result_of
+from learner.evaluation.results import Evaluation, Sample, TaskSamples, answer_of, result_of
 from protocol.generation import Sampling
 from protocol.messages import Lease
 from protocol.trajectories import Trajectory, TrajectoryGroup

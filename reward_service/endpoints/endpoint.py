@@ -22,7 +22,7 @@ from typing import TypeVar
 from pydantic import BaseModel, SecretStr
 
 from reward_service.endpoints.config import EndpointConfig, LimitsConfig
-from reward_service.verifier.metrics import ScoringMetrics
+from reward_service.verifier.lanes import ScoringMetrics
 from reward_service.verifier.submission import DataError, InfrastructureError, UserError, VerifierError
 from services.http.calls import Backoff, Breakers, BreakerSettings, Call
 from services.http.client import HttpClient, ServiceError, ServiceRefused, ServiceTimeout, ServiceUnreachable

@@ -24,8 +24,7 @@ from typing import Self
 from protocol.rewards import ScoreError, ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
 from reward_service.requests.admission import Admission, Room
 from reward_service.verifier.config import ScoringConfig
-from reward_service.verifier.lanes import Lane, Registry, Shared, Surroundings
-from reward_service.verifier.metrics import UNKNOWN, ScoringMetrics
+from reward_service.verifier.lanes import UNKNOWN, Lane, Registry, ScoringMetrics, Shared, Surroundings
 from reward_service.verifier.program import Sandbox
 from reward_service.verifier.submission import Outcome, Score, UserError, error_of
 

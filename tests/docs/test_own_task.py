@@ -12,7 +12,7 @@ from protocol.rewards import ScoreItem, ScoreRequest
 from reward_service.config import RewardServiceConfig
 from reward_service.included import build_registry
 from reward_service.requests.scoring import Scorer
-from reward_service.verifier.metrics import make_metrics
+from reward_service.verifier.lanes import make_metrics
 from services.config.models import load_config
 from services.config.options import schema_of
 from services.http.metrics import Metrics

@@ -19,7 +19,7 @@ from reward_service.config import RewardServiceConfig
 from reward_service.included import INCLUDED, build_registry
 from reward_service.requests.scoring import Scorer
 from reward_service.service import build_app
-from reward_service.verifier.metrics import make_metrics
+from reward_service.verifier.lanes import make_metrics
 from reward_service.verifier.submission import validate_arguments
 from services.config.models import load_config
 from services.http.metrics import Metrics

@@ -52,9 +52,8 @@ async def served(
     rig: Rig, learner: Learner, *, name: str = "real", world_size: int = 1, staging: bool = True
 ) -> AsyncIterator[ServedRig]:
     """The routes of weight syncs, on a port of their own."""
-    from generator.metrics import Measures
     from generator.routes import add_weight_routes
-    from generator.serving import Serving
+    from generator.serving import Measures, Serving
     from generator.weight_sync import Puller, WeightSync
 
     measures = Measures(Metrics("generator"), engine=rig.engine)

@@ -30,7 +30,7 @@ SEQUENCES = ((3, 4, 5, 9, 11, 2, 30), (7, 7), tuple(3 + number % 20 for number i
 
 def scoring_of(rig: Rig) -> "Scoring":
     from generator.logprobs import Scoring
-    from generator.metrics import Measures
+    from generator.serving import Measures
 
     return Scoring(
         engine=rig.engine,

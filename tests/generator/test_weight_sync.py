@@ -39,8 +39,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def serving_of(rig: Rig) -> "Serving":
-    from generator.metrics import Measures
-    from generator.serving import Serving
+    from generator.serving import Measures, Serving
 
     return Serving(
         engine=rig.engine,
@@ -54,7 +53,7 @@ def serving_of(rig: Rig) -> "Serving":
 
 @asynccontextmanager
 async def sync_with(rig: Rig, learner: ScriptedLearner) -> AsyncIterator["tuple[WeightSync, Serving]"]:
-    from generator.metrics import Measures
+    from generator.serving import Measures
     from generator.weight_sync import Puller, WeightSync
 
     serving = serving_of(rig)

@@ -1,6 +1,6 @@
 """When a process that dies again and again is given up."""
 
-from headway.restarts import Restart, RestartPolicy, Restarts
+from headway.supervisor import Restart, RestartPolicy, Restarts
 
 POLICY = RestartPolicy(most=4, first_s=1.0, longest_s=5.0, stable_s=60.0)
 

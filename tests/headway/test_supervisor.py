@@ -26,7 +26,7 @@ MARK = "HEADWAY_TEST_MARK"
 SUPERVISOR = """
 import json, logging, os, sys
 from services.logs import configure_logging
-from headway.restarts import RestartPolicy
+from headway.supervisor import RestartPolicy
 from headway.supervisor import Command, Limits, Supervisor
 
 own = os.getpid()

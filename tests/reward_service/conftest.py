@@ -15,7 +15,7 @@ from reward_service.included import build_registry
 from reward_service.requests.scoring import Scorer
 from reward_service.service import build_app
 from reward_service.verifier.config import CustomVerifier, WorkerConfig
-from reward_service.verifier.metrics import make_metrics
+from reward_service.verifier.lanes import make_metrics
 from reward_service.verifier.program import SandboxKind
 from services.config.models import HttpConfig
 from services.http.metrics import Metrics

@@ -12,8 +12,7 @@ from reward_service.config import RewardServiceConfig
 from reward_service.included import build_registry
 from reward_service.requests.scoring import Scorer
 from reward_service.service import build_app
-from reward_service.verifier.lanes import Registry
-from reward_service.verifier.metrics import make_metrics
+from reward_service.verifier.lanes import Registry, make_metrics
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 

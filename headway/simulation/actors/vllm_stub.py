@@ -5,6 +5,7 @@ sampled. A load takes time, and half of it the weights are neither the old ones 
 """
 
 import asyncio
+import importlib
 import sys
 import types
 from collections.abc import AsyncIterator
@@ -53,7 +54,7 @@ class Output:
 
 
 class CountingOutputProcessor:
-    """Stands for generator.engine.output_processor's."""
+    """Stands for generator.engine.gated_llm's."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.external_req_ids: dict[str, None] = {}
@@ -231,7 +232,8 @@ def install() -> None:
             "EngineDeadError": EngineDeadError, "EngineGenerateError": EngineGenerateError,
         },
         "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},
-        "generator.engine.output_processor": {"CountingOutputProcessor": CountingOutputProcessor},
+        "vllm.outputs": {"CompletionOutput": object},
+        "vllm.v1.engine.output_processor": {"OutputProcessor": object, "RequestState": object},
         "generator.openai_routes": {"mount_openai_routes": None},
     }  # fmt: skip
     for name, members in stubs.items():
@@ -240,3 +242,4 @@ def install() -> None:
             setattr(module, member, value)
         sys.modules[name] = module
     sys.modules["generator.engine.records"] = _records()
+    vars(importlib.import_module("generator.engine.gated_llm"))["CountingOutputProcessor"] = CountingOutputProcessor

@@ -7,15 +7,17 @@ from typing import Annotated
 
 import pytest
 
-from headway.doctor.before import check_key, check_model, examine
-from headway.doctor.machine import (
+from headway.doctor.before import (
     Level,
     check_disk,
+    check_key,
     check_memory,
+    check_model,
     check_open_files,
     check_port,
     check_releases,
     check_shared_memory,
+    examine,
 )
 from services.config.agreements import Listens, ModelFolder, Reaches
 from services.config.models import HttpConfig, ProcessConfig, RunConfig

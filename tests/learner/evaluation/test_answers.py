@@ -2,7 +2,7 @@
 
 import pytest
 
-from learner.evaluation.estimators import answer_of
+from learner.evaluation.results import answer_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.evaluation.estimators import consensus_at_k, majority, pass_at_k, wilson_interval, win_rate
+from learner.evaluation.results import consensus_at_k, majority, pass_at_k, wilson_interval, win_rate
 
 Z_SQUARED = 3.8414588206941236
 """The square of 1.9599639845, the normal distribution's 97.5 % quantile."""

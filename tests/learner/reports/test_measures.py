@@ -3,7 +3,7 @@
 from prometheus_client import generate_latest
 
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Ledger
-from learner.reports.metrics import Measures
+from learner.reports.status import Measures
 from learner.training.guard import GuardChange, Reading
 from services.http.metrics import Metrics
 from tests.learner.samples import LEDGER

@@ -7,7 +7,7 @@ from reward_service.config import RewardServiceConfig
 from reward_service.included import build_registry
 from reward_service.requests.scoring import Scorer
 from reward_service.sandbox.opening import open_sandboxes
-from reward_service.verifier.metrics import make_metrics
+from reward_service.verifier.lanes import make_metrics
 from services.http.metrics import Metrics
 
 CODE = "```python\ndef add(a, b):\n    return a + b\n```"

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from reward_service.endpoints.config import EndpointConfig
 from reward_service.endpoints.endpoint import Endpoint, InputRefused, open_endpoint
-from reward_service.verifier.metrics import make_metrics
+from reward_service.verifier.lanes import make_metrics
 from reward_service.verifier.submission import InfrastructureError, UserError
 from services.http.calls import Breakers, BreakerSettings
 from services.http.client import HttpClient

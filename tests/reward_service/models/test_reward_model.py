@@ -17,7 +17,7 @@ from reward_service.models.config import RewardModelConfig
 from reward_service.models.folder import open_reward_model
 from reward_service.models.reward_model import LaneEvents, RewardModelLane, open_lane
 from reward_service.requests.scoring import Scorer
-from reward_service.verifier.metrics import make_metrics
+from reward_service.verifier.lanes import make_metrics
 from reward_service.verifier.submission import Outcome, Score, UserError
 from services.http.metrics import Metrics
 from tests.reward_service.models.tiny_reward_model import (

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from reward_service.requests.admission import Admission, Arrivals, Room, ScoringPace
-from reward_service.verifier.metrics import make_metrics
+from reward_service.verifier.lanes import make_metrics
 from services.http.app import RequestRefused
 from services.http.metrics import Metrics
 

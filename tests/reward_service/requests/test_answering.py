@@ -15,7 +15,7 @@ from reward_service.included import build_registry
 from reward_service.requests.scoring import Scorer
 from reward_service.service import build_app
 from reward_service.verifier.config import WorkerConfig
-from reward_service.verifier.metrics import make_metrics
+from reward_service.verifier.lanes import make_metrics
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from tests.reward_service.conftest import config_with_samples

@@ -9,8 +9,7 @@ from pydantic import BaseModel
 from protocol.rewards import ScoreItem, ScoreRequest, ScoreResult
 from reward_service.config import RewardServiceConfig
 from reward_service.requests.scoring import Scorer
-from reward_service.verifier.lanes import Lane, Registry, Surroundings, Verifier
-from reward_service.verifier.metrics import make_metrics
+from reward_service.verifier.lanes import Lane, Registry, Surroundings, Verifier, make_metrics
 from reward_service.verifier.submission import Outcome, Score, UserError
 from services.http.metrics import Metrics
 
