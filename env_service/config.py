@@ -1,5 +1,6 @@
 """Configuration of the env_service."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -168,6 +169,15 @@ class EnvServiceConfig(ProcessConfig):
 
         hosting = Hosting(workers=self.workers, environment_timeout_s=self.retry.environment_timeout_s)
         return faults_of(self.environments, self.model, elsewhere=hosting.offered)
+
+    def conversation_tokens(self) -> Mapping[str, int]:
+        """The budgets of environments that are classes, as their entries or the classes themselves say."""
+        # Deferred: a config is read before anything else is loaded.
+        from env_service.environments.catalog import budgets_of
+        from env_service.hosting.hosted import Hosting
+
+        hosting = Hosting(workers=self.workers, environment_timeout_s=self.retry.environment_timeout_s)
+        return budgets_of(self.environments, elsewhere=hosting.offered)
 
     @model_validator(mode="after")
     def _keys_where_needed(self) -> "EnvServiceConfig":

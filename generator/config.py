@@ -86,6 +86,11 @@ class GeneratorConfig(ProcessConfig):
     join: JoinConfig = JoinConfig()
 
     @property
+    def context_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.engine.max_model_len
+
+    @property
     def gpus_wanted(self) -> int:
         """One for each worker."""
         return self.engine.tensor_parallel_size

@@ -88,10 +88,24 @@ def check(path: Path, arguments: Arguments) -> int:
     """Says that a config file is good, and the code that it names. Raises ConfigError with every problem otherwise."""
     configs = _load_all(path, arguments)
     faults = [f"[{name}] {fault}" for name, config in configs.items() for fault in config.faults()]
+    faults += _too_long(configs)
     if faults:
         raise ConfigError(faults)
     sys.stdout.write(f"{path}: good for {', '.join(configs)}\n")
     return 0
+
+
+def _too_long(configs: Mapping[str, ProcessConfig]) -> list[str]:
+    """Conversations that may grow longer than a generator takes: they would be cut off there, not where they should."""
+    takes = [(name, config.context_tokens) for name, config in configs.items() if config.context_tokens is not None]
+    return [
+        f"[{name}] {setting} is {tokens}, and [{taker}] engine.max_model_len {most}: a conversation would be cut off "
+        f"at {most} tokens; lower the first to {most} at most, or raise the second"
+        for name, config in configs.items()
+        for setting, tokens in config.conversation_tokens().items()
+        for taker, most in takes
+        if tokens > most
+    ]
 
 
 def up(path: Path, arguments: Arguments, *, restarts: RestartPolicy) -> int:

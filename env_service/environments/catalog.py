@@ -5,6 +5,7 @@ The tasks of several environments, in shares.
 
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 from math import ceil
@@ -118,6 +119,17 @@ def faults_of(configs: Iterable[Tasks], model: Path, *, elsewhere: Elsewhere = o
             found.append(f"environment {config.name}: {error}")
         except EnvironmentFault as fault:
             found.append(str(fault))
+    return found
+
+
+def budgets_of(configs: Iterable[Tasks], *, elsewhere: Elsewhere = offered) -> Mapping[str, int]:
+    """The `trajectory_tokens` of environments that are classes, by the setting; of those that can be made."""
+    found: dict[str, int] = {}
+    for config in configs:
+        with suppress(EnvironmentFault):
+            tokens = _offered(config, elsewhere).rules.trajectory_tokens if isinstance(config, ClassTasks) else None
+            if tokens is not None:
+                found[f"environments.{config.name}.rules.trajectory_tokens"] = tokens
     return found
 
 

@@ -220,7 +220,7 @@ def _take_hold_of_the_product() -> None:
     online.sequences_of = _told(online.sequences_of)
     _take_hold_of_what_is_watched(service)
     catalog: Any = importlib.import_module("env_service.environments.catalog")
-    catalog.build = lambda configs: cluster.environments(active().part(cluster.EnvironmentScript))
+    catalog.build = lambda configs, **_: cluster.environments(active().part(cluster.EnvironmentScript))
     importlib.import_module("env_service.app")
     importlib.import_module("generator.service")
 

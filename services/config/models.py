@@ -129,6 +129,15 @@ class ProcessConfig(ConfigModel):
         """What a start would find wrong with what the settings name, such as code of the user's; empty if nothing."""
         return []
 
+    def conversation_tokens(self) -> Mapping[str, int]:
+        """How long conversations may grow that this process holds, in tokens, by the setting that says so."""
+        return {}
+
+    @property
+    def context_tokens(self) -> int | None:
+        """How many tokens of a conversation this process takes; None if it takes none at all."""
+        return None
+
     @property
     def gpus_wanted(self) -> int:
         """How many GPUs it uses where there are some."""

@@ -266,3 +266,20 @@ def test_code_of_ones_own_that_cannot_be_used_is_named_by_a_check(
     ]
     assert "cannot import 'no_such_module'" in said[0]
     assert "options: heaps" in said[1]
+
+
+def test_a_conversation_that_is_longer_than_a_generator_takes_is_named_by_a_check_with_both_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path
+) -> None:
+    good.write_text(
+        good.read_text()
+        + '[[env-service.environments]]\nsource = "nim"\nname = "long"\nrules = { trajectory_tokens = 4097 }\n'
+        + '[[env-service.environments]]\nsource = "nim"\nname = "short"\nrules = { trajectory_tokens = 512 }\n'
+        + "[generator.engine]\nmax_model_len = 512\n"
+    )
+
+    said = next(line for line in problems(monkeypatch, capsys, "check", str(good)) if "trajectory_tokens" in line)
+
+    assert "[env-service] environments.long.rules.trajectory_tokens is 4097" in said
+    assert "[generator] engine.max_model_len 512" in said
+    assert "short" not in said
