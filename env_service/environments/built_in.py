@@ -13,6 +13,7 @@ BUILT_IN: Mapping[str, str] = {
     "guessing": "env_service.builtin.number_games:GuessingEnvironment",
     "gymnasium": "env_service.builtin.gymnasium_games:GymnasiumEnvironment",
     "textarena": "env_service.builtin.textarena_games:TextArenaEnvironment",
+    "openenv": "env_service.hosting.openenv:OpenEnvEnvironment",
     "agent": "env_service.agents.program:AgentProgram",
     "nim_duel": "env_service.builtin.duels:NimDuel",
     "tic_tac_toe": "env_service.builtin.duels:TicTacToe",
