@@ -62,7 +62,7 @@ class _Seen(BaseModel):
     done: bool = False
 
 
-class _Problem(BaseModel):
+class _ServerProblem(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     message: str = ""
@@ -70,7 +70,7 @@ class _Problem(BaseModel):
     errors: JsonValue = None
 
 
-class _Message(BaseModel):
+class _ServerMessage(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     type: Literal["observation", "error"]
@@ -182,10 +182,10 @@ class OpenEnvEnvironment:
 
     def _read(self, text: str, kind: str) -> _Seen:
         try:
-            message = _Message.model_validate_json(text)
+            message = _ServerMessage.model_validate_json(text)
             if message.type == "observation":
                 return _Seen.model_validate(message.data)
-            problem = _Problem.model_validate(message.data)
+            problem = _ServerProblem.model_validate(message.data)
         except ValidationError as error:
             raise EnvironmentFailed(
                 "nonsense", f"the OpenEnv server at {self._url} answers a {kind} with what is none: {describe(error)}"
@@ -203,7 +203,7 @@ class _Invalid(ValueError):
     """An action that is none; the text goes to the policy."""
 
 
-def _complaint(problem: _Problem) -> str:
+def _complaint(problem: _ServerProblem) -> str:
     """Which fields do not fit, in few words."""
     rows = problem.errors if isinstance(problem.errors, list) else []
     said = [

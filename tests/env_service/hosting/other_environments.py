@@ -31,13 +31,11 @@ def _made(package: str, version: str) -> tuple[Path, str]:
     if whole.exists():
         return python, ""
     shutil.rmtree(folder, ignore_errors=True)
-    uv = shutil.which("uv")
-    make: list[str | Path] = (
-        [uv, "venv", "-q", "--python", sys.executable, folder] if uv else [sys.executable, "-m", "venv", folder]
-    )
-    install: list[str | Path] = (
-        [uv, "pip", "install", "-q", "--python", python] if uv else [python, "-m", "pip", "install", "-q"]
-    )
+    make: list[str | Path] = [sys.executable, "-m", "venv", folder]
+    install: list[str | Path] = [python, "-m", "pip", "install", "-q"]
+    if uv := shutil.which("uv"):
+        make = [uv, "venv", "-q", "--python", sys.executable, folder]
+        install = [uv, "pip", "install", "-q", "--python", python]
     try:
         for command in (make, [*install, f"{package}=={version}"]):
             subprocess.run(command, check=True, timeout=_INSTALL_S, capture_output=True)
