@@ -8,8 +8,7 @@ from typing import get_args
 
 from headway.doctor.asking import Condition, Patient, Target, ask_all, targets_of, tokens_of
 from headway.doctor.before import Level, examine
-from headway.doctor.diagnosis import Diagnosis, diagnose
-from headway.doctor.report import as_json, findings_json, findings_text, table, verdict
+from headway.doctor.diagnosis import Diagnosis, as_json, diagnose, findings_json, findings_text, table, verdict
 from headway.own_options import own_options
 from protocol.status import Kind, ProgressStatus
 from services.config.models import ProcessConfig

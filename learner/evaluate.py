@@ -29,7 +29,7 @@ from learner.service import Links, beside_loops, open_links
 from learner.trainer_thread import LearnerRanks, TrainerThread, first_probe
 from learner.training.trainer import Trainer
 from learner.weights.probe import Prober
-from learner.weights.snapshot import Snapshot
+from learner.weights.published import Snapshot
 from services.http.status import recent_failures
 from services.http.tls import TlsContext, client_tls
 from services.process import Stop

@@ -22,9 +22,8 @@ from learner.reports.run_records import Records
 from learner.reports.status import LearnerStatus, Measures
 from learner.teachers.teachers import Teachers
 from learner.weights.fleet import Fleet, IdleWatch, TrustedUrls
-from learner.weights.published import Shelf, add_routes
+from learner.weights.published import JoinReport, PublisherOptions, PublishReport, Shelf, add_routes
 from learner.weights.publisher import Publisher
-from learner.weights.snapshot import JoinReport, PublisherOptions, PublishReport
 from protocol.fingerprints import fingerprint_directory, vocabulary_size
 from protocol.fleet import Fingerprints
 from protocol.generation import Sampling

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from learner.algorithms.config import AlgorithmConfig, DpoConfig, RmConfig
 from learner.algorithms.presets.pairs import Sides, preference
 from learner.config import LearnerConfig
-from learner.data.examples import Tokenized, batches
+from learner.data.examples import Tokenized, batches, length_statistics
 from learner.data.reference_cache import CacheKey, cached_reference_logprobs, fingerprint_model, fingerprint_sequences
-from learner.data.splitting import length_statistics
 from learner.journal.checkpoints import Checkpoint, Checkpoints, checkpoints_of
 from learner.journal.files import LineFile, write_atomically
 from learner.journal.run_folder import NothingToResume, hold_run_folder, open_run_folder

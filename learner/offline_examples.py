@@ -10,10 +10,9 @@ import numpy as np
 from learner.algorithms.config import AlgorithmConfig, DistillConfig, DpoConfig, RmConfig, SftConfig
 from learner.config import LearnerConfig
 from learner.data.distillation import DistillationExample, read_distillation
-from learner.data.examples import Tokenized, Tokenizer, read_examples
+from learner.data.examples import Tokenized, Tokenizer, read_examples, split
 from learner.data.preferences import LabelledCompletion, PreferencePair, read_labelled, read_pairs
 from learner.data.sources import DataError
-from learner.data.splitting import split
 from learner.training.batch import Candidates, TrainSequence
 from protocol.rewards import RewardFormat
 

@@ -22,7 +22,7 @@ from learner.leases.intake import Intake, TakenBatch
 from learner.recovery import LoggedStep
 from learner.reports.run_records import Records
 from learner.reports.status import Measures
-from learner.reports.step_record import StepRecord, Timing, step_record
+from learner.reports.tally import StepRecord, Timing, step_record
 from learner.teachers.config import index_of
 from learner.teachers.teachers import Teachers
 from learner.training.batch import Teaching, TrainSequence, sequences_of
@@ -31,8 +31,8 @@ from learner.training.step import StepMetrics
 from learner.training.trainer import Trainer, stop_after_skips
 from learner.weights.fleet import IdleWatch
 from learner.weights.probe import Prober
+from learner.weights.published import Snapshot
 from learner.weights.publisher import Publisher
-from learner.weights.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

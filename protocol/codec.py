@@ -1,4 +1,4 @@
-"""Messages to frames and back: a msgpack header, one raw frame for each array, and a checksum.
+"""Messages to frames and back: a msgpack header, one raw frame for each array, and a checksum; and how bytes can fail.
 
 The header is `[protocol version, kind, body]`. An array in the body is a msgpack extension of type 1 that holds
 `[frame, element code, length]`; its bytes are that frame, little-endian, and are neither copied nor parsed. The last
@@ -18,9 +18,48 @@ import xxhash
 from pydantic import ValidationError
 
 from protocol import messages
-from protocol.errors import DamagedMessage, MalformedMessage, MessageTooLarge, ProtocolError, WrongProtocolVersion
 from protocol.messages import Message
 from protocol.model import DTYPES, PROTOCOL_VERSION, code_of
+
+
+class ProtocolError(ValueError):
+    """A message that does not fit. The text says what was wrong, what was expected and what to do.
+
+    `reason` is a short label for counters.
+    """
+
+    reason = "protocol"
+
+
+class MalformedMessage(ProtocolError):
+    """The frames are not a message of ours, or a field of it has the wrong type or value."""
+
+    reason = "malformed"
+
+
+class WrongProtocolVersion(ProtocolError):
+    """The peer speaks another version of the protocol."""
+
+    reason = "protocol_version"
+
+
+class MessageTooLarge(ProtocolError):
+    """A frame, or the whole message, is over the limits."""
+
+    reason = "too_large"
+
+
+class DamagedMessage(ProtocolError):
+    """The frames do not match their checksum. The same message, sent again, may be whole."""
+
+    reason = "checksum"
+
+
+class ConnectionRefused(ProtocolError):
+    """A peer broke the rules before its first message: its key is not authorized, or it has none."""
+
+    reason = "connection"
+
 
 Frame = bytes | memoryview
 

@@ -16,7 +16,7 @@ from generator.routes import add_token_routes
 from generator.routes import add_weight_routes as add_sync_routes
 from generator.serving import Measures as GeneratorMeasures
 from learner.reports.status import Measures as LearnerMeasures
-from learner.teachers.remote import TeacherMeasures
+from learner.teachers.teachers import TeacherMeasures
 from learner.weights.published import add_routes as add_learner_routes
 from protocol.status import Kind, Readiness, Report
 from reward_service.config import RewardServiceConfig

@@ -20,11 +20,10 @@ import numpy as np
 
 from learner.evaluation.results import EvaluationResult
 from learner.journal.files import LineFile, ignore
-from learner.reports.step_record import StepRecord, versions_of
-from learner.reports.tally import Tally
+from learner.reports.tally import StepRecord, Tally, versions_of
 from learner.training.guard import GuardChange
 from learner.training.step import StepMetrics
-from learner.weights.snapshot import JoinReport, PublishReport
+from learner.weights.published import JoinReport, PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
 
 log = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from learner.leases.granting import Peer
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Books, Ledger
-from learner.reports.step_record import StepRecord
+from learner.reports.tally import StepRecord
 from learner.training.guard import GuardChange
 from learner.training.step import StepMetrics
 from learner.weights.fleet import Fleet, Member
-from learner.weights.snapshot import PublishReport
+from learner.weights.published import PublishReport
 from protocol.model import PolicyVersion
 from protocol.status import DiskStatus, EventStatus, PeerStatus, ProgressStatus, QueueStatus, Report
 from services.http.metrics import Metrics

@@ -7,8 +7,7 @@
 A teacher in a folder is asked nothing here: the ranks load it as they load a reference (`TeacherConfig.path`), and its
 logprobs are computed with the batch, at the policy's own temperature. `config.teacher_of` says whose a group is.
 
-One run may have teachers of both kinds. `folders` sees to it that those in folders have the learner's tokenizer, as
-`remote` does for the others.
+One run may have teachers of both kinds, and all of them have the learner's tokenizer.
 
-`config` is what a user sets, `endpoints` whom a teacher's requests go to, `remote` one teacher, `teachers` all of them.
+`config` is what a user sets, `teachers` one teacher and all of them.
 """

@@ -22,11 +22,10 @@ from learner.training.config import TrainingConfig
 from learner.training.engine import Engine
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch
-from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
+from learner.training.policy import LogprobSettings, PolicyModel, add_adapters, load_causal_lm, torch_dtype
 from learner.training.ranks import summed_over_ranks
 from learner.training.reference import Reference, open_reference
 from learner.training.score_model import Critic, CriticHead, ScoreModel, load_score_model
-from learner.training.weights import add_adapters, torch_dtype
 
 Score = Callable[[Microbatch], Tensor]
 """A number for each of the microbatch's N targets, [N]."""

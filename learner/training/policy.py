@@ -1,16 +1,28 @@
-"""The policy: a causal language model of transformers that returns logprobs of chosen tokens of a packed row."""
+"""The policy: a causal language model of transformers that returns logprobs of chosen tokens of a packed row, and whole
+copies of its weights on the host, for publishing and for export, low-rank adapters merged into them.
+
+Adapters (LoRA, arXiv 2106.09685) are peft's: weights [out, in] stay frozen, and scale * up @ down is added. What leaves
+the learner is always the merged model under its Hugging Face names: `merged_weights` says which parameters make up each
+published weight. The reference policy needs no second model: `adapters_off` is the frozen one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import peft
 import torch
+from peft.helpers import rescale_adapter_scale
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from learner.training.config import ALL_LINEAR, Dtype, LoraConfig
+from learner.training.engine import Engine
 from learner.training.logprobs import Chunking, LogprobHead, TopTokens
 from learner.training.packing import ATTENTION_NAME, Microbatch, register_packed_attention
 
@@ -142,3 +154,237 @@ def load_causal_lm(path: Path, *, dtype: torch.dtype) -> nn.Module:
     )
     assert isinstance(model, nn.Module), "transformers returned something else than a module"
     return model.train()
+
+
+ADAPTER = "default"
+BASE_LAYER = ".base_layer."
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What is added to a weight [out, in]: `scale` * `up` [out, rank] @ `down` [rank, in]."""
+
+    down: nn.Parameter
+    up: nn.Parameter
+    scale: float
+
+
+@dataclass(frozen=True)
+class MergedWeight:
+    """A weight of the model without adapters, under its name there, and what is added to it."""
+
+    name: str
+    parameter: nn.Parameter
+    adapter: Adapter | None
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """All that its value is made of."""
+        if self.adapter is None:
+            return (self.parameter,)
+        return (self.parameter, self.adapter.down, self.adapter.up)
+
+
+def add_adapters(causal_lm: nn.Module, config: LoraConfig) -> None:
+    """Freezes a model of transformers, and puts an adapter onto each linear layer of its decoder that is a target.
+
+    The adapted model computes what the model did: `up` starts at 0, `down` is drawn from torch's global generator. What
+    is not in the decoder is frozen, too; a value head that is trained is unfrozen by its owner. Raises ValueError for
+    targets that the decoder lacks.
+    """
+    assert config.enabled, "called for a rank above 0"
+    causal_lm.requires_grad_(False)
+    lora = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=_layers_to_adapt(causal_lm, config.targets),
+        bias="none",
+    )
+    peft.inject_adapter_in_model(lora, causal_lm, adapter_name=ADAPTER)
+
+
+def adapters_off(model: nn.Module) -> AbstractContextManager[None]:
+    """Within it the adapters of `model` add 0, so that it is the model that it was before they were trained.
+
+    Their layers still run: under ZeRO-3 a pass that left some out would undo the order of prefetching. Use it around a
+    whole forward pass without gradient, not between a forward pass and its backward pass.
+    """
+    off: AbstractContextManager[None] = rescale_adapter_scale(model, 0.0)
+    return off
+
+
+def merged_weights(model: nn.Module) -> Iterator[MergedWeight]:
+    """The weights of `model` as they are without adapters, in the model's order; tied ones appear once."""
+    adapters = {
+        id(_base_weight(layer)): _adapter_of(layer) for layer in model.modules() if isinstance(layer, LoraLayer)
+    }
+    factors = {id(factor) for adapter in adapters.values() for factor in (adapter.down, adapter.up)}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in factors:
+            yield MergedWeight(
+                name=name.replace(BASE_LAYER, "."), parameter=parameter, adapter=adapters.get(id(parameter))
+            )
+
+
+def merge(base: Tensor, *, up: Tensor, down: Tensor, scale: float) -> Tensor:
+    """base [out, in] + scale * up [out, rank] @ down [rank, in], a new tensor in float32."""
+    return torch.addmm(base.float(), up.float(), down.float(), alpha=scale)
+
+
+def _layers_to_adapt(causal_lm: nn.Module, targets: Sequence[str]) -> list[str]:
+    decoder = causal_lm.base_model
+    assert isinstance(decoder, nn.Module), "a model of transformers"
+    prefix = next(f"{name}." if name else "" for name, module in causal_lm.named_modules() if module is decoder)
+    linear = [prefix + name for name, module in decoder.named_modules() if isinstance(module, nn.Linear)]
+    if tuple(targets) == (ALL_LINEAR,):
+        return linear
+    for target in targets:
+        if not any(_is_named(name, target) for name in linear):
+            known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
+            raise ValueError(
+                f"training.lora.targets has {target!r}, which is no linear layer of the decoder of "
+                f"{type(causal_lm).__name__}: expected {ALL_LINEAR} or some of {known}"
+            )
+    return [name for name in linear if any(_is_named(name, target) for target in targets)]
+
+
+def _is_named(name: str, target: str) -> bool:
+    return f".{name}".endswith(f".{target}")
+
+
+def _base_weight(layer: LoraLayer) -> nn.Parameter:
+    weight = layer.get_base_layer().weight
+    assert isinstance(weight, nn.Parameter), "an adapted layer is linear"
+    return weight
+
+
+def _adapter_of(layer: LoraLayer) -> Adapter:
+    down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+    assert isinstance(down, nn.Parameter), "peft's down projection is linear"
+    assert isinstance(up, nn.Parameter), "peft's up projection is linear"
+    return Adapter(down=down, up=up, scale=float(layer.scaling[ADAPTER]))
+
+
+# Parameters are gathered in groups of about this size, so that ZeRO-3 never has the whole model on one device.
+GATHER_BYTES = 256 * 2**20
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+)
+
+
+@dataclass(frozen=True)
+class NamedTensor:
+    """A parameter's Hugging Face name and a contiguous copy of its value on the CPU."""
+
+    name: str
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class WeightSnapshot:
+    """The weights after a step, in the model's order; parameters that are tied appear once, under their first name."""
+
+    tensors: tuple[NamedTensor, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The size of all values."""
+        return sum(tensor.value.nbytes for tensor in self.tensors)
+
+
+def torch_dtype(dtype: Dtype) -> torch.dtype:
+    """The torch type of a config's."""
+    return torch.float32 if dtype == "float32" else torch.bfloat16
+
+
+@dataclass(frozen=True)
+class WholeWeight:
+    """A weight of the policy while it is whole on this rank: `base`, and what an adapter adds to it."""
+
+    name: str
+    base: Tensor
+    adapter: tuple[Tensor, Tensor, float] | None = None
+
+    def value(self) -> Tensor:
+        """The weight without gradient, on its device: a new tensor in float32 if merged, otherwise the weight itself.
+
+        Merging does not touch the model: its weights and its adapters stay apart.
+        """
+        if self.adapter is None:
+            return self.base
+        up, down, scale = self.adapter
+        return merge(self.base, up=up, down=down, scale=scale)
+
+
+def host_copy(engine: Engine[object], *, dtype: Dtype, keep: bool) -> WeightSnapshot:
+    """The weights as of now, as `dtype`: the optimizer's own for float32, the model's for the model's type.
+
+    Adapters are merged, in float32. All ranks must call it; those with `keep` false return no tensors, and spend no
+    memory.
+    """
+    wanted = torch_dtype(dtype)
+    copies: list[NamedTensor] = []
+    for weight in whole_weights(engine, dtype=wanted):
+        if keep:
+            copied = weight.value().to("cpu", wanted, copy=True).contiguous()
+            copies.append(NamedTensor(name=weight.name.removeprefix(PolicyModel.PREFIX), value=copied))
+    return WeightSnapshot(tensors=tuple(copies))
+
+
+def whole_weights(engine: Engine[object], *, dtype: torch.dtype) -> Iterator[WholeWeight]:
+    """The weights of `engine.model` without adapters, in the model's order, one bucket of them whole at a time.
+
+    Precise enough for `dtype`, but not converted to it. Each is valid until the next one is asked for. All ranks must
+    iterate, and to the end.
+    """
+    for bucket in _buckets(engine.model):
+        with engine.gathered([parameter for weight in bucket for parameter in weight.parameters]):
+            for weight in bucket:
+                yield _whole(engine, weight, dtype)
+
+
+def _whole(engine: Engine[object], weight: MergedWeight, dtype: torch.dtype) -> WholeWeight:
+    parameter, adapter = weight.parameter, weight.adapter
+    if adapter is not None:
+        factors = (engine.master_weight(adapter.up), engine.master_weight(adapter.down), adapter.scale)
+        return WholeWeight(name=weight.name, base=parameter.detach(), adapter=factors)
+    base = engine.master_weight(parameter) if dtype != parameter.dtype else parameter.detach()
+    return WholeWeight(name=weight.name, base=base)
+
+
+def _buckets(model: nn.Module) -> Iterator[list[MergedWeight]]:
+    bucket: list[MergedWeight] = []
+    size = 0
+    for weight in merged_weights(model):
+        bucket.append(weight)
+        for parameter in weight.parameters:
+            # A parameter that ZeRO-3 has sharded is empty here, and says its size elsewhere.
+            size += int(getattr(parameter, "ds_numel", parameter.numel())) * parameter.element_size()
+        if size >= GATHER_BYTES:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket
+
+
+def write_model_directory(snapshot: WeightSnapshot, *, causal_lm: nn.Module, source: Path, destination: Path) -> None:
+    """Writes a Hugging Face model directory: config, weights of `snapshot`, and the tokenizer files of `source`.
+
+    Whoever may read the config may read the weights; safetensors leaves them to this user alone.
+    """
+    save = causal_lm.save_pretrained
+    assert callable(save), "a transformers model"
+    destination.mkdir(parents=True, exist_ok=True)
+    save(destination, state_dict={tensor.name: tensor.value for tensor in snapshot.tensors})
+    for weights in destination.glob("*.safetensors"):
+        shutil.copymode(destination / "config.json", weights)
+    for pattern in TOKENIZER_FILES:
+        for file in source.glob(pattern):
+            shutil.copy2(file, destination / file.name)

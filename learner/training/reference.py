@@ -25,8 +25,7 @@ from torch import Tensor
 from learner.training.config import ReferenceConfig, TrainingConfig
 from learner.training.engine import Engine
 from learner.training.packing import Microbatch
-from learner.training.policy import PolicyModel
-from learner.training.weights import adapters_off, whole_weights
+from learner.training.policy import PolicyModel, adapters_off, whole_weights
 
 REFERENCE_FILE = "reference.safetensors"
 STEPS = "steps"

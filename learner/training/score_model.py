@@ -33,9 +33,8 @@ from learner.training.config import TrainingConfig, learning_rate
 from learner.training.engine import Engine
 from learner.training.logprobs import accumulation_dtype
 from learner.training.packing import ATTENTION_NAME, Microbatch, register_packed_attention
-from learner.training.policy import predicting_states
+from learner.training.policy import WeightSnapshot, predicting_states, torch_dtype, write_model_directory
 from learner.training.ranks import summed_over_ranks
-from learner.training.weights import WeightSnapshot, torch_dtype, write_model_directory
 
 HEAD = "score"
 

@@ -37,11 +37,10 @@ from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.config import TrainingConfig
 from learner.training.models import open_models
 from learner.training.packing import pack, shared_prefixes
-from learner.training.policy import PolicyModel
+from learner.training.policy import PolicyModel, WeightSnapshot, host_copy, write_model_directory
 from learner.training.ranks import Command, CommandChannel, Ranks, any_rank, raise_on_all, share_batch
 from learner.training.score_model import save_score_model
 from learner.training.step import Step, StepMetrics, TrainingStopped
-from learner.training.weights import WeightSnapshot, host_copy, write_model_directory
 
 
 class NotFinite(RuntimeError):

@@ -27,8 +27,7 @@ from learner.weights.fleet import Fleet, Member
 from learner.weights.process_group import BroadcastGroup, Meeting, WeightPlaneError, collective_beside, in_thread
 from learner.weights.proofs import Commits, Proof
 from learner.weights.provenance import Remembered
-from learner.weights.published import Packed
-from learner.weights.snapshot import PublisherOptions
+from learner.weights.published import Packed, PublisherOptions
 from protocol.fleet import JoinedGroup, JoinGroup, Prepare, Prepared
 from services.daemon_threads import DaemonThreads
 from services.http.client import ServiceError, ServiceTimeout, ServiceUnreachable

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from learner.weights.fleet import Fleet, Member
 from learner.weights.proofs import Commits, Proof
 from learner.weights.provenance import Remembered
-from learner.weights.published import Packed, Shelf
-from learner.weights.snapshot import PublisherOptions
+from learner.weights.published import Packed, PublisherOptions, Shelf
 from protocol.fleet import PULL_TOOK_TOO_LONG, PULLED_EPOCH, Prepared, Pull
 from services.http.client import ServiceError, ServiceFailed, ServiceRefused, ServiceTimeout, ServiceUnreachable
 

@@ -22,8 +22,7 @@ from learner.weights.catch_up import Joined, Joins
 from learner.weights.fleet import Fleet, Member
 from learner.weights.process_group import in_thread, pack_buckets
 from learner.weights.proofs import Commits, Proof, Proofs
-from learner.weights.published import Packed, Shelf, digest_of
-from learner.weights.snapshot import JoinReport, PublisherOptions, PublishReport, Snapshot
+from learner.weights.published import JoinReport, Packed, PublisherOptions, PublishReport, Shelf, Snapshot, digest_of
 from protocol.model import PolicyVersion
 from services.daemon_threads import DaemonThreads
 from services.http.client import HttpClient

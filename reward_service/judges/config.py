@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from reward_service.endpoints.config import CacheConfig, EndpointConfig
-from reward_service.judges.template import PLACEHOLDERS, Kind, strange_placeholders
+from reward_service.judges.verdict import PLACEHOLDERS, Kind, strange_placeholders
 
 
 class JudgeConfig(EndpointConfig):

@@ -16,8 +16,21 @@ from reward_service.endpoints.asking import AskingLane
 from reward_service.endpoints.cache import Cache, key_of, open_cache
 from reward_service.endpoints.endpoint import Endpoint, InputRefused, open_endpoint
 from reward_service.judges.config import JudgeConfig, PairwiseArguments, ScoreArguments, check_template
-from reward_service.judges.template import RUBRIC, asked_verdict, built_in, fill, mark_of, placeholders, system_text
-from reward_service.judges.verdict import PATH, ChatAnswer, ChatRequest, chat_request, schema_of, verdict_of
+from reward_service.judges.verdict import (
+    PATH,
+    RUBRIC,
+    ChatAnswer,
+    ChatRequest,
+    asked_verdict,
+    built_in,
+    chat_request,
+    fill,
+    mark_of,
+    placeholders,
+    schema_of,
+    system_text,
+    verdict_of,
+)
 from reward_service.verifier.lanes import Lane, Surroundings, Verifier
 from reward_service.verifier.submission import InfrastructureError, Outcome, Score, UserError
 from reward_service.verifiers.extraction import strip_thinking

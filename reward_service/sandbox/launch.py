@@ -2,12 +2,19 @@
 
 Bubblewrap is started by its keeper with an empty environment and never as root, which two holes are closed by: the
 environment of the first process, and `/proc/sys`, which root could write. See `keeper` for the descriptors.
+
+A mark among the arguments of its processes says whose a sandbox is: by it those of a killed service are found. Keepers
+and bubblewrap die with their parents, but for the instant in which a process has not asked the kernel for that yet: a
+service that is killed then leaves a first process that waits for ever.
 """
 
 import fcntl
 import importlib.util
+import logging
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,9 +23,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from reward_service.sandbox import seccomp
-from reward_service.sandbox.owners import Owner
 from reward_service.sandbox.python_inside import (
     FIRST_MODULE,
     Interior,
@@ -32,6 +39,81 @@ from reward_service.sandbox.slot import Launch
 from reward_service.sandbox.supervisor import DISK_BYTES, FOLDER
 from reward_service.verifier.program import ExecutionConfig, Limits
 from reward_service.verifier.submission import UserError
+
+logger = logging.getLogger(__name__)
+
+_MARK = re.compile(r"headway-sandbox:(\d+):(\d+):(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """A service: its process id, when it started in ticks since the boot, and the namespace in which that is its id."""
+
+    namespace: int
+    pid: int
+    started: int
+
+    @classmethod
+    def this(cls) -> Self:
+        """This process."""
+        pid = os.getpid()
+        return cls(namespace=_namespace(), pid=pid, started=_started(pid) or 0)
+
+    @property
+    def mark(self) -> str:
+        """The argument by which its sandboxes are known."""
+        return f"headway-sandbox:{self.namespace}:{self.pid}:{self.started}"
+
+    @property
+    def is_gone(self) -> bool:
+        """True if it has ended. One in another namespace is not known to have."""
+        return self.namespace == _namespace() and _started(self.pid) != self.started
+
+
+def end_orphans() -> int:
+    """Kill the processes of sandboxes whose service has ended; how many there were."""
+    found = 0
+    for pid in list(_orphans()):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+            found += 1
+    if found:
+        logger.warning("killed %d processes of sandboxes that a killed service had left", found)
+    return found
+
+
+def _orphans() -> Iterator[int]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+            owner = _owner(words)
+            if owner is not None and owner.is_gone:
+                yield int(folder.name)
+
+
+def _owner(words: list[str]) -> Owner | None:
+    """Of a process with these arguments, if it is that of a sandbox."""
+    found = _MARK.fullmatch(words[-1])
+    if found is None or not any(FIRST_MODULE in word for word in words):
+        return None
+    namespace, pid, started = map(int, found.groups())
+    return Owner(namespace=namespace, pid=pid, started=started)
+
+
+def _started(pid: int) -> int | None:
+    """When a process started; None if there is none of that id, or only what is left of it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The name of the program, in brackets, may hold anything. Behind it the first field is the third one.
+    fields = stat.rpartition(b")")[2].split()
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
 
 WORK_FOLDER = "/tmp/work"
 SEARCH_PATH = "/opt/python/bin:/usr/bin:/bin"

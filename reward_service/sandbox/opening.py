@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reward_service.sandbox.cgroups import open_parents
-from reward_service.sandbox.launch import bubblewrap_launch, unsafe_launch
-from reward_service.sandbox.owners import end_orphans
+from reward_service.sandbox.launch import bubblewrap_launch, end_orphans, unsafe_launch
 from reward_service.sandbox.pool import SandboxPool, Users
 from reward_service.verifier.program import Ended, ExecutionConfig, Limits, Program, SandboxKind
 from reward_service.verifier.submission import InfrastructureError, UserError

@@ -21,8 +21,16 @@ import zmq
 import zmq.asyncio
 from zmq.utils import z85
 
-from protocol.codec import DEFAULT_LIMITS, Frame, Limits, decode, encode
-from protocol.errors import ConnectionRefused, MessageTooLarge, ProtocolError
+from protocol.codec import (
+    DEFAULT_LIMITS,
+    ConnectionRefused,
+    Frame,
+    Limits,
+    MessageTooLarge,
+    ProtocolError,
+    decode,
+    encode,
+)
 from protocol.messages import Message, Refused
 from services.logs import Occasionally
 from services.network import BACKLOG, leaves_this_machine, refuse_without_keys

@@ -16,8 +16,7 @@ from typing import Literal, Self
 
 import zmq
 
-from protocol.codec import decode
-from protocol.errors import ProtocolError
+from protocol.codec import ProtocolError, decode
 from protocol.messages import Acknowledged, Failed, Finished, Granted, Message
 from tests.chaos.journal_reader import Place
 

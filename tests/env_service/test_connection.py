@@ -13,7 +13,7 @@ from env_service.leases import LeaseKey, Outbox, RunningLeases, key_of
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.generation import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
-from protocol.errors import DamagedMessage
+from protocol.codec import DamagedMessage
 from protocol.messages import (
     Acknowledged,
     Cancelled,

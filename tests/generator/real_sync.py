@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from learner.weights.probe import Probe
-from learner.weights.snapshot import Snapshot
+from learner.weights.published import Snapshot
 from protocol.fleet import Announcement
 from protocol.status import Readiness
 from services.http.app import create_app

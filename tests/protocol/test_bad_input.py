@@ -8,8 +8,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocol.codec import Frame, Limits, decode, sealed
-from protocol.errors import DamagedMessage, MalformedMessage, MessageTooLarge, ProtocolError, WrongProtocolVersion
+from protocol.codec import (
+    DamagedMessage,
+    Frame,
+    Limits,
+    MalformedMessage,
+    MessageTooLarge,
+    ProtocolError,
+    WrongProtocolVersion,
+    decode,
+    sealed,
+)
 from protocol.model import PROTOCOL_VERSION
 
 VECTORS = {

@@ -9,8 +9,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from protocol.codec import Frame, decode, sealed
-from protocol.errors import MalformedMessage
+from protocol.codec import Frame, MalformedMessage, decode, sealed
 from protocol.model import PROTOCOL_VERSION
 
 VECTOR = [

@@ -39,7 +39,7 @@ class TrainerScript:
 
 @dataclass(frozen=True)
 class NamedTensor:
-    """See learner.training.weights."""
+    """See learner.training.policy."""
 
     name: str
     value: torch.Tensor
@@ -47,7 +47,7 @@ class NamedTensor:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """See learner.training.weights."""
+    """See learner.training.policy."""
 
     tensors: tuple[NamedTensor, ...]
 

@@ -9,34 +9,32 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, Valid
 
 from reward_service.verifier.submission import Score, Submission
 from reward_service.verifiers.extraction import strip_thinking
-from reward_service.verifiers.ifeval.formats import (
-    ConstrainedResponse,
-    JsonFormat,
-    MultipleSections,
-    NumberBulletLists,
-    NumberHighlightedSections,
-    NumberPlaceholders,
-    Postscript,
-    Title,
-)
 from reward_service.verifiers.ifeval.instruction import Instruction, Response, detect_language
-from reward_service.verifiers.ifeval.wording import (
+from reward_service.verifiers.ifeval.kinds import (
     CapitalWordFrequency,
+    ConstrainedResponse,
     EndChecker,
     EnglishCapital,
     EnglishLowercase,
     ForbiddenWords,
+    JsonFormat,
     KeywordExistence,
     KeywordFrequency,
     LetterFrequency,
+    MultipleSections,
     NoComma,
     NthParagraphFirstWord,
+    NumberBulletLists,
+    NumberHighlightedSections,
     NumberParagraphs,
+    NumberPlaceholders,
     NumberSentences,
     NumberWords,
+    Postscript,
     Quotation,
     RepeatPrompt,
     ResponseLanguage,
+    Title,
     TwoResponses,
 )
 

@@ -34,8 +34,17 @@ from reward_service.verifiers.mathematics.conditions import (
     same_region,
     solved_value,
 )
-from reward_service.verifiers.mathematics.quantities import Rules, points, same_expression, same_quantity, symbols
-from reward_service.verifiers.mathematics.rewriting import expanded, members, nodes_of, with_names_of
+from reward_service.verifiers.mathematics.quantities import (
+    Rules,
+    expanded,
+    members,
+    nodes_of,
+    points,
+    same_expression,
+    same_quantity,
+    symbols,
+    with_names_of,
+)
 from reward_service.verifiers.mathematics.values import Setting, evaluate
 from reward_service.verifiers.mathematics.words import number_of
 

@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Literal
 
 from reward_service.verifiers.mathematics.answers import (
+    CURRENCY,
     MAX_CHARS,
     MAX_DEPTH,
     MAX_ITEMS,
@@ -33,6 +34,8 @@ from reward_service.verifiers.mathematics.answers import (
     Side,
     Text,
     Unreadable,
+    parse_unit,
+    starts_unit,
 )
 from reward_service.verifiers.mathematics.expressions import FUNCTIONS, parse_expression
 from reward_service.verifiers.mathematics.tokens import (
@@ -46,7 +49,6 @@ from reward_service.verifiers.mathematics.tokens import (
     tokenise,
     trimmed,
 )
-from reward_service.verifiers.mathematics.units import CURRENCY, parse_unit, starts_unit
 from reward_service.verifiers.mathematics.words import MULTIPLIERS, are_words, is_word, name_of, number_of
 
 _RELATIONS = frozenset(("=", "<", ">", "<=", ">=", "!=", r"\approx", r"\in"))

@@ -4,8 +4,7 @@ import json
 
 from headway.doctor.asking import Condition
 from headway.doctor.before import bad, good
-from headway.doctor.diagnosis import diagnose
-from headway.doctor.report import as_json, findings_json, findings_text, table, verdict
+from headway.doctor.diagnosis import as_json, diagnose, findings_json, findings_text, table, verdict
 from protocol.status import PeerStatus, QueueStatus
 from tests.headway.doctor.ward import ill, status, well
 

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.data.examples import Tokenized
+from learner.data.examples import Tokenized, length_statistics, prompt_of, split
 from learner.data.sources import DataError
-from learner.data.splitting import length_statistics, prompt_of, split
 
 Item = tuple[int, int]
 

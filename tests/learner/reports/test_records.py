@@ -11,12 +11,11 @@ import pytest
 from learner.evaluation.results import EvaluationResult
 from learner.ledger import Books
 from learner.reports.run_records import Records
-from learner.reports.step_record import StepRecord, Timing, step_record
 from learner.reports.summary import draw_curves, summarize, table, write_summary
-from learner.reports.tally import MOST_POINTS, Point, Tally
+from learner.reports.tally import MOST_POINTS, Point, StepRecord, Tally, Timing, step_record
 from learner.training.guard import GuardChange, Reading
 from learner.training.step import StepMetrics
-from learner.weights.snapshot import PublishReport
+from learner.weights.published import PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
 from tests.learner.samples import group, trajectory
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from learner.teachers.config import TeacherConfig
-from learner.teachers.remote import TeacherFailed
-from learner.teachers.teachers import check_tokenizers
+from learner.teachers.teachers import TeacherFailed, check_tokenizers
 
 
 def folder(path: Path, tokenizer: str | None) -> Path:

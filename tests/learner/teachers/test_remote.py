@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import SecretStr
 
 from learner.teachers.config import TeacherConfig
-from learner.teachers.remote import RemoteTeacher, TeacherFailed, TeacherMeasures, _parts
+from learner.teachers.teachers import RemoteTeacher, TeacherFailed, TeacherMeasures, _parts
 from services.http.calls import Backoff, Breakers, BreakerSettings
 from services.http.client import HttpClient
 from services.http.metrics import Metrics

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from learner.teachers.config import TeacherConfig
-from learner.teachers.remote import TeacherFailed
-from learner.teachers.teachers import Teachers
+from learner.teachers.teachers import TeacherFailed, Teachers
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 from services.http.metrics import Metrics
 from services.http.waiting import Waiting

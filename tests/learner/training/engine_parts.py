@@ -14,8 +14,7 @@ from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.engine import Engine
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch, pack, shared_prefixes
-from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
-from learner.training.weights import add_adapters, host_copy, torch_dtype
+from learner.training.policy import LogprobSettings, PolicyModel, add_adapters, host_copy, load_causal_lm, torch_dtype
 
 CPU = torch.device("cpu")
 # A large epsilon keeps AdamW's first steps from turning rounding of a tiny gradient into a whole step.

@@ -7,9 +7,16 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClas
 
 from learner.training.config import LoraConfig
 from learner.training.engine import Engine
-from learner.training.policy import load_causal_lm
+from learner.training.policy import (
+    adapters_off,
+    add_adapters,
+    host_copy,
+    load_causal_lm,
+    merge,
+    merged_weights,
+    write_model_directory,
+)
 from learner.training.ranks import CommandChannel
-from learner.training.weights import adapters_off, add_adapters, host_copy, merge, merged_weights, write_model_directory
 from tests.learner.training.engine_parts import (
     CPU,
     LORA,

@@ -12,9 +12,8 @@ from learner.training.engine import Engine
 from learner.training.logprobs import Chunking
 from learner.training.models import Output
 from learner.training.packing import Microbatch, pack, shared_prefixes
-from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
+from learner.training.policy import LogprobSettings, PolicyModel, host_copy, load_causal_lm
 from learner.training.ranks import CommandChannel
-from learner.training.weights import host_copy
 from tests.learner.training.tiny_model import VOCABULARY
 
 TEMPERATURE = 0.8

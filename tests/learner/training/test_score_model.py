@@ -25,9 +25,9 @@ from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.engine import Engine
 from learner.training.models import Output
 from learner.training.packing import Microbatch, pack, shared_prefixes
+from learner.training.policy import NamedTensor, WeightSnapshot, host_copy
 from learner.training.ranks import CommandChannel
 from learner.training.score_model import ScoreModel, load_score_model, save_score_model
-from learner.training.weights import NamedTensor, WeightSnapshot, host_copy
 from tests.learner.training.tiny_model import VOCABULARY, random_sequences, write_tiny_llama
 
 FLOAT = torch.float32

@@ -13,11 +13,10 @@ from transformers import AutoModelForCausalLM
 from learner.algorithms.config import AlgorithmConfig, GrpoConfig, PpoConfig, SftConfig
 from learner.training.batch import TrainSequence, flatten
 from learner.training.config import OptimizerConfig, TrainingConfig
-from learner.training.policy import PolicyModel
+from learner.training.policy import PolicyModel, WeightSnapshot
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.step import TrainingStopped
 from learner.training.trainer import NotFinite, Trainer, stop_after_skips
-from learner.training.weights import WeightSnapshot
 from tests.learner.training.plain_adamw import plain_training
 from tests.learner.training.tiny_model import random_sequences, with_a_bad_reward
 

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from learner.training.config import LoraConfig, TrainingConfig
+from learner.training.policy import host_copy
 from learner.training.ranks import Ranks
 from learner.training.reference import Reference, open_reference
-from learner.training.weights import host_copy
 from tests.learner.training.engine_parts import Parts, load_policy, microbatch, open_parts, update
 from tests.learner.training.rank_processes import two_ranks
 from tests.learner.training.tiny_model import random_sequences

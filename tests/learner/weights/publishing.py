@@ -9,9 +9,8 @@ import torch
 
 from learner.weights.fleet import Fleet
 from learner.weights.probe import Probe
-from learner.weights.published import Shelf, add_weight_routes
+from learner.weights.published import JoinReport, PublisherOptions, PublishReport, Shelf, Snapshot, add_weight_routes
 from learner.weights.publisher import Publisher
-from learner.weights.snapshot import JoinReport, PublisherOptions, PublishReport, Snapshot
 from protocol.status import Readiness
 from services.http.app import create_app
 from services.http.client import HttpClient

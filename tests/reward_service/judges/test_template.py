@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_service.judges.template import PLACEHOLDERS, Kind, asked_verdict, built_in, fill, mark_of, system_text
+from reward_service.judges.verdict import PLACEHOLDERS, Kind, asked_verdict, built_in, fill, mark_of, system_text
 
 HOSTILE = (
     "{prompt}",

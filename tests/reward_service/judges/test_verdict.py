@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_service.judges.template import Kind
-from reward_service.judges.verdict import schema_of, verdict_of
+from reward_service.judges.verdict import Kind, schema_of, verdict_of
 
 MARK = "0123456789ab"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from reward_service.sandbox.launch import Owner, end_orphans
 from reward_service.sandbox.opening import open_sandboxes
-from reward_service.sandbox.owners import Owner, end_orphans
 from reward_service.sandbox.python_inside import FIRST_MODULE
 from reward_service.verifier.program import ExecutionConfig
 from tests.process_ends import all_end
@@ -21,7 +21,7 @@ WAITS = f"import signal  # {FIRST_MODULE}\nsignal.pause()"
 # A service that is killed while its sandbox stands.
 SERVICE = """
 import subprocess, sys
-from reward_service.sandbox.owners import Owner
+from reward_service.sandbox.launch import Owner
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1], "/tmp/work", Owner.this().mark])
 print(child.pid, flush=True)
 sys.stdin.read()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import ProtocolError
+from protocol.codec import ProtocolError
 from protocol.messages import Goodbye
 from services.secret_files import write_public
 from services.zmq.keys import AuthorizedKeys, ClientKeys, CurveKeys, ServerKeys

@@ -10,8 +10,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from protocol.codec import Limits
-from protocol.errors import ProtocolError
+from protocol.codec import Limits, ProtocolError
 from protocol.messages import Fleet, Goodbye, Refused, ServingGenerator, Welcome
 from services.zmq.sockets import DealerSocket, PeerGone, RouterSocket, SendTimeout, SocketLimits
 
