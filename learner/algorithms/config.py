@@ -356,6 +356,9 @@ class GigpoConfig(ClippedKnobs, ScaleKnobs):
         "turn_0, turn_1, ... of the reward; what they leave of the reward comes with the last turn.",
     )
 
+    def unused_knobs(self) -> dict[str, str]:
+        return {**super().unused_knobs(), "turn_discount": "gigpo discounts by step_discount"}
+
 
 class OnlineDpoConfig(Knobs):
     """DPO on the best and the worst of each group, as they come: uncorrected for stale tokens.

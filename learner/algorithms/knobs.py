@@ -296,8 +296,15 @@ class KlKnobs(KlLossKnobs):
 
 
 class RewardKnobs(Knobs):
-    """What is done to rewards before they become advantages: normalised, scaled, clipped, then penalised."""
+    """What is done to rewards before they become advantages: discounted, normalised, scaled, clipped, penalised."""
 
+    turn_discount: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="A turn's own reward counts times this for each turn before it, and so does, with the last turn, "
+        "what the turns leave of the trajectory's reward. 1: the reward as it is.",
+    )
     reward_normalisation: Normalisation = Field(
         "none",
         description="Rewards are divided by the standard deviation of all rewards of the run so far (scale), less "

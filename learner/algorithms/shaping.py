@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from learner.algorithms import ratios
-from learner.algorithms.advantages import Grouping, at_end
+from learner.algorithms.advantages import Grouping, at_end, discounted_sums
 from learner.algorithms.knobs import KlForm, TruncationRule
 
 EPSILON = 1e-6
@@ -30,6 +30,27 @@ def clip(*, rewards: Tensor, low: float | None = None, high: float | None = None
 def scale(*, rewards: Tensor, factor: float) -> Tensor:
     """Rewards times `factor`."""
     return rewards * factor
+
+
+def turn_discounted(
+    *, rewards: Tensor, sequences: Tensor, turns: Tensor, turn_rewards: Tensor, discount: float
+) -> Tensor:
+    """Each trajectory's return from its first turn on: the sum of its turns' rewards, each times `discount` for every
+    turn before it. [S]; a trajectory without trained tokens keeps its reward.
+
+    `turns` [M] int64 is the turn of each token, ascending within a trajectory; `turn_rewards` [T] are those of all
+    turns of the step, 0 where a turn has none. What they leave of the trajectory's reward comes with its last turn.
+    """
+    acted, turn_of_token = torch.unique(turns, return_inverse=True)
+    owners = torch.zeros_like(acted).scatter_(0, turn_of_token, sequences)
+    earned = turn_rewards[acted]
+    left = rewards - torch.zeros_like(rewards).index_add(0, owners, earned)
+    returns = discounted_sums(earned + at_end(left, owners=owners), owners=owners, discount=discount)
+    first = torch.ones_like(owners, dtype=torch.bool)
+    first[1:] = owners[1:] != owners[:-1]
+    discounted = rewards.clone()
+    discounted[owners[first]] = returns[first]
+    return discounted
 
 
 @dataclass(frozen=True)

@@ -381,6 +381,7 @@ def _trajectory_turns(trajectory: Trajectory, preset: Preset, environment: str) 
     have = trajectory.reward.components
     names = [f"turn_{number}" for number in range(len(trajectory.turns))]
     rewards = [have.get(name, turn.reward) for turn, name in zip(trajectory.turns, names, strict=True)]
+    wanted = preset.turn_rewards or preset.turn_discounts
     missing = [name for name, reward in zip(names, rewards, strict=True) if preset.turn_rewards and reward is None]
     if missing:
         raise ComponentMissing(
@@ -390,7 +391,7 @@ def _trajectory_turns(trajectory: Trajectory, preset: Preset, environment: str) 
             "algo.turn_rewards to false"
         )
     return tuple(
-        TrainTurn(start=turn.start, state=_state(trajectory, turn), reward=(reward or 0.0) * preset.turn_rewards)
+        TrainTurn(start=turn.start, state=_state(trajectory, turn), reward=(reward or 0.0) * wanted)
         for turn, reward in zip(trajectory.turns, rewards, strict=True)
     )
 

@@ -24,7 +24,7 @@ from learner.algorithms.config import (
     PpoConfig,
     ReinforcePpConfig,
 )
-from learner.algorithms.knobs import ClipKnobs, CorrectionKnobs, PositiveKnobs, SampledKnobs, ScaleKnobs
+from learner.algorithms.knobs import ClipKnobs, CorrectionKnobs, PositiveKnobs, RewardKnobs, SampledKnobs, ScaleKnobs
 from learner.algorithms.policy_loss import PolicyLoss, negative_log_likelihood, token_weights
 from learner.algorithms.presets.preset import (
     Advantages,
@@ -82,6 +82,7 @@ def policy_gradient(
         samples_policy=True,
         moves_at_once=to_behavior or (correction is not None and correction.proximal != "recompute"),
         entropy_gradient=config.entropy_coefficient != 0,
+        turn_discounts=isinstance(config, RewardKnobs) and config.turn_discount < 1,
         good_reward=None if positive is None else positive.positive_reward,
     )
 

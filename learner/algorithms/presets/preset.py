@@ -159,8 +159,9 @@ class Preset:
     trained, in order; with `paired` the chosen one, then the rejected. `moves_at_once`: the ratio that the loss bounds
     differs from 1 in a step's first update already. `trains_scores`: the model is one of scores, not a policy.
     `components` are the reward components in `ScoredBatch.components`, by name and in order; with `turn_rewards` each
-    turn's is in `ScoredBatch.turn_rewards`. A sampled trajectory of at
-    least `good_reward` is a good one, whose tokens have `LossTokens.good_weights`: `weights` of the good ones alone.
+    turn's is in `ScoredBatch.turn_rewards`; with `turn_discounts` so is that of each turn that has one. A sampled
+    trajectory of at least `good_reward` is a good one, whose tokens have `LossTokens.good_weights`: `weights` of the
+    good ones alone.
     `value_clip` is for the critic's loss; `candidates`: how many tokens a local teacher is asked for at each position.
     """
 
@@ -177,6 +178,7 @@ class Preset:
     trains_scores: bool = False
     components: tuple[str, ...] = ()
     turn_rewards: bool = False
+    turn_discounts: bool = False
     good_reward: float | None = None
     value_clip: float | None = None
     candidates: int = 0
@@ -216,11 +218,23 @@ def shaped(config: KlLossKnobs, batch: ScoredBatch) -> Shaped:
     """The rewards after what the knobs do to them. Without RewardKnobs they stay as they came."""
     rewards, carried = batch.rewards, batch.carried
     if isinstance(config, RewardKnobs):
-        rewards, carried = _normalised(config, rewards, carried)
+        rewards, carried = _normalised(config, _discounted(config, batch), carried)
         rewards = _penalised(config, batch, _bounded(config, rewards))
     if isinstance(config, KlKnobs) and config.kl_is_in_reward:
         return _with_kl(config, batch, rewards, carried)
     return Shaped(rewards=Rewards(of_trajectories=rewards, of_tokens=None), carried=carried)
+
+
+def _discounted(config: RewardKnobs, batch: ScoredBatch) -> Tensor:
+    if config.turn_discount == 1 or batch.turn_rewards is None:
+        return batch.rewards
+    return shaping.turn_discounted(
+        rewards=batch.rewards,
+        sequences=batch.sequences,
+        turns=batch.turns,
+        turn_rewards=batch.turn_rewards,
+        discount=config.turn_discount,
+    )
 
 
 def _normalised(config: RewardKnobs, rewards: Tensor, carried: Carried) -> tuple[Tensor, Carried]:

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learner.algorithms.config import GrpoConfig, OpdConfig, RlooConfig
+from learner.algorithms import shaping
+from learner.algorithms.config import DrGrpoConfig, GigpoConfig, GrpoConfig, OpdConfig, RlooConfig
 from learner.algorithms.presets.preset import Carried, ScoredBatch, shaped
 from learner.algorithms.presets.registry import build_preset
 from learner.algorithms.shaping import RunningMoments
@@ -119,3 +120,39 @@ def test_a_preset_hands_on_what_is_carried_and_what_was_measured() -> None:
 def test_an_algorithm_that_looks_at_no_rewards_leaves_them() -> None:
     found = shaped(OpdConfig(), batch())
     assert found.rewards.of_trajectories.tolist() == [1.0, 0.0, 4.0, 7.0]
+
+
+def test_a_turn_that_comes_later_counts_for_less() -> None:
+    """Two trajectories: turns 0, 1 and 3 (2 is nobody's), which earn 1, 0 and 2 of 7; turn 4, which earns 0 of 5."""
+    found = shaping.turn_discounted(
+        rewards=torch.tensor([7.0, 5.0, 3.0], dtype=torch.float64),
+        sequences=torch.tensor([0, 0, 0, 0, 1]),
+        turns=torch.tensor([0, 0, 1, 3, 4]),
+        turn_rewards=torch.tensor([1.0, 0.0, 9.0, 2.0, 0.0], dtype=torch.float64),
+        discount=0.5,
+    )
+    # 1 + 0.5 x 0 + 0.25 x (2 + 4); one turn is not discounted; the third has no trained tokens.
+    assert found.tolist() == [2.5, 5.0, 3.0]
+
+
+def test_the_discount_of_turns_reaches_the_advantages_and_a_discount_of_1_changes_nothing() -> None:
+    def rewards(discount: float) -> list[float]:
+        config = DrGrpoConfig(turn_discount=discount)
+        given = batch(
+            rewards=torch.tensor([1.0, 1.0], dtype=torch.float64),
+            groups=torch.tensor([0, 0]),
+            truncated=torch.tensor([False, False]),
+            sequences=torch.tensor([0, 0, 1]),
+            token_ids=torch.tensor([5, 5, 5]),
+            turns=torch.tensor([0, 1, 2]),
+            turn_rewards=torch.zeros(3, dtype=torch.float64),
+        )
+        return shaped(config, given).rewards.of_trajectories.tolist()
+
+    assert rewards(1.0) == [1.0, 1.0]
+    assert rewards(0.5) == [0.5, 1.0]
+
+
+def test_gigpo_has_a_discount_of_its_own() -> None:
+    with pytest.raises(ValueError, match="turn_discount is set but has no effect: gigpo discounts by step_discount"):
+        GigpoConfig(turn_discount=0.9)
