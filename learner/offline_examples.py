@@ -1,4 +1,4 @@
-"""What algorithms that learn from files are given: units of one sequence, or of the two of a pair."""
+"""Examples for algorithms that learn from files: units of one sequence, or of the two of a pair."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What crosses the wire between Headway's processes: message types, their encoding, and the HTTP bodies.
+"""The wire between Headway's processes: message types, their encoding, and the HTTP bodies.
 
 Imported by every process; imports nothing of Headway and no torch.
 """

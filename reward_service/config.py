@@ -2,8 +2,7 @@
 
 from pydantic import Field
 
-from reward_service.embeddings.config import EmbeddingConfig
-from reward_service.endpoints.config import RemoteConfig
+from reward_service.endpoints.config import EmbeddingConfig, RemoteConfig
 from reward_service.judges.config import JudgeConfig
 from reward_service.models.config import EncoderConfig, RewardModelConfig
 from reward_service.verifier.config import CustomVerifier, IdempotencyConfig, ScoringConfig

@@ -1,4 +1,4 @@
-"""What NCCL, and torch around it, read from the environment: so that time-outs and aborts of broadcasts are ours."""
+"""The environment that NCCL, and torch around it, read: so that time-outs and aborts of broadcasts are ours."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""What is said between the learner and its env_services: each message of theirs, and the answer to it.
+"""The conversation between the learner and its env_services: each message of theirs, and the answer to it.
 
     Hello ─────▶ is it of the same model and data? ─▶ Welcome, Fleet, then as at a heartbeat, then grants; else Refused
     Heartbeat ─▶ deadlines move, attempts of former lives are adopted; what nobody wants ─▶ Cancelled

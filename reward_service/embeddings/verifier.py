@@ -20,9 +20,9 @@ from typing import TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
 
 from protocol.rewards import ScoreItem
-from reward_service.embeddings.config import EmbeddingArguments, EmbeddingConfig
 from reward_service.endpoints.asking import AskingLane, Batcher, Send, open_batcher
 from reward_service.endpoints.cache import Cache, key_of, open_cache
+from reward_service.endpoints.config import EmbeddingArguments, EmbeddingConfig
 from reward_service.endpoints.endpoint import Endpoint, open_endpoint
 from reward_service.models.config import EncoderConfig
 from reward_service.models.encoder import Encoder, open_encoder

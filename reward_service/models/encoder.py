@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 
 from reward_service.endpoints.endpoint import InputRefused
 from reward_service.models.config import EncoderConfig
-from reward_service.models.messages import Encoded, EncoderToLoad, Texts
-from reward_service.models.process import ModelProcess
+from reward_service.models.process import Encoded, EncoderToLoad, ModelProcess, Texts
 from reward_service.verifier.submission import InfrastructureError
 from services.worker_process import WorkerDied
 

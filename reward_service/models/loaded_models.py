@@ -16,7 +16,7 @@ import transformers
 
 from protocol.rewards import ScoreError
 from reward_service.models.folder import fingerprint
-from reward_service.models.messages import (
+from reward_service.models.process import (
     Encoded,
     EncoderToLoad,
     ModelBatch,

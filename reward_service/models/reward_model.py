@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from protocol.rewards import ScoreError, ScoreItem
 from reward_service.models.config import RewardModelConfig
 from reward_service.models.folder import RewardModel, open_reward_model
-from reward_service.models.messages import Message, ModelBatch, ModelJob, RewardModelToLoad, Rewards
-from reward_service.models.process import ModelProcess
+from reward_service.models.process import Message, ModelBatch, ModelJob, ModelProcess, RewardModelToLoad, Rewards
 from reward_service.verifier.lanes import Lane, Surroundings, Verifier
 from reward_service.verifier.submission import (
     InfrastructureError,

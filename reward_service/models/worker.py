@@ -8,7 +8,7 @@ import sys
 from typing import Protocol
 
 from reward_service.models.loaded_models import load_encoder, load_reward_model
-from reward_service.models.messages import EncoderToLoad, ModelToLoad, read_model_to_load
+from reward_service.models.process import EncoderToLoad, ModelToLoad, read_model_to_load
 from services.worker_process import serve_lines
 
 

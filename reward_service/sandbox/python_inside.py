@@ -1,4 +1,4 @@
-"""What programs find inside: which Python, which packages, and where in the host those are.
+"""The Python inside a sandbox, as programs find it: which one, which packages, and where in the host those are.
 
 The service's own Python is used by its base prefix, which is bound at /opt/python: its own site-packages, where the
 service's packages may be, are covered by a folder with the listed packages alone. A Python of the system (prefix /usr)

@@ -1,4 +1,4 @@
-"""What a verifier is, and how verifiers are run. What a verifier of one's own imports is here."""
+"""Verifiers, and how they are run. Names that a verifier of one's own imports are here."""
 
 from reward_service.verifier.submission import (
     DataError,

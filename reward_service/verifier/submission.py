@@ -1,4 +1,4 @@
-"""What a verifier is: a function of a submission and typed arguments that returns a reward.
+"""A verifier as its author writes it: a function of a submission and typed arguments that returns a reward.
 
 A verifier of one's own is a plain function, sync or async, whose second parameter is annotated with a pydantic model:
 

@@ -1,4 +1,4 @@
-"""What the configs of different processes must agree about, declared where the fields are, and checked together.
+"""Agreements that the configs of different processes must keep, declared where the fields are, and checked together.
 
     learner: Annotated[str, Reaches("learner", "leases.address")] = Field("tcp://127.0.0.1:7301", ...)
 

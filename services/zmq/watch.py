@@ -1,4 +1,4 @@
-"""What ZeroMQ tells about connections below the messages: handshakes that fail, and connections that it gives up.
+"""Watches over connections below the messages: handshakes that fail, and connections that ZeroMQ gives up.
 
 A socket's monitor is another socket, in the same context; it is read in the event loop, whenever there is something.
 """

@@ -1,1 +1,1 @@
-"""What happens in a run, and whether the system keeps its promises."""
+"""Scenarios of a run, and whether the system keeps its promises."""

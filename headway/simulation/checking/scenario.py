@@ -1,4 +1,4 @@
-"""What happens in a run, drawn from its seed: the size of the system, its rates, and its faults. Plain data.
+"""A scenario of a run, drawn from its seed: the size of the system, its rates, and its faults. Plain data.
 
 The kinds of faults: how each begins and how it ends.
 """

@@ -1,4 +1,4 @@
-"""What all kinds of instructions share: their base, and the language, words and sentences of a text.
+"""The base of all kinds of instructions, and the language, words and sentences of a text.
 
 Loaded only in worker processes: its profiles take seconds and much memory.
 """

@@ -11,7 +11,7 @@ from reward_service.embeddings.verifier import cosine, unit
 from reward_service.models.config import EncoderConfig
 from reward_service.models.folder import encoder_fingerprint
 from reward_service.models.loaded_models import load_encoder
-from reward_service.models.messages import EncoderToLoad
+from reward_service.models.process import EncoderToLoad
 from reward_service.verifier.submission import InfrastructureError, UserError
 from tests.reward_service.models.tiny_encoder import LONGEST, states, write_encoder
 

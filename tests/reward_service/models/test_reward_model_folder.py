@@ -11,7 +11,7 @@ from reward_service.config import RewardServiceConfig
 from reward_service.included import build_registry
 from reward_service.models.config import RewardModelConfig
 from reward_service.models.folder import RewardModel, open_reward_model
-from reward_service.models.messages import Message
+from reward_service.models.process import Message
 from reward_service.models.reward_model import job_of
 from reward_service.verifier.submission import UserError
 from tests.reward_service.models.tiny_reward_model import CHAT, LONGEST, edit_settings, write_reward_model
