@@ -103,6 +103,16 @@ async def conversing(*, resend_s: float = 0.2, capacity: int = 2) -> AsyncIterat
             learner.router.close()
 
 
+@asynccontextmanager
+async def working() -> AsyncIterator[Conversation]:
+    """A conversation in which lease 5 has been granted and is being rolled out."""
+    async with conversing() as talk:
+        await talk.learner.welcome()
+        await talk.learner.grant(lease(5))
+        await talk.rollouts.next_started()
+        yield talk
+
+
 def finished(granted: Lease) -> Finished:
     trajectory = Trajectory(
         token_ids=np.array([1, 2], dtype=np.int32),
@@ -152,10 +162,7 @@ async def test_heartbeats_name_the_running_leases() -> None:
 
 
 async def test_a_finished_group_is_sent_until_it_is_acknowledged() -> None:
-    async with conversing() as talk:
-        await talk.learner.welcome()
-        await talk.learner.grant(lease(5))
-        await talk.rollouts.next_started()
+    async with working() as talk:
         await talk.rollouts.finish(finished(lease(5)))
         for _ in range(3):
             assert (await talk.learner.expect(Finished)).group.lease_id == 5
@@ -169,10 +176,7 @@ async def test_a_finished_group_is_sent_until_it_is_acknowledged() -> None:
 
 
 async def test_a_failed_lease_is_sent_until_it_is_acknowledged() -> None:
-    async with conversing() as talk:
-        await talk.learner.welcome()
-        await talk.learner.grant(lease(5))
-        await talk.rollouts.next_started()
+    async with working() as talk:
         failed = Failed(incarnation=1, lease_id=5, attempt=0, purpose="train", data_fault=True, reason="odd")
         await talk.rollouts.finish(failed)
         assert [await talk.learner.expect(Failed) for _ in range(2)] == [failed, failed]
@@ -247,10 +251,7 @@ async def test_a_silent_learner_is_greeted_anew_and_rollouts_go_on() -> None:
 
 
 async def test_leaving_waits_for_the_acknowledgement_and_says_goodbye() -> None:
-    async with conversing() as talk:
-        await talk.learner.welcome()
-        await talk.learner.grant(lease(5))
-        await talk.rollouts.next_started()
+    async with working() as talk:
         await talk.rollouts.finish(finished(lease(5)))
         await talk.learner.expect(Finished)
         leaving = asyncio.create_task(talk.link.leave("SIGTERM", within_s=10))
@@ -263,10 +264,7 @@ async def test_leaving_waits_for_the_acknowledgement_and_says_goodbye() -> None:
 
 @pytest.mark.parametrize("within_s", [0.0, 0.1])
 async def test_leaving_does_not_wait_longer_than_it_may(within_s: float) -> None:
-    async with conversing() as talk:
-        await talk.learner.welcome()
-        await talk.learner.grant(lease(5))
-        await talk.rollouts.next_started()
+    async with working() as talk:
         await talk.rollouts.finish(finished(lease(5)))
         await talk.learner.expect(Finished)
         async with asyncio.timeout(5):
@@ -286,10 +284,7 @@ async def test_a_refusal_of_one_message_does_not_end_the_conversation() -> None:
 
 
 async def test_a_group_that_was_damaged_on_the_way_is_sent_again() -> None:
-    async with conversing() as talk:
-        await talk.learner.welcome()
-        await talk.learner.grant(lease(5))
-        await talk.rollouts.next_started()
+    async with working() as talk:
         await talk.rollouts.finish(finished(lease(5)))
         await talk.learner.expect(Finished)
         await talk.learner.say(Refused(reason=DamagedMessage.reason, message="damaged on the way; send it again"))
@@ -377,10 +372,7 @@ async def test_attempts_of_two_lives_of_the_learner_are_told_apart() -> None:
 
 
 async def test_what_has_finished_outlives_its_cancellation_until_it_is_acknowledged() -> None:
-    async with conversing() as talk:
-        await talk.learner.welcome()
-        await talk.learner.grant(lease(5))
-        await talk.rollouts.next_started()
+    async with working() as talk:
         await talk.rollouts.finish(finished(lease(5)))
         await talk.learner.expect(Finished)
         named = RunningLease(incarnation=1, lease_id=5, attempt=0, purpose="train")

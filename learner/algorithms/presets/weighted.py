@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Protocol
+
 from torch import Tensor
 
 from learner.algorithms import advantages, policy_loss
@@ -18,15 +21,29 @@ from learner.algorithms.config import (
     ToprConfig,
 )
 from learner.algorithms.policy_loss import PolicyLoss
-from learner.algorithms.presets.policy_gradient import group_level, policy_gradient, trajectory_level
+from learner.algorithms.presets.policy_gradient import TokenLoss, group_level, policy_gradient, trajectory_level
 from learner.algorithms.presets.preset import Advantages, LossTokens, Passes, Preset, Rewards, ScoredBatch
+
+GroupConfig = (
+    GspoConfig | GmpoConfig | SapoConfig | CispoConfig | ToprConfig | KimiConfig | DppoConfig | ReinforceConfig
+)
+
+
+class _ToProximal(Protocol):
+    """A loss per token by the ratio to the proximal policy."""
+
+    def __call__(self, *, policy_logprobs: Tensor, proximal_logprobs: Tensor, advantages: Tensor) -> PolicyLoss: ...
+
+
+class _ToBehavior(Protocol):
+    """A loss per token by the ratio to the behavior policy."""
+
+    def __call__(self, *, policy_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor) -> PolicyLoss: ...
 
 
 def gspo(config: GspoConfig) -> Preset:
     """Group advantages, one clipped ratio for the trajectory."""
-    return policy_gradient(
-        config, name=config.type, estimator=group_level(config), loss=lambda tokens: _sequence_clip(config, tokens)
-    )
+    return _of_group(config, lambda tokens: _sequence_clip(config, tokens))
 
 
 def gmpo(config: GmpoConfig) -> Preset:
@@ -43,93 +60,45 @@ def gmpo(config: GmpoConfig) -> Preset:
             clip_high=config.log_clip_high,
         )
 
-    return policy_gradient(config, name=config.type, estimator=group_level(config), loss=loss)
+    return _of_group(config, loss)
 
 
 def sapo(config: SapoConfig) -> Preset:
     """Group advantages, a soft gate on each token's ratio."""
-
-    def loss(tokens: LossTokens) -> PolicyLoss:
-        return policy_loss.sapo(
-            policy_logprobs=tokens.policy_logprobs,
-            proximal_logprobs=tokens.proximal_logprobs,
-            advantages=tokens.advantages,
-            temperature_positive=config.temperature_positive,
-            temperature_negative=config.temperature_negative,
-        )
-
-    return policy_gradient(config, name=config.type, estimator=group_level(config), loss=loss)
+    loss = partial(
+        policy_loss.sapo,
+        temperature_positive=config.temperature_positive,
+        temperature_negative=config.temperature_negative,
+    )
+    return _of_group(config, _to_proximal(loss))
 
 
 def cispo(config: CispoConfig) -> Preset:
     """Group advantages, every token's weight bounded, none without gradient."""
-
-    def loss(tokens: LossTokens) -> PolicyLoss:
-        return policy_loss.cispo(
-            policy_logprobs=tokens.policy_logprobs,
-            behavior_logprobs=tokens.behavior_logprobs,
-            advantages=tokens.advantages,
-            clip_low=config.ratio_low,
-            clip_high=config.ratio_high,
-        )
-
-    return policy_gradient(config, name=config.type, estimator=group_level(config), loss=loss, to_behavior=True)
+    loss = partial(policy_loss.cispo, clip_low=config.ratio_low, clip_high=config.ratio_high)
+    return _of_group(config, _to_behavior(loss), to_behavior=True)
 
 
 def topr(config: ToprConfig) -> Preset:
     """Group advantages; good trajectories as examples, bad ones by a truncated ratio."""
-
-    def loss(tokens: LossTokens) -> PolicyLoss:
-        return policy_loss.topr(
-            policy_logprobs=tokens.policy_logprobs,
-            behavior_logprobs=tokens.behavior_logprobs,
-            advantages=tokens.advantages,
-            positive_weight=config.positive_weight,
-            negative_weight=config.negative_weight,
-        )
-
-    return policy_gradient(config, name=config.type, estimator=group_level(config), loss=loss, to_behavior=True)
+    loss = partial(policy_loss.topr, positive_weight=config.positive_weight, negative_weight=config.negative_weight)
+    return _of_group(config, _to_behavior(loss), to_behavior=True)
 
 
 def kimi(config: KimiConfig) -> Preset:
     """Group advantages and a squared pull towards the proximal policy."""
-
-    def loss(tokens: LossTokens) -> PolicyLoss:
-        return policy_loss.kimi(
-            policy_logprobs=tokens.policy_logprobs,
-            proximal_logprobs=tokens.proximal_logprobs,
-            advantages=tokens.advantages,
-            tau=config.tau,
-        )
-
-    return policy_gradient(config, name=config.type, estimator=group_level(config), loss=loss)
+    return _of_group(config, _to_proximal(partial(policy_loss.kimi, tau=config.tau)))
 
 
 def dppo(config: DppoConfig) -> Preset:
     """Group advantages; a token's gradient stops where its probability has moved too far."""
-
-    def loss(tokens: LossTokens) -> PolicyLoss:
-        return policy_loss.dppo(
-            policy_logprobs=tokens.policy_logprobs,
-            behavior_logprobs=tokens.behavior_logprobs,
-            advantages=tokens.advantages,
-            delta_low=config.delta_low,
-            delta_high=config.delta_high,
-            kappa=config.kappa,
-        )
-
-    return policy_gradient(config, name=config.type, estimator=group_level(config), loss=loss, to_behavior=True)
+    loss = partial(policy_loss.dppo, delta_low=config.delta_low, delta_high=config.delta_high, kappa=config.kappa)
+    return _of_group(config, _to_behavior(loss), to_behavior=True)
 
 
 def reinforce(config: ReinforceConfig) -> Preset:
     """Group advantages, weighted by a capped ratio."""
-    return policy_gradient(
-        config,
-        name=config.type,
-        estimator=group_level(config),
-        loss=lambda tokens: _reinforce(config.ratio_cap, tokens),
-        to_behavior=True,
-    )
+    return _of_group(config, _reinforce(config.ratio_cap), to_behavior=True)
 
 
 def rloo(config: RlooConfig) -> Preset:
@@ -141,7 +110,7 @@ def rloo(config: RlooConfig) -> Preset:
         estimator=trajectory_level(
             lambda batch, rewards: advantages.leave_one_out(rewards=rewards, groups=batch.groups)
         ),
-        loss=lambda tokens: _reinforce(config.ratio_cap, tokens) if weighted else _sequence_clip(config, tokens),
+        loss=_reinforce(config.ratio_cap) if weighted else lambda tokens: _sequence_clip(config, tokens),
         to_behavior=weighted,
     )
 
@@ -160,19 +129,34 @@ def opd(config: OpdConfig) -> Preset:
         config,
         name=config.type,
         estimator=estimate,
-        loss=lambda tokens: _reinforce(config.ratio_cap, tokens),
+        loss=_reinforce(config.ratio_cap),
         passes=Passes(proximal=True, teacher=True),
         to_behavior=True,
     )
 
 
-def _reinforce(cap: float | None, tokens: LossTokens) -> PolicyLoss:
-    return policy_loss.reinforce(
+def _of_group(config: GroupConfig, loss: TokenLoss, *, to_behavior: bool = False) -> Preset:
+    return policy_gradient(config, name=config.type, estimator=group_level(config), loss=loss, to_behavior=to_behavior)
+
+
+def _to_proximal(loss: _ToProximal) -> TokenLoss:
+    return lambda tokens: loss(
+        policy_logprobs=tokens.policy_logprobs,
+        proximal_logprobs=tokens.proximal_logprobs,
+        advantages=tokens.advantages,
+    )
+
+
+def _to_behavior(loss: _ToBehavior) -> TokenLoss:
+    return lambda tokens: loss(
         policy_logprobs=tokens.policy_logprobs,
         behavior_logprobs=tokens.behavior_logprobs,
         advantages=tokens.advantages,
-        cap=cap,
     )
+
+
+def _reinforce(cap: float | None) -> TokenLoss:
+    return _to_behavior(partial(policy_loss.reinforce, cap=cap))
 
 
 def _sequence_clip(config: GspoConfig | RlooConfig, tokens: LossTokens) -> PolicyLoss:

@@ -1,6 +1,8 @@
 """Tokens of a version that the process which sampled them has not proven: they wait, are refused, or are given back."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from learner.evaluation.config import EvaluationConfig
@@ -38,13 +40,27 @@ async def is_not_acknowledged(env: ScriptedEnv) -> None:
     assert (await env.next(Acknowledged)).lease_id == 99
 
 
-async def test_a_group_waits_for_the_proof_of_its_tokens_and_is_taken_when_it_is_good(tmp_path: Path) -> None:
+@asynccontextmanager
+async def granted(tmp_path: Path) -> AsyncIterator[tuple[Learner, ScriptedEnv]]:
+    """A learner, and an env_service that holds leases 0 to 3."""
     async with learner(tmp_path) as ours, ours.env("e") as env:
         await env.enter()
         await env.leases(4)
+        yield ours, env
+
+
+@asynccontextmanager
+async def waiting_for_proof(tmp_path: Path) -> AsyncIterator[tuple[Learner, ScriptedEnv]]:
+    """The same, and the group of lease 0 is there, with tokens of which OTHER owes the proof."""
+    async with granted(tmp_path) as (ours, env):
         await commits(ours)
         await env.send(Finished(group=sampled_by(OTHER, 0)))
         await is_not_acknowledged(env)
+        yield ours, env
+
+
+async def test_a_group_waits_for_the_proof_of_its_tokens_and_is_taken_when_it_is_good(tmp_path: Path) -> None:
+    async with waiting_for_proof(tmp_path) as (ours, env):
         assert ours.intake.books().buffered == 0
         assert ours.journal() == []
         ours.fleet.committed("h", version=PolicyVersion(INCARNATION, 0), fingerprint="f")
@@ -57,12 +73,7 @@ async def test_a_group_waits_for_the_proof_of_its_tokens_and_is_taken_when_it_is
 async def test_a_group_whose_proof_fails_is_refused_with_the_reason_and_its_lease_is_granted_again(
     tmp_path: Path,
 ) -> None:
-    async with learner(tmp_path) as ours, ours.env("e") as env:
-        await env.enter()
-        await env.leases(4)
-        await commits(ours)
-        await env.send(Finished(group=sampled_by(OTHER, 0)))
-        await is_not_acknowledged(env)
+    async with waiting_for_proof(tmp_path) as (ours, env):
         ours.fleet.distrust(OTHER, since=PolicyVersion(INCARNATION, 0))
         await ours.intake.fleet_changed()
         assert (await env.next(Acknowledged)).lease_id == 0
@@ -83,12 +94,7 @@ async def test_a_group_whose_proof_fails_is_refused_with_the_reason_and_its_leas
 
 
 async def test_a_process_that_leaves_before_its_proof_has_proven_nothing(tmp_path: Path) -> None:
-    async with learner(tmp_path) as ours, ours.env("e") as env:
-        await env.enter()
-        await env.leases(4)
-        await commits(ours)
-        await env.send(Finished(group=sampled_by(OTHER, 0)))
-        await is_not_acknowledged(env)
+    async with waiting_for_proof(tmp_path) as (ours, env):
         ours.fleet.lost("h")
         await ours.intake.fleet_changed()
         await env.next(Acknowledged)
@@ -96,9 +102,7 @@ async def test_a_process_that_leaves_before_its_proof_has_proven_nothing(tmp_pat
 
 
 async def test_the_proof_of_a_later_process_of_the_same_name_says_nothing_of_the_one_before(tmp_path: Path) -> None:
-    async with learner(tmp_path) as ours, ours.env("e") as env:
-        await env.enter()
-        await env.leases(4)
+    async with granted(tmp_path) as (ours, env):
         ours.fleet.announce(announcement("h", "http://127.0.0.1:2", instance="2"), now=0.0)
         ours.fleet.committed("h", version=PolicyVersion(INCARNATION, 0), fingerprint="f")
         await env.finish(sampled_by(OTHER, 0), sampled_by("h-2", 1))
@@ -108,9 +112,7 @@ async def test_the_proof_of_a_later_process_of_the_same_name_says_nothing_of_the
 async def test_what_a_process_sampled_since_it_is_distrusted_leaves_the_buffer_and_is_granted_again(
     tmp_path: Path,
 ) -> None:
-    async with learner(tmp_path) as ours, ours.env("e") as env:
-        await env.enter()
-        await env.leases(4)
+    async with granted(tmp_path) as (ours, env):
         await env.finish(group(0), group(1))
         await ours.train()
         await env.leases(2)
