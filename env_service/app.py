@@ -187,7 +187,10 @@ def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnviron
         capacity=config.capacity,
         environments=tuple(
             EnvironmentInfo(
-                name=name, train_tasks=offered.tasks.train_tasks, evaluation_tasks=offered.tasks.evaluation_tasks
+                name=name,
+                train_tasks=offered.tasks.train_tasks,
+                evaluation_tasks=offered.tasks.evaluation_tasks,
+                levels=offered.levels,
             )
             for name, offered in environments.items()
         ),

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from env_service.environments.task_configs import AdditionTasks, MixTasks, Tasks, VerifierName
+from env_service.environments.task_configs import AdditionTasks, LevelTasks, MixTasks, Tasks, VerifierName
 from services.config.agreements import EqualTo, ModelFolder, Reaches
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.network import check_key_settings
@@ -200,8 +200,22 @@ class EnvServiceConfig(ProcessConfig):
         return self
 
     @model_validator(mode="after")
+    def _levels_are_there(self) -> "EnvServiceConfig":
+        names = [environment.name for environment in self.environments if not isinstance(environment, LevelTasks)]
+        for given in self.environments:
+            wanted = given.levels if isinstance(given, LevelTasks) else ()
+            strange = [name for name in wanted if name not in names or wanted.count(name) > 1]
+            if strange:
+                raise ValueError(
+                    f"environments: {given.name} has the level {strange[0]!r}; expected, once each, environments of "
+                    f"this file that have no levels themselves: {', '.join(names) or 'there are none'}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _mixes_have_parts(self) -> "EnvServiceConfig":
-        plain = [environment.name for environment in self.environments if not isinstance(environment, MixTasks)]
+        kinds = MixTasks | LevelTasks
+        plain = [environment.name for environment in self.environments if not isinstance(environment, kinds)]
         for mix in self.environments:
             wanted = [part.environment for part in mix.parts] if isinstance(mix, MixTasks) else []
             for name in wanted:

@@ -115,6 +115,7 @@ def _named(name: str, config: EnvServiceConfig | None) -> OfferedEnvironment:
 
 
 async def _opened(environment: OfferedEnvironment, index: int) -> tuple[object, Opening]:
+    environment, index = environment.at("train", index)
     made = environment.tasks.task("train", index)
     task: Task = await made if isawaitable(made) else made
     player = _AllParts(environment.start()) if environment.players else environment.start()
@@ -204,6 +205,7 @@ async def _bench(environment: OfferedEnvironment, text: str, out: TextIO) -> Non
 async def _try(
     environment: OfferedEnvironment, config: EnvServiceConfig, given: argparse.Namespace, out: TextIO
 ) -> None:
+    environment, index = environment.at("train", given.task)
     tokenization, metrics = Tokenization(config.model), Metrics("env-service")
     counted, fleet = RolloutMetrics(metrics), GeneratorFleet()
     fleet.replace([ServingGenerator(generator_id="generator", url=given.generator, policy_version="0.0")])
@@ -221,7 +223,7 @@ async def _try(
             metrics=counted,
             opponents=await opponents_of(config, stack, tokenization=tokenization, metrics=counted),
         )
-        outcome = await rollout.run(_lease(environment, given.task), Progress())
+        outcome = await rollout.run(_lease(environment, index), Progress())
     if not isinstance(outcome, Finished):
         raise ValueError(outcome.reason)
     _tell(outcome.group, tokenization, out)

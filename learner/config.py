@@ -16,6 +16,32 @@ from services.network import check_key_settings, is_loopback, is_wildcard
 from services.zmq.keys import KeyFile
 
 
+class CurriculumConfig(ConfigModel):
+    """How the level moves, where the environment's training tasks are in levels (`source = "levels"`)."""
+
+    start: int = Field(0, ge=0, description="level of the first leases, 0 the easiest; the hardest, if there are fewer")
+    window: int = Field(32, ge=1, le=100_000, description="groups of the present level that are looked at")
+    raise_at: float = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="share of solved rollouts from which on the next level is taken; solved is a reward "
+        "of evaluation.success_reward",
+    )
+    lower_at: float = Field(
+        0.2, ge=0, lt=1, description="share of solved rollouts down to which the level before is taken; 0: if none is"
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.lower_at >= self.raise_at:
+            raise ValueError(
+                f"lower_at is {self.lower_at:g} and raise_at {self.raise_at:g}: a level would be both too hard and too "
+                "easy; lower the first or raise the second"
+            )
+        return self
+
+
 class RolloutConfig(ConfigModel):
     """What env_services are asked for. The sampling temperature is `training.temperature`: the two must be one."""
 
@@ -48,6 +74,8 @@ class RolloutConfig(ConfigModel):
     filter_rounds: int = Field(
         10, ge=1, description="how often groups_per_step groups may be left out before one batch; then the run stops"
     )
+
+    curriculum: CurriculumConfig = CurriculumConfig()
 
     @model_validator(mode="after")
     def _something_passes(self) -> Self:

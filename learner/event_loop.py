@@ -11,6 +11,8 @@ from importlib.metadata import version
 from learner.config import LearnerConfig
 from learner.journal.journal import RunLog
 from learner.journal.run_folder import run_name
+from learner.leases.curriculum import FILE as CURRICULUM_FILE
+from learner.leases.curriculum import Curriculum, CurriculumRules, LevelLog, MakeCurriculum
 from learner.leases.dead_letters import DEAD_LETTERS, DeadLetters
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.flow import GroupFilter, GroupRules, IntakeOptions
@@ -114,7 +116,22 @@ def intake_options(config: LearnerConfig, incarnation: int, fingerprints: Finger
             max_reward=rollouts.max_reward,
         ),
         pacing=config.lag.pacing,
+        make_curriculum=curriculum_of(config),
     )
+
+
+def curriculum_of(config: LearnerConfig) -> MakeCurriculum:
+    """What makes the curriculum, once it is known how many levels there are."""
+    given = config.rollouts.curriculum
+    rules = CurriculumRules(
+        start=given.start,
+        window=given.window,
+        raise_at=given.raise_at,
+        lower_at=given.lower_at,
+        success_reward=config.evaluation.success_reward,
+    )
+    record = LevelLog(config.run.folder / CURRICULUM_FILE, run=run_name(config.run.folder))
+    return lambda levels: Curriculum(levels=levels, rules=rules, record=record)
 
 
 def lease_terms(config: LearnerConfig) -> LeaseTerms:

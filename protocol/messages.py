@@ -23,11 +23,14 @@ class Message(WireModel):
 
 
 class EnvironmentInfo(WireModel):
-    """An environment that an env_service offers, and how many different tasks it has."""
+    """An environment that an env_service offers, and how many different tasks it has. Training tasks are in `levels` of
+    equal size, the easiest first.
+    """
 
     name: str = Field(min_length=1, max_length=256)
     train_tasks: int = Field(ge=1)
     evaluation_tasks: int = Field(ge=0)
+    levels: int = Field(default=1, ge=1, le=1 << 16, exclude_if=lambda levels: levels == 1)
 
 
 MOST_GENERATORS = 4096

@@ -20,6 +20,7 @@ from env_service.environments.task_configs import (
     AdditionTasks,
     ClassTasks,
     JsonlTasks,
+    LevelTasks,
     MixTasks,
     ReasoningGymTasks,
     Tasks,
@@ -67,14 +68,53 @@ class Mix:
 
     def task(self, purpose: Purpose, index: int) -> Task | Awaitable[Task]:
         """The task of the part that has this index. Raises IndexError beyond the number of tasks."""
+        part, own = self.place(purpose, index)
+        return self._parts[part].task(purpose, own)
+
+    def place(self, purpose: Purpose, index: int) -> tuple[int, int]:
+        """Which part has this task, and as which of its own. Raises IndexError."""
         if purpose == "evaluate":
-            part, own = self._evaluation[index]
-            return self._parts[part].task(purpose, own)
+            return self._evaluation[index]
         if index >= self.train_tasks:
             raise IndexError(index)
         part = bisect_right(self._ends, index)
         first = self._ends[part - 1] if part else 0
-        return self._parts[part].task(purpose, (index - first) % self._parts[part].train_tasks)
+        return part, (index - first) % self._parts[part].train_tasks
+
+
+class Ladder:
+    """Training tasks in levels, one for each part and all of the size of the largest; those of a part that has fewer
+    recur. Evaluation tasks as those of a mix. Raises ValueError for a part without training tasks.
+    """
+
+    def __init__(self, parts: Sequence[TaskSource]) -> None:
+        self._parts = parts
+        self._size = max(part.train_tasks for part in parts)
+        if not all(part.train_tasks for part in parts):
+            raise ValueError("a level has no training tasks")
+        self._evaluation = _in_turn([part.evaluation_tasks for part in parts])
+
+    @property
+    def train_tasks(self) -> int:
+        return self._size * len(self._parts)
+
+    @property
+    def evaluation_tasks(self) -> int:
+        return len(self._evaluation)
+
+    def task(self, purpose: Purpose, index: int) -> Task | Awaitable[Task]:
+        """The task of the level that has this index. Raises IndexError beyond the number of tasks."""
+        part, own = self.place(purpose, index)
+        return self._parts[part].task(purpose, own)
+
+    def place(self, purpose: Purpose, index: int) -> tuple[int, int]:
+        """Which level has this task, and as which of its own. Raises IndexError."""
+        if purpose == "evaluate":
+            return self._evaluation[index]
+        if index >= self.train_tasks:
+            raise IndexError(index)
+        level, own = divmod(index, self._size)
+        return level, own % self._parts[level].train_tasks
 
 
 def _in_turn(sizes: Sequence[int]) -> list[tuple[int, int]]:
@@ -93,9 +133,20 @@ def build(configs: Iterable[Tasks], *, elsewhere: Elsewhere = offered) -> Mappin
     Raises ValueError with the file and line, the dataset or the class of one that cannot be made.
     """
     given = tuple(configs)
-    found = {config.name: _offered(config, elsewhere) for config in given if not isinstance(config, MixTasks)}
-    mixes = {config.name: _mixed(config, found) for config in given if isinstance(config, MixTasks)}
-    return {config.name: mixes.get(config.name) or found[config.name] for config in given}
+    found: dict[str, OfferedEnvironment] = {}
+    for config in sorted(given, key=_depth):
+        if isinstance(config, MixTasks):
+            found[config.name] = _mixed(config, found)
+        elif isinstance(config, LevelTasks):
+            found[config.name] = _laddered(config, found)
+        else:
+            found[config.name] = _offered(config, elsewhere)
+    return {config.name: found[config.name] for config in given}
+
+
+def _depth(config: Tasks) -> int:
+    """A mix comes after what it consists of, and so do levels, which may be mixes."""
+    return 1 if isinstance(config, MixTasks) else 2 if isinstance(config, LevelTasks) else 0
 
 
 def check_templates(environments: Mapping[str, OfferedEnvironment], tokenization: Tokenization) -> None:
@@ -134,13 +185,27 @@ def budgets_of(configs: Iterable[Tasks], *, elsewhere: Elsewhere = offered) -> M
 
 
 def _mixed(config: MixTasks, found: Mapping[str, OfferedEnvironment]) -> OfferedEnvironment:
-    several = [part.environment for part in config.parts if found[part.environment].start is not SingleTurn]
-    if several:
-        raise ValueError(
-            f"mix {config.name}: {', '.join(several)} is an environment of several turns; mix tasks of one"
-        )
-    tasks = Mix([Share(found[part.environment].tasks, part.weight) for part in config.parts])
-    return OfferedEnvironment(name=config.name, tasks=tasks, start=SingleTurn)
+    parts = [found[part.environment] for part in config.parts]
+    tasks = Mix([Share(part.tasks, given.weight) for part, given in zip(parts, config.parts, strict=True)])
+    return OfferedEnvironment(name=config.name, tasks=tasks, start=SingleTurn, parts=_whose(parts, tasks.place))
+
+
+def _laddered(config: LevelTasks, found: Mapping[str, OfferedEnvironment]) -> OfferedEnvironment:
+    parts = [found[name] for name in config.levels]
+    tasks = Ladder([part.tasks for part in parts])
+    return OfferedEnvironment(
+        name=config.name, tasks=tasks, start=SingleTurn, levels=len(parts), parts=_whose(parts, tasks.place)
+    )
+
+
+def _whose(
+    parts: Sequence[OfferedEnvironment], place: Callable[[Purpose, int], tuple[int, int]]
+) -> Callable[[Purpose, int], tuple[OfferedEnvironment, int]]:
+    def at(purpose: Purpose, index: int) -> tuple[OfferedEnvironment, int]:
+        part, own = place(purpose, index)
+        return parts[part], own
+
+    return at
 
 
 def _offered(

@@ -252,7 +252,8 @@ class OfferedEnvironment:
     """A name that leases may use, with its tasks and the way to start a conversation, or, with `agent`, an agent.
 
     `roles` are those of the messages that it sends after the opening; none, if it has one turn or plain text. With
-    `players`, what `start` makes is a `SeveralPlayers`.
+    `players`, what `start` makes is a `SeveralPlayers`. With `parts` it consists of others, and these tell which of
+    them has a task, and as which of its own; training tasks are in `levels` of equal size, the easiest first.
     """
 
     name: str
@@ -263,6 +264,15 @@ class OfferedEnvironment:
     metrics: Mapping[str, Aggregation] = field(default_factory=dict)
     agent: Callable[[], Agent] | None = None
     players: tuple[str, ...] = ()
+    levels: int = 1
+    parts: Callable[[Purpose, int], tuple["OfferedEnvironment", int]] | None = None
+
+    def at(self, purpose: Purpose, index: int) -> tuple["OfferedEnvironment", int]:
+        """The environment that has this task, and the task's index there; itself, unless it consists of others."""
+        if self.parts is None:
+            return self, index
+        part, own = self.parts(purpose, index)
+        return part.at(purpose, own)
 
     def task_count(self, purpose: Purpose) -> int:
         """Number of different tasks; valid indices are below it."""

@@ -86,6 +86,16 @@ class MixTasks(ConfigModel):
     parts: tuple[MixPart, ...] = Field(min_length=1, max_length=256, description="environments with their weights")
 
 
+class LevelTasks(ConfigModel):
+    """Other environments as the levels of a curriculum, the easiest first: the learner takes tasks of one level, and
+    moves to another by how many are solved (`learner.rollouts.curriculum`). All evaluation tasks, the levels in turn.
+    """
+
+    source: Literal["levels"]
+    name: Name
+    levels: tuple[Name, ...] = Field(min_length=2, max_length=100, description="environments, the easiest first")
+
+
 class OpponentConfig(ConfigModel):
     """Who plays a part of a game in the policy's place, and is not trained: generators that serve another model, or an
     older version of this one.
@@ -148,7 +158,7 @@ class ClassTasks(ConfigModel):
 
 _MODELS = {
     get_args(model.model_fields["source"].annotation)[0]: model
-    for model in (AdditionTasks, ReasoningGymTasks, JsonlTasks, MixTasks)
+    for model in (AdditionTasks, ReasoningGymTasks, JsonlTasks, MixTasks, LevelTasks)
 }
 
 
@@ -162,6 +172,7 @@ Tasks = Annotated[
     | Annotated[ReasoningGymTasks, Tag("reasoning_gym")]
     | Annotated[JsonlTasks, Tag("jsonl")]
     | Annotated[MixTasks, Tag("mix")]
+    | Annotated[LevelTasks, Tag("levels")]
     | Annotated[ClassTasks, Tag("class")],
     Discriminator(_tag),
 ]

@@ -135,10 +135,11 @@ class Rollout:
             return self._failed(lease, data_fault=True, reason=f"{type(error).__name__}: {error}")
 
     async def _roll_out(self, lease: Lease, progress: Progress, started: float) -> TrajectoryGroup:
-        roll_out = self._with_agents if self._offered(lease).agent else self._with_environments
-        prompt_text, trajectories = await roll_out(lease, progress)
+        own = self._own(lease)
+        roll_out = self._with_agents if self._offered(own).agent else self._with_environments
+        prompt_text, trajectories = await roll_out(own, progress)
         seconds = time.monotonic() - started
-        self._count(lease, trajectories, seconds=seconds)
+        self._count(own, trajectories, seconds=seconds)
         return TrajectoryGroup(
             incarnation=lease.incarnation,
             lease_id=lease.lease_id,
@@ -190,6 +191,14 @@ class Rollout:
             return prompt_text[:_PROMPT_LENGTH], trajectories
         finally:
             await self._close(players)
+
+    def _own(self, lease: Lease) -> Lease:
+        """The same lease, as one of the environment that has its task where several are offered as one."""
+        offered = self._offered(lease)
+        if offered.parts is None or lease.task_index >= offered.task_count(lease.purpose):
+            return lease
+        part, index = offered.at(lease.purpose, lease.task_index)
+        return lease.model_copy(update={"environment": part.name, "task_index": index})
 
     def _offered(self, lease: Lease) -> OfferedEnvironment:
         offered = self._environments.get(lease.environment)

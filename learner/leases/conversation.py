@@ -134,7 +134,7 @@ class Conversation:
         info = holder.agreed(self._options.environment)
         if is_new:
             log.info("env_service %s offers %s, %d groups at once", holder.name, info.name, hello.capacity)
-        self._granting.know_tasks(info.train_tasks)
+        self._granting.know_tasks(info.train_tasks, levels=info.levels)
         options = self._options
         await self._env_services.send(
             holder,
@@ -177,11 +177,11 @@ class Conversation:
             wanted = options.environment or "exactly one environment (rollouts.environment is not set)"
             return f"the learner wants {wanted}, env_service {hello.env_id} offers {offered}"
         tasks = holder.agreed(options.environment).train_tasks
-        order = self._granting.order
-        if order is not None and order.count != tasks:
+        known = self._granting.tasks
+        if known is not None and known != tasks:
             return (
                 f"its environment has {tasks} training tasks, that of the first env_service of this run "
-                f"{order.count}: give all of them the same data, or restart the learner"
+                f"{known}: give all of them the same data, or restart the learner"
             )
         return None
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from learner.journal.journal import JournalFull, RunLog
+from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculum
 from learner.leases.dead_letters import DeadLetters, DiskRoom, RunFailed
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.granting import EnvServices, Granting, LeaseTerms, PacingRule, Peer
@@ -228,6 +229,7 @@ class IntakeOptions:
     chat_template: str
     rules: GroupRules
     pacing: PacingRule = "demand"
+    make_curriculum: MakeCurriculum = lambda levels: Curriculum(levels=levels, rules=CurriculumRules())
 
 
 class GroupFlow:
@@ -264,6 +266,7 @@ class GroupFlow:
             incarnation=options.incarnation,
             clock=clock,
             pacing=options.pacing,
+            make_curriculum=options.make_curriculum,
         )
         self.rounds = FilterRounds(options.rules.filters, groups_per_step=ledger.config.groups_per_step)
         self.room = DiskRoom(waits=waits, clock=clock)
@@ -300,6 +303,8 @@ class GroupFlow:
                 self.room.say(error)
                 return False
         answer = self.incarnations.admit(group)
+        if answer.verdict is Verdict.ACCEPTED:
+            self.granting.curriculum.accepted(group, next_lease=self._ledger.books().leases)
         if answer.verdict is not Verdict.ACCEPTED:
             self._left_out(answer.verdict.value)
         elif reason is not None:
@@ -331,8 +336,7 @@ class GroupFlow:
 
     def _give_up(self, failed: Failed) -> None:
         log.warning("lease %d is given up: %s", failed.lease_id, failed.reason)
-        assert self.granting.order is not None, "nothing was granted yet"
-        task_index = self.granting.order.task_index(failed.lease_id)
+        task_index = self.granting.task_index(failed.lease_id)
         self._dead_letters.append(failed, task_index=task_index, version=self._ledger.version)
         self.failure = self.failure or self._dead_letters.verdict(self._ledger)
         self.wake()

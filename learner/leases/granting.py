@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculum
 from learner.leases.evaluation_leases import Evaluator
 from learner.ledger import AttemptId, EndedAttempt, Grant, Ledger
 from protocol.generation import Sampling
@@ -246,7 +247,9 @@ class Granting:
         incarnation: int,
         clock: Callable[[], float],
         pacing: PacingRule = "demand",
+        make_curriculum: MakeCurriculum = lambda levels: Curriculum(levels=levels, rules=CurriculumRules()),
     ) -> None:
+        self._make_curriculum = make_curriculum
         self._ledger = ledger
         self._evaluator = evaluator
         self._terms = terms
@@ -255,11 +258,22 @@ class Granting:
         self._pacing = Pacing(groups_per_step=ledger.config.groups_per_step, max_lag=ledger.config.max_lag, rule=pacing)
         self._last_taken = clock()
         self.order: TaskOrder | None = None
+        self.curriculum = make_curriculum(1)
+        self.tasks: int | None = None
 
-    def know_tasks(self, count: int) -> None:
-        """Notes the number of training tasks of the environment; later calls change nothing."""
+    def know_tasks(self, count: int, *, levels: int = 1) -> None:
+        """Notes the number of training tasks of the environment, in `levels` of equal size; later calls change
+        nothing.
+        """
         if self.order is None:
-            self.order = TaskOrder(count=count, seed=self._terms.seed)
+            self.order = TaskOrder(count=count // levels, seed=self._terms.seed)
+            self.curriculum = self._make_curriculum(levels)
+            self.tasks = count
+
+    def task_index(self, lease_id: int) -> int:
+        """The task of a lease, the same at each of its grants: that of its place in the epoch, of its level."""
+        assert self.order is not None, "nothing was granted yet"
+        return self.curriculum.level_of(lease_id) * self.order.count + self.order.task_index(lease_id)
 
     def batch_taken(self, *, asked_at: float) -> None:
         """A batch has left the buffer, which the trainer had asked for at `asked_at`."""
@@ -316,7 +330,7 @@ class Granting:
             attempt=grant.attempt,
             purpose="train",
             environment=environment,
-            task_index=order.task_index(grant.task_index),
+            task_index=self.task_index(grant.task_index),
             seed=order.lease_seed(grant.lease_id, attempt=grant.attempt),
             group_size=terms.group_size,
             sampling=terms.sampling,

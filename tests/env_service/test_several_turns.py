@@ -293,3 +293,18 @@ async def test_a_turn_goes_on_at_another_generator_and_so_does_the_next(bench: M
     assert trajectory.token_ids[first.completion_start : first.end].tolist() == words.tokens("one")
     assert trajectory.oldest_version == 3
     assert [span.version for span in trajectory.version_spans][:2] == ["1.3", "1.5"]
+
+
+async def test_a_task_of_a_mix_is_rolled_out_by_the_environment_that_has_it(bench: MakeBench, chat_model: Path) -> None:
+    own = offered()
+
+    def at(purpose: Purpose, index: int) -> tuple[OfferedEnvironment, int]:
+        return own, index - 3
+
+    mix = OfferedEnvironment(name="mix", tasks=Tasks(), start=own.start, parts=at)
+    made = await bench(Words(chat_model, "one stop"), extra=[own, mix])
+    group = (await made.finished(lease(environment="mix", task_index=5, group_size=1))).group
+
+    assert (group.environment, group.task_index) == ("mix", 5)
+    assert group.trajectories[0].reward.verifier == "counting"
+    assert counted(made, "turns_total", environment="counting") == 2

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import OfferedEnvironment, Opening, Task
-from env_service.environments.task_configs import MixTasks, Tasks
+from env_service.environments.task_configs import AdditionTasks, LevelTasks, MixTasks, Tasks
 from env_service.environments.tokenization import Tokenization
 from tests.env_service.chat_models import model_with
 
@@ -103,11 +103,30 @@ def test_a_source_that_is_neither_known_nor_a_path_is_refused_with_what_there_is
         ENTRIES.validate_python({"source": "additon", "name": "mine"})
 
 
-def test_an_environment_of_several_turns_is_no_part_of_a_mix() -> None:
-    mix = MixTasks.model_validate({"source": "mix", "name": "all", "parts": [{"environment": "mine"}]})
+def test_a_mix_may_have_environments_of_one_turn_and_of_several() -> None:
+    parts = [{"environment": "mine"}, {"environment": "sums", "weight": 3.0}]
+    mix = MixTasks.model_validate({"source": "mix", "name": "all", "parts": parts})
+    made = catalog.build([mix, entry("Guess"), AdditionTasks(name="sums")])
 
-    with pytest.raises(ValueError, match="mine is an environment of several turns"):
-        catalog.build([entry("Guess"), mix])
+    assert list(made) == ["all", "mine", "sums"]
+    found = [made["all"].at("train", index) for index in range(made["all"].task_count("train"))]
+    assert {part.name for part, _ in found} == {"mine", "sums"}
+    assert sum(part.name == "sums" for part, _ in found) == 3 * sum(part.name == "mine" for part, _ in found)
+    assert made["all"].at("evaluate", 1) == (made["sums"], 0)
+    assert made["mine"].at("train", 7) == (made["mine"], 7)
+
+
+def test_levels_are_of_equal_size_and_may_be_mixes() -> None:
+    mix = MixTasks.model_validate({"source": "mix", "name": "hard", "parts": [{"environment": "mine"}]})
+    levels = LevelTasks.model_validate({"source": "levels", "name": "all", "levels": ["sums", "hard"]})
+    made = catalog.build([levels, mix, entry("Guess"), AdditionTasks(name="sums")])
+    size = max(made["sums"].task_count("train"), made["hard"].task_count("train"))
+
+    assert made["all"].levels == 2
+    assert made["all"].task_count("train") == 2 * size
+    assert made["all"].at("train", 5) == (made["sums"], 5)
+    assert made["all"].at("train", size + 3) == (made["mine"], 3)
+    assert [made["all"].at("evaluate", index)[0].name for index in range(3)] == ["sums", "mine", "sums"]
 
 
 def test_a_template_that_cannot_carry_what_an_environment_says_is_named_with_the_role(tmp_path: Path) -> None:

@@ -1,0 +1,136 @@
+"""Which level of an environment new leases are of: up when most recent rollouts solve their tasks, down when few do.
+
+    accepted groups of the present level ─▶ window ─▶ share of solved ─┬─▶ high: the next level, from the next lease on
+                                                                       └─▶ low: the level before, likewise
+
+A lease's task must be the same whenever it is granted again, after a death of the learner too. So a lease's level is
+that of the time when it was first granted, told by its number: each change of the level is written to the run's folder
+before the first lease of that level is granted. The window is not kept: after a restart it fills anew.
+"""
+
+import json
+import logging
+import os
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.trajectories import TrajectoryGroup
+
+log = logging.getLogger(__name__)
+
+FILE = "curriculum.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurriculumRules:
+    """A rollout is solved with a reward of at least `success_reward`. Of `window` groups of the present level that were
+    accepted in a row: at least `raise_at` solved raise it, at most `lower_at` lower it. The first lease is of level
+    `start`.
+    """
+
+    start: int = 0
+    window: int = 32
+    raise_at: float = 0.8
+    lower_at: float = 0.2
+    success_reward: float = 1.0
+
+
+@dataclass(frozen=True)
+class LevelChange:
+    """Leases from `first_lease` on are of this level."""
+
+    first_lease: int
+    level: int
+
+
+class LevelLog:
+    """The changes of one run's level, in a file that lives as long as the run's folder; rows of other runs are left."""
+
+    def __init__(self, path: Path, *, run: str) -> None:
+        self._path = path
+        self._run = run
+
+    def read(self) -> list[LevelChange]:
+        """In the order in which they were written; a torn last row was never acted upon."""
+        if not self._path.exists():
+            return []
+        rows: list[LevelChange] = []
+        for line in self._path.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if row["run"] == self._run:
+                rows.append(LevelChange(first_lease=row["first_lease"], level=row["level"]))
+        return rows
+
+    def append(self, change: LevelChange) -> None:
+        """On the disk when this returns. Raises OSError."""
+        row = {"run": self._run, "first_lease": change.first_lease, "level": change.level}
+        # A torn row before it, of a power loss, ends at a line of its own.
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(("\n" if file.tell() else "") + json.dumps(row))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class Curriculum:
+    """The level of each lease. Without a log nothing is remembered."""
+
+    def __init__(self, *, levels: int, rules: CurriculumRules, record: LevelLog | None = None) -> None:
+        self._levels = levels
+        self._rules = rules
+        self._record = record
+        start = LevelChange(first_lease=0, level=min(rules.start, levels - 1))
+        known = record.read() if record is not None and levels > 1 else []
+        self._changes = [start, *(change for change in known if change.level < levels)]
+        self._recent: deque[float] = deque(maxlen=rules.window)
+
+    @property
+    def level(self) -> int:
+        """That of the leases which are yet to be granted for the first time."""
+        return self._changes[-1].level
+
+    def level_of(self, lease_id: int) -> int:
+        """The same at every grant of a lease."""
+        place = bisect_right(self._changes, lease_id, key=lambda change: change.first_lease)
+        return self._changes[place - 1].level
+
+    def accepted(self, group: TrajectoryGroup, *, next_lease: int) -> None:
+        """Notes how many of a group's rollouts solved their task. `next_lease` is the first that was never granted."""
+        if self._levels == 1 or next_lease <= self._changes[-1].first_lease:
+            return  # a former life has granted what comes next already: it keeps the levels that it had
+        if group.lease_id < self._changes[-1].first_lease:
+            return  # of the level before
+        self._recent.append(_solved(group, self._rules.success_reward))
+        if len(self._recent) < self._rules.window:
+            return
+        share = sum(self._recent) / len(self._recent)
+        if share >= self._rules.raise_at and self.level + 1 < self._levels:
+            self._move(self.level + 1, next_lease=next_lease, share=share)
+        elif share <= self._rules.lower_at and self.level > 0:
+            self._move(self.level - 1, next_lease=next_lease, share=share)
+
+    def _move(self, level: int, *, next_lease: int, share: float) -> None:
+        change = LevelChange(first_lease=next_lease, level=level)
+        try:
+            if self._record is not None:
+                self._record.append(change)
+        except OSError as error:
+            log.warning("level %d would be next, but that cannot be written down: %s", level, error)
+            return
+        log.info("%.0f %% of the recent rollouts are solved: level %d from lease %d on", 100 * share, level, next_lease)
+        self._changes.append(change)
+        self._recent.clear()
+
+
+def _solved(group: TrajectoryGroup, success_reward: float) -> float:
+    rewards: Sequence[float] = [one.reward.reward for one in group.trajectories if one.reward.reward is not None]
+    return sum(reward >= success_reward for reward in rewards) / max(1, len(rewards))
+
+
+MakeCurriculum = Callable[[int], Curriculum]
+"""From the number of levels, which the first env_service tells."""

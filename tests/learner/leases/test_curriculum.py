@@ -1,0 +1,100 @@
+"""The level of leases by how many rollouts are solved, and that a lease keeps its own."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from learner.leases.curriculum import Curriculum, CurriculumRules, LevelChange, LevelLog
+from protocol.messages import EnvironmentInfo, Granted
+from protocol.trajectories import TrajectoryGroup
+from tests.learner import envs
+from tests.learner.envs import LEDGER, learner
+from tests.learner.samples import group, trajectory
+
+RULES = CurriculumRules(window=3, raise_at=0.75, lower_at=0.25)
+
+
+def solved(lease_id: int, *rewards: float) -> TrajectoryGroup:
+    return group(lease_id, *(trajectory(0, reward=reward) for reward in rewards))
+
+
+def tell(curriculum: Curriculum, first: int, *groups: tuple[float, float], next_lease: int = 100) -> None:
+    for number, rewards in enumerate(groups):
+        curriculum.accepted(solved(first + number, *rewards), next_lease=next_lease)
+
+
+def test_the_level_rises_where_most_are_solved_and_falls_where_few_are() -> None:
+    curriculum = Curriculum(levels=3, rules=RULES)
+    tell(curriculum, 0, (1.0, 1.0), (1.0, 1.0))
+    assert curriculum.level == 0, "the window is not full yet"
+    tell(curriculum, 2, (0.5, 1.0))
+    assert curriculum.level == 1, "5 of 6 are solved"
+    tell(curriculum, 100, (1.0, 0.0), (1.0, 0.0), (1.0, 0.0), (1.0, 0.0), next_lease=120)
+    assert curriculum.level == 1, "half of them"
+    tell(curriculum, 104, (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), next_lease=120)
+    assert curriculum.level == 0
+    assert [curriculum.level_of(lease) for lease in (0, 99, 100, 119, 120, 10**6)] == [0, 0, 1, 1, 0, 0]
+
+
+def test_what_was_rolled_out_at_another_level_moves_nothing() -> None:
+    curriculum = Curriculum(levels=3, rules=RULES)
+    tell(curriculum, 0, *[(1.0, 1.0)] * 3, next_lease=50)
+    tell(curriculum, 10, *[(1.0, 1.0)] * 9, next_lease=60)
+    assert curriculum.level == 1
+
+
+def test_there_is_no_level_beyond_the_first_and_the_last() -> None:
+    curriculum = Curriculum(levels=2, rules=replace(RULES, start=7))
+    assert curriculum.level == 1
+    tell(curriculum, 0, *[(1.0, 1.0)] * 5)
+    assert curriculum.level == 1
+    curriculum = Curriculum(levels=2, rules=RULES)
+    tell(curriculum, 0, *[(0.0, 0.0)] * 5)
+    assert curriculum.level == 0
+
+
+def test_a_lease_has_its_level_in_later_lives_too_and_a_torn_row_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "curriculum.jsonl"
+    first = Curriculum(levels=3, rules=RULES, record=LevelLog(path, run="r"))
+    tell(first, 0, *[(1.0, 1.0)] * 3, next_lease=40)
+    path.write_text(path.read_text() + '\n{"run": "r", "fir')
+    LevelLog(path, run="another").append(LevelChange(first_lease=0, level=2))
+
+    second = Curriculum(levels=3, rules=RULES, record=LevelLog(path, run="r"))
+    assert [second.level_of(lease) for lease in (0, 39, 40, 500)] == [0, 0, 1, 1]
+    # It has lost some steps: leases that were granted already are so again, as they were.
+    tell(second, 30, *[(0.0, 0.0)] * 5, next_lease=35)
+    assert second.level == 1
+    tell(second, 40, *[(1.0, 1.0)] * 3, next_lease=70)
+    third = Curriculum(levels=3, rules=RULES, record=LevelLog(path, run="r"))
+    assert [third.level_of(lease) for lease in (39, 40, 69, 70)] == [0, 1, 1, 2]
+
+
+def test_a_level_that_cannot_be_written_down_is_not_taken(tmp_path: Path) -> None:
+    curriculum = Curriculum(levels=3, rules=RULES, record=LevelLog(tmp_path / "gone" / "file", run="r"))
+    tell(curriculum, 0, *[(1.0, 1.0)] * 3)
+    assert curriculum.level == 0
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+async def test_leases_are_of_tasks_of_their_level(tmp_path: Path, levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 50 tasks a level; a window of one group, which is solved at once."""
+    plain = envs.options
+
+    def with_levels(**given: object) -> object:
+        make = lambda count: Curriculum(levels=count, rules=replace(RULES, window=1))  # noqa: E731
+        return replace(plain(**given), make_curriculum=make)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(envs, "options", with_levels)
+    config = replace(LEDGER, groups_per_step=2, max_lag=1)
+    async with learner(tmp_path, ledger_config=config) as made, made.env("e0") as env:
+        info = EnvironmentInfo(name="addition", train_tasks=50 * levels, evaluation_tasks=0, levels=levels)
+        await env.send(env.hello(capacity=2, environments=[info]))
+        granted = (await env.next(Granted)).leases
+        assert all(lease.task_index < 50 for lease in granted)
+        first = granted[0]
+        good = group(first.lease_id, trajectory(0, reward=1.0), trajectory(0, reward=1.0), attempt=first.attempt)
+        await env.finish(good.model_copy(update={"task_index": first.task_index}))
+        (later,) = (await env.next(Granted)).leases
+        assert later.task_index // 50 == levels - 1
