@@ -9,8 +9,8 @@ from learner.leases.curriculum import Curriculum, CurriculumRules, LevelChange, 
 from protocol.messages import EnvironmentInfo, Granted
 from protocol.trajectories import TrajectoryGroup
 from tests.learner import envs
-from tests.learner.envs import LEDGER, learner
-from tests.learner.samples import group, trajectory
+from tests.learner.envs import learner
+from tests.learner.samples import LEDGER, group, trajectory
 
 RULES = CurriculumRules(window=3, raise_at=0.75, lower_at=0.25)
 
