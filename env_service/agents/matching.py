@@ -27,6 +27,7 @@ class Branch:
     """One turn: what was given behind its `parent`, or as a root, and what was sampled.
 
     `said` is what the agent added to the conversation in it, `reply` what it was told. `delivered`: the agent has it.
+    `followers` are the requests that went on from it.
     """
 
     parent: "Branch | None"
@@ -35,6 +36,7 @@ class Branch:
     completion: Completion | None = None
     reply: Said | None = None
     delivered: bool = False
+    followers: int = 0
     children: "list[Branch]" = field(default_factory=list)
 
     @property
@@ -66,7 +68,7 @@ class Recorded:
     rewritten: int = 0
     collisions: int = 0
     opening_text: str = ""
-    _ends: dict[bytes, Branch] = field(default_factory=dict)
+    _ends: dict[bytes, list[Branch]] = field(default_factory=dict)
 
     def place(self, messages: Sequence[Said], tools: Sequence[Tool]) -> Branch:
         """A turn to be sampled for a request. Raises ChatTemplateError for messages that the model cannot be shown."""
@@ -76,6 +78,7 @@ class Recorded:
             following = self._following(parent, said, tools)
             if following is not None:
                 self.continued += 1
+                parent.followers += 1
                 return Branch(parent, tuple(following), tuple(said))
         self.rewritten += bool(self.turns) and any(each.role == "assistant" for each in messages)
         text, ids = prompt_of(messages, tools, tokenization=self.language.tokenization, now=self.now)
@@ -87,7 +90,7 @@ class Recorded:
         branch.reply = reply
         end = chain_of([*messages, reply], tools)[-1]
         self.collisions += end in self._ends
-        self._ends[end] = branch
+        self._ends.setdefault(end, []).append(branch)
         self.turns.append(branch)
         if branch.parent is not None:
             branch.parent.children.append(branch)
@@ -99,7 +102,9 @@ class Recorded:
             if messages[end].role == "assistant":
                 break
             if messages[end - 1].role == "assistant" and links[end] in self._ends:
-                return self._ends[links[end]], messages[end:]
+                # Of several turns that read alike, and may differ in tokens, one that nobody went on from; the newest.
+                alike = reversed(self._ends[links[end]])
+                return min(alike, key=lambda turn: turn.followers), messages[end:]
         return None, messages
 
     def _following(self, parent: Branch, said: Sequence[Said], tools: Sequence[Tool]) -> Sequence[int] | None:

@@ -52,13 +52,18 @@ class ProgramRun:
             process = await self._started(client, folder)
             try:
                 self._confine(process.pid)
-                said, complained = await _conversed(process, json.dumps(task).encode() + b"\n")
+                async with asyncio.TaskGroup() as tasks:
+                    said, complained = _listeners(process, json.dumps(task).encode() + b"\n", tasks)
+                    await _exited(process.pid)
+                    # What it left behind holds its output open.
+                    _kill_group(process.pid)
                 code = await process.wait()
             finally:
-                await _end(process)
+                _kill_group(process.pid)
+                await process.wait()
         if code != 0:
-            raise _failure(code, complained.decode(errors="replace"))
-        return _number(said.decode(errors="replace"))
+            raise _failure(code, complained.result().decode(errors="replace"))
+        return _number(said.result().decode(errors="replace"))
 
     async def _started(self, client: AgentClient, folder: str | None) -> asyncio.subprocess.Process:
         try:
@@ -107,13 +112,28 @@ def _bytes(mebibytes: int | None) -> int | None:
     return None if mebibytes is None else mebibytes << 20
 
 
-async def _conversed(process: asyncio.subprocess.Process, task: bytes) -> tuple[bytes, bytes]:
-    """Tell it its task; the ends of its output and of its error output."""
+def _listeners(
+    process: asyncio.subprocess.Process, task: bytes, tasks: asyncio.TaskGroup
+) -> tuple[asyncio.Task[bytes], asyncio.Task[bytes]]:
+    """Tell it its task; what will be the ends of its output and of its error output."""
     assert process.stdin is not None, "started with pipes"
     assert process.stdout is not None, "started with pipes"
     assert process.stderr is not None, "started with pipes"
-    _, said, complained = await asyncio.gather(_tell(process.stdin, task), _tail(process.stdout), _tail(process.stderr))
-    return said, complained
+    tasks.create_task(_tell(process.stdin, task))
+    return tasks.create_task(_tail(process.stdout)), tasks.create_task(_tail(process.stderr))
+
+
+async def _exited(pid: int) -> None:
+    """Return when the process has ended, whoever holds its pipes."""
+    ended = asyncio.Event()
+    descriptor = os.pidfd_open(pid)
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 async def _tell(stdin: asyncio.StreamWriter, task: bytes) -> None:
@@ -131,11 +151,10 @@ async def _tail(stream: asyncio.StreamReader) -> bytes:
     return kept
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End its whole group: what it started may have outlived it."""
+def _kill_group(pid: int) -> None:
+    """End all that it started, too."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _failure(code: int, complained: str) -> EnvironmentFailed:

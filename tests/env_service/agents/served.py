@@ -61,7 +61,7 @@ class Tasks:
     evaluation_tasks = 1
 
     def task(self, purpose: object, index: int) -> Task:
-        return Task(seed=index, data={"question": f"{index}+1"})
+        return Task(seed=index, data={"question": f"{index}+1", "answer": "one"})
 
 
 @dataclass

@@ -1,0 +1,46 @@
+"""An agent of a user's, as a program: what it does is its first argument."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+
+TASK = json.loads(sys.stdin.readline())
+
+
+def posted(url: str, body: dict[str, object]) -> dict[str, object]:
+    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as said:
+        answer: dict[str, object] = json.load(said)
+    return answer
+
+
+def main(what: str) -> None:
+    chat = f"{os.environ['OPENAI_BASE_URL']}/chat/completions"
+    posted(chat, {"model": "m", "messages": [{"role": "user", "content": TASK["data"]["question"]}]})
+    match what:
+        case "prints":
+            print("done\n0.5")
+        case "posts":
+            posted(os.environ["AGENT_REWARD_URL"], {"reward": 0.25, "stop": "solved"})
+        case "crashes":
+            sys.stderr.write("Traceback\nValueError: no such file\n")
+            sys.exit(3)
+        case "leaves_a_child":
+            with open(sys.argv[2], "w") as file:
+                file.write(str(subprocess.Popen(["sleep", "600"]).pid))
+            print("1")
+        case "hangs":
+            subprocess.run(["sleep", "600"], check=False)
+        case "shows":
+            with open(sys.argv[2], "w") as file:
+                json.dump({"folder": os.getcwd(), "names": sorted(os.environ)}, file)
+            print("1")
+        case "grows":
+            bytearray(1 << 32)
+        case "says_nothing":
+            print("no number")
+
+
+main(sys.argv[1])

@@ -1,0 +1,134 @@
+"""Whatever the template and whatever an agent does with its history: what is trained is what was sampled and shown."""
+
+import json
+import random
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from env_service.agents.messages import MadeCall, Said
+from env_service.agents.registry import Sessions
+from env_service.agents.sessions import Answering, Asked, CallRefused, Session
+from env_service.environments.bridges import Bridges
+from env_service.environments.interface import OfferedEnvironment, Opening, Task, Tool
+from env_service.environments.rules import Rules
+from env_service.environments.tokenization import Tokenization
+from env_service.rollouts.completions import Progress
+from env_service.rollouts.conversation import Speaker
+from env_service.rollouts.environment_calls import EnvironmentCalls
+from env_service.rollouts.outcomes import RolloutMetrics
+from env_service.rollouts.speech import Language
+from protocol.generation import GenerateRequest, Sampling
+from protocol.trajectories import RewardRecord, Trajectory
+from services.http.metrics import Metrics
+from tests.env_service.chat_models import TEMPLATES, ends_of, model_with
+from tests.env_service.random_engine import RandomEngine
+
+TOOL: Tool = {
+    "type": "function",
+    "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}},
+}
+TEXTS = ("no", " spaces ", '{"a": 2, "b": [1]}', "<think>hm</think> 7", "ünïcödé 漢字", "two\nlines")
+
+
+def session_of(folder: Path, name: str, chance: random.Random) -> tuple[Session, RandomEngine, Tokenization]:
+    tokenization = Tokenization(model_with(name, folder))
+    special = tokenization.special_tokens
+    engine = RandomEngine(chance, 256, [special[end] for end in ends_of(name)])
+    language = Language(
+        tokenization=tokenization,
+        bridges=Bridges(tokenization),
+        rules=Rules(max_turns=64),
+        opening=Opening(()),
+        opening_ids=(),
+        stop_ids=frozenset(),
+        now=datetime(2026, 1, 2),
+    )
+    speaker = Speaker(
+        offered=OfferedEnvironment(name="agent", tasks=None, start=None),  # type: ignore[arg-type]
+        language=language,
+        request=GenerateRequest(request_id="r", prompt_token_ids=(0,), sampling=Sampling(max_tokens=8)),
+        sample=engine.sample,
+        calls=EnvironmentCalls(timeout_s=5),
+        progress=Progress(),
+        metrics=RolloutMetrics(Metrics("test")),
+    )
+    return Sessions(url="http://here").open(task=Task(), speaker=speaker, index=0), engine, tokenization
+
+
+def sent_back(reply: Said, chance: random.Random) -> Said:
+    """As clients do: other spacing in calls, and around the text."""
+    spacing = chance.choice([None, 1])
+    calls = tuple(MadeCall("other", call.name, json.dumps(call.value, indent=spacing)) for call in reply.calls)
+    return Said("assistant", f"{reply.text} " if chance.random() < 0.2 else reply.text, calls)
+
+
+async def told(session: Session, messages: Sequence[Said], tools: tuple[Tool, ...]) -> Answering | None:
+    try:
+        answering = session.answer(Asked(messages=tuple(messages), tools=tools))
+    except CallRefused as refusal:
+        if refusal.code != "invalid_messages":
+            raise
+        return None
+    await answering.done.wait()
+    assert answering.refusal is None, answering.refusal
+    if session.over is False:
+        answering.branch.deliver()
+    return answering
+
+
+async def talk(session: Session, chance: random.Random) -> None:
+    """Several conversations that go on, branch, and rewrite what was."""
+    tools = (TOOL,) if chance.random() < 0.5 else ()
+    histories: list[list[Said]] = [[Said("user", chance.choice(TEXTS))]]
+    for _ in range(12):
+        history = chance.choice(histories)
+        answering = await told(session, history, tools)
+        if answering is None:
+            histories = [each for each in histories if each is not history] or [[Said("user", "again")]]
+            continue
+        assert answering.reply is not None
+        told_back = sent_back(answering.reply, chance)
+        if chance.random() < 0.1:
+            told_back = Said("assistant", "in short: no")
+        following = Said("user", chance.choice(TEXTS))
+        if told_back.calls:
+            following = Said("tool", chance.choice(TEXTS), call_id="other", name="look")
+        histories.append([*history, told_back, following])
+
+
+def recorded(session: Session) -> Trajectory:
+    return session.recorded.transcript().record(
+        RewardRecord(reward=0.0, verifier="agent"), text="", stop_reason="finished", turn_rewards=False
+    )
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+async def test_every_sequence_is_what_the_engine_was_shown_and_sampled(name: str, tmp_path: Path) -> None:
+    chance = random.Random(name)
+    session, engine, _ = session_of(tmp_path, name, chance)
+    await talk(session, chance)
+
+    trajectory = recorded(session)
+
+    assert len(trajectory.turns) == len(session.recorded.turns) == len(engine.turns)
+    assert session.recorded.continued > 0
+    starts = [0, *trajectory.sequence_starts]
+    shown = [
+        (each.prompt, tuple(each.sampled), np.array(each.logprobs, dtype=np.float32).tolist(), each.versions)
+        for each in engine.turns.values()
+    ]
+    versions = trajectory.token_versions()
+    trained = np.zeros(len(trajectory.token_ids), dtype=int)
+    for turn in trajectory.turns:
+        start = max(each for each in starts if each <= turn.start)
+        prompt = tuple(trajectory.token_ids[start : turn.completion_start].tolist())
+        spot = slice(turn.completion_start, turn.end)
+        sampled = tuple(trajectory.token_ids[spot].tolist())
+        shown.remove((prompt, sampled, trajectory.behavior_logprobs[spot].tolist(), versions[spot].tolist()))
+        trained[spot] += 1
+    assert not shown
+    assert trained.tolist() == trajectory.loss_mask.tolist()
