@@ -19,6 +19,8 @@ from contextlib import AsyncExitStack
 from inspect import getdoc, isawaitable
 from typing import Any, TextIO
 
+from env_service.agents.attempts import attempts_in
+from env_service.agents.serving import sessions_alone
 from env_service.app import environments_of, generation_of, hosting_of, opponents_of
 from env_service.config import EnvServiceConfig
 from env_service.environments import catalog
@@ -116,6 +118,8 @@ def _named(name: str, config: EnvServiceConfig | None) -> OfferedEnvironment:
 
 async def _opened(environment: OfferedEnvironment, index: int) -> tuple[object, Opening]:
     environment, index = environment.at("train", index)
+    if environment.agent is not None:
+        raise ValueError(f"{environment.name} is an agent, which opens by itself: look at it by `try`")
     made = environment.tasks.task("train", index)
     task: Task = await made if isawaitable(made) else made
     player = _AllParts(environment.start()) if environment.players else environment.start()
@@ -222,6 +226,7 @@ async def _try(
             timeout_s=config.retry.rollout_timeout_s,
             metrics=counted,
             opponents=await opponents_of(config, stack, tokenization=tokenization, metrics=counted),
+            agents=attempts_in(await stack.enter_async_context(sessions_alone())),
         )
         outcome = await rollout.run(_lease(environment, index), Progress())
     if not isinstance(outcome, Finished):

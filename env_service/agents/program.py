@@ -20,6 +20,7 @@ from pydantic import Field, JsonValue, TypeAdapter, ValidationError, model_valid
 
 from env_service.agents.function_loop import FunctionLoop
 from env_service.agents.processes import Confinement, ProgramRun
+from env_service.environments.elsewhere import EnvironmentFailed
 from env_service.environments.imported import NumberedTasks
 from env_service.environments.interface import (
     AgentClient,
@@ -92,7 +93,9 @@ class AgentProgram:
         return FileTasks(options.train_file, options.evaluation_file)
 
     async def run(self, task: Task, client: AgentClient) -> AgentResult | float | None:
-        """Let it run; what it is worth, None if it did not say. Raises TimeoutError, and what the agent raises."""
+        """Let it run; what it is worth, None if it did not say. Raises EnvironmentFailed for one that takes too long,
+        and what it raises itself.
+        """
         limit = asyncio.timeout(self._options.timeout_s)
         try:
             async with limit:
@@ -100,7 +103,7 @@ class AgentProgram:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise TimeoutError(f"the agent was not done within {self._options.timeout_s:g} s") from error
+            raise EnvironmentFailed("hung", f"the agent was not done within {self._options.timeout_s:g} s") from error
         return self._judged(result, task)
 
     async def _ran(self, task: Task, client: AgentClient) -> AgentResult | float | None:

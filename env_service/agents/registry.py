@@ -25,7 +25,7 @@ class Sessions:
     """The sessions of a process. `url` is the address that agents reach it at."""
 
     def __init__(self, *, url: str, limits: AgentLimits | None = None, model: str = "policy") -> None:
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
         self._model = model
         self.limits = limits or AgentLimits()
         self._sessions: dict[str, Session] = {}
@@ -46,7 +46,7 @@ class Sessions:
         session = Session(
             id=name,
             key=f"hw-{secrets.token_urlsafe(24)}",
-            url=f"{self._url}/v1/sessions/{name}",
+            url=f"{self.url}/v1/sessions/{name}",
             model=self._model,
             task=task,
             speaker=speaker,

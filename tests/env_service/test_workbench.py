@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from env_service import workbench
+from tests.env_service.agents.served import Saying
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import ScriptedGenerator, served
 from tests.env_service.test_several_turns import Words
@@ -94,3 +95,24 @@ async def test_one_rollout_is_told_turn_by_turn(run_file: Path, tmp_path: Path) 
     assert "a number<|im_end|>" in text.replace("▏", "")
     assert "— sampled 2 tokens, trained, stop, reward 1\n0▏<|im_end|>" in text
     assert "reward 1, solved" in text
+
+
+def _offer_an_agent(run_file: Path) -> None:
+    agent = 'name = "mine"\nsource = "agent"\noptions = { run = "sample_agents:asks" }\n'
+    run_file.write_text(f"{run_file.read_text().partition('[[')[0]}[[env-service.environments]]\n{agent}")
+
+
+async def test_an_agent_is_tried_too(run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "agents"))
+    _offer_an_agent(run_file)
+    async with served(ScriptedGenerator(Saying(tmp_path, lambda _: "solved")).handle, "/v1/generate") as url:
+        text = await asyncio.to_thread(said, "try", "mine", "--config", str(run_file), "--generator", url)
+
+    assert "— turn 1, given" in text
+    assert "reward 1, solved" in text
+
+
+def test_an_agent_cannot_be_played(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said("show", "agent", code=2)
+
+    assert "is an agent, which opens by itself" in capsys.readouterr().err

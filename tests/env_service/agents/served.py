@@ -1,25 +1,18 @@
 """A rollout whose agents reach the policy over real sockets, and a policy that says words that a test chose."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from pydantic import SecretStr
-
 from env_service.agents.attempts import attempts_in
 from env_service.agents.registry import AgentLimits, Sessions
-from env_service.agents.routes import OPEN_FOLDER, add_session_routes
+from env_service.agents.serving import sessions_alone
 from env_service.environments.interface import Agent, AgentClient, AgentResult, Environment, OfferedEnvironment, Task
 from env_service.environments.rules import Rules
 from env_service.environments.tokenization import Tokenization
 from protocol.generation import GeneratePart, GenerateRequest
-from protocol.status import Readiness
-from services.http.app import OPEN_PATHS, create_app
-from services.http.metrics import Metrics
-from services.http.server import Listener, serve_http
 from tests.env_service.bench import Bench, Script, benches
 from tests.env_service.peers import part
 
@@ -111,28 +104,11 @@ async def agent_benches(model: Path) -> AsyncIterator[MakeAgentBench]:
             limits: AgentLimits | None = None,
             **settings: float,
         ) -> AgentBench:
-            listener = stack.enter_context(Listener(host="127.0.0.1", port=0))
-            sessions = Sessions(url=listener.url, limits=limits)
-            app = create_app(
-                service="env-service",
-                version="0",
-                token=SecretStr(AgentBench.token),
-                readiness=lambda: Readiness(ready=True, waiting_for=()),
-                metrics=Metrics("env-service"),
-                open_paths=OPEN_PATHS | {OPEN_FOLDER},
-            )
-            add_session_routes(app, sessions)
-            serving = asyncio.create_task(serve_http(app, listener))
-            stack.push_async_callback(_ended, serving)
+            sessions = await stack.enter_async_context(sessions_alone(limits=limits, token=AgentBench.token))
             begin = start or (lambda: Running(run))  # type: ignore[arg-type]
             bench = await make_bench(
                 *scripts, extra=[agent(begin, rules=rules)], agents=attempts_in(sessions), **settings
             )
-            return AgentBench(**vars(bench), sessions=sessions, url=listener.url)
+            return AgentBench(**vars(bench), sessions=sessions, url=sessions.url)
 
         yield make
-
-
-async def _ended(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
