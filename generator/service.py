@@ -36,6 +36,8 @@ from services.http.waiting import Waiting
 from services.network import address_to, is_wildcard
 from services.process import Stop
 
+log = logging.getLogger(__name__)
+
 
 class GeneratorStatus:
     """`serving` is set once the engine is up."""
@@ -65,8 +67,6 @@ class GeneratorStatus:
         urls = () if self._learner is None else (self._learner,)
         return peers_at(urls, self._client.contacts(), kind="learner")
 
-
-log = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
 

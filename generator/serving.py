@@ -13,6 +13,8 @@ from services.http.app import RequestRefused
 from services.http.metrics import Metrics
 from services.http.waiting import Waiting
 
+log = logging.getLogger(__name__)
+
 
 class Measures:
     """Counters of tokens and completions, gauges of load, and the newest weight sync."""
@@ -56,9 +58,6 @@ class Measures:
     def sync_failed(self, step: str) -> None:
         """Notes a weight sync that failed at `step`."""
         self._failures.labels(step=step).inc()
-
-
-log = logging.getLogger(__name__)
 
 
 class Serving:

@@ -29,6 +29,8 @@ from typing import Self
 from headway.child_output import Sink, Source, turn
 from services.process import START_AGAIN, WRONG_SETTINGS, parent_death_signal
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class RestartPolicy:
@@ -125,8 +127,6 @@ def kill_children(wanted: Callable[[Relative], bool], *, deadline: float) -> boo
         time.sleep(_PAUSE_S)
     return True
 
-
-log = logging.getLogger(__name__)
 
 _FLUSH_S = 0.25
 _KILL_S = 0.5

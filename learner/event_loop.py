@@ -39,6 +39,8 @@ from services.http.waiting import Waiting
 from services.process import Stop
 from services.zmq.sockets import RouterSocket
 
+log = logging.getLogger(__name__)
+
 
 def ledger_config(config: LearnerConfig) -> LedgerConfig:
     """The rules of leases and lag."""
@@ -149,8 +151,6 @@ def lease_terms(config: LearnerConfig) -> LeaseTerms:
         total_groups=0 if config.evaluation.only else config.steps * config.groups_per_step,
     )
 
-
-log = logging.getLogger(__name__)
 
 _SILENCE_TICK_S = 1.0
 

@@ -35,6 +35,8 @@ from learner.training.trainer import Trainer, stop_after_skips
 from protocol.rewards import RewardInput, write_reward_input
 from services.process import Stop
 
+log = logging.getLogger(__name__)
+
 _AT_ONCE = 256
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -123,8 +125,6 @@ def _known(trainer: Trainer, sequences: Sequence[TrainSequence]) -> list[NDArray
 def _sums(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
     return np.array([float(part.sum(dtype=np.float64)) for part in parts])
 
-
-log = logging.getLogger(__name__)
 
 _PROGRESS_EVERY_S = 5.0
 

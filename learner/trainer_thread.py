@@ -47,7 +47,8 @@ from learner.training.ranks import (
 from learner.training.trainer import Trainer
 from services.process import ENDED, START_AGAIN, StartAgain, WrongSettings
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _PULSE_S = 1.0
@@ -206,8 +207,6 @@ def _name_of(number: int) -> str:
     except ValueError:
         return f"signal {number}"
 
-
-log = logging.getLogger(__name__)
 
 _STOP_S = 5.0
 """How long a stop waits for the thread to reach a point at which it notices."""

@@ -26,6 +26,8 @@ from services.http.status import add_status_route, recent_failures
 from services.http.waiting import Waiting
 from services.process import Stop
 
+logger = logging.getLogger(__name__)
+
 _KEPT = "names the request: a repetition with the same body gets the same answer, for as long as that is kept"
 _Key = Annotated[str, Header(alias="Idempotency-Key", max_length=256, description=_KEPT)]
 
@@ -113,8 +115,6 @@ class RewardServiceStatus:
             ),
         )
 
-
-logger = logging.getLogger(__name__)
 
 PROCESS = "reward-service"
 

@@ -20,6 +20,8 @@ from services.rewards.client import RewardClient
 from services.rewards.items import Scored
 from services.rewards.settings import ClientSettings
 
+log = logging.getLogger(__name__)
+
 # So many tasks show how prompts of a file stand in prompts as the model reads them.
 _SHOWING_TASKS = 64
 
@@ -118,8 +120,6 @@ def read_against(path: Path) -> Answers | EvaluationReport:
     """An earlier evaluation, or a file of one's own by its name's end. Raises NotComparable."""
     return read_answers(path) if is_answers_file(path) else read_report(path)
 
-
-log = logging.getLogger(__name__)
 
 _ARGUMENT = "baseline"
 _TIE = 0.5

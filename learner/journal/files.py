@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 _CHUNK_BYTES = 1 << 20
 
 
@@ -138,9 +140,6 @@ def unused(path: Path) -> Path:
     """The path, or the first of those with a number appended of which there is no file."""
     candidates = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2)))
     return next(candidate for candidate in candidates if not candidate.exists())
-
-
-log = logging.getLogger(__name__)
 
 
 def ignore(name: str) -> None:

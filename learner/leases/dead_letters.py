@@ -17,6 +17,8 @@ from learner.ledger import Ledger
 from protocol.messages import Failed
 from services.http.waiting import Waiting
 
+log = logging.getLogger(__name__)
+
 DEAD_LETTERS = "dead_letters.jsonl"
 """The dead-letter file's name in the run's folder."""
 
@@ -83,8 +85,6 @@ def dead_lettered_since(version: int, path: Path) -> list[int]:
         found.append(int(entry["lease_id"]))
     return found[::-1]
 
-
-log = logging.getLogger(__name__)
 
 _SAY_EVERY_S = 30.0
 _RETRY_EVERY_S = 0.5

@@ -30,6 +30,8 @@ from protocol.trajectories import LARGEST_REWARD, RewardRecord, TrajectoryGroup
 from services.http.waiting import Waiting as Waits
 from services.zmq.sockets import RouterSocket
 
+log = logging.getLogger(__name__)
+
 
 class FilterReason(StrEnum):
     """Why a group is left out."""
@@ -208,9 +210,6 @@ def failure_of(group: TrajectoryGroup, *, reason: str, data_fault: bool) -> Fail
         data_fault=data_fault,
         reason=reason[:4096],
     )
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ from services.http.status import peers_at
 from services.http.tls import TlsContext
 from services.http.waiting import Waiting
 
+log = logging.getLogger(__name__)
+
 
 class TeacherMeasures:
     """Tokens that teachers have scored, requests that came to nothing, and how long steps waited for either."""
@@ -59,8 +61,6 @@ class TeacherMeasures:
         """Notes a wait of a step."""
         self._waited.labels(teacher=teacher).inc(seconds)
 
-
-log = logging.getLogger(__name__)
 
 _ATTEMPTS = 8
 """How often a request may fail after it was taken up."""

@@ -42,6 +42,8 @@ from learner.training.ranks import Command, CommandChannel, Ranks, any_rank, rai
 from learner.training.score_model import save_score_model
 from learner.training.step import Step, StepMetrics, TrainingStopped
 
+logger = logging.getLogger(__name__)
+
 
 class NotFinite(RuntimeError):
     """Weights, logprobs or too many gradients in a row are not finite. The text says which, and what to look at.
@@ -118,8 +120,6 @@ def load_random_state(path: Path, *, device: torch.device) -> None:
 def _optional(value: float | None) -> Tensor:
     return torch.tensor([] if value is None else [value], dtype=torch.float64)
 
-
-logger = logging.getLogger(__name__)
 
 PROGRESS_FILE = "trainer.json"
 

@@ -25,6 +25,8 @@ from protocol.model import PROTOCOL_VERSION, PolicyVersion
 from services.http.client import HttpClient, ServiceError
 from services.network import is_loopback, is_own_address
 
+log = logging.getLogger(__name__)
+
 
 class JoinRefused(Exception):
     """A generator that must not serve this run. The text names what differs, on both sides; `kind` is for the wire."""
@@ -238,8 +240,6 @@ def _process(announcement: Announcement) -> tuple[str, str, str, int]:
     """What a process keeps for its life; with another one, it is another process under the same id."""
     return announcement.instance, announcement.url, announcement.backend, announcement.world_size
 
-
-log = logging.getLogger(__name__)
 
 _EVERY_S = 5.0
 

@@ -31,6 +31,8 @@ from reward_service.verifier.lanes import Lane, Surroundings
 from reward_service.verifier.program import ExecutionConfig, NeverBegan, Sandbox
 from reward_service.verifier.submission import DataError, Outcome, Score, UserError, error_of, validate_arguments
 
+logger = logging.getLogger(__name__)
+
 _FENCE = re.compile(r"^[ \t]{0,12}(`{3,}|~{3,})[ \t]*([^`\s]*)[^`\n]*$")
 _NAMES: Mapping[str, frozenset[str]] = {
     "python": frozenset({"python", "py", "python3", "py3"}),
@@ -105,8 +107,6 @@ def _looks_like_code(text: str, *, language: str) -> bool:
         return bool(text.strip())
     return _PYTHON_LINE.search(text) is not None
 
-
-logger = logging.getLogger(__name__)
 
 # Suites whose reference solution is known to pass.
 _REMEMBERED_SUITES = 4096

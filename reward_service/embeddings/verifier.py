@@ -31,6 +31,8 @@ from reward_service.verifier.lanes import Lane, Surroundings, Verifier
 from reward_service.verifier.submission import InfrastructureError, Outcome, Score
 from reward_service.verifiers.extraction import strip_thinking
 
+logger = logging.getLogger(__name__)
+
 PATH = "/embeddings"
 
 Vector: TypeAlias = "array[float]"
@@ -160,8 +162,6 @@ class Similarity:
         score = Score(reward=reward, components={"empty": 0.0})
         return Outcome(result=score, cached=all(each.kept for each in embeddings))
 
-
-logger = logging.getLogger(__name__)
 
 _FINGERPRINT_CHARS = 12
 _DESCRIPTION = "Cosine similarity, from -1 to 1, of the embeddings of the completion and of references."

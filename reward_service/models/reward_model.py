@@ -32,6 +32,8 @@ from reward_service.verifier.worker_pool import Reply
 from services.batching import AskedJob, Batches
 from services.worker_process import WorkerDied
 
+logger = logging.getLogger(__name__)
+
 
 class ConversationMessage(BaseModel):
     """A turn of the conversation before the completion."""
@@ -99,9 +101,6 @@ def _no_messages(arguments: RewardModelArguments) -> tuple[Message, ...]:
 
 def _smallest(*limits: int | None) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,8 @@ from reward_service.verifier.lanes import UNKNOWN, Lane, Registry, ScoringMetric
 from reward_service.verifier.program import Sandbox
 from reward_service.verifier.submission import Outcome, Score, UserError, error_of
 
+logger = logging.getLogger(__name__)
+
 
 class OpenLanes:
     """Made by `open_lanes`."""
@@ -135,8 +137,6 @@ def _naming(verifier: str, *, of: str = "") -> Iterator[None]:
     except UserError as error:
         raise UserError(f"{of}verifier {verifier!r}: {error}") from error
 
-
-logger = logging.getLogger(__name__)
 
 # A few milliseconds of items that are judged at once.
 _AT_ONCE = 128

@@ -5,7 +5,6 @@ at a deadline. All of them are counted in ScoringMetrics.
 """
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -198,9 +197,6 @@ class Verifier:
 
 
 Opener = Callable[[Surroundings], AbstractAsyncContextManager[Lane]]
-
-
-logger = logging.getLogger(__name__)
 
 
 class Registry:

@@ -21,6 +21,8 @@ from protocol.rewards import ScoreError
 from reward_service.verifier.submission import InfrastructureError, Outcome, Score
 from services.worker_process import WorkerDied, WorkerProcess, WorkerUnavailable, worker_environment
 
+logger = logging.getLogger(__name__)
+
 
 class Job(WireModel):
     """One submission to be judged, with the verifier's arguments as they came."""
@@ -36,9 +38,6 @@ class Reply(WireModel):
     reward: float | None = None
     components: dict[str, float] = Field(default_factory=dict)
     error: ScoreError | None = None
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,8 @@ from services.http.waiting import Waiting
 from services.rewards.items import Entry, Part, RewardMetrics
 from services.rewards.settings import ClientSettings, Hedges, RewardService
 
+logger = logging.getLogger(__name__)
+
 _LINES = "application/x-ndjson"
 
 Answers = AsyncGenerator[tuple[str, ScoreResult], None]
@@ -98,9 +100,6 @@ class Exchange:
             text = f"it answered with {len(response.results)} results that are not those of the request"
             raise ServiceFailed(f"{url}/v1/score", status=200, kind="bad_answer", message=text)
         return [(response.service_id, result) for result in response.results]
-
-
-logger = logging.getLogger(__name__)
 
 
 class Rounds:
