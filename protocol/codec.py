@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from protocol import messages
 from protocol.messages import Message
@@ -114,6 +114,21 @@ def decode(frames: Sequence[Frame], *, limits: Limits = DEFAULT_LIMITS) -> Messa
         return message_type.model_validate(body)
     except ValidationError as error:
         raise MalformedMessage(f"{kind}: {describe(error)}") from error
+
+
+def pack_value(value: JsonValue) -> bytes:
+    """Plain values in msgpack, for a server of somebody else's."""
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+def unpack_value(data: Frame) -> object:
+    """What a server of somebody else's says in msgpack. Raises MalformedMessage."""
+    try:
+        _check_whole(data)
+        return msgpack.unpackb(data, raw=False, strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MalformedMessage(f"not msgpack: {str(error) or type(error).__name__:.200}") from error
 
 
 def describe(error: ValidationError) -> str:

@@ -15,6 +15,7 @@ BUILT_IN: Mapping[str, str] = {
     "textarena": "env_service.builtin.textarena_games:TextArenaEnvironment",
     "openenv": "env_service.hosting.openenv:OpenEnvEnvironment",
     "agent": "env_service.agents.program:AgentProgram",
+    "verifiers": "env_service.hosting.verifiers_server:VerifiersAgent",
     "nim_duel": "env_service.builtin.duels:NimDuel",
     "tic_tac_toe": "env_service.builtin.duels:TicTacToe",
     "textarena_match": "env_service.builtin.textarena_matches:TextArenaMatch",

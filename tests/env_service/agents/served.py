@@ -100,6 +100,7 @@ async def agent_benches(model: Path) -> AsyncIterator[MakeAgentBench]:
             *scripts: Script,
             run: Run | None = None,
             start: Callable[[], Agent] | None = None,
+            offered: OfferedEnvironment | None = None,
             rules: Rules | None = None,
             limits: AgentLimits | None = None,
             **settings: float,
@@ -107,7 +108,7 @@ async def agent_benches(model: Path) -> AsyncIterator[MakeAgentBench]:
             sessions = await stack.enter_async_context(sessions_alone(limits=limits, token=AgentBench.token))
             begin = start or (lambda: Running(run))  # type: ignore[arg-type]
             bench = await make_bench(
-                *scripts, extra=[agent(begin, rules=rules)], agents=attempts_in(sessions), **settings
+                *scripts, extra=[offered or agent(begin, rules=rules)], agents=attempts_in(sessions), **settings
             )
             return AgentBench(**vars(bench), sessions=sessions, url=sessions.url)
 
