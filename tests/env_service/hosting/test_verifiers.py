@@ -1,4 +1,4 @@
-"""A real env server of verifiers, in a virtual environment of its own: its harness asks the policy through a session."""
+"""A real env server of verifiers, in a virtual environment of its own: its harness asks through a session."""
 
 import asyncio
 import json
@@ -155,7 +155,7 @@ async def test_a_server_that_dies_in_the_middle_is_infrastructure(
 ) -> None:
     """Last, since it ends the server."""
     address, file, process = server
-    environment = offered(address, file, silence_s=0.4)
+    environment = offered(address, file, silence_s=4.0)
     asked = asyncio.Event()
 
     async def hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -172,7 +172,9 @@ async def test_a_server_that_dies_in_the_middle_is_infrastructure(
     made: Any = environment.agent() if environment.agent else None
     async with asyncio.timeout(60):
         running_there = asyncio.ensure_future(made.run(task, client))
-        await asked.wait()
+        called = asyncio.ensure_future(asked.wait())
+        await asyncio.wait([called, running_there], return_when=asyncio.FIRST_COMPLETED)
+        assert asked.is_set(), running_there
         process.kill()
         with pytest.raises(EnvironmentUnavailable, match="has been silent: it died, or it hangs"):
             await running_there
