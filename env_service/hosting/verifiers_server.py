@@ -19,8 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints,
 from env_service.environments.elsewhere import EnvironmentFailed
 from env_service.environments.interface import AgentClient, AgentResult, EnvironmentUnavailable, Task, TaskSource
 from env_service.environments.rules import Rules
-from protocol.codec import describe, pack_value, unpack_value
-from protocol.errors import MalformedMessage
+from protocol.codec import MalformedMessage, describe, pack_value, unpack_value
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
 from services.zmq.plain_dealer import PlainDealer
