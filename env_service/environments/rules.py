@@ -29,6 +29,13 @@ class Rules(ConfigModel):
     trajectory_tokens: int | None = Field(
         None, ge=2, description="tokens of the whole conversation at most, given and sampled; none sets no limit"
     )
+    redundant: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="trajectories begun beyond a training group's size; the first to finish make the group, which are "
+        "mostly the short ones",
+    )
     stop: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
         (), max_length=16, description="texts that end a turn; their tokens stay, and are trained on"
     )

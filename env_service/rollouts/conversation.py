@@ -13,7 +13,7 @@ import logging
 import math
 import traceback
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
@@ -140,6 +140,16 @@ class Conversation:
     def name(self) -> str:
         """The environment's."""
         return self.speaker.offered.name
+
+    @property
+    def spoilt(self) -> bool:
+        """Whether its environment is at fault."""
+        return self.fault is not None
+
+    @property
+    def trained(self) -> "Iterator[Conversation]":
+        """Itself: there is no other player."""
+        return iter((self,))
 
     @property
     def given(self) -> float | None:

@@ -126,6 +126,11 @@ class Match:
         return self._opened.speaker
 
     @property
+    def spoilt(self) -> bool:
+        """Whether its environment is at fault."""
+        return any(side.fault is not None for side in self.sides.values())
+
+    @property
     def trained(self) -> Iterator[Conversation]:
         """The conversations of those that the policy plays."""
         return (side for player, side in self.sides.items() if player not in self.table.frozen)

@@ -103,6 +103,12 @@ class RolloutMetrics:
         self.faults = metrics.counter(
             "environment_faults", "Trajectories that their environment spoilt.", labels=("environment", "kind")
         )
+        self.redundant = metrics.counter(
+            "redundant_trajectories", "Trajectories that were begun and not needed.", labels=("environment",)
+        )
+        self.redundant_tokens = metrics.counter(
+            "redundant_tokens", "Tokens that these had when they were broken off.", labels=("environment",)
+        )
         self.generator_failures = PeerCounter(
             metrics.counter("generator_failures", "Failed requests to a generator.", labels=("generator_id",))
         )

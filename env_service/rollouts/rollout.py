@@ -11,7 +11,7 @@ do not wait for each other.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -30,10 +30,11 @@ from env_service.environments.interface import (
 )
 from env_service.environments.players import SeveralPlayers, TurnOf
 from env_service.environments.tokenization import Tokenization
-from env_service.rollouts.completions import Progress, continues
+from env_service.rollouts.completions import Progress
 from env_service.rollouts.conversation import Conversation, Nonsense, Speaker
 from env_service.rollouts.environment_calls import Call, EnvironmentCalls
 from env_service.rollouts.generation import Generation, beside_each_other
+from env_service.rollouts.holding import Held, hold_all, hold_first
 from env_service.rollouts.judging import Judged, Judging
 from env_service.rollouts.match import Match, Opponent, Table, how_it_opens
 from env_service.rollouts.outcomes import DataFailure, Outcome, RolloutFailure, RolloutMetrics
@@ -210,7 +211,8 @@ class Rollout:
     async def _open(self, lease: Lease) -> _Opened:
         offered = self._offered(lease)
         task = await self._task(lease, offered)
-        environments = [offered.start() for _ in range(lease.group_size)]
+        redundant = offered.rules.redundant if lease.purpose == "train" else 0
+        environments = [offered.start() for _ in range(lease.group_size + redundant)]
         try:
             return await self._opened(offered, environments, task, lease.seed)
         except BaseException:
@@ -292,8 +294,7 @@ class Rollout:
         """The conversations of the policy, when all are over."""
         if opened.first is None:
             conversations = [Conversation(index, each, speaker) for index, each in enumerate(opened.environments)]
-            await _hold(conversations)
-            return conversations
+            return [side for each in await self._kept(lease, conversations) for side in each.trained]
         opponent = self._opponents.get(opened.offered.name)
         players = opened.offered.players
         table = Table(
@@ -305,8 +306,20 @@ class Rollout:
             games=len(opened.environments),
         )
         games = [Match(index, cast("SeveralPlayers", each), table) for index, each in enumerate(opened.environments)]
-        await _hold(games)
-        return [side for game in games for side in game.trained]
+        return [side for game in await self._kept(lease, games) for side in game.trained]
+
+    async def _kept(self, lease: Lease, members: Sequence[Held]) -> Sequence[Held]:
+        """Those that make the group, when they are over."""
+        if len(members) == lease.group_size:
+            await hold_all(members)
+            return members
+        kept = await hold_first(members, wanted=lease.group_size)
+        for member in members:
+            if member not in kept:
+                self._metrics.redundant.labels(environment=lease.environment).inc()
+                tokens = sum(side.transcript.sampled_tokens for side in member.trained)
+                self._metrics.redundant_tokens.labels(environment=lease.environment).inc(tokens)
+        return kept
 
     def _count(self, lease: Lease, trajectories: Sequence[Trajectory], *, seconds: float) -> None:
         self._metrics.groups.labels(environment=lease.environment).inc()
@@ -326,22 +339,6 @@ class Rollout:
             data_fault=data_fault,
             reason=reason[:_REASON_LENGTH],
         )
-
-
-async def _hold(all_of_them: Sequence[Conversation | Match]) -> None:
-    speaker = all_of_them[0].speaker
-    request, end_of = speaker.request, speaker.language.end_of()
-    if end_of is not None or not continues(request.sampling):
-        # One request each: one that has ended by its text is broken off, one that cannot go on is drawn anew.
-        await beside_each_other(each.hold() for each in all_of_them)
-        return
-    firsts = speaker.progress.completions(len(all_of_them))
-    first = speaker.sample(request.model_copy(update={"n": len(firsts)}), firsts)
-    await beside_each_other([_done(first), *(each.hold(one) for each, one in zip(all_of_them, firsts, strict=True))])
-
-
-async def _done(sampling: Awaitable[None]) -> None:
-    await sampling
 
 
 def _as_opening(given: object) -> Opening:

@@ -308,3 +308,26 @@ async def test_a_task_of_a_mix_is_rolled_out_by_the_environment_that_has_it(benc
     assert (group.environment, group.task_index) == ("mix", 5)
     assert group.trajectories[0].reward.verifier == "counting"
     assert counted(made, "turns_total", environment="counting") == 2
+
+
+async def test_the_first_to_finish_make_the_group_and_the_others_are_broken_off(
+    bench: MakeBench, chat_model: Path
+) -> None:
+    words = Words(chat_model, "stop", "one hang", "boom", "one stop")
+    made = await bench(words, extra=[offered(Rules(redundant=2))], environment_timeout_s=30.0)
+    group = (await made.finished(lease(environment="counting", group_size=2))).group
+
+    assert sorted((len(one.turns), one.stop_reason) for one in group.trajectories) == [(1, "stopped"), (2, "stopped")]
+    assert counted(made, "redundant_trajectories_total", environment="counting") == 2
+    most = sum(len(words.tokens(word)) for word in ("one", "hang", "boom"))
+    lost = counted(made, "redundant_tokens_total", environment="counting")
+    assert isinstance(lost, float)
+    assert 0 <= lost <= most
+    assert all(environment.closed for environment in Counting.started[-4:])
+
+
+async def test_where_too_many_are_spoilt_the_group_holds_some_of_those(bench: MakeBench, chat_model: Path) -> None:
+    made = await bench(Words(chat_model, "boom", "odd", "stop"), extra=[offered(Rules(redundant=1))])
+    group = (await made.finished(lease(environment="counting", group_size=2))).group
+
+    assert [one.reward.reward is None for one in group.trajectories] == [False, True]
