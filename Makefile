@@ -121,6 +121,15 @@ $(SMOLLM2): examples/smollm2/make_model.py | $(INSTALLED)
 	$(QUIET) $(BIN)/python examples/smollm2/make_model.py
 	touch $@
 
+# Images in containers of the same lock files. A mirror's pip.conf: make images IMAGE_OPTIONS="--secret id=pip,src=pip.conf"
+IMAGE_OPTIONS ?=
+.PHONY: images
+images: ## build the four container images headway/PROCESS (deploy/docker/Dockerfile)
+	@for target in reward-service env-service learner generator; do
+		DOCKER_BUILDKIT=1 docker build -f deploy/docker/Dockerfile --target $$target -t headway/$$target \
+			--build-arg LOCK=$(LOCK) --build-arg COMMIT=$$(git rev-parse --short HEAD) $(IMAGE_OPTIONS) .
+	done
+
 .PHONY: chaos
 chaos: $(INSTALLED) $(ADDITION) ## kill, hang and disturb real runs for an hour; results go to benchmarks/results/chaos.md
 	$(QUIET) $(BIN)/python -m tests.chaos

@@ -26,7 +26,7 @@ def main() -> None:
     """Reads the config, then trains or evaluates. torch is imported after the config is known to be good."""
     config = load_or_exit(LearnerConfig, process="learner", description="Trains a policy, online or from files.")
     configure_logging("learner", level=config.log.level, format=config.log.format)
-    config = _resumed_by_torchrun(config)
+    config = resumed_if_there_is_a_run(_resumed_by_torchrun(config))
     _tune_environment(config)
     if int(os.environ.get("RANK", "0")) > 0:
         from learner.trainer_thread import follow
@@ -66,6 +66,13 @@ def start_again(config: LearnerConfig, *, lived_s: float) -> None:
         with contextlib.suppress(OSError):  # the folder's own
             os.set_inheritable(int(descriptor), int(descriptor) <= _STDERR)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], *resumed])
+
+
+def resumed_if_there_is_a_run(config: LearnerConfig) -> LearnerConfig:
+    """Decided once: containers are started again with the command line of their first start."""
+    if config.resume != "auto":
+        return config
+    return config.model_copy(update={"resume": config.run.folder.exists() and not config.evaluation.only})
 
 
 def _resumed_by_torchrun(config: LearnerConfig) -> LearnerConfig:

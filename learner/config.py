@@ -258,7 +258,9 @@ class LearnerConfig(ProcessConfig):
     )
     threads: int = Field(1, ge=1, description="CPU threads of each rank")
     seed: int = Field(0, ge=0, description="seed of the learner's random numbers")
-    resume: bool = Field(False, description="continue the run of this name from its newest checkpoint")
+    resume: bool | Literal["auto"] = Field(
+        False, description="continue the run of this name from its newest checkpoint; auto: if there is one"
+    )
     training: TrainingConfig = Field(TrainingConfig(), description="the training step")
     rollouts: RolloutConfig = RolloutConfig()
     lag: LagConfig = LagConfig()

@@ -133,8 +133,8 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
     """Trains `steps` batches, measures what is held out before and after, and exports the model."""
     folder = config.run.folder
     async with AsyncExitStack() as stack:
-        lock = stack.enter_context(await hold_run_folder(folder, resume=config.resume))
-        open_run_folder(lock, folder, resume=config.resume, journal=False)
+        lock = stack.enter_context(await hold_run_folder(folder, resume=config.resume is True))
+        open_run_folder(lock, folder, resume=config.resume is True, journal=False)
         ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
         thread = await stack.enter_async_context(TrainerThread())
 
@@ -189,7 +189,7 @@ def _begun(config: LearnerConfig, trainer: Trainer, examples: Examples) -> _Begu
     sequences = [_tokenized(sequence) for unit in examples.training for sequence in unit]
     data = config.data
     order = f"{fingerprint_sequences(sequences)}, seed {data.seed}, batches of {data.batch_size}"
-    checkpoint = _newest(config.run.folder) if config.resume else None
+    checkpoint = _newest(config.run.folder) if config.resume is True else None
     if checkpoint is None:
         return _Begun(order=order)
     begun = _Begun(**checkpoint.progress())

@@ -54,15 +54,15 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
     """
     folder = config.run.folder
     async with AsyncExitStack() as stack:
-        lock = stack.enter_context(await hold_run_folder(folder, resume=config.resume))
+        lock = stack.enter_context(await hold_run_folder(folder, resume=config.resume is True))
         links = await open_links(config, stack)
-        incarnation = open_run_folder(lock, folder, resume=config.resume, journal=config.checkpoint.journal)
+        incarnation = open_run_folder(lock, folder, resume=config.resume is True, journal=config.checkpoint.journal)
         measures = links.measures
         records = stack.enter_context(
             Records(folder=folder, total_steps=config.steps, failed_write=measures.failed_write)
         )
-        recovered = recover(folder, config=ledger_config(config), resume=config.resume, incarnation=incarnation)
-        if config.resume:
+        recovered = recover(folder, config=ledger_config(config), resume=config.resume is True, incarnation=incarnation)
+        if config.resume is True:
             progress = {} if recovered.checkpoint is None else recovered.checkpoint.progress()
             records.take_up(version=recovered.replayed_version, incarnation=incarnation, progress=progress)
         parts = Parts(

@@ -14,7 +14,7 @@ _NEVER_BLOCKS = 4096  # bytes that a descriptor that is ready takes at once: POS
 _MOST_PENDING = 256 << 10
 _FLUSH_S = 1.0
 _PATIENCE_S = 0.5
-_NOISY = ("uvicorn", "uvicorn.access", "uvicorn.error", "httpx", "httpcore", "asyncio")
+_NOISY = ("matplotlib", "uvicorn", "uvicorn.access", "uvicorn.error", "httpx", "httpcore", "asyncio")
 
 
 class TextFormatter(logging.Formatter):
