@@ -16,7 +16,7 @@ from typing import Literal
 
 from reward_service.code.arguments import CodeArguments
 from reward_service.code.code_judge import CodeJudge
-from reward_service.sandbox.opening import open_sandboxes
+from reward_service.sandbox.pool import open_sandboxes
 from reward_service.verifier.program import ExecutionConfig
 
 RESULT = Path(__file__).with_name("results") / "code.md"

@@ -24,8 +24,7 @@ from pathlib import Path
 import uvloop
 
 from headway.supervisor import children
-from reward_service.sandbox.opening import open_sandboxes
-from reward_service.sandbox.pool import SandboxPool
+from reward_service.sandbox.pool import SandboxPool, open_sandboxes
 from reward_service.verifier.program import ExecutionConfig, Limits, Program
 
 RESULTS = Path(__file__).with_name("results")

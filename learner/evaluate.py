@@ -18,8 +18,7 @@ from tempfile import TemporaryDirectory
 from learner.config import LearnerConfig
 from learner.evaluation.config import EvaluationConfig
 from learner.evaluation.judging import Answers, check_judge, judged, opponents_of, read_against
-from learner.evaluation.report import EvaluationReport, compare, table, write_report
-from learner.evaluation.results import Evaluation
+from learner.evaluation.results import Evaluation, EvaluationReport, compare, table, write_report
 from learner.event_loop import Parts, ledger_config
 from learner.journal.checkpoints import Checkpoint, checkpoints_of
 from learner.journal.journal import NoJournal

@@ -17,7 +17,7 @@ from reward_service.execution.execution import Execution, execution_routes, open
 from reward_service.included import build_registry
 from reward_service.requests.answering import LINES, Answering, Repetitions, ScoreCall
 from reward_service.requests.scoring import Scorer
-from reward_service.sandbox.opening import open_sandboxes
+from reward_service.sandbox.pool import open_sandboxes
 from reward_service.verifier.lanes import Registry, make_metrics
 from services.http.app import create_app, json_answer, json_body
 from services.http.metrics import Metrics

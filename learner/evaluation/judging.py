@@ -11,8 +11,14 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from learner.evaluation.config import JudgingConfig
-from learner.evaluation.report import EvaluationReport, JudgedComparison, NotComparable, read_report
-from learner.evaluation.results import TaskSamples, wilson_interval
+from learner.evaluation.results import (
+    EvaluationReport,
+    JudgedComparison,
+    NotComparable,
+    TaskSamples,
+    read_report,
+    wilson_interval,
+)
 from protocol.rewards import ScoreItem, VerifierInfo, VerifierList
 from services.http.client import HttpClient, ServiceError
 from services.http.tls import TlsContext

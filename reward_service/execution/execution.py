@@ -24,8 +24,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 import reward_service.execution.session_inside as session_inside
 from protocol.execution import ExecuteAnswer, ExecuteRequest, ExecutionLimits, SessionEnded
-from reward_service.sandbox.opening import SESSION_LINE_FACTOR, Sandboxes
-from reward_service.sandbox.pool import SandboxPool, check_files, check_language, check_limits
+from reward_service.sandbox.pool import (
+    SESSION_LINE_FACTOR,
+    Sandboxes,
+    SandboxPool,
+    check_files,
+    check_language,
+    check_limits,
+)
 from reward_service.verifier.program import Ended, ExecutionConfig, Limits, Program, Running
 from reward_service.verifier.submission import InfrastructureError, UserError, VerifierError
 from services.http.app import RequestRefused, json_answer, json_body

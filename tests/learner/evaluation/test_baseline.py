@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.evaluation.judging import Opponent, opponents_of, read_answers, surroundings
-from learner.evaluation.report import NotComparable
-from learner.evaluation.results import Sample, TaskSamples
+from learner.evaluation.results import NotComparable, Sample, TaskSamples
 
 
 def task(index: int, prompt: str) -> TaskSamples:

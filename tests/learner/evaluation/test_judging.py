@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from learner.evaluation.judging import Opponent, check_judge, judged, opponents_of
-from learner.evaluation.report import EvaluationReport, NotComparable, table
-from learner.evaluation.results import result_of
+from learner.evaluation.results import EvaluationReport, NotComparable, result_of, table
 from tests.learner.evaluation.judged_pairs import judging, longer_wins, tasks
 from tests.reward_service.judges.scripted_judge import Asked
 from tests.reward_service.scripted_api import Answer, Refusal

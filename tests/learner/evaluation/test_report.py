@@ -5,8 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from learner.evaluation.report import EvaluationReport, NotComparable, compare, read_report, table, write_report
-from learner.evaluation.results import Evaluation, Sample, TaskSamples, result_of
+from learner.evaluation.results import (
+    Evaluation,
+    EvaluationReport,
+    NotComparable,
+    Sample,
+    TaskSamples,
+    compare,
+    read_report,
+    result_of,
+    table,
+    write_report,
+)
 
 
 def sample(reward: float) -> Sample:

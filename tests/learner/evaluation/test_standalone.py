@@ -8,8 +8,7 @@ from learner.config import LearnerConfig
 from learner.evaluate import EvaluationFailed, _compared, _report, evaluate_alone
 from learner.evaluation.config import EvaluationConfig
 from learner.evaluation.judging import read_against
-from learner.evaluation.report import NotComparable, read_report, write_report
-from learner.evaluation.results import Evaluation, result_of
+from learner.evaluation.results import Evaluation, NotComparable, read_report, result_of, write_report
 from services.process import Stop
 from tests.learner.evaluation.judged_pairs import judging, tasks
 

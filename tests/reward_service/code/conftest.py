@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from reward_service.code.arguments import CodeArguments
 from reward_service.code.code_judge import CodeJudge
-from reward_service.sandbox.opening import open_sandboxes
+from reward_service.sandbox.pool import open_sandboxes
 from reward_service.verifier.program import ExecutionConfig, SandboxKind
 from reward_service.verifier.submission import Score
 

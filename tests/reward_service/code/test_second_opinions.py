@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from reward_service.code.code_judge import CodeJudge
 from reward_service.code.solution import TimeBudget
-from reward_service.sandbox.opening import open_sandboxes
+from reward_service.sandbox.pool import open_sandboxes
 from reward_service.verifier.program import ExecutionConfig
 from tests.reward_service.code.conftest import Judged, judging
 

@@ -6,7 +6,7 @@ from protocol.rewards import ScoreItem, ScoreRequest
 from reward_service.config import RewardServiceConfig
 from reward_service.included import build_registry
 from reward_service.requests.scoring import Scorer
-from reward_service.sandbox.opening import open_sandboxes
+from reward_service.sandbox.pool import open_sandboxes
 from reward_service.verifier.lanes import make_metrics
 from services.http.metrics import Metrics
 

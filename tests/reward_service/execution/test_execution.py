@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from protocol.execution import ExecuteAnswer
 from protocol.status import Readiness
 from reward_service.execution.execution import execution_routes, open_execution
-from reward_service.sandbox.opening import Sandboxes, open_sandboxes
+from reward_service.sandbox.pool import Sandboxes, open_sandboxes
 from reward_service.verifier.program import ExecutionConfig
 from services.http.app import create_app
 from services.http.metrics import Metrics

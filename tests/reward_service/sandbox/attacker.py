@@ -18,7 +18,7 @@ import uvloop
 
 import reward_service.verifier
 from headway.supervisor import children
-from reward_service.sandbox.opening import open_sandboxes
+from reward_service.sandbox.pool import open_sandboxes
 from reward_service.sandbox.seccomp import ARCHITECTURES
 from reward_service.verifier.program import Ended, ExecutionConfig, Program, Sandbox
 from tests.reward_service.sandbox.attacks import ATTACKS, SECRET, Attack

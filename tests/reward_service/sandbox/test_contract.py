@@ -8,8 +8,7 @@ from typing import get_args
 import pytest
 import pytest_asyncio
 
-from reward_service.sandbox.opening import open_sandboxes
-from reward_service.sandbox.pool import SandboxPool
+from reward_service.sandbox.pool import SandboxPool, open_sandboxes
 from reward_service.verifier.program import ExecutionConfig, InterpreterConfig, Limits, Program, SandboxKind
 from reward_service.verifier.submission import UserError
 

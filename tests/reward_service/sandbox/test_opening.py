@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_service.sandbox.opening import open_sandboxes
+from reward_service.sandbox.pool import open_sandboxes
 from reward_service.verifier.program import ExecutionConfig, Program
 from reward_service.verifier.submission import UserError
 

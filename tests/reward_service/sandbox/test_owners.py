@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from reward_service.sandbox.launch import Owner, end_orphans
-from reward_service.sandbox.opening import open_sandboxes
+from reward_service.sandbox.pool import open_sandboxes
 from reward_service.sandbox.python_inside import FIRST_MODULE
 from reward_service.verifier.program import ExecutionConfig
 from tests.process_ends import all_end
