@@ -136,6 +136,9 @@ class AgentAttempt:
         if self.fault is None and session.cut_off is not None:
             self.stop_reason = session.cut_off
         recorded = session.recorded
+        matches = recorded.matches | {"again": session.attached}
+        for match, count in matches.items():
+            self._speaker.metrics.agent_requests.labels(environment=self.name, match=match).inc(count)
         self.transcript, self.opening_text = recorded.transcript(), recorded.opening_text
         replies = recorded.replies
         self.text, self.last_text = "\n\n".join(replies), replies[-1] if replies else ""

@@ -59,14 +59,17 @@ class Branch:
 
 @dataclass
 class Recorded:
-    """The turns of one session. `continued` and `rewritten` count requests by whether a turn before them was found."""
+    """The turns of one session. Requests are counted: those that were `continued` from a turn, those that were
+    `rewritten`, as no turn was found before them although one must have been, and replies that read `alike`.
+    """
 
     language: Language
     now: datetime
     turns: list[Branch] = field(default_factory=list)
     continued: int = 0
     rewritten: int = 0
-    collisions: int = 0
+    new: int = 0
+    alike: int = 0
     opening_text: str = ""
     _ends: dict[bytes, list[Branch]] = field(default_factory=dict)
 
@@ -80,7 +83,9 @@ class Recorded:
                 self.continued += 1
                 parent.followers += 1
                 return Branch(parent, tuple(following), tuple(said))
-        self.rewritten += bool(self.turns) and any(each.role == "assistant" for each in messages)
+        rewritten = bool(self.turns) and any(each.role == "assistant" for each in messages)
+        self.rewritten += rewritten
+        self.new += not rewritten
         text, ids = prompt_of(messages, tools, tokenization=self.language.tokenization, now=self.now)
         self.opening_text = self.opening_text or text
         return Branch(None, tuple(ids), tuple(messages))
@@ -89,7 +94,7 @@ class Recorded:
         """Take down a finished turn, and how the agent was told of it."""
         branch.reply = reply
         end = chain_of([*messages, reply], tools)[-1]
-        self.collisions += end in self._ends
+        self.alike += end in self._ends
         self._ends.setdefault(end, []).append(branch)
         self.turns.append(branch)
         if branch.parent is not None:
@@ -151,6 +156,11 @@ class Recorded:
                 yield path
 
     @property
+    def matches(self) -> dict[str, int]:
+        """The counts by name."""
+        return {"continued": self.continued, "rewritten": self.rewritten, "new": self.new, "alike": self.alike}
+
+    @property
     def replies(self) -> list[str]:
         """What was said, in the order of the turns: what the agent added behind the first turn, and the answers."""
         found: list[str] = []
@@ -158,11 +168,6 @@ class Recorded:
             said = turn.said if number and turn.parent else ()
             found += [each.text for each in said] + ([_shown(turn.reply)] if turn.reply else [])
         return found
-
-    @property
-    def sampled_tokens(self) -> int:
-        """How many tokens were sampled."""
-        return sum(len(turn.completion.token_ids) for turn in self.turns if turn.completion)
 
 
 def _shown(reply: Said) -> str:

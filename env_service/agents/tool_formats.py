@@ -153,7 +153,7 @@ def _pythonic(text: str) -> list[ToolCall]:
         if not isinstance(body, ast.List):
             return []
         return [_python_call(each) for each in body.elts]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return []
 
 

@@ -77,7 +77,7 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
         rules=declared.rules.model_copy(
             update={key: getattr(entry.rules, key) for key in entry.rules.model_fields_set}
         ),
-        roles=() if is_agent(made) else declared.roles,
+        roles=("user",) if is_agent(made) else declared.roles,
         metrics=declared.metrics,
         agent=typing.cast("Callable[[], Agent]", partial(made, *arguments)) if is_agent(made) else None,
         players=declared.players,

@@ -100,6 +100,11 @@ class RolloutMetrics:
         self.stops = metrics.counter(
             "stopped_trajectories", "Trajectories of several turns by why they ended.", labels=("environment", "reason")
         )
+        self.agent_requests = metrics.counter(
+            "agent_requests",
+            "Requests of agents by how they were matched: new, continued, rewritten, again; alike: of several.",
+            labels=("environment", "match"),
+        )
         self.faults = metrics.counter(
             "environment_faults", "Trajectories that their environment spoilt.", labels=("environment", "kind")
         )

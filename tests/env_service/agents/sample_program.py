@@ -18,7 +18,10 @@ def posted(url: str, body: dict[str, object]) -> dict[str, object]:
 
 def main(what: str) -> None:
     chat = f"{os.environ['OPENAI_BASE_URL']}/chat/completions"
-    posted(chat, {"model": "m", "messages": [{"role": "user", "content": TASK["data"]["question"]}]})
+    request: dict[str, object] = {"model": "m", "messages": [{"role": "user", "content": TASK["data"]["question"]}]}
+    if what == "streams":
+        posted(chat, {**request, "stream": True})
+    posted(chat, request)
     match what:
         case "prints":
             print("done\n0.5")

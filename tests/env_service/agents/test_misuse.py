@@ -38,6 +38,11 @@ async def only(made: AgentBench) -> Trajectory:
     return trajectory
 
 
+def matched(made: AgentBench, match: str) -> float | None:
+    labels = {"environment": "agent", "match": match}
+    return made.metrics.registry.get_sample_value("headway_env_service_agent_requests_total", labels)
+
+
 async def refused(client: AgentClient, messages: list[Any] = GO, **settings: Any) -> Any:
     with pytest.raises(openai.APIStatusError) as caught:
         await ask(client, messages, **settings)
@@ -73,9 +78,11 @@ async def test_a_history_that_was_rewritten_begins_a_sequence_of_its_own(
         await ask(client, [*GO, {"role": "assistant", "content": "in short"}, {"role": "user", "content": "more"}])
         return 1.0
 
-    trajectory = await only(await agents(Saying(chat_model, lambda _: "one"), run=forgets))
+    made = await agents(Saying(chat_model, lambda _: "one"), run=forgets)
+    trajectory = await only(made)
 
     assert (len(trajectory.turns), len(trajectory.sequence_starts)) == (2, 1)
+    assert matched(made, "rewritten") == matched(made, "new") == 1.0
 
 
 async def test_a_request_that_is_sent_again_gets_the_answer_of_the_first(
@@ -96,6 +103,7 @@ async def test_a_request_that_is_sent_again_gets_the_answer_of_the_first(
 
     assert len(made.generators[0].requests) == 1
     assert len(trajectory.turns) == 1
+    assert (matched(made, "again") or 0) >= 1
 
 
 async def test_an_answer_that_nobody_took_is_not_trained(agents: MakeAgentBench, chat_model: Path) -> None:

@@ -1,7 +1,9 @@
 """Agents that are functions or programs of the user's."""
 
+import asyncio
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,8 @@ from env_service.environments.task_configs import ClassTasks
 from protocol.messages import Failed
 from protocol.trajectories import Trajectory
 from tests.env_service.agents.served import MakeAgentBench, Saying
-from tests.env_service.peers import lease
-from tests.process_ends import all_end
+from tests.env_service.peers import eventually, lease
+from tests.process_ends import all_end, children_of
 
 PROGRAM = Path(__file__).parent / "sample_program.py"
 
@@ -147,3 +149,20 @@ async def test_a_program_is_confined_as_wished(
     assert "OF_MINE" not in confined["names"]
     assert not os.path.exists(confined["folder"])  # noqa: ASYNC240
     assert "MemoryError" in (await rolled_out(program("grows", confinement={"memory_mb": 512}))).reason
+
+
+@pytest.mark.parametrize("what", ["prints", "streams"])
+async def test_a_program_that_is_killed_in_a_call_leaves_nothing_behind(
+    agents: MakeAgentBench, chat_model: Path, what: str
+) -> None:
+    made = await agents(Saying(chat_model, lambda _: "one"), start=lambda: AgentProgram(program(what)))
+    made.generators[0].hold = asyncio.Event()
+    rolled = asyncio.create_task(made.failed(lease(environment="agent", group_size=1)))
+    await eventually(lambda: made.generators[0].requests)
+    (child,) = children_of(os.getpid())
+
+    os.kill(child, signal.SIGKILL)
+
+    assert (await rolled).reason == "the agent was killed by SIGKILL: it said nothing"
+    assert len(made.sessions) == 0
+    assert sum(made.fleet.outstanding.values()) == 0
