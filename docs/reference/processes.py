@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 from prometheus_client import Counter, Gauge, Histogram
 
+from env_service.agents.routes import add_session_routes
 from env_service.rollouts.outcomes import RolloutMetrics
 from generator.routes import add_token_routes
 from generator.routes import add_weight_routes as add_sync_routes
@@ -118,7 +119,9 @@ def _env_service() -> Described:
     metrics = _Noted("env-service")
     RolloutMetrics(metrics)
     RewardMetrics(metrics)
-    return _finished("env-service", _app("env-service", metrics), metrics)
+    app = _app("env-service", metrics)
+    add_session_routes(app, sessions=_ABSENT)
+    return _finished("env-service", app, metrics)
 
 
 def _app(process: str, metrics: Metrics) -> FastAPI:

@@ -40,7 +40,8 @@ async def only(made: AgentBench) -> Trajectory:
 
 def matched(made: AgentBench, match: str) -> float | None:
     labels = {"environment": "agent", "match": match}
-    return made.metrics.registry.get_sample_value("headway_env_service_agent_requests_total", labels)
+    found: float | None = made.metrics.registry.get_sample_value("headway_env_service_agent_requests_total", labels)
+    return found
 
 
 async def refused(client: AgentClient, messages: list[Any] = GO, **settings: Any) -> Any:
