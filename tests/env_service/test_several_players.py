@@ -1,12 +1,15 @@
 """Games of several players, over real sockets, against scripted generators."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from env_service.app import opponents_of
 from env_service.builtin.duels import NimDuel, NimDuelOptions
+from env_service.config import EnvServiceConfig
 from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import Action, ChatMessage, OfferedEnvironment, Task, Verification, text_of
@@ -16,12 +19,14 @@ from env_service.environments.task_configs import ClassTasks, OpponentConfig
 from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Completion, Progress
 from env_service.rollouts.match import Opponent
-from protocol.generation import GeneratePart, GenerateRequest
+from env_service.rollouts.outcomes import RolloutMetrics
+from protocol.generation import GeneratePart, GenerateRequest, Sampling
 from protocol.messages import Failed, Finished
 from protocol.trajectories import Purpose, Trajectory
+from services.http.metrics import Metrics
 from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
-from tests.env_service.peers import lease, part
+from tests.env_service.peers import ScriptedGenerator, lease, part, served
 
 
 class Tasks:
@@ -367,3 +372,23 @@ def test_a_game_of_textarena_is_played_by_two(game: str, moves: str, stop: str) 
     assert given.stop == stop
     assert sum(given.rewards.values()) == 0
     assert all("Tic" in told[0] for told in seen.values() if told), "each is told the rules"
+
+
+async def test_the_opponent_of_an_entry_is_asked_at_its_own_address(chat_model: Path, tmp_path: Path) -> None:
+    other_model = model_with("plain_headers", tmp_path)
+    generator = ScriptedGenerator(lambda request: [part(0, [5, 6, 7], version="1.9")])
+    async with served(generator.handle, "/v1/generate") as url, AsyncExitStack() as stack:
+        opponent = {"urls": [url], "model": str(other_model), "plays": ["second"], "temperature": 0.5}
+        entries = [{"source": "nim_duel", "name": "nim", "opponent": opponent}, {"source": "nim", "name": "alone"}]
+        config = EnvServiceConfig.model_validate({"model": str(chat_model), "environments": entries})
+        metrics = RolloutMetrics(Metrics("env-service"))
+        found = await opponents_of(config, stack, tokenization=Tokenization(chat_model), metrics=metrics)
+
+        assert list(found) == ["nim"]
+        assert (found["nim"].plays, found["nim"].temperature) == (("second",), 0.5)
+        assert found["nim"].tokenization.end_tokens == Tokenization(other_model).end_tokens
+        completion = Completion(0)
+        request = GenerateRequest(request_id="r", prompt_token_ids=(1, 2), sampling=Sampling(max_tokens=4))
+        await found["nim"].sample(request, [completion])
+        assert completion.token_ids == [5, 6, 7]
+        assert [asked.prompt_token_ids for asked in generator.requests] == [(1, 2)]
