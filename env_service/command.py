@@ -1,5 +1,8 @@
-"""The command `env-service`, which serves; with `list`, `show`, `play`, `bench` or `try` it looks at environments."""
+"""The command `env-service`, which serves; `host` runs one environment for others; `list`, `show`, `play`, `bench` and
+`try` look at environments.
+"""
 
+import os
 import sys
 
 from env_service.config import EnvServiceConfig
@@ -13,6 +16,8 @@ def main() -> None:
     """Read the configuration, then load the rest and serve until SIGTERM or SIGINT; or look at environments."""
     if sys.argv[1:2] and sys.argv[1] in _LOOKING:
         sys.exit(_look(sys.argv[1:]))
+    if sys.argv[1:2] == ["host"]:
+        sys.exit(_host(sys.argv[1:]))
     config = load_or_exit(
         EnvServiceConfig, process="env-service", description="Rolls out the learner's leases: tasks, tokens, rewards."
     )
@@ -34,3 +39,40 @@ def _look(words: list[str]) -> int:
     except ConfigError as error:
         sys.stderr.write("".join(f"env-service: {problem}\n" for problem in error.problems))
         return 2
+
+
+def _host(words: list[str]) -> int:
+    # Deferred as below: it loads what serving does.
+    from pydantic import ValidationError
+
+    from env_service.environments.task_configs import ClassTasks
+    from env_service.hosting import host_service
+    from services.config.models import load_config
+    from services.logs import configure_logging
+    from services.process import run_process
+    from services.secret_files import SecretFileError
+
+    given, rest = host_service.arguments(words)
+    try:
+        config = load_config(EnvServiceConfig, process="env-service", argv=rest, environ=os.environ) if rest else None
+        entries = {each.name: each for each in config.environments if isinstance(each, ClassTasks)} if config else {}
+        name = given.name.replace(":", ".")
+        entry = entries.get(given.name) or ClassTasks.model_validate({"source": given.name, "name": name})
+        http = host_service.http_of(given)
+    except (ConfigError, ValidationError, SecretFileError) as error:
+        problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+        sys.stderr.write("".join(f"env-service: {problem}\n" for problem in problems))
+        return 2
+    configure_logging("env-service", level="info", format="text")
+    return run_process(
+        "env-service",
+        lambda stop: host_service.serve(
+            host_service.isolated(entry, given),
+            http,
+            stop,
+            workers=given.workers,
+            step_s=given.step_timeout_s,
+            most=given.conversations,
+            idle_s=given.idle_s,
+        ),
+    )

@@ -13,6 +13,7 @@ BUILT_IN: Mapping[str, str] = {
     "guessing": "env_service.builtin.number_games:GuessingEnvironment",
     "gymnasium": "env_service.builtin.gymnasium_games:GymnasiumEnvironment",
     "textarena": "env_service.builtin.textarena_games:TextArenaEnvironment",
+    "remote": "env_service.hosting.remote:RemoteEnvironment",
     "openenv": "env_service.hosting.openenv:OpenEnvEnvironment",
     "agent": "env_service.agents.program:AgentProgram",
     "verifiers": "env_service.hosting.verifiers_server:VerifiersAgent",

@@ -140,6 +140,15 @@ class ClassTasks(ConfigModel):
         False, description="whether a process runs one conversation in its life, or one after the other"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _address_of_a_host(cls, given: Any) -> Any:
+        """An address in place of a class is that of `env-service host`."""
+        source = given.get("source") if isinstance(given, dict) else None
+        if not isinstance(source, str) or not source.startswith(("http://", "https://")):
+            return given
+        return {**given, "source": "remote", "options": {"urls": [source], **given.get("options", {})}}
+
     @model_validator(mode="after")
     def _known_or_a_path(self) -> Self:
         if ":" not in self.source and self.source not in BUILT_IN:

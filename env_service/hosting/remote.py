@@ -1,0 +1,168 @@
+"""`source = "http://host:port"`: an environment that `env-service host` runs elsewhere.
+
+options = { token_file = "token", tls_ca_file = "ca.pem" }       urls = [...] for several equal hosts, asked in turn
+"""
+
+import secrets
+import ssl
+import time
+import urllib.error
+import urllib.request
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr, StringConstraints, ValidationError
+
+from env_service.environments.imported import NumberedTasks
+from env_service.environments.interface import Action, EnvironmentUnavailable, Opening, Step, Task, TaskSource
+from env_service.hosting.hosted import expected
+from env_service.hosting.messages import Call, Description, MakeTask, Reply, Reset, raise_fault
+from protocol.trajectories import Purpose
+from services.config.models import ConfigModel
+from services.http.client import HttpClient, ServiceError
+from services.http.tls import TlsFiles, client_tls
+from services.secret_files import read_secret
+
+PATH = "/v1/environment"
+_BETWEEN_S = 0.5
+
+Url = Annotated[str, StringConstraints(pattern=r"^https?://[^/]+/?$")]
+
+
+class RemoteOptions(ConfigModel):
+    """Which hosts, and how both sides are believed."""
+
+    urls: tuple[Url, ...] = Field(min_length=1, max_length=64, description="addresses of equal hosts, in turn")
+    token_file: Path | None = Field(None, description="file of the hosts' bearer token")
+    tls_ca_file: Path | None = Field(None, description="PEM file of the CA that signs the hosts' certificates")
+    tls_cert_file: Path | None = Field(None, description="PEM file of the certificate that is shown to the hosts")
+    tls_key_file: Path | None = Field(None, description="PEM file of its key")
+    timeout_s: float = Field(300.0, gt=0, description="longest time of a call, longer than the host gives a step")
+    start_timeout_s: float = Field(30.0, ge=0, description="how long the first host is waited for at the start")
+
+    @property
+    def token(self) -> SecretStr | None:
+        """From its file. Raises SecretFileError."""
+        return None if self.token_file is None else SecretStr(read_secret(self.token_file))
+
+    @property
+    def tls(self) -> TlsFiles:
+        """The files of TLS."""
+        return TlsFiles(cert=self.tls_cert_file, key=self.tls_key_file, ca=self.tls_ca_file)
+
+
+class RemoteEnvironment:
+    """One conversation with an environment at a host. That the host is away is a failure of infrastructure."""
+
+    _turns = count()
+
+    def __init__(self, options: RemoteOptions) -> None:
+        described = description_at(options.model_dump_json())
+        self.rules, self.roles, self.metrics = described.rules, described.roles, described.metrics
+        self._host = _Host(options, next(self._turns))
+        self._about = secrets.token_hex(16)
+
+    @staticmethod
+    def tasks(options: RemoteOptions) -> TaskSource:
+        """Those of the host."""
+        described = description_at(options.model_dump_json())
+        if described.own_tasks:
+            return RemoteTasks(options, described)
+        return NumberedTasks(seed=0, train_tasks=described.train_tasks, evaluation_tasks=described.evaluation_tasks)
+
+    async def reset(self, task: Task, seed: int) -> Opening:
+        """Raises EnvironmentFailed and EnvironmentUnavailable, as `step` does."""
+        call = Call(kind="reset", about=self._about, reset=Reset(task=task, seed=seed))
+        return expected((await self._host.ask(call)).opening, "reset")
+
+    async def step(self, action: Action) -> Step:
+        reply = await self._host.ask(Call(kind="step", about=self._about, action=action))
+        return expected(reply.step, "step")
+
+    async def close(self) -> None:
+        """Have the conversation forgotten there; it is anyway, in time."""
+        try:
+            await self._host.ask(Call(kind="close", about=self._about))
+        finally:
+            await self._host.close()
+
+
+class RemoteTasks:
+    """Tasks that the host makes."""
+
+    def __init__(self, options: RemoteOptions, described: Description) -> None:
+        self._options = options
+        self.train_tasks = described.train_tasks
+        self.evaluation_tasks = described.evaluation_tasks
+
+    async def task(self, purpose: Purpose, index: int) -> Task:
+        """Raises EnvironmentFailed and EnvironmentUnavailable."""
+        host = _Host(self._options, index)
+        try:
+            reply = await host.ask(Call(kind="task", task=MakeTask(purpose=purpose, index=index)))
+            return expected(reply.task, "task")
+        finally:
+            await host.close()
+
+
+class _Host:
+    """The connection of one conversation."""
+
+    def __init__(self, options: RemoteOptions, number: int) -> None:
+        self._options = options
+        self._url = options.urls[number % len(options.urls)].rstrip("/") + PATH
+        self._client: HttpClient | None = None
+
+    async def ask(self, call: Call) -> Reply:
+        if self._client is None:
+            self._client = HttpClient(token=self._options.token, tls=client_tls(self._options.tls))
+            await self._client.__aenter__()
+        try:
+            # Not tried again: a step that arrived must not be made twice.
+            reply = await self._client.post(self._url, call, Reply, deadline_s=self._options.timeout_s)
+        except ServiceError as error:
+            raise EnvironmentUnavailable(f"the environment's host: {error}") from error
+        raise_fault(reply)
+        return reply
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.__aexit__(None, None, None)
+
+
+@lru_cache(maxsize=64)
+def description_at(options_json: str) -> Description:
+    """What the first host says of its environment. Raises ValueError if it is not there in time."""
+    options = RemoteOptions.model_validate_json(options_json)
+    until = time.monotonic() + options.start_timeout_s
+    while True:
+        try:
+            return _described(options)
+        except (urllib.error.URLError, OSError) as error:
+            if isinstance(error, urllib.error.HTTPError) or time.monotonic() >= until:
+                raise ValueError(
+                    f"the environment's host at {options.urls[0]} cannot be asked: {error}; does `env-service host` "
+                    "run there, and is token_file its token?"
+                ) from error
+        time.sleep(_BETWEEN_S)
+
+
+def _described(options: RemoteOptions) -> Description:
+    headers = {"Content-Type": "application/json"}
+    if options.token is not None:
+        headers["Authorization"] = f"Bearer {options.token.get_secret_value()}"
+    body = Call(kind="describe").model_dump_json().encode()
+    request = urllib.request.Request(options.urls[0].rstrip("/") + PATH, data=body, headers=headers)
+    tls = client_tls(options.tls)
+    context: ssl.SSLContext | None = None if tls is None else tls.current()
+    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+        raw = answer.read()
+    try:
+        reply = Reply.model_validate_json(raw)
+    except ValidationError as error:
+        raise ValueError(f"{options.urls[0]} is no host of environments: {error}") from error
+    raise_fault(reply)
+    return expected(reply.description, "describe")
