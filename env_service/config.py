@@ -97,10 +97,10 @@ class ConcurrencyConfig(ConfigModel):
     adaptive: bool = Field(
         True, description="fewer while completions wait in a generator's queue, more while none do; false: no bound"
     )
-    least: int = Field(16, ge=1, description="completions outstanding at a generator that are never too many")
+    least: int = Field(64, ge=1, description="completions outstanding at a generator that are never too many")
     most: int = Field(4096, ge=1, description="completions outstanding at a generator at most")
     queue_share: float = Field(
-        0.1, gt=0, le=1, description="share of a generator's completions that may wait for their first token"
+        0.5, gt=0, le=1, description="share of a generator's completions that may wait for their first token"
     )
     poll_s: float = Field(2.0, gt=0, le=60, description="how often generators are asked, in seconds")
 
