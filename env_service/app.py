@@ -28,10 +28,10 @@ from env_service.leases import Outbox, RunningLeases
 from env_service.reward_services import reward_client
 from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds
 from env_service.rollouts.generation import Generation, GeneratorFleet
+from env_service.rollouts.judging import Scoring
 from env_service.rollouts.match import Opponent
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Rollout
-from env_service.rollouts.scoring import Scoring
 from env_service.status import EnvServiceStatus
 from protocol.fingerprints import fingerprint_directory
 from protocol.messages import EnvironmentInfo, Hello, ServingGenerator

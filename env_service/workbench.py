@@ -24,7 +24,6 @@ from env_service.agents.serving import sessions_alone
 from env_service.app import environments_of, generation_of, hosting_of, opponents_of
 from env_service.config import EnvServiceConfig
 from env_service.environments import catalog
-from env_service.environments.actions import calls_in, value_in
 from env_service.environments.built_in import BUILT_IN
 from env_service.environments.imported import EnvironmentFault, class_at
 from env_service.environments.interface import (
@@ -44,9 +43,10 @@ from env_service.reward_services import reward_client
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.conversation import checked
 from env_service.rollouts.generation import GeneratorFleet
+from env_service.rollouts.judging import Scoring
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Rollout
-from env_service.rollouts.scoring import Scoring
+from env_service.rollouts.speech import calls_in, value_in
 from protocol.generation import Sampling
 from protocol.messages import Finished, Lease, ServingGenerator
 from protocol.trajectories import Trajectory, TrajectoryGroup

@@ -8,7 +8,9 @@
         async with HttpClient() as client, DealerSocket.connect(...) as intake:
             await run_loops(http=serve_http(app, ...), intake=take_in(intake), train=train(stop))
 
-A signal, or `stop.request`, cancels `main`; its context managers clean up. A loop that raises ends all others.
+A signal, or `stop.request`, cancels `main`; its context managers clean up. A loop that raises ends all others. Its
+daemon threads keep it from nothing, and are used again: for every thread that ever took part in a collective of gloo's,
+torch keeps some 200 bytes for good, and a new one for each publish would add up over a long run.
 """
 
 import asyncio
@@ -16,10 +18,12 @@ import contextlib
 import ctypes
 import logging
 import os
+import queue
 import resource
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 
 import uvloop
@@ -230,3 +234,36 @@ async def _end_on_request(work: asyncio.Task[int], stop: Stop, *, finish_s: floa
         await asyncio.wait([work], timeout=finish_s)
     watchdog.start(asyncio.get_running_loop())
     work.cancel()
+
+
+Work = Callable[[], object]
+
+
+class DaemonThreads:
+    """As many threads as there is work at once; to be asked from one thread. They keep nobody from exiting.
+
+    Work that never returns takes its thread with it, and the next piece gets another one.
+    """
+
+    def __init__(self, *, name: str) -> None:
+        self._name = name
+        self._idle: deque[queue.SimpleQueue[Work]] = deque()
+
+    @property
+    def idle(self) -> int:
+        """How many wait for work."""
+        return len(self._idle)
+
+    def start(self, work: Work) -> None:
+        """Has it done, in an idle thread if there is one. What it raises ends the thread."""
+        try:
+            inbox = self._idle.pop()
+        except IndexError:
+            inbox = queue.SimpleQueue()
+            threading.Thread(target=self._serve, args=(inbox,), name=self._name, daemon=True).start()
+        inbox.put(work)
+
+    def _serve(self, inbox: "queue.SimpleQueue[Work]") -> None:
+        while True:
+            inbox.get()()
+            self._idle.append(inbox)

@@ -22,7 +22,7 @@ from env_service.environments.interface import (
 from env_service.rollouts.conversation import Fault, Nonsense, Speaker, fault_of_step
 from env_service.rollouts.outcomes import RolloutFailure
 from env_service.rollouts.rollout import Attempt, Attempts
-from env_service.rollouts.transcript import Transcript
+from env_service.rollouts.speech import Transcript
 from protocol.trajectories import CUT_OFF, CutOff
 
 

@@ -18,8 +18,7 @@ from env_service.environments.bridges import Bridge
 from env_service.environments.interface import ChatMessage, Tool
 from env_service.environments.tokenization import ChatTemplateError
 from env_service.rollouts.completions import Completion
-from env_service.rollouts.speech import Language
-from env_service.rollouts.transcript import Transcript
+from env_service.rollouts.speech import Language, Transcript
 
 
 @dataclass(eq=False)

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field, replace
 from env_service.agents.matching import Branch, Recorded
 from env_service.agents.messages import MadeCall, Said
 from env_service.agents.tool_formats import read, shown_until
-from env_service.environments.actions import cut_at_stop
 from env_service.environments.interface import AgentClient, AgentResult, Task, Tool
 from env_service.environments.tokenization import ChatTemplateError
 from env_service.rollouts.completions import Completion
 from env_service.rollouts.conversation import Speaker
 from env_service.rollouts.outcomes import RequestTooLong, RolloutFailure
-from env_service.rollouts.speech import Language
+from env_service.rollouts.speech import Language, cut_at_stop
 from protocol.generation import Sampling
 from protocol.trajectories import CutOff
 

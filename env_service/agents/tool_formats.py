@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from env_service.environments.actions import calls_in
 from env_service.environments.interface import ToolCall
+from env_service.rollouts.speech import calls_in
 
 _DECODER = json.JSONDecoder()
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)

@@ -37,8 +37,7 @@ from env_service.environments.tokenization import ChatTemplateError
 from env_service.rollouts.completions import Completion, Progress
 from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls
 from env_service.rollouts.outcomes import RequestTooLong, RolloutMetrics
-from env_service.rollouts.speech import Language, Speech
-from env_service.rollouts.transcript import Transcript
+from env_service.rollouts.speech import Language, Speech, Transcript
 from protocol.generation import GenerateRequest, Sampling
 from protocol.trajectories import CutOff
 

@@ -35,10 +35,9 @@ from env_service.rollouts.conversation import Conversation, Nonsense, Speaker
 from env_service.rollouts.environment_calls import Call, EnvironmentCalls
 from env_service.rollouts.generation import Generation, beside_each_other
 from env_service.rollouts.holding import Held, hold_all, hold_first
-from env_service.rollouts.judging import Judged, Judging
+from env_service.rollouts.judging import Judged, Judging, Scoring
 from env_service.rollouts.match import Match, Opponent, Table, how_it_opens
 from env_service.rollouts.outcomes import DataFailure, Outcome, RolloutFailure, RolloutMetrics
-from env_service.rollouts.scoring import Scoring
 from env_service.rollouts.speech import Language
 from protocol.generation import GenerateRequest, Sampling
 from protocol.messages import Failed, Finished, Lease

@@ -7,20 +7,200 @@ says becomes tokens behind it.
 No token that was sampled is ever made again from text. Where a turn's prompt cannot be an extension of the turn before
 (`history = "split"`, or a turn that ended in a way that its template cannot write), the prompt is rendered anew from
 the messages and begins a sequence of its own.
+
+The text means to the environment what its rules say: actions have several forms.
 """
 
+import hashlib
+import json
+import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from env_service.environments.actions import calls_in, cut_at_stop, value_in
+import numpy as np
+from pydantic import JsonValue
+
 from env_service.environments.bridges import Bridges
-from env_service.environments.interface import Action, ChatMessage, Opening, Prompt, text_of
-from env_service.environments.rules import Rules
+from env_service.environments.interface import Action, ChatMessage, Opening, Prompt, ToolCall, text_of
+from env_service.environments.rules import ActionForm, Rules
 from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Completion, EndOf
-from env_service.rollouts.transcript import Transcript
+from protocol.trajectories import MAX_STATE_CHARS, FinishReason, RewardRecord, Trajectory, Turn, VersionSpan
+
+_DECODER = json.JSONDecoder()
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
+
+def value_in(text: str, form: ActionForm) -> JsonValue:
+    """What the form finds in the text, None if nothing: see `Action.value`."""
+    if form == "json":
+        return last_object(text)
+    if form.startswith("tag:"):
+        return last_tag(text, form.removeprefix("tag:"))
+    return text if form == "text" else None
+
+
+def last_tag(text: str, name: str) -> str | None:
+    """What stands in the last <name>…</name>, without space around it. The end may be missing: a stop text cuts it."""
+    _, opened, rest = text.rpartition(f"<{name}>")
+    return rest.partition(f"</{name}>")[0].strip() if opened else None
+
+
+def last_object(text: str) -> dict[str, JsonValue] | None:
+    """The last JSON object in the text that is in no other one."""
+    found: dict[str, JsonValue] | None = None
+    end = 0
+    for match in re.finditer(r"\{", text):
+        if match.start() >= end:
+            try:
+                found, end = _DECODER.raw_decode(text, match.start())
+            except (ValueError, RecursionError):
+                continue
+    return found
+
+
+def calls_in(text: str) -> tuple[ToolCall, ...]:
+    """The calls of <tool_call>{"name": …, "arguments": …}</tool_call>; what is no such object is left out."""
+    return tuple(_calls(text))
+
+
+def _calls(text: str) -> Iterator[ToolCall]:
+    for inside in _CALL.findall(text):
+        match last_object(inside):
+            case {"name": str(name), "arguments": dict(arguments)}:
+                yield ToolCall(name=name, arguments=arguments)
+            case {"name": str(name)}:
+                yield ToolCall(name=name, arguments={})
+
+
+def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:
+    """The text before the first of the stop texts."""
+    places = [text.index(each) for each in stop if each in text]
+    return text[: min(places)] if places else text
+
+
+@dataclass
+class _Exchange:
+    """A turn that was sampled. `reward` and `state` as in `Turn`."""
+
+    start: int
+    completion_start: int
+    end: int
+    finish_reason: FinishReason
+    generator_ids: tuple[str, ...]
+    state: str
+    reward: float = 0.0
+
+
+@dataclass
+class Transcript:
+    """T tokens so far, which of them were sampled, their logprobs and versions; contexts and turns in it."""
+
+    token_ids: list[int] = field(default_factory=list)
+    _logprobs: list[float] = field(default_factory=list)
+    _spans: list[VersionSpan] = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list)
+    _turns: list[_Exchange] = field(default_factory=list)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """What the policy is given next: the tokens from the last start on."""
+        return tuple(self.token_ids[self._starts[-1] if self._starts else 0 :])
+
+    @property
+    def turns(self) -> int:
+        """How many turns were sampled."""
+        return len(self._turns)
+
+    @property
+    def sampled_by(self) -> str:
+        """The generator that sampled last, and holds the conversation so far; empty before the first turn."""
+        return self._turns[-1].generator_ids[-1] if self._turns and self._turns[-1].generator_ids else ""
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens were sampled."""
+        return sum(turn.end - turn.completion_start for turn in self._turns)
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """Open a context with its prompt: the first one, or another one, which sees nothing of those before it."""
+        if self.token_ids:
+            self._starts.append(len(self.token_ids))
+        self.show(prompt_ids)
+
+    def show(self, token_ids: Sequence[int]) -> None:
+        """Append what the policy is given."""
+        self.token_ids += token_ids
+        self._logprobs += [0.0] * len(token_ids)
+
+    def sampled(self, completion: Completion, *, state: str) -> None:
+        """Append a turn. `state` is a key of what the policy was given in it."""
+        assert completion.finish_reason is not None, "an unfinished completion"
+        start = len(self.token_ids)
+        self.token_ids += completion.token_ids
+        self._logprobs += completion.behavior_logprobs
+        self._spans += [span.moved(start) for span in completion.version_spans]
+        given = max(self._turns[-1].end if self._turns else 0, self._starts[-1] if self._starts else 0)
+        self._turns.append(
+            _Exchange(
+                given, start, len(self.token_ids), completion.finish_reason, completion.generator_ids, _key(state)
+            )
+        )
+
+    def earn(self, reward: float) -> None:
+        """Add to the last turn's reward."""
+        self._turns[-1].reward += reward
+
+    @property
+    def has_rewards(self) -> bool:
+        """Whether a turn earned something, or lost it."""
+        return any(turn.reward for turn in self._turns)
+
+    @property
+    def earned(self) -> float:
+        """The sum of the turns' rewards."""
+        return sum(turn.reward for turn in self._turns)
+
+    def record(
+        self, reward: RewardRecord, *, text: str, stop_reason: str, turn_rewards: bool, player: str = ""
+    ) -> Trajectory:
+        """The whole up to the last turn's end, as it goes to the learner; `turn_rewards` says whether its turns have
+        rewards of their own. At least one turn was sampled.
+        """
+        length = self._turns[-1].end
+        loss_mask = np.zeros(length, dtype=np.uint8)
+        for turn in self._turns:
+            loss_mask[turn.completion_start : turn.end] = 1
+        return Trajectory(
+            token_ids=np.array(self.token_ids[:length], dtype=np.int32),
+            loss_mask=loss_mask,
+            behavior_logprobs=np.array(self._logprobs[:length], dtype=np.float32),
+            version_spans=tuple(self._spans),
+            turns=tuple(
+                Turn(
+                    start=turn.start,
+                    completion_start=turn.completion_start,
+                    end=turn.end,
+                    finish_reason=turn.finish_reason,
+                    generator_ids=turn.generator_ids,
+                    reward=turn.reward if turn_rewards else None,
+                    state=turn.state,
+                )
+                for turn in self._turns
+            ),
+            reward=reward,
+            completion_text=text,
+            sequence_starts=tuple(start for start in self._starts if start < length),
+            stop_reason=stop_reason,
+            player=player,
+        )
+
+
+def _key(state: str) -> str:
+    """A long key is told by its hash, which is as good."""
+    return state if len(state) <= MAX_STATE_CHARS else hashlib.sha256(state.encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,9 +29,9 @@ from learner.weights.proofs import Commits, Proof
 from learner.weights.provenance import Remembered
 from learner.weights.published import Packed, PublisherOptions
 from protocol.fleet import JoinedGroup, JoinGroup, Prepare, Prepared
-from services.daemon_threads import DaemonThreads
 from services.http.client import ServiceError, ServiceTimeout, ServiceUnreachable
 from services.network import LOOPBACK, address_towards
+from services.process import DaemonThreads
 
 log = logging.getLogger(__name__)
 

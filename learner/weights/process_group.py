@@ -20,9 +20,9 @@ import xxhash
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
 from protocol.fleet import BUCKET_ALIGNMENT, MEETING_BYTES, Backend, BucketSpec, TensorSpec
-from services.daemon_threads import DaemonThreads
 from services.nccl import environment_of_nccl
 from services.network import BACKLOG
+from services.process import DaemonThreads
 
 _NCCL_POLL_S = 0.001
 

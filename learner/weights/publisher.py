@@ -24,9 +24,9 @@ from learner.weights.process_group import in_thread, pack_buckets
 from learner.weights.proofs import Commits, Proof, Proofs
 from learner.weights.published import JoinReport, Packed, PublisherOptions, PublishReport, Shelf, Snapshot, digest_of
 from protocol.model import PolicyVersion
-from services.daemon_threads import DaemonThreads
 from services.http.client import HttpClient
 from services.http.waiting import Waiting
+from services.process import DaemonThreads
 
 _ROUNDS_REST_S = 1.0
 """With no new version for so long, a member that has missed the last round by its download downloads again."""

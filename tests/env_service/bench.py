@@ -12,10 +12,10 @@ from env_service.environments.task_configs import AdditionTasks
 from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.generation import Generation, GeneratorFleet
+from env_service.rollouts.judging import Scoring
 from env_service.rollouts.match import Opponent
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Attempts, Rollout
-from env_service.rollouts.scoring import Scoring
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import Failed, Finished, Lease
 from services.http.calls import Backoff, Breakers, BreakerSettings

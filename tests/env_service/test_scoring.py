@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from env_service.rollouts.judging import Scoring
 from env_service.rollouts.outcomes import DataFailure, InfrastructureFailure
-from env_service.rollouts.scoring import Scoring
 from protocol.rewards import ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
 from services.http.calls import Backoff, BreakerSettings
 from services.http.waiting import Waiting

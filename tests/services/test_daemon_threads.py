@@ -3,7 +3,7 @@
 import queue
 import threading
 
-from services.daemon_threads import DaemonThreads
+from services.process import DaemonThreads
 
 TIMEOUT_S = 10.0
 
