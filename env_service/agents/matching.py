@@ -25,7 +25,7 @@ from env_service.rollouts.speech import Language, Transcript
 class Branch:
     """One turn: what was given behind its `parent`, or as a root, and what was sampled.
 
-    `said` is what the agent added to the conversation in it, `reply` what it was told. `delivered`: the agent has it.
+    `said` is what the agent added behind the parent, `reply` what it was told. `delivered`: the agent has it.
     `followers` are the requests that went on from it.
     """
 
@@ -87,7 +87,7 @@ class Recorded:
         self.new += not rewritten
         text, ids = prompt_of(messages, tools, tokenization=self.language.tokenization, now=self.now)
         self.opening_text = self.opening_text or text
-        return Branch(None, tuple(ids), tuple(messages))
+        return Branch(None, tuple(ids))
 
     def record(self, branch: Branch, reply: Said, *, messages: Sequence[Said], tools: Sequence[Tool]) -> None:
         """Take down a finished turn, and how the agent was told of it."""
@@ -163,9 +163,8 @@ class Recorded:
     def replies(self) -> list[str]:
         """What was said, in the order of the turns: what the agent added behind the first turn, and the answers."""
         found: list[str] = []
-        for number, turn in enumerate(self.turns):
-            said = turn.said if number and turn.parent else ()
-            found += [each.text for each in said] + ([_shown(turn.reply)] if turn.reply else [])
+        for turn in self.turns:
+            found += [each.text for each in turn.said] + ([_shown(turn.reply)] if turn.reply else [])
         return found
 
 

@@ -272,7 +272,14 @@ class Session:
             if not self.failed.done():
                 self.failed.set_result(failure)
         finally:
+            self._lighten(answering)
             answering.end()
+
+    def _lighten(self, answering: Answering) -> None:
+        """Let go of what nobody will ask for: a session may have many calls, and each holds the whole history."""
+        answering.asked = replace(answering.asked, messages=())
+        if answering.reply is None:
+            answering.branch.given = ()
 
     def _sampling(self, asked: Asked, given: int, turn: int) -> Sampling:
         """Of a turn: no more tokens than the request, the lease and the budget leave, and a seed of its own."""

@@ -19,6 +19,7 @@ from env_service.environments.tokenization import CALL_ID, ChatTemplateError, To
 
 _MARKER = "ZQMARKQZ"
 _MOST_KEPT = 4096
+_LONGEST_KEPT = 16_384
 _QUESTION = ChatMessage("user", "x")
 
 
@@ -80,7 +81,10 @@ class Bridges:
         key = (said, json.dumps([dict(tool) for tool in tools]))
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = self._made(said, tools)
+            found = self._made(said, tools)
+            # What is long, such as a file that a tool has read, hardly comes again, and would be kept for long.
+            if sum(len(message.content) for message in said) + len(key[1]) <= _LONGEST_KEPT:
+                self._kept[key] = found
             if len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
         return found

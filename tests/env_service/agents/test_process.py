@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from learner.leases.admission import GroupFilter, GroupRules, admissible
 from protocol.messages import Acknowledged, Finished, Fleet, Goodbye, Hello, Welcome
 from services.zmq.sockets import RouterSocket
 from tests.env_service.agents.served import Saying
@@ -65,3 +66,5 @@ async def test_a_lease_goes_to_a_program_and_comes_back(chat_model: Path, tmp_pa
     assert [trajectory.reward.reward for trajectory in group.trajectories] == [1.5, 1.5]
     assert [len(trajectory.turns) for trajectory in group.trajectories] == [1, 1]
     assert "second" in group.prompt_text
+    rules = GroupRules(vocabulary_size=1000, min_group_size=2, filters=GroupFilter())
+    assert admissible(group, rules=rules, belongs=lambda version: version.incarnation == 1) == group
