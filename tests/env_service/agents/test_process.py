@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from learner.leases.admission import GroupFilter, GroupRules, admissible
+from learner.leases.flow import GroupFilter, GroupRules, admissible
 from protocol.messages import Acknowledged, Finished, Fleet, Goodbye, Hello, Welcome
 from services.zmq.sockets import RouterSocket
 from tests.env_service.agents.served import Saying
