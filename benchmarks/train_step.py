@@ -20,7 +20,7 @@ from learner.training.batch import TrainSequence
 from learner.training.config import Dtype, OptimizerConfig, TrainingConfig
 from learner.training.ranks import Ranks, open_process_group
 from learner.training.trainer import Trainer
-from protocol.fingerprints import vocabulary_size
+from protocol.fleet import vocabulary_size
 
 
 def main() -> None:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 
+from fastapi import FastAPI
+
 from env_service.agents.attempts import attempts_in
 from env_service.agents.registry import AgentLimits, Sessions
 from env_service.agents.routes import OPEN_FOLDER, add_session_routes
@@ -33,7 +35,7 @@ from env_service.rollouts.match import Opponent
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Rollout
 from env_service.status import EnvServiceStatus
-from protocol.fingerprints import fingerprint_directory
+from protocol.fleet import fingerprint_directory
 from protocol.messages import EnvironmentInfo, Hello, ServingGenerator
 from services.http.app import OPEN_PATHS, create_app
 from services.http.calls import Backoff, Breakers
@@ -115,16 +117,7 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             agents=attempts_in(sessions),
             opponents=await opponents_of(config, stack, tokenization=tokenization, metrics=counted),
         )
-        app = create_app(
-            service="env-service",
-            version=version("headway"),
-            token=config.http.token,
-            readiness=waits.readiness,
-            metrics=metrics,
-            max_body_bytes=config.http.max_body_bytes,
-            open_paths=OPEN_PATHS | {OPEN_FOLDER},
-        )
-        add_session_routes(app, sessions)
+        app = _application(config, waits=waits, metrics=metrics, sessions=sessions)
         async with asyncio.TaskGroup() as tasks:
             running = RunningLeases(
                 run=rollout.run, report=link.report, capacity=config.capacity, tasks=tasks, metrics=counted
@@ -146,6 +139,20 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             await link.leave(stop.reason or "stopping", within_s=config.drain_s)
             loops.cancel()
             http.cancel()
+
+
+def _application(config: EnvServiceConfig, *, waits: Waiting, metrics: Metrics, sessions: Sessions) -> FastAPI:
+    app = create_app(
+        service="env-service",
+        version=version("headway"),
+        token=config.http.token,
+        readiness=waits.readiness,
+        metrics=metrics,
+        max_body_bytes=config.http.max_body_bytes,
+        open_paths=OPEN_PATHS | {OPEN_FOLDER},
+    )
+    add_session_routes(app, sessions)
+    return app
 
 
 def hosting_of(config: EnvServiceConfig) -> Hosting:

@@ -22,8 +22,7 @@ from generator.openai_routes import mount_openai_routes
 from generator.routes import add_token_routes, add_weight_routes, refused_while_starting
 from generator.serving import Measures, Serving
 from generator.weight_sync import Puller, WeightSync
-from protocol.fingerprints import fingerprint_directory, vocabulary_size
-from protocol.fleet import Announcement
+from protocol.fleet import Announcement, fingerprint_directory, vocabulary_size
 from protocol.model import PROTOCOL_VERSION
 from protocol.status import PeerStatus, ProgressStatus, QueueStatus, Report
 from services.http.app import create_app

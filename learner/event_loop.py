@@ -26,8 +26,7 @@ from learner.teachers.teachers import Teachers
 from learner.weights.fleet import Fleet, IdleWatch, TrustedUrls
 from learner.weights.published import JoinReport, PublisherOptions, PublishReport, Shelf, add_routes
 from learner.weights.publisher import Publisher
-from protocol.fingerprints import fingerprint_directory, vocabulary_size
-from protocol.fleet import Fingerprints
+from protocol.fleet import Fingerprints, fingerprint_directory, vocabulary_size
 from protocol.generation import Sampling
 from services.http.app import create_app
 from services.http.client import HttpClient

@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from env_service.environments.interface import ChatMessage, Prompt, Tool
-from protocol.fingerprints import chat_template
+from protocol.fleet import chat_template
 
 
 class ChatTemplateError(ValueError):

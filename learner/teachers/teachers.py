@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.teachers.config import TeacherConfig, teacher_of
-from protocol.fingerprints import fingerprint_directory
+from protocol.fleet import fingerprint_directory
 from protocol.generation import MOST_SCORED_TOKENS, LogprobsAnswer, LogprobsRequest, SequenceLogprobs
 from protocol.status import PeerStatus
 from protocol.trajectories import Trajectory, TrajectoryGroup

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, SecretStr
 
-from protocol.fingerprints import fingerprint_directory
-from protocol.fleet import Fingerprints
+from protocol.fleet import Fingerprints, fingerprint_directory
 from services.config.models import HttpConfig, ProcessConfig
 from services.network import is_loopback
 from services.zmq.keys import AuthorizedBy, KeyFile, PublicKeyOf, unlike_keys, unreadable_key

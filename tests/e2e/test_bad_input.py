@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from protocol.codec import Frame, decode, encode, sealed
-from protocol.fingerprints import fingerprint_directory
+from protocol.fleet import fingerprint_directory
 from protocol.messages import Heartbeat, Message, Refused
 from protocol.model import PROTOCOL_VERSION
 from tests.e2e.long_lived_system import LongLivedSystem, generate

@@ -9,7 +9,7 @@ import pytest
 
 from learner.teachers.config import TeacherConfig
 from learner.teachers.teachers import TeacherFailed, Teachers
-from protocol.fingerprints import fingerprint_directory
+from protocol.fleet import fingerprint_directory
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 from services.http.metrics import Metrics
 from services.http.waiting import Waiting

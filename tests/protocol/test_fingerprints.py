@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.fingerprints import chat_template, fingerprint_directory
+from protocol.fleet import chat_template, fingerprint_directory
 
 CONFIG = {"model_type": "llama", "hidden_size": 8, "vocab_size": 16, "tie_word_embeddings": True}
 

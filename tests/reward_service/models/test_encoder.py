@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from reward_service.config import RewardServiceConfig
+from reward_service.embeddings.verifier import Encoder, open_encoder
 from reward_service.models.config import EncoderConfig
-from reward_service.models.encoder import Encoder, open_encoder
 from reward_service.models.folder import encoder_fingerprint
 from reward_service.verifier.submission import InfrastructureError, UserError
 from tests.reward_service.models.tiny_encoder import LONGEST, states, write_encoder

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from learner.data.preferences import read_pairs
 from protocol.rewards import RewardFormat, Tokenize
-from reward_service.models.loaded_models import chunks_by_length, input_ids, unused_token
 from reward_service.models.process import Message, ModelJob
+from reward_service.models.worker import chunks_by_length, input_ids, unused_token
 from reward_service.verifier.submission import DataError
 from tests.learner.data.character_tokenizer import END, CharacterTokenizer
 

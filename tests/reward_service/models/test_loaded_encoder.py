@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from reward_service.embeddings.verifier import cosine, unit
 from reward_service.models.config import EncoderConfig
 from reward_service.models.folder import encoder_fingerprint
-from reward_service.models.loaded_models import load_encoder
 from reward_service.models.process import EncoderToLoad
+from reward_service.models.worker import load_encoder
 from reward_service.verifier.submission import InfrastructureError, UserError
 from tests.reward_service.models.tiny_encoder import LONGEST, states, write_encoder
 

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 from protocol.rewards import Tokenize
 from reward_service.models.config import RewardModelConfig
 from reward_service.models.folder import fingerprint, open_reward_model
-from reward_service.models.loaded_models import LoadedRewardModel, input_ids, load_reward_model
 from reward_service.models.process import Message, ModelJob, RewardModelToLoad
+from reward_service.models.worker import LoadedRewardModel, input_ids, load_reward_model
 from reward_service.verifier.submission import UserError
 from reward_service.verifier.worker_pool import Reply
 from tests.reward_service.models.tiny_reward_model import (
