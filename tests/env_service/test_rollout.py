@@ -345,13 +345,13 @@ async def test_an_environment_that_never_comes_back_is_a_fault_of_the_data_and_h
 ) -> None:
     _Stuck.release.clear()
     _Stuck.begun.clear()
-    made = await bench(extra=[_offered("odd", _OneTask(), kind)], environment_timeout_s=0.2)
+    made = await bench(extra=[_offered("odd", _OneTask(), kind)], environment_timeout_s=1.0)
     try:
         stuck = asyncio.create_task(made.failed(lease(environment="odd")))
         others = [asyncio.create_task(made.finished(lease(lease_id=number))) for number in range(3)]
         failed = await stuck
         assert failed.data_fault
-        assert failed.reason == "the environment's step did not come back within 0.2 s"
+        assert failed.reason == "the environment's step did not come back within 1 s"
         assert [(await each).group.lease_id for each in others] == [0, 1, 2]
     finally:
         _Stuck.release.set()
@@ -360,10 +360,10 @@ async def test_an_environment_that_never_comes_back_is_a_fault_of_the_data_and_h
 async def test_the_thread_of_a_cancelled_rollout_that_is_stuck_is_left_to_itself(bench: MakeBench) -> None:
     _Stuck.release.clear()
     _Stuck.begun.clear()
-    made = await bench(extra=[_offered("odd", _OneTask(), _Stuck)], environment_timeout_s=0.2)
+    made = await bench(extra=[_offered("odd", _OneTask(), _Stuck)], environment_timeout_s=1.0)
     try:
         stuck = asyncio.create_task(made.rollout.run(lease(environment="odd"), Progress()))
-        assert await asyncio.to_thread(_Stuck.begun.wait, 5)
+        assert await asyncio.to_thread(_Stuck.begun.wait, 20)
         stuck.cancel()
         assert (await made.finished(lease(lease_id=4))).group.lease_id == 4
     finally:
