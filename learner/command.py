@@ -98,8 +98,9 @@ def leave(code: int) -> NoReturn:
 def _tune_environment(config: LearnerConfig) -> None:
     """What torch and its libraries read when they are loaded; a variable that is set already stays."""
     _keep_freed_memory()
-    if config.collective == "nccl" and config.weights.host != "auto":
-        keep_to_interface_of(config.weights.host)
+    if config.collective == "nccl":
+        # Before any generator is known: they come by the interface on which they announce themselves.
+        keep_to_interface_of(config.http.host if config.weights.host == "auto" else config.weights.host)
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # Spinning threads starve the other processes of a small machine.

@@ -42,6 +42,12 @@ class TextArenaOptions(ConfigModel):
     brackets: bool = Field(True, description="put square brackets around a move that has none")
 
 
+def move_of(action: Action, *, brackets: bool) -> str:
+    """What the game is told; with `brackets`, in the square brackets that a move without any lacks."""
+    said = action.value if isinstance(action.value, str) else action.text
+    return f"[{said.strip()}]" if brackets and "[" not in said else said
+
+
 class TextArenaEnvironment:
     """A game of TextArena for one player, whose reward at the end counts. Its prompt is the first user message."""
 
@@ -65,9 +71,7 @@ class TextArenaEnvironment:
 
     def step(self, action: Action) -> Step:
         """The first invalid move in a row is answered by what is wrong with it; the second loses the game."""
-        said = action.value if isinstance(action.value, str) else action.text
-        if self._options.brackets and "[" not in said:
-            said = f"[{said.strip()}]"
+        said = move_of(action, brackets=self._options.brackets)
         with self._chance.in_place(), quiet():
             done, _ = self._env.step(action=said)
         if done:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from env_service.builtin.textarena_games import Chance, TextArenaOptions, opened_game, quiet, registered
+from env_service.builtin.textarena_games import Chance, TextArenaOptions, move_of, opened_game, quiet, registered
 from env_service.environments.interface import Action, Aggregation, ChatMessage, Role, Task
 from env_service.environments.players import Round, TurnOf
 from env_service.environments.rules import Rules
@@ -45,9 +45,7 @@ class TextArenaMatch:
 
     def step(self, action: Action) -> Round:
         """A player's first invalid move in a row is answered by what is wrong with it; the second loses the game."""
-        said = action.value if isinstance(action.value, str) else action.text
-        if self._options.brackets and "[" not in said:
-            said = f"[{said.strip()}]"
+        said = move_of(action, brackets=self._options.brackets)
         with self._chance.in_place(), quiet():
             done, _ = self._env.step(action=said)
             if done:

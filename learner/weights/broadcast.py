@@ -214,10 +214,11 @@ class Rounds:
         return reached
 
     async def _address_towards(self, members: Sequence[Member]) -> str:
-        """In a thread: it may look names up."""
+        """In a thread, and not for longer than the meeting: it may look names up."""
         hosts = [urlsplit(member.url).hostname or LOOPBACK for member in members]
         try:
-            return await in_thread(lambda: address_towards(hosts), threads=self._threads)
+            async with asyncio.timeout(self._options.meet_timeout_s):
+                return await in_thread(lambda: address_towards(hosts), threads=self._threads)
         except OSError as error:
             log.warning("found no address of this machine that generators at %s reach: %s", ", ".join(hosts), error)
             return LOOPBACK
