@@ -3,6 +3,7 @@
 The tasks of several environments, in shares.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -40,27 +41,16 @@ class Share:
     weight: float
 
 
-class Mix:
-    """Training tasks in the shares of their weights, as many as let every task of each part occur: those of a part that
-    has too few recur. Of the evaluation tasks each occurs once, and the parts take turns, so that the first few hold
-    some of each. Raises ValueError for a part without training tasks.
-    """
+class _Parts(ABC):
+    """The tasks of several sources as one. Of the evaluation tasks each occurs once, and the parts take turns."""
 
-    def __init__(self, shares: Sequence[Share]) -> None:
-        self._parts = [share.tasks for share in shares]
-        sizes = [tasks.train_tasks for tasks in self._parts]
-        if not all(sizes):
-            raise ValueError("an environment of a mix has no training tasks")
-        total = sum(share.weight for share in shares)
-        epoch = max(size * total / share.weight for size, share in zip(sizes, shares, strict=True))
-        if epoch > _MOST_TASKS:
-            raise ValueError(f"a mix would have {epoch:.3g} tasks in an epoch: make its weights less unequal")
-        self._ends = list(accumulate(ceil(epoch * share.weight / total * (1 - _ROUNDING)) for share in shares))
-        self._evaluation = _in_turn([tasks.evaluation_tasks for tasks in self._parts])
+    def __init__(self, parts: Sequence[TaskSource]) -> None:
+        self._parts = parts
+        self._evaluation = _in_turn([tasks.evaluation_tasks for tasks in parts])
 
     @property
-    def train_tasks(self) -> int:
-        return self._ends[-1]
+    @abstractmethod
+    def train_tasks(self) -> int: ...
 
     @property
     def evaluation_tasks(self) -> int:
@@ -77,42 +67,55 @@ class Mix:
             return self._evaluation[index]
         if index >= self.train_tasks:
             raise IndexError(index)
+        return self._training_place(index)
+
+    @abstractmethod
+    def _training_place(self, index: int) -> tuple[int, int]: ...
+
+
+class Mix(_Parts):
+    """Training tasks in the shares of their weights, as many as let every task of each part occur: those of a part that
+    has too few recur. Of the evaluation tasks each occurs once, and the parts take turns, so that the first few hold
+    some of each. Raises ValueError for a part without training tasks.
+    """
+
+    def __init__(self, shares: Sequence[Share]) -> None:
+        super().__init__([share.tasks for share in shares])
+        sizes = [tasks.train_tasks for tasks in self._parts]
+        if not all(sizes):
+            raise ValueError("an environment of a mix has no training tasks")
+        total = sum(share.weight for share in shares)
+        epoch = max(size * total / share.weight for size, share in zip(sizes, shares, strict=True))
+        if epoch > _MOST_TASKS:
+            raise ValueError(f"a mix would have {epoch:.3g} tasks in an epoch: make its weights less unequal")
+        self._ends = list(accumulate(ceil(epoch * share.weight / total * (1 - _ROUNDING)) for share in shares))
+
+    @property
+    def train_tasks(self) -> int:
+        return self._ends[-1]
+
+    def _training_place(self, index: int) -> tuple[int, int]:
         part = bisect_right(self._ends, index)
         first = self._ends[part - 1] if part else 0
         return part, (index - first) % self._parts[part].train_tasks
 
 
-class Ladder:
+class Ladder(_Parts):
     """Training tasks in levels, one for each part and all of the size of the largest; those of a part that has fewer
     recur. Evaluation tasks as those of a mix. Raises ValueError for a part without training tasks.
     """
 
     def __init__(self, parts: Sequence[TaskSource]) -> None:
-        self._parts = parts
+        super().__init__(parts)
         self._size = max(part.train_tasks for part in parts)
         if not all(part.train_tasks for part in parts):
             raise ValueError("a level has no training tasks")
-        self._evaluation = _in_turn([part.evaluation_tasks for part in parts])
 
     @property
     def train_tasks(self) -> int:
         return self._size * len(self._parts)
 
-    @property
-    def evaluation_tasks(self) -> int:
-        return len(self._evaluation)
-
-    def task(self, purpose: Purpose, index: int) -> Task | Awaitable[Task]:
-        """The task of the level that has this index. Raises IndexError beyond the number of tasks."""
-        part, own = self.place(purpose, index)
-        return self._parts[part].task(purpose, own)
-
-    def place(self, purpose: Purpose, index: int) -> tuple[int, int]:
-        """Which level has this task, and as which of its own. Raises IndexError."""
-        if purpose == "evaluate":
-            return self._evaluation[index]
-        if index >= self.train_tasks:
-            raise IndexError(index)
+    def _training_place(self, index: int) -> tuple[int, int]:
         level, own = divmod(index, self._size)
         return level, own % self._parts[level].train_tasks
 
