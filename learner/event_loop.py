@@ -17,7 +17,7 @@ from learner.leases.dead_letters import DEAD_LETTERS, DeadLetters
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.flow import GroupFilter, GroupRules, IntakeOptions
 from learner.leases.granting import LeaseTerms
-from learner.leases.intake import Intake
+from learner.leases.intake import Intake, ignored
 from learner.ledger import LedgerConfig
 from learner.recovery import Recovered
 from learner.reports.run_records import Records
@@ -238,8 +238,8 @@ class Parts:
             refused=self.measures.refused,
             belongs=self.recovered.history.contains,
             left_out=self.measures.left_out,
-            accepted=self.teachers.prefetch,
-            forgotten=self.teachers.forget,
+            accepted=self.teachers.prefetch if self.config.teachers else ignored,
+            forgotten=self.teachers.forget if self.config.teachers else ignored,
         )
 
     def _make_status(self, incarnation: int) -> LearnerStatus:

@@ -13,7 +13,6 @@ from math import ceil
 from pathlib import Path
 
 from env_service.environments.addition import Addition, SingleTurn
-from env_service.environments.bridges import Bridges
 from env_service.environments.imported import EnvironmentFault, offered
 from env_service.environments.interface import OfferedEnvironment, Task, TaskSource
 from env_service.environments.jsonl import JsonlTaskSource
@@ -26,7 +25,7 @@ from env_service.environments.task_configs import (
     ReasoningGymTasks,
     Tasks,
 )
-from env_service.environments.tokenization import ChatTemplateError, Tokenization, TokenizerError
+from env_service.environments.tokenization import Bridges, ChatTemplateError, Tokenization, TokenizerError
 from protocol.trajectories import Purpose
 
 _MOST_TASKS = 100_000_000

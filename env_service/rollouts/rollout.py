@@ -5,19 +5,22 @@ task ─▶ opening tokens ┼─▶ conversation ─▶ … ─▶ over ─┼�
                        └─▶ conversation ─▶ … ─▶ over ─┘
 
 The first turns of a group are asked for in one request, since their prompt is the same; from there on its conversations
-do not wait for each other.
+do not wait for each other. With redundancy each is asked for by itself, so that those which are not needed can be
+broken off.
+
+What redundancy does to the distribution: the first to finish are mostly the short ones, so a group of them is not a
+sample of the policy. Nothing corrects that here; what is broken off is counted, with the tokens that it had.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Protocol, cast
 
-from env_service.environments.bridges import Bridges
 from env_service.environments.elsewhere import EnvironmentFailed
 from env_service.environments.interface import (
     Agent,
@@ -29,12 +32,11 @@ from env_service.environments.interface import (
     text_of,
 )
 from env_service.environments.players import SeveralPlayers, TurnOf
-from env_service.environments.tokenization import Tokenization
-from env_service.rollouts.completions import Progress
+from env_service.environments.tokenization import Bridges, Tokenization
+from env_service.rollouts.completions import Progress, continues
 from env_service.rollouts.conversation import Conversation, Nonsense, Speaker
 from env_service.rollouts.environment_calls import Call, EnvironmentCalls
 from env_service.rollouts.generation import Generation, beside_each_other
-from env_service.rollouts.holding import Held, hold_all, hold_first
 from env_service.rollouts.judging import Judged, Judging, Scoring
 from env_service.rollouts.match import Match, Opponent, Table, how_it_opens
 from env_service.rollouts.outcomes import DataFailure, Outcome, RolloutFailure, RolloutMetrics
@@ -52,6 +54,7 @@ _PROMPT_LENGTH = 1 << 20
 _NO_PROMPT = (0,)
 """Of a request that only says how an agent's turns are sampled; each turn has its own."""
 _WHOM = {"environment": "its environment", "generators": "the generators", "rewards": "the reward services"}
+_Held = Conversation | Match
 
 
 @dataclass(frozen=True)
@@ -307,12 +310,12 @@ class Rollout:
         games = [Match(index, cast("SeveralPlayers", each), table) for index, each in enumerate(opened.environments)]
         return [side for game in await self._kept(lease, games) for side in game.trained]
 
-    async def _kept(self, lease: Lease, members: Sequence[Held]) -> Sequence[Held]:
+    async def _kept(self, lease: Lease, members: Sequence[_Held]) -> Sequence[_Held]:
         """Those that make the group, when they are over."""
         if len(members) == lease.group_size:
-            await hold_all(members)
+            await _hold_all(members)
             return members
-        kept = await hold_first(members, wanted=lease.group_size)
+        kept = await _hold_first(members, wanted=lease.group_size)
         for member in members:
             if member not in kept:
                 self._metrics.redundant.labels(environment=lease.environment).inc()
@@ -358,3 +361,40 @@ def _sampling(lease: Lease, *, turn_tokens: int | None) -> Sampling:
     if lease.purpose == "train" and sampling.seed is None:
         return sampling
     return sampling.model_copy(update={"seed": lease.seed})
+
+
+async def _hold_all(all_of_them: Sequence[_Held]) -> None:
+    """Return when all are over. Raises RolloutFailure when a turn of one cannot be sampled."""
+    speaker = all_of_them[0].speaker
+    request, end_of = speaker.request, speaker.language.end_of()
+    if end_of is not None or not continues(request.sampling):
+        # One request each: one that has ended by its text is broken off, one that cannot go on is drawn anew.
+        await beside_each_other(each.hold() for each in all_of_them)
+        return
+    firsts = speaker.progress.completions(len(all_of_them))
+    first = speaker.sample(request.model_copy(update={"n": len(firsts)}), firsts)
+    await beside_each_other([_done(first), *(each.hold(one) for each, one in zip(all_of_them, firsts, strict=True))])
+
+
+async def _hold_first(all_of_them: Sequence[_Held], *, wanted: int) -> Sequence[_Held]:
+    """The first `wanted` that are over and whose environment has not spoilt them, when there are so many; the others
+    are broken off. Where too many are spoilt, some of those.
+    """
+    running = {asyncio.ensure_future(each.hold()): each for each in all_of_them}
+    over: list[_Held] = []
+    pending = set(running)
+    try:
+        while pending and sum(not each.spoilt for each in over) < wanted:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in (task for task in running if task in done):
+                task.result()
+                over.append(running[task])
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+    return sorted(over, key=lambda each: each.spoilt)[:wanted]
+
+
+async def _done(sampling: Awaitable[None]) -> None:
+    await sampling

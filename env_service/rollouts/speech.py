@@ -22,10 +22,9 @@ from datetime import datetime
 import numpy as np
 from pydantic import JsonValue
 
-from env_service.environments.bridges import Bridges
 from env_service.environments.interface import Action, ChatMessage, Opening, Prompt, ToolCall, text_of
 from env_service.environments.rules import ActionForm, Rules
-from env_service.environments.tokenization import Tokenization
+from env_service.environments.tokenization import Bridges, Tokenization
 from env_service.rollouts.completions import Completion, EndOf
 from protocol.trajectories import MAX_STATE_CHARS, FinishReason, RewardRecord, Trajectory, Turn, VersionSpan
 

@@ -85,7 +85,7 @@ class Curriculum:
         self._rules = rules
         self._record = record
         start = LevelChange(first_lease=0, level=min(rules.start, levels - 1))
-        known = record.read() if record is not None and levels > 1 else []
+        known = record.read() if record is not None else []
         self._changes = [start, *(change for change in known if change.level < levels)]
         self._recent: deque[float] = deque(maxlen=rules.window)
 
@@ -101,7 +101,7 @@ class Curriculum:
 
     def accepted(self, group: TrajectoryGroup, *, next_lease: int) -> None:
         """Notes how many of a group's rollouts solved their task. `next_lease` is the first that was never granted."""
-        if self._levels == 1 or next_lease <= self._changes[-1].first_lease:
+        if next_lease <= self._changes[-1].first_lease:
             return  # a former life has granted what comes next already: it keeps the levels that it had
         if group.lease_id < self._changes[-1].first_lease:
             return  # of the level before

@@ -303,7 +303,7 @@ class GroupFlow:
                 return False
         answer = self.incarnations.admit(group)
         if answer.verdict is Verdict.ACCEPTED:
-            self.granting.curriculum.accepted(group, next_lease=self._ledger.books().leases)
+            self.granting.accepted(group)
         if answer.verdict is not Verdict.ACCEPTED:
             self._left_out(answer.verdict.value)
         elif reason is not None:

@@ -21,6 +21,7 @@ from learner.leases.evaluation_leases import Evaluator
 from learner.ledger import AttemptId, EndedAttempt, Grant, Ledger
 from protocol.generation import Sampling
 from protocol.messages import MOST_LEASES, Cancelled, EnvironmentInfo, Hello, Lease, Message, RunningLease
+from protocol.trajectories import TrajectoryGroup
 from services.zmq.sockets import PeerGone, RouterSocket, SocketError
 
 log = logging.getLogger(__name__)
@@ -258,7 +259,8 @@ class Granting:
         self._pacing = Pacing(groups_per_step=ledger.config.groups_per_step, max_lag=ledger.config.max_lag, rule=pacing)
         self._last_taken = clock()
         self.order: TaskOrder | None = None
-        self.curriculum = make_curriculum(1)
+        self.curriculum: Curriculum | None = None
+        """None while there is one level."""
         self.tasks: int | None = None
 
     def know_tasks(self, count: int, *, levels: int = 1) -> None:
@@ -267,13 +269,19 @@ class Granting:
         """
         if self.order is None:
             self.order = TaskOrder(count=count // levels, seed=self._terms.seed)
-            self.curriculum = self._make_curriculum(levels)
+            self.curriculum = self._make_curriculum(levels) if levels > 1 else None
             self.tasks = count
 
     def task_index(self, lease_id: int) -> int:
         """The task of a lease, the same at each of its grants: that of its place in the epoch, of its level."""
         assert self.order is not None, "nothing was granted yet"
-        return self.curriculum.level_of(lease_id) * self.order.count + self.order.task_index(lease_id)
+        level = 0 if self.curriculum is None else self.curriculum.level_of(lease_id)
+        return level * self.order.count + self.order.task_index(lease_id)
+
+    def accepted(self, group: TrajectoryGroup) -> None:
+        """A group of some level was taken in, which may be what changes the level of new leases."""
+        if self.curriculum is not None:
+            self.curriculum.accepted(group, next_lease=self._ledger.books().leases)
 
     def batch_taken(self, *, asked_at: float) -> None:
         """A batch has left the buffer, which the trainer had asked for at `asked_at`."""

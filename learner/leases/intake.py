@@ -51,6 +51,10 @@ class TakenBatch:
     lags: tuple[int, ...]
 
 
+def ignored(group: TrajectoryGroup) -> None:
+    """Nobody wants to hear of it."""
+
+
 class Intake:
     """What the trainer asks for, and the loops beside it.
 
@@ -73,8 +77,8 @@ class Intake:
         options: IntakeOptions,
         refused: Callable[[str], None] = lambda reason: None,
         left_out: Callable[[str], None] = lambda reason: None,
-        accepted: Callable[[TrajectoryGroup], None] = lambda group: None,
-        forgotten: Callable[[TrajectoryGroup], None] = lambda group: None,
+        accepted: Callable[[TrajectoryGroup], None] = ignored,
+        forgotten: Callable[[TrajectoryGroup], None] = ignored,
         belongs: Belongs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
