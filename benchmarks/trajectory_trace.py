@@ -46,6 +46,9 @@ ENTRIES = frozenset(
 MESSAGES = {"Conversation._handle": "finished", "LearnerLink._handle": "granted"}
 """Calls that do when they are about a message of that kind."""
 
+BESIDE = frozenset({"Waiting._speak", "Waiting._end"})
+"""Calls from within it that do not: what is said and counted of a wait, which a quick machine hardly has."""
+
 PATHS = {"/v1/generate", "/v1/score"}
 
 on_the_way: ContextVar[bool] = ContextVar("on_the_way", default=False)
@@ -67,6 +70,7 @@ def trace() -> None:
                 written.write(f"{Path(file).relative_to(ROOT)}\n")
 
     vars(builtins)["__note_file__"], vars(builtins)["__way__"] = note, _way
+    vars(builtins)["__beside__"] = _beside
     sys.meta_path.insert(0, _Finder())
     _watch_routes()
 
@@ -74,6 +78,15 @@ def trace() -> None:
 @contextmanager
 def _way(is_one: bool) -> Iterator[None]:
     before = on_the_way.set(on_the_way.get() or is_one)
+    try:
+        yield
+    finally:
+        on_the_way.reset(before)
+
+
+@contextmanager
+def _beside() -> Iterator[None]:
+    before = on_the_way.set(False)
     try:
         yield
     finally:
@@ -137,15 +150,17 @@ class _Notes(ast.NodeTransformer):
         head, body = node.body[:documented], [*ast.parse(self._note).body, *node.body[documented:]]
         name = ".".join([*self._classes[-1:], node.name])
         if name in ENTRIES:
-            body = _inside("True", body)
+            body = _inside("__way__(True)", body)
+        elif name in BESIDE:
+            body = _inside("__beside__()", body)
         elif name in MESSAGES:
-            body = _inside(f"getattr(message, 'kind', None) == {MESSAGES[name]!r}", body)
+            body = _inside(f"__way__(getattr(message, 'kind', None) == {MESSAGES[name]!r})", body)
         node.body = [*head, *body]
         return node
 
 
-def _inside(condition: str, body: list[ast.stmt]) -> list[ast.stmt]:
-    (entered,) = ast.parse(f"with __way__({condition}):\n    pass").body
+def _inside(context: str, body: list[ast.stmt]) -> list[ast.stmt]:
+    (entered,) = ast.parse(f"with {context}:\n    pass").body
     assert isinstance(entered, ast.With)
     entered.body = body
     return [entered]
