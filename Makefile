@@ -123,12 +123,17 @@ $(SMOLLM2): examples/smollm2/make_model.py | $(INSTALLED)
 
 # Images in containers of the same lock files. A mirror's pip.conf: make images IMAGE_OPTIONS="--secret id=pip,src=pip.conf"
 IMAGE_OPTIONS ?=
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 .PHONY: images
 images: ## build the four container images headway/PROCESS (deploy/docker/Dockerfile)
 	@for target in reward-service env-service learner generator; do
-		DOCKER_BUILDKIT=1 docker build -f deploy/docker/Dockerfile --target $$target -t headway/$$target \
+		DOCKER_BUILDKIT=1 docker build -f deploy/docker/Dockerfile --target $$target -t headway/$$target -t headway/$$target:$(VERSION) \
 			--build-arg LOCK=$(LOCK) --build-arg COMMIT=$$(git rev-parse --short HEAD) $(IMAGE_OPTIONS) .
 	done
+
+.PHONY: manifests
+manifests: $(INSTALLED) ## render the Kubernetes manifests, and the chart's values.yaml, anew (fetches helm once)
+	$(BIN)/python deploy/k8s/render.py
 
 .PHONY: chaos
 chaos: $(INSTALLED) $(ADDITION) ## kill, hang and disturb real runs for an hour; results go to benchmarks/results/chaos.md

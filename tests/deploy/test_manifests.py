@@ -1,0 +1,251 @@
+"""The Kubernetes manifests: what is committed is what the chart renders, is valid, and fits together."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.manifest_checks import Manifests, faults
+
+ROOT = Path(__file__).resolve().parents[2]
+K8S = ROOT / "deploy/k8s"
+VALUES = sorted(path.name for path in (K8S / "values").glob("*.yaml"))
+ON_TOP_OF_GPU = {"rdma.yaml", "host-network.yaml"}
+GIVEN = {"Secret": ("headway-keys", "headway-tls"), "PersistentVolumeClaim": ("runs", "models")}
+"""What a person makes before."""
+OLDEST, NEWEST = "1.28", "1.37"
+VALIDATOR = "kubernetes-validate==1.37.0"
+
+
+def _module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+RENDER = _module(K8S / "render.py")
+
+
+def _read(text: str) -> Manifests:
+    return Manifests(list(yaml.safe_load_all(text)), given=GIVEN)
+
+
+def _files(values: str) -> tuple[str, ...]:
+    return ("gpu.yaml", values) if values in ON_TOP_OF_GPU else (values,)
+
+
+@pytest.fixture(scope="module")
+def helm() -> Path:
+    try:
+        path: Path = RENDER.helm()
+    except RENDER.NoHelm as error:
+        pytest.skip(f"needs helm, which cannot be had: {error}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def rendered(helm: Path) -> dict[str, str]:
+    """By the set of values."""
+    sets = {"": (), **{values: _files(values) for values in VALUES}}
+    return {name: RENDER.template(*files) for name, files in sets.items()}
+
+
+@pytest.fixture(scope="module", params=["cpu", "gpu"])
+def committed(request: pytest.FixtureRequest) -> Manifests:
+    return _read((K8S / f"{request.param}.yaml").read_text(encoding="utf-8"))
+
+
+def test_what_is_committed_is_what_the_chart_renders(helm: Path, tmp_path: Path) -> None:
+    RENDER.write(tmp_path)
+    for name in ("cpu.yaml", "gpu.yaml", "values.yaml"):
+        ours = (RENDER.CHART if name == "values.yaml" else K8S) / name
+        assert ours.read_text() == (tmp_path / name).read_text(), f"{name} is old: make manifests"
+
+
+def test_the_chart_has_nothing_for_its_linter_to_say(helm: Path) -> None:
+    done = subprocess.run([helm, "lint", "--strict", RENDER.CHART], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--set", "generator.replica=2"), "additional properties 'replica' not allowed"),
+        (("--set", "image.tag=latest"), "/image/tag"),
+        (("--set", "learner.pods=2,run.demo=false"), "ReadWriteMany"),
+        (("--set", "envService.resources.limits.memory=much"), "/envService/resources/limits/memory"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(helm: Path, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        RENDER.template(words=words)
+    assert said in caught.value.stderr
+
+
+def test_every_documented_set_of_values_renders_without_faults(rendered: dict[str, str]) -> None:
+    for name, text in rendered.items():
+        assert faults(_read(text)) == [], name
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_the_manifests_are_valid_in_the_oldest_and_the_newest_kubernetes(
+    rendered: dict[str, str], tmp_path: Path, version: str
+) -> None:
+    folder = _validator()
+    documents = {part for text in rendered.values() for part in text.split("\n---\n") if "kind: " in part}
+    known = [part for part in documents if "kind: ServiceMonitor\n" not in part]
+    (tmp_path / "all.yaml").write_text("\n---\n".join(known))
+    (tmp_path / "wrong.yaml").write_text("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x, colour: red}\n")
+    validate = [sys.executable, "-m", "kubernetes_validate", "--strict", "-k", version]
+
+    done = _run_at(tmp_path, [*validate, "all.yaml"], PYTHONPATH=str(folder))
+    wrong = _run_at(tmp_path, [*validate, "wrong.yaml"], PYTHONPATH=str(folder))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("passed") == len(known) > 50
+    assert wrong.returncode == 1
+
+
+def _validator() -> Path:
+    """The schemas, 110 MB, in the cache that helm is in."""
+    folder: Path = RENDER.CACHE / VALIDATOR.replace("==", "-")
+    if not folder.exists():
+        words = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--target"]
+        partial = folder.with_name(f"{folder.name}.{os.getpid()}")
+        try:
+            got = subprocess.run([*words, partial, VALIDATOR], capture_output=True, text=True, timeout=200)
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"needs {VALIDATOR}, which pip did not fetch in time")
+        if got.returncode:
+            pytest.skip(f"needs {VALIDATOR}, which pip cannot fetch")
+        partial.rename(folder)
+    return folder
+
+
+def _run_at(folder: Path, words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
+    return subprocess.run(
+        words, cwd=folder, env={**clean, **environment}, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+def test_the_committed_manifests_fit_together(committed: Manifests) -> None:
+    assert faults(committed) == []
+
+
+def test_every_process_has_pods_a_service_a_budget_and_a_policy(committed: Manifests) -> None:
+    names = {"headway-learner", "headway-generator", "headway-reward-service", "headway-env-service"}
+    for kinds in (("StatefulSet", "Deployment"), ("Service",), ("PodDisruptionBudget",), ("NetworkPolicy",)):
+        assert names <= {one["metadata"]["name"] for one in committed.of(*kinds)}, kinds
+
+
+def test_pods_scale_by_metrics_that_their_process_exports(rendered: dict[str, str]) -> None:
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    scaled = {}
+    for one in _read(rendered["scaling.yaml"]).of("HorizontalPodAutoscaler"):
+        process = one["metadata"]["name"].removeprefix("headway-")
+        (metric,) = one["spec"]["metrics"]
+        scaled[process] = metric["pods"]["metric"]["name"]
+    for process, metric in scaled.items():
+        section = page.partition(f"\n## {process}\n")[2].partition("\n## ")[0]
+        assert f"| `{metric}` | gauge |" in section, f"{process} has no gauge {metric}"
+    assert scaled.keys() == {"generator", "reward-service", "env-service"}
+
+
+def test_leases_are_for_environments_and_weights_for_generators_alone(committed: Manifests) -> None:
+    (policy,) = (one for one in committed.of("NetworkPolicy") if one["metadata"]["name"] == "headway-learner")
+    peers: dict[str, list[Any]] = {}
+    for rule in policy["spec"]["ingress"]:
+        for peer in rule["from"]:
+            who = peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+            peers.setdefault(who, []).append([port["port"] for port in rule.get("ports", [])])
+    peers.pop("learner-ranks", None)
+    assert peers == {"generator": [[]], "env-service": [["leases"]]}
+
+
+def test_each_process_gets_its_own_secrets_alone(committed: Manifests) -> None:
+    seen = {}
+    for load in committed.workloads():
+        (volume,) = (one for one in load.spec["volumes"] if one["name"] == "keys")
+        seen[load.object["metadata"]["name"]] = {item["path"] for item in volume["secret"]["items"]}
+    ranks = seen.pop("headway-learner-ranks", None)
+    assert ranks in (None, seen["headway-learner"])
+    assert seen == {
+        "headway-learner": {"learner.key", "learner.token", "generator.token", "authorized/environments.pub"},
+        "headway-generator": {"generator.token", "learner.token"},
+        "headway-reward-service": {"reward-service.token"},
+        "headway-env-service": {
+            "environments.key", "learner.pub", "env-service.token", "generator.token", "reward-service.token",
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_the_processes_accept_the_settings_that_their_pods_give_them(name: str, tmp_path: Path) -> None:
+    manifests = _read((K8S / f"{name}.yaml").read_text(encoding="utf-8"))
+    _check_settings(manifests, tmp_path, hosts=())
+
+
+def test_the_processes_accept_the_settings_of_pods_with_certificates(rendered: dict[str, str], tmp_path: Path) -> None:
+    hosts = ("headway-learner", "headway-reward-service", "*.headway-generator.default.svc")
+    _check_settings(_read(rendered["tls.yaml"]), tmp_path, hosts=hosts)
+
+
+def _check_settings(manifests: Manifests, folder: Path, *, hosts: tuple[str, ...]) -> None:
+    """As `headway check` sees them: all variables, the ConfigMap's file, and keys made as the notes say."""
+    headway = str(Path(sys.executable).with_name("headway"))
+    keys = [headway, "keys", "keys", "--env-service", "environments", *(("--host", *hosts) if hosts else ())]
+    assert _run_at(folder, keys).returncode == 0
+    if hosts:
+        (folder / "keys/tls").rename(folder / "tls")
+    run_file = manifests.find("ConfigMap", "headway-run")
+    assert run_file is not None
+    (folder / "run.toml").write_text(run_file["data"]["run.toml"])
+    for model in {"models/addition", "models/base"}:
+        _make_model(folder / model)
+    variables: dict[str, str] = {}
+    for load in manifests.workloads():
+        for env in (env for one in load.serving for env in one["env"] if env["name"].startswith("HEADWAY_")):
+            value = env["value"].replace("/headway/", f"{folder}/").replace("$(POD_NAME)", "pod-0")
+            assert variables.setdefault(env["name"], value) == value, f"two pods differ in {env['name']}"
+
+    checked = _run_at(folder, [headway, "check", "run.toml"], **variables)
+
+    assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
+    assert checked.stdout.endswith("good for learner, generator, reward-service, env-service\n")
+
+
+def _make_model(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 6144, "vocab_size": 16}))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"\0" * 16)
+
+
+def test_a_pod_has_more_time_to_end_than_its_process_takes(committed: Manifests) -> None:
+    for load in committed.workloads():
+        (one,) = load.serving
+        drain = [float(env["value"]) for env in one["env"] if env["name"].endswith("__DRAIN_S")]
+        assert load.spec["terminationGracePeriodSeconds"] >= sum(drain) + 5 + 8 + 3, load.object["metadata"]["name"]
+
+
+def test_what_the_demos_pods_train_is_what_compose_trains() -> None:
+    """But for addresses and secrets, which are the chart's."""
+    import tomllib
+
+    ours = tomllib.loads((K8S / "chart/files/run.toml").read_text(encoding="utf-8"))
+    demo = tomllib.loads((ROOT / "examples/addition/run.toml").read_text(encoding="utf-8"))
+    assert ours["learner"] == demo["learner"]
+    assert ours["generator"] == demo["generator"]
+    assert ours["env-service"]["environments"] == demo["env-service"]["environments"]
+    assert (K8S / "chart/files/make-model.sh").read_bytes() == (ROOT / "deploy/docker/make-model.sh").read_bytes()
