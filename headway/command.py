@@ -1,5 +1,6 @@
 """The command `headway`: all four processes on one machine, and checks of their one config file.
 
+    headway init NAME        writes a small project that runs as it is
     headway up RUN.toml      starts what RUN.toml has a table for, and stops it all when the learner has ended
     headway check RUN.toml   reads it as the processes would, and starts nothing
     headway doctor RUN.toml  asks the processes how they are; before a start, looks at the machine
@@ -22,18 +23,21 @@ from pathlib import Path
 
 from headway.data_command import convert_data
 from headway.keys_command import make_keys
+from headway.new_project import make_project
 from headway.own_options import own_options
 from headway.supervisor import Command, Limits, RestartPolicy, Supervisor
 from services.config.agreements import disagreements
 from services.config.devices import VISIBLE, Need, shared_out, visible
 from services.config.models import ProcessConfig, load_config
 from services.config.options import nearest
+from services.config.run_paths import import_code_beside
 from services.config.sources import PROCESSES, TABLES, ConfigError, read_tables
 from services.logs import configure_logging
 from services.run_lock import holder_of, taken_text
 
 USAGE = """\
-usage: headway up RUN.toml [--restarts N] [--PROCESS.OPTION VALUE ...]
+usage: headway init NAME [--model FOLDER]
+       headway up RUN.toml [--resume] [--restarts N] [--PROCESS.OPTION VALUE ...]
        headway check RUN.toml [--PROCESS.OPTION VALUE ...]
        headway doctor RUN.toml [--before] [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
        headway eval RUN.toml [--model FOLDER | --checkpoint FOLDER] [--tasks N] [--samples N] [--output FILE]
@@ -41,8 +45,10 @@ usage: headway up RUN.toml [--restarts N] [--PROCESS.OPTION VALUE ...]
        headway keys FOLDER [--env-service NAME ...] [--host HOST ...] [--force]
        headway data convert ROWS.jsonl [TASKS.jsonl] [--reference] [--extract last|first|whole] [--reward all|fraction]
 
+init    write a project into the folder NAME: a run.toml, tasks, a reward, and a tiny model unless one is named
 up      start the processes that RUN.toml has a table for, and stop them all when the learner has ended; one that dies
-        is started again, at most N times (5 if left out) without a minute of life in between
+        is started again, at most N times (5 if left out) without a minute of life in between; with --resume the run
+        of this name goes on from its newest checkpoint
 check   read RUN.toml as each process would, see whether their settings fit together, and start nothing
 doctor  ask the processes, also those at each URL, how they are, and say who is to blame if something is stuck; if none
         of them answers, or with --before: see whether machine, files and settings are fit for a start
@@ -143,6 +149,8 @@ def _run(words: Sequence[str]) -> int:
             return _COMMANDS[command](Path(path), rest)
         case ["up" | "check" | "doctor" | "eval" as command, *_]:
             raise ConfigError([f"headway {command} needs the path of a TOML file: headway {command} RUN.toml"])
+        case ["init", *arguments]:
+            return make_project(arguments)
         case ["keys", *arguments]:
             return make_keys(arguments)
         case ["data", "convert", *arguments]:
@@ -150,9 +158,9 @@ def _run(words: Sequence[str]) -> int:
         case ["data", *_]:
             raise ConfigError(["headway data converts: headway data convert ROWS.jsonl [TASKS.jsonl]"])
         case [word, *_]:
-            guess = nearest(word, (*_COMMANDS, "keys", "data"))
-            names = ", ".join((*_COMMANDS, "keys"))
-            hint = f"did you mean {guess}?" if guess else f"expected {names} or data; see headway --help"
+            guess = nearest(word, (*_COMMANDS, *_OTHERS))
+            names = ", ".join((*_COMMANDS, *_OTHERS))
+            hint = f"did you mean {guess}?" if guess else f"expected one of {names}; see headway --help"
             raise ConfigError([f"unknown command {word!r}; {hint}"])
     sys.stderr.write(USAGE)
     return 2
@@ -163,7 +171,9 @@ def _run_check(path: Path, words: Sequence[str]) -> int:
 
 
 def _run_up(path: Path, words: Sequence[str]) -> int:
-    own, overrides = own_options(words, {"--restarts": True})
+    own, overrides = own_options(words, {"--restarts": True, "--resume": False})
+    if "--resume" in own:
+        overrides = [*overrides, "--learner.resume", "true"]
     return up(path, _split(overrides), restarts=RestartPolicy(most=_count(own.get("--restarts", ["5"])[-1])))
 
 
@@ -193,6 +203,13 @@ _COMMANDS: Mapping[str, Callable[[Path, Sequence[str]], int]] = {
     "doctor": _run_doctor,
     "eval": _run_eval,
 }
+
+_OTHERS = ("init", "keys", "data")
+
+
+def run_folder(path: Path, words: Sequence[str]) -> Path:
+    """The folder of the run of a config file, whose settings fit together. Raises ConfigError otherwise."""
+    return next(iter(_load_all(path, _split(words)).values())).run.folder
 
 
 def _log_as(configs: Mapping[str, ProcessConfig]) -> None:
@@ -281,6 +298,7 @@ def _load_each(path: Path, arguments: Arguments) -> dict[str, ProcessConfig]:
 def _read_each(path: Path, arguments: Arguments) -> tuple[dict[str, ProcessConfig], list[str]]:
     """The config of each process that the file has a table for, and what is wrong with the others."""
     tables = read_tables(path)
+    import_code_beside(path)
     wanted = [name for name in PROCESSES if name in tables]
     problems = [] if wanted else _no_process(path, tables)
     configs: dict[str, ProcessConfig] = {}

@@ -5,7 +5,7 @@ import gc
 import importlib.metadata
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Request, Response
@@ -13,13 +13,14 @@ from fastapi import Depends, FastAPI, Header, Request, Response
 from protocol.rewards import ScoreRequest, ScoreResponse, VerifierList
 from protocol.status import ErrorBody, QueueStatus, Readiness, Report
 from reward_service.config import RewardServiceConfig
+from reward_service.endpoints.remote import GetRewardQuestion, GetRewardReply
 from reward_service.execution.execution import Execution, execution_routes, open_execution
 from reward_service.included import build_registry
 from reward_service.requests.answering import LINES, Answering, Repetitions, ScoreCall
 from reward_service.requests.scoring import Scorer
 from reward_service.sandbox.pool import open_sandboxes
-from reward_service.verifier.lanes import Registry, make_metrics
-from services.http.app import create_app, json_answer, json_body
+from reward_service.verifier.lanes import Registry, Verifier, make_metrics
+from services.http.app import RequestRefused, create_app, json_answer, json_body
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, recent_failures
@@ -58,6 +59,7 @@ def build_app(
     repetitions = Repetitions(config=config.idempotency, wait_s=config.max_deadline_s)
     answering = Answering(scorer=scorer, repetitions=repetitions, repeated=scorer.repeated_requests)
     _add_score(app, answering=answering)
+    _add_get_reward(app, scorer=scorer)
     offered = VerifierList(verifiers=tuple(verifier.info() for verifier in registry.all()))
 
     @app.get("/v1/verifiers", responses={200: {"model": VerifierList}})
@@ -83,6 +85,27 @@ def _add_score(app: FastAPI, *, answering: Answering) -> None:
         whole = ScoreCall(request=asked, body=await request.body(), key=idempotency_key or None)
         streamed = LINES in request.headers.get("accept", "")
         return answering.streamed(whole) if streamed else await answering.whole(whole)
+
+
+def _add_get_reward(app: FastAPI, *, scorer: Scorer) -> None:
+    @app.post("/get_reward/{verifier}", responses={200: {"model": GetRewardReply}, 422: {"model": ErrorBody}})
+    async def get_reward(
+        verifier: str, asked: Annotated[GetRewardQuestion, Depends(json_body(GetRewardQuestion))]
+    ) -> Response:
+        """Score as a reward server of OpenRLHF is asked, by the verifier that the path names: `remote_rm_url`.
+
+        A label is the verifier's `answer`; one that is a JSON object is its arguments. That shape knows no errors: if
+        one item has no reward, none has, and the answer is 422 or, if it might work at another time, 503.
+        """
+        request = ScoreRequest(items=tuple(asked.items(verifier)))
+        with scorer.admission.held(body_bytes=sum(map(len, asked.query)), items=len(request.items)):
+            response = await scorer.score(request)
+        for result in response.results:
+            if result.error is not None:
+                status = 503 if result.error.kind == "infrastructure" else 422
+                raise RequestRefused(status, "no_reward", f"item {result.id}: {result.error.message}")
+        rewards = tuple(result.reward for result in response.results if result.reward is not None)
+        return json_answer(GetRewardReply(rewards=rewards, scores=rewards))
 
 
 def _busy() -> dict[str, Any]:
@@ -119,14 +142,21 @@ class RewardServiceStatus:
 PROCESS = "reward-service"
 
 
-async def serve(config: RewardServiceConfig, stop: Stop) -> None:
-    """Serve until a stop is requested, then finish what runs.
+async def serve(
+    config: RewardServiceConfig,
+    stop: Stop,
+    *,
+    more: Iterable[Verifier] = (),
+    listening: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until a stop is requested, then finish what runs. `more` verifiers are those of a caller in this process,
+    which is told the address that it is `listening` at.
 
     Raises UserError for verifiers and reward models that cannot be loaded and for a sandbox that cannot be had,
     AddressInUse for a taken port.
     """
     metrics, waiting = Metrics(PROCESS), Waiting()
-    registry = build_registry(config)
+    registry = Registry([*build_registry(config).all(), *more])
     with (
         Listener(host=config.http.host, port=config.http.port, tls=config.http.tls) as listener,
         recent_failures() as failures,
@@ -162,6 +192,8 @@ async def serve(config: RewardServiceConfig, stop: Stop) -> None:
             async with asyncio.TaskGroup() as tasks:
                 http = tasks.create_task(serve_http(app, listener), name="http")
                 loading = tasks.create_task(_load(scorer, waiting), name="loading")
+                if listening is not None:
+                    listening(listener.url)
                 await stop.wait()
                 loading.cancel()
                 with waiting.wait("its last items to be scored", quiet_s=0.5):

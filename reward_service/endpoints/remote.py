@@ -10,12 +10,15 @@ answer holds `rewards`, and in newer servers `scores` and lists of further numbe
 """
 
 import asyncio
+import contextlib
+import json
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from protocol.rewards import ScoreError, ScoreItem
 from reward_service.endpoints.asking import AskingLane, Batcher, open_batcher
@@ -112,6 +115,52 @@ class GetRewardRequest(BaseModel):
     query: tuple[str, ...]
     prompts: tuple[str, ...]
     labels: tuple[str, ...]
+
+
+class GetRewardQuestion(BaseModel):
+    """What a trainer asks of a reward server: `labels` and `prompts` may be missing, or hold nothing."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    query: tuple[str, ...] = Field(min_length=1, max_length=4096)
+    prompts: tuple[str | None, ...] | None = None
+    labels: tuple[JsonValue, ...] | None = None
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> Self:
+        for name, given in (("prompts", self.prompts), ("labels", self.labels)):
+            if given and len(given) != len(self.query):
+                raise ValueError(f"{name} has {len(given)} entries and query {len(self.query)}; expected as many")
+        return self
+
+    def items(self, verifier: str) -> Iterator[ScoreItem]:
+        """Each query as an item; what stands behind its prompt is the completion."""
+        prompts = self.prompts or ("",) * len(self.query)
+        labels = self.labels or (None,) * len(self.query)
+        for number, (query, prompt, label) in enumerate(zip(self.query, prompts, labels, strict=True)):
+            completion = query.removeprefix(prompt or "")
+            arguments = _arguments_of(label)
+            yield ScoreItem(
+                id=str(number), verifier=verifier, completion=completion, prompt=prompt or "", arguments=arguments
+            )
+
+
+def _arguments_of(label: JsonValue) -> dict[str, JsonValue]:
+    if label is None or label == "":
+        return {}
+    given = label
+    if isinstance(label, str) and label.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError):
+            given = json.loads(label)
+    return given if isinstance(given, dict) else {"answer": label}
+
+
+class GetRewardReply(BaseModel):
+    """The rewards in the order of the queries, twice: for the trainer, and to be looked at."""
+
+    rewards: tuple[float, ...]
+    scores: tuple[float, ...]
+    extra_logs: dict[str, tuple[float, ...]] = Field(default_factory=dict)
 
 
 class GetRewardAnswer(BaseModel):

@@ -9,6 +9,9 @@ A verifier of one's own is a plain function, sync or async, whose second paramet
         \"\"\"1 when the completion contains the word.\"\"\"
         return float(arguments.word in submission.completion)
 
+TRL's reward functions are taken as they are: `def reward(completions, **kwargs)` gets lists of one completion and one
+prompt, and each argument of the task as a list of one.
+
 It may return a number, a bool or a `Score`. When it cannot judge, it raises: an exception becomes an error of the item,
 never a reward of 0. A sync function runs in a worker process that is killed at its deadline; an async one runs on the
 service's event loop, is cancelled at its deadline, and must not block.
@@ -18,11 +21,11 @@ import importlib
 import inspect
 import math
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from protocol.rewards import ScoreError
 from protocol.trajectories import ErrorKind
@@ -113,17 +116,73 @@ def load_function(path: str) -> VerifierFunction:
 
 
 def inspect_function(*, function: Callable[..., object], path: str) -> VerifierFunction:
-    """Read a verifier's signature. Raises UserError unless its second parameter is annotated with a pydantic model."""
+    """Read a verifier's signature. Raises UserError unless its second parameter is annotated with a pydantic model, or
+    it is a reward function as TRL's are.
+    """
+    description = (inspect.getdoc(function) or "").partition("\n")[0]
+    if "completions" in inspect.signature(function).parameters:
+        listed = _of_lists(function, path)
+        coroutine = listed if inspect.iscoroutinefunction(function) else None
+        return VerifierFunction(function=listed, arguments=AnyArguments, coroutine=coroutine, description=description)
     parameters = list(inspect.signature(function).parameters)
     model = typing.get_type_hints(function).get(parameters[1]) if len(parameters) == 2 else None
     if not (inspect.isclass(model) and issubclass(model, BaseModel)):
         raise UserError(
             f"verifier {path!r} has the signature {inspect.signature(function)}, expected two parameters, "
-            "(submission: Submission, arguments: A), where A is a pydantic model"
+            "(submission: Submission, arguments: A), where A is a pydantic model; or TRL's, (completions, **kwargs)"
         )
-    description = (inspect.getdoc(function) or "").partition("\n")[0]
     coroutine = function if inspect.iscoroutinefunction(function) else None
     return VerifierFunction(function=function, arguments=model, coroutine=coroutine, description=description)
+
+
+class AnyArguments(BaseModel):
+    """Whatever the task holds: the function's signature says what it takes of that."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+def _of_lists(function: Callable[..., object], path: str) -> Callable[..., Any]:
+    """A reward function over lists, as TRL's are, for one submission. The columns of the data set are the arguments."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    needed = {
+        name
+        for name, each in parameters.items()
+        if each.default is inspect.Parameter.empty
+        and each.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    }
+
+    def lists(submission: Submission, arguments: BaseModel) -> dict[str, list[object]]:
+        columns = {**(arguments.model_extra or {}), "prompts": submission.prompt, "completions": submission.completion}
+        if missing := sorted(needed - columns.keys()):
+            raise UserError(
+                f"verifier {path!r} takes {', '.join(missing)}, which the task does not hold: add it to the task's "
+                "arguments, or give the parameter a default"
+            )
+        return {name: [value] for name, value in columns.items() if takes_all or name in parameters}
+
+    if inspect.iscoroutinefunction(function):
+
+        async def judge_later(submission: Submission, arguments: BaseModel) -> object:
+            return _only(await function(**lists(submission, arguments)), path)
+
+        return judge_later
+
+    def judge(submission: Submission, arguments: BaseModel) -> object:
+        return _only(function(**lists(submission, arguments)), path)
+
+    return judge
+
+
+def _only(rewards: object, path: str) -> object:
+    """The reward of the one completion; None is TRL's word for one that the function does not judge."""
+    values = list(rewards) if isinstance(rewards, Iterable) and not isinstance(rewards, str | bytes | Mapping) else None
+    if values is None or len(values) != 1:
+        raise UserError(f"verifier {path!r} returned {rewards!r:.80} for one completion, expected a list of one number")
+    if values[0] is None:
+        raise DataError(f"verifier {path!r} returned None: it does not judge this completion")
+    value = values[0]
+    return value.item() if hasattr(value, "item") else value
 
 
 def validate_arguments(*, model: type[BaseModel], arguments: Mapping[str, JsonValue]) -> BaseModel:

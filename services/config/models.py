@@ -25,6 +25,7 @@ from pydantic_core import ErrorDetails
 
 from services.config.devices import use_devices
 from services.config.options import Choice, Schema, environment_name_of, flag_of, help_lines, schema_of
+from services.config.run_paths import import_code_beside
 from services.config.sources import (
     PROCESSES,
     ConfigError,
@@ -33,6 +34,7 @@ from services.config.sources import (
     from_command_line,
     from_environment,
     from_file,
+    with_paths,
     with_secrets_read,
 )
 from services.http.tls import TlsFiles
@@ -160,9 +162,9 @@ def load_config(model: type[C], *, process: str, argv: Sequence[str], environ: M
     assert process in PROCESSES, process
     schema = schema_of(model)
     path, arguments = _split_off_file(argv)
-    sources = [] if path is None else [from_file(path, schema, process=process)]
-    sources.append(from_environment(environ, schema, process=process))
-    sources.append(from_command_line(arguments, schema))
+    sources = [] if path is None else [with_paths(from_file(path, schema, process=process), schema, path.parent)]
+    sources.append(with_paths(from_environment(environ, schema, process=process), schema, None))
+    sources.append(with_paths(from_command_line(arguments, schema), schema, None))
     sources = [with_secrets_read(source, schema) for source in sources]
     problems = [problem for source in sources for problem in source.problems]
     settings, strays = _merged(_instance_defaults(model, ""), sources, schema)
@@ -183,6 +185,9 @@ def load_or_exit(model: type[C], *, process: str, description: str = "") -> C:
         sys.stdout.write(help_text(model, process=process, description=description, argv=arguments))
         raise SystemExit(0)
     try:
+        path, _ = _split_off_file(arguments)
+        if path is not None:
+            import_code_beside(path)
         config = load_config(model, process=process, argv=arguments, environ=os.environ)
         use_devices(config.devices, process=process)
     except ConfigError as error:

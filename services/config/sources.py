@@ -3,10 +3,11 @@
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.config.options import FILE_SUFFIX, Option, Schema, environment_name_of, flag_of, nearest
+from services.config.run_paths import placed
 from services.secret_files import SecretFileError, read_secret
 
 PROCESSES = ("learner", "generator", "reward-service", "env-service")
@@ -98,6 +99,13 @@ def from_command_line(arguments: Sequence[str], schema: Schema) -> Found:
         value = flag == flag_of(target) if text is None else parse_text(text, option)
         given[target] = Setting(target, _joined(given.get(target), value, option), f"command line {flag}")
     return Found(tuple(given.values()), tuple(problems))
+
+
+def with_paths(found: Found, schema: Schema, beside: Path | None) -> Found:
+    """The same, with paths as the process finds them; `beside` is the folder of the file that was read, if one was."""
+    kinds = {key: option.annotation for key, option in schema.options.items()}
+    settings = (replace(each, value=placed(each.value, kinds[each.key], beside=beside)) for each in found.settings)
+    return replace(found, settings=tuple(settings))
 
 
 def with_secrets_read(found: Found, schema: Schema) -> Found:

@@ -11,10 +11,11 @@ async with RewardClient(urls=["http://rewards-0:7320", "http://rewards-1:7320"],
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from pydantic import SecretStr
 
@@ -28,6 +29,8 @@ from services.http.waiting import Waiting
 from services.rewards.items import Entry, Part, RewardMetrics, Scored
 from services.rewards.routes import Route, Routes
 from services.rewards.settings import ClientSettings, RewardService
+
+T = TypeVar("T")
 
 
 class Settling:
@@ -203,7 +206,7 @@ def score_sync(
     """A reward or an error for each item, in order, by the services at `urls`; see `RewardClient.score`.
 
     `tls` names the CA of services at https:// addresses, and a certificate to show. Connections last for one call: one
-    with many items is cheaper than many calls. Not from within an event loop.
+    with many items is cheaper than many calls. Within an event loop, such as a notebook's, it is done in a thread.
     """
 
     async def score() -> list[Scored]:
@@ -212,4 +215,14 @@ def score_sync(
         async with RewardClient(urls, token=secret, settings=settings, tls=trust) as client:
             return await client.score(items)
 
-    return asyncio.run(score())
+    return run_anywhere(score)
+
+
+def run_anywhere(work: Callable[[], Coroutine[object, object, T]]) -> T:
+    """Runs a coroutine to its end, in a thread of its own where an event loop runs already. Blocks the caller."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work())
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(lambda: asyncio.run(work())).result()

@@ -90,10 +90,12 @@ def test_a_check_loads_nothing_heavy_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_an_example_without_its_models_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    ended = run(script("headway"), "up", str(ROOT / "examples/addition/run.toml"), cwd=tmp_path)
+    example = ROOT / "examples/addition/run.toml"
+    ended = run(script("headway"), "up", str(example), cwd=tmp_path)
     assert ended.returncode == 2
+    model = example.parent / "models/addition"
     assert ended.stderr.splitlines() == [
-        f"headway: [{process}] model: models/addition is not a folder; expected a Hugging Face model directory"
+        f"headway: [{process}] model: {model} is not a folder; expected a Hugging Face model directory"
         for process in ("learner", "generator", "env-service")
     ]
 

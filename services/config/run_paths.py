@@ -1,0 +1,117 @@
+"""What stands beside a run.toml: the paths in it count from its folder, and code in that folder can be imported.
+
+    "tasks.jsonl" in sums/run.toml      sums/tasks.jsonl
+    the same, if that is not there      tasks.jsonl of the current folder, if it is there
+    "Qwen/Qwen2.5-0.5B-Instruct"        neither a folder: the snapshot of that name in the hub's cache, if it is there
+
+Paths of the environment and the command line count from the current folder. Nothing here asks the network: `headway
+fetch` brings a model or a data set into the cache, whose folder HF_HUB_CACHE or HF_HOME names.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HubKind = Literal["model", "dataset"]
+
+
+def import_code_beside(path: Path) -> None:
+    """Lets this process, and those that it starts, import modules from the folder of a run.toml, after all others."""
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def placed(value: object, annotation: object, *, beside: Path | None) -> object:
+    """The value of a setting of a type, with each path in it as the process finds it.
+
+    `beside` is the folder of the file that the setting is from; None if it is from elsewhere.
+    """
+    if isinstance(value, str):
+        return _placed_path(value, beside) if Path in _parts(annotation) else value
+    if isinstance(value, list):
+        return [placed(each, _item_of(annotation), beside=beside) for each in value]
+    if isinstance(value, dict):
+        kinds = list(_fields_of(annotation))
+        return {key: _placed_field(key, each, kinds, beside) for key, each in value.items()}
+    return value
+
+
+def _placed_field(key: str, value: object, models: list[type[BaseModel]], beside: Path | None) -> object:
+    """As the first of the models has it, one of which the table is."""
+    infos = [model.model_fields[key] for model in models if key in model.model_fields]
+    return placed(value, infos[0].annotation, beside=beside) if infos else value
+
+
+def _placed_path(text: str, beside: Path | None) -> str:
+    path = Path(text).expanduser()
+    if path.is_absolute():
+        return str(path)
+    there = os.path.normpath((beside or Path()) / path) if text else text
+    if _exists(there):
+        return there
+    if _exists(text):
+        return text
+    name, mark, split = text.partition("#")
+    for kind in ("model", "dataset"):
+        if (folder := in_hub_cache(name, kind)) is not None:
+            return f"{folder}{mark}{split}"
+    return there
+
+
+def _exists(text: str) -> bool:
+    return os.path.exists(text) or os.path.exists(text.partition("#")[0])
+
+
+def is_hub_name(text: str) -> bool:
+    """True for ORGANISATION/NAME, which a folder may be called, too."""
+    return _HUB_NAME.fullmatch(text) is not None and ".." not in text and "--" not in text
+
+
+def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder of the hub's cache, as its own client finds it."""
+    if given := environ.get("HF_HUB_CACHE"):
+        return Path(given).expanduser()
+    home = environ.get("HF_HOME") or os.path.join(environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    return Path(home).expanduser() / "hub"
+
+
+def in_hub_cache(name: str, kind: HubKind, *, revision: str = "main") -> Path | None:
+    """The snapshot of a model or a data set that was fetched before; None if there is none."""
+    if not is_hub_name(name):
+        return None
+    kept = hub_cache() / f"{kind}s--{name.replace('/', '--')}"
+    try:
+        commit = (kept / "refs" / revision).read_text(encoding="utf-8").strip()
+    except OSError:
+        commit = revision
+    folder = kept / "snapshots" / commit
+    return folder if folder.is_dir() else None
+
+
+def _parts(annotation: object) -> list[object]:
+    """The members of a union, unions in it and what is annotated included."""
+    if get_origin(annotation) is Annotated:
+        return _parts(get_args(annotation)[0])
+    arguments = get_args(annotation)
+    if get_origin(annotation) in (list, tuple, set, frozenset, dict) or not arguments:
+        return [annotation]
+    return [inner for part in arguments for inner in _parts(part)]
+
+
+def _item_of(annotation: object) -> object:
+    """What a list holds; object if the type is of no list."""
+    for part in _parts(annotation):
+        if get_origin(part) in (list, tuple, set, frozenset):
+            return get_args(part)[0]
+    return object
+
+
+def _fields_of(annotation: object) -> Iterator[type[BaseModel]]:
+    yield from (part for part in _parts(annotation) if isinstance(part, type) and issubclass(part, BaseModel))

@@ -1,0 +1,98 @@
+"""Paths in a run.toml, names on the hub, and code beside the file."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from env_service.config import EnvServiceConfig
+from learner.config import LearnerConfig
+from services.config.models import load_config
+from services.config.run_paths import import_code_beside, in_hub_cache, is_hub_name
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "model").mkdir(parents=True)
+    (folder / "tasks.jsonl").touch()
+    return folder
+
+
+def _learner(project: Path, text: str, *words: str) -> LearnerConfig:
+    (project / "run.toml").write_text(f"[learner]\n{text}")
+    argv = ["--config", str(project / "run.toml"), *words]
+    return load_config(LearnerConfig, process="learner", argv=argv, environ={})
+
+
+def test_a_path_of_the_file_counts_from_its_folder(project: Path) -> None:
+    config = _learner(project, 'model = "model"\noutput = "made/model"\n[run]\ndirectory = "runs"')
+
+    assert config.model == project / "model"
+    assert config.output == project / "made/model"
+    assert config.run.folder == project / "runs" / "default"
+
+
+def test_paths_in_lists_of_tables_count_from_it_too(project: Path) -> None:
+    (project / "run.toml").write_text(
+        '[env-service]\nmodel = "model"\n[[env-service.environments]]\nname = "sums"\nsource = "jsonl"\n'
+        'verifier = "tasks.jsonl"\ntrain_file = "tasks.jsonl"\n'
+    )
+
+    argv = ["--config", str(project / "run.toml")]
+    config = load_config(EnvServiceConfig, process="env-service", argv=argv, environ={})
+
+    (entry,) = config.environments
+    assert getattr(entry, "train_file", None) == project / "tasks.jsonl"
+    assert getattr(entry, "verifier", None) == "tasks.jsonl", "a text that is no path stays as it is"
+
+
+def test_what_is_not_beside_the_file_is_looked_for_in_the_current_folder(
+    project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere/models/one").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    assert _learner(project, 'model = "models/one"').model == Path("models/one")
+
+
+def test_a_path_of_the_command_line_counts_from_the_current_folder(
+    project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert _learner(project, "", "--model", "project/model").model == Path("project/model")
+
+
+def test_a_name_on_the_hub_is_the_snapshot_that_was_fetched(
+    project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    kept = tmp_path / "hub/models--Some--Model"
+    (kept / "snapshots/abc").mkdir(parents=True)
+    (kept / "refs").mkdir()
+    (kept / "refs/main").write_text("abc\n")
+
+    assert _learner(project, 'model = "Some/Model"').model == kept / "snapshots/abc"
+    assert in_hub_cache("Some/Other", "model") is None
+
+
+@pytest.mark.parametrize("text", ["models/../x", "/a/b", "a", "a/b/c", "a--b/c", "./a"])
+def test_a_path_is_no_name_on_the_hub(text: str) -> None:
+    assert not is_hub_name(text)
+
+
+def test_code_beside_the_file_can_be_imported_and_hides_nothing_else(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (project / "json.py").write_text("raise AssertionError")
+    (project / "a_reward_of_mine.py").write_text("")
+
+    import_code_beside(project / "run.toml")
+
+    import a_reward_of_mine  # type: ignore[import-not-found]
+
+    assert a_reward_of_mine.__file__ == str(project / "a_reward_of_mine.py")
+    assert sys.path[-1] == str(project)
