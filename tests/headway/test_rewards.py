@@ -1,6 +1,6 @@
 """Verifiers from Python: in a notebook, and as reward functions of TRL and verl."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from pydantic import BaseModel
@@ -36,7 +36,12 @@ def wants_more(completions: list[str], level: list[int]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RewardServer]:
-    functions = {"close": close, "longest": longest, "not_mine": not_mine, "wants_more": wants_more}
+    functions: dict[str, Callable[..., object]] = {
+        "close": close,
+        "longest": longest,
+        "not_mine": not_mine,
+        "wants_more": wants_more,
+    }
     with serving(functions) as running:
         yield running
 
