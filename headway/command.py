@@ -14,17 +14,19 @@ Nothing that it does is needed when the processes are deployed one by one.
 import importlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 
 from headway.data_command import convert_data
 from headway.keys_command import make_keys
 from headway.new_project import make_project
 from headway.own_options import own_options
+from headway.run_commands import compare_runs, fetch
 from headway.supervisor import Command, Limits, RestartPolicy, Supervisor
 from services.config.agreements import disagreements
 from services.config.devices import VISIBLE, Need, shared_out, visible
@@ -37,18 +39,22 @@ from services.run_lock import holder_of, taken_text
 
 USAGE = """\
 usage: headway init NAME [--model FOLDER]
-       headway up RUN.toml [--resume] [--restarts N] [--PROCESS.OPTION VALUE ...]
+       headway up RUN.toml [--resume [--accept-changes]] [--restarts N] [--PROCESS.OPTION VALUE ...]
        headway check RUN.toml [--PROCESS.OPTION VALUE ...]
        headway doctor RUN.toml [--before] [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
        headway eval RUN.toml [--model FOLDER | --checkpoint FOLDER] [--tasks N] [--samples N] [--output FILE]
                              [--against FILE [--judge VERIFIER]] [--PROCESS.OPTION VALUE ...]
+       headway diff RUN RUN
+       headway fetch NAME ... [--dataset] [--revision REVISION]
+       headway --version
        headway keys FOLDER [--env-service NAME ...] [--host HOST ...] [--force]
        headway data convert ROWS.jsonl [TASKS.jsonl] [--reference] [--extract last|first|whole] [--reward all|fraction]
 
 init    write a project into the folder NAME: a run.toml, tasks, a reward, and a tiny model unless one is named
 up      start the processes that RUN.toml has a table for, and stop them all when the learner has ended; one that dies
         is started again, at most N times (5 if left out) without a minute of life in between; with --resume the run
-        of this name goes on from its newest checkpoint
+        of this name goes on from its newest checkpoint; settings that would make it another training (algorithm,
+        model, group size) are refused then, unless with --accept-changes
 check   read RUN.toml as each process would, see whether their settings fit together, and start nothing
 doctor  ask the processes, also those at each URL, how they are, and say who is to blame if something is stuck; if none
         of them answers, or with --before: see whether machine, files and settings are fit for a start
@@ -58,6 +64,9 @@ eval    evaluate the model of RUN.toml, or that in a folder, or a checkpoint of 
         verifier of the reward service prefers ours to that file's, or to a JSONL's of prompt and completion. Processes
         that run already are used, the others are started and stopped again; nothing is trained, and no run's history
         is touched
+diff    print the settings, versions and commits in which two runs differ, given by their folders
+fetch   download models, or data sets, by their names on the Hugging Face hub into its cache (HF_HOME), where a run.toml
+        finds them by the same names
 keys    make keys and tokens for processes on several machines, and print the settings that use them; with names of
         env-services that are new, adds theirs to what is in FOLDER; with the hosts of the machines, also makes a CA and
         certificates for HTTPS, or renews those that are there; --force replaces what is there
@@ -114,8 +123,11 @@ def _too_long(configs: Mapping[str, ProcessConfig]) -> list[str]:
     ]
 
 
-def up(path: Path, arguments: Arguments, *, restarts: RestartPolicy) -> int:
+def up(path: Path, arguments: Arguments, *, restarts: RestartPolicy, written: Sequence[str] = ()) -> int:
     """Runs the processes until the learner has ended or a signal comes; the exit code is as `USAGE` says.
+
+    A run that has not come to its end can be taken up again: what to type for that is said, with the options as they
+    were `written`.
 
     Raises ConfigError, before it starts anything, with every problem of the config file, or if the run lives already.
     """
@@ -127,7 +139,13 @@ def up(path: Path, arguments: Arguments, *, restarts: RestartPolicy) -> int:
         replace(_command(name, path, arguments.get(name, ()), folder=one.run.folder), environment=devices.get(name, ()))
         for name, one in configs.items()
     ]
-    return Supervisor(commands, limits=Limits(restarts=restarts)).run()
+    supervisor = Supervisor(commands, limits=Limits(restarts=restarts))
+    code = supervisor.run()
+    unfinished = supervisor.was_stopped or code not in (0, 2)
+    if unfinished and _LEADER in configs and (configs[_LEADER].run.folder / "incarnation").exists():
+        again = shlex.join(["headway", "up", str(path), *written, "--resume"])
+        sys.stderr.write(f"headway: the run can go on: {again}\n")
+    return code
 
 
 def _devices(configs: Mapping[str, ProcessConfig]) -> dict[str, tuple[tuple[str, str], ...]]:
@@ -149,14 +167,11 @@ def _run(words: Sequence[str]) -> int:
             return _COMMANDS[command](Path(path), rest)
         case ["up" | "check" | "doctor" | "eval" as command, *_]:
             raise ConfigError([f"headway {command} needs the path of a TOML file: headway {command} RUN.toml"])
-        case ["init", *arguments]:
-            return make_project(arguments)
-        case ["keys", *arguments]:
-            return make_keys(arguments)
-        case ["data", "convert", *arguments]:
-            return convert_data(arguments)
-        case ["data", *_]:
-            raise ConfigError(["headway data converts: headway data convert ROWS.jsonl [TASKS.jsonl]"])
+        case ["--version"]:
+            sys.stdout.write(f"headway {version('headway')}\n")
+            return 0
+        case [word, *arguments] if word in _OTHERS:
+            return _OTHERS[word](arguments)
         case [word, *_]:
             guess = nearest(word, (*_COMMANDS, *_OTHERS))
             names = ", ".join((*_COMMANDS, *_OTHERS))
@@ -171,10 +186,13 @@ def _run_check(path: Path, words: Sequence[str]) -> int:
 
 
 def _run_up(path: Path, words: Sequence[str]) -> int:
-    own, overrides = own_options(words, {"--restarts": True, "--resume": False})
-    if "--resume" in own:
-        overrides = [*overrides, "--learner.resume", "true"]
-    return up(path, _split(overrides), restarts=RestartPolicy(most=_count(own.get("--restarts", ["5"])[-1])))
+    own, written = own_options(words, {"--restarts": True, "--resume": False, "--accept-changes": False})
+    overrides = list(written)
+    for name in ("--resume", "--accept-changes"):
+        if name in own:
+            overrides += [f"--learner.{name[2:]}", "true"]
+    restarts = RestartPolicy(most=_count(own.get("--restarts", ["5"])[-1]))
+    return up(path, _split(overrides), restarts=restarts, written=written)
 
 
 def _run_eval(path: Path, words: Sequence[str]) -> int:
@@ -204,7 +222,20 @@ _COMMANDS: Mapping[str, Callable[[Path, Sequence[str]], int]] = {
     "eval": _run_eval,
 }
 
-_OTHERS = ("init", "keys", "data")
+
+def _run_data(words: Sequence[str]) -> int:
+    if words[:1] != ["convert"]:
+        raise ConfigError(["headway data converts: headway data convert ROWS.jsonl [TASKS.jsonl]"])
+    return convert_data(words[1:])
+
+
+_OTHERS: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "init": make_project,
+    "diff": compare_runs,
+    "fetch": fetch,
+    "keys": make_keys,
+    "data": _run_data,
+}
 
 
 def run_folder(path: Path, words: Sequence[str]) -> Path:

@@ -175,6 +175,8 @@ class Supervisor:
         self._children: list[_Child] = []
         self._err, self._out = self._sinks = (Sink(2), Sink(1))
         self._strangers: frozenset[int] = frozenset()
+        self.was_stopped = False
+        """Whether a signal ended it, and not the leader."""
 
     def run(self) -> int:
         """Blocks until all have ended; returns the leader's exit code (128 + n if signal n ended it).
@@ -200,6 +202,7 @@ class Supervisor:
             if not self._start_due():
                 return 1
             self._turn(inbox, until=min(self._due.values(), default=None))
+        self.was_stopped = True
         log.info("stopping: %s", inbox.stop.name)
         return 0
 

@@ -9,8 +9,9 @@ from learner.algorithms.config import AlgorithmConfig, DistillConfig, GrpoConfig
 from learner.evaluation.config import EvaluationConfig
 from learner.teachers.config import TeacherConfig, check_teachers, check_use
 from learner.training.config import GuardConfig, TrainingConfig
-from protocol.fleet import Backend
+from protocol.fleet import Backend, fingerprint_directory
 from services.config.agreements import EqualTo, Listens, ModelFolder
+from services.config.made_with import settings_of
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.network import check_key_settings, is_loopback, is_wildcard
 from services.zmq.keys import KeyFile
@@ -261,6 +262,9 @@ class LearnerConfig(ProcessConfig):
     resume: bool | Literal["auto"] = Field(
         False, description="continue the run of this name from its newest checkpoint; auto: if there is one"
     )
+    accept_changes: bool = Field(
+        False, description="resume also with other settings of what training is: algorithm, model, group size and such"
+    )
     training: TrainingConfig = Field(TrainingConfig(), description="the training step")
     rollouts: RolloutConfig = RolloutConfig()
     lag: LagConfig = LagConfig()
@@ -294,6 +298,11 @@ class LearnerConfig(ProcessConfig):
                 f"algo {self.algo.type} learns from a file and none is set: set data.path to a JSONL or Parquet file"
             )
         return self
+
+    def made_with(self) -> dict[str, object]:
+        """All settings by dotted key, without secrets, and which model is in the folder."""
+        model = fingerprint_directory(self.model).model if self.model.is_dir() else None
+        return {**settings_of(self), "model_fingerprint": model}
 
     @property
     def learns_from_files(self) -> bool:

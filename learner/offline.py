@@ -27,12 +27,13 @@ from learner.data.examples import Tokenized, batches, length_statistics
 from learner.data.reference_cache import CacheKey, cached_reference_logprobs, fingerprint_model, fingerprint_sequences
 from learner.journal.checkpoints import Checkpoint, Checkpoints, checkpoints_of
 from learner.journal.files import LineFile, write_atomically
-from learner.journal.run_folder import NothingToResume, hold_run_folder, open_run_folder
+from learner.journal.run_folder import NothingToResume, changed_settings, hold_run_folder, open_run_folder
 from learner.offline_examples import Examples, Unit, in_step, read_units
 from learner.trainer_thread import LearnerRanks, TrainerThread
 from learner.training.batch import TrainSequence
 from learner.training.trainer import Trainer, stop_after_skips
 from protocol.rewards import RewardInput, write_reward_input
+from services.config import made_with
 from services.process import Stop
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,10 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
     folder = config.run.folder
     async with AsyncExitStack() as stack:
         lock = stack.enter_context(await hold_run_folder(folder, resume=config.resume is True))
+        settings = config.made_with()
+        changes = changed_settings(folder, settings, resume=config.resume is True, accepted=config.accept_changes)
         open_run_folder(lock, folder, resume=config.resume is True, journal=False)
+        made_with.write(folder, settings, changes=changes)
         ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
         thread = await stack.enter_async_context(TrainerThread())
 

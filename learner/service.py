@@ -25,7 +25,7 @@ from learner.config import LearnerConfig, LeaseConfig
 from learner.event_loop import Parts, ledger_config
 from learner.journal.checkpoints import Checkpoints
 from learner.journal.journal import FOLDER, Journal, NoJournal, RunLog
-from learner.journal.run_folder import hold_run_folder, open_run_folder
+from learner.journal.run_folder import changed_settings, hold_run_folder, open_run_folder
 from learner.online import OnlineTraining
 from learner.recovery import recover
 from learner.reports.run_records import Records
@@ -34,6 +34,7 @@ from learner.reports.summary import draw_curves, summarize, table, write_summary
 from learner.trainer_thread import LearnerRanks, TrainerThread, first_probe
 from learner.training.guard import Guard
 from learner.training.trainer import Trainer
+from services.config import made_with
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from services.http.server import Listener
@@ -55,8 +56,11 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
     folder = config.run.folder
     async with AsyncExitStack() as stack:
         lock = stack.enter_context(await hold_run_folder(folder, resume=config.resume is True))
+        settings = config.made_with()
+        changes = changed_settings(folder, settings, resume=config.resume is True, accepted=config.accept_changes)
         links = await open_links(config, stack)
         incarnation = open_run_folder(lock, folder, resume=config.resume is True, journal=config.checkpoint.journal)
+        made_with.write(folder, settings, changes=changes)
         measures = links.measures
         records = stack.enter_context(
             Records(folder=folder, total_steps=config.steps, failed_write=measures.failed_write)

@@ -25,6 +25,7 @@ from learner.journal.journal import FOLDER
 from learner.journal.segments import Segment, segments_of
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
+from services.config.made_with import Difference, changes_of_a_resume
 from services.run_lock import RunLock
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,18 @@ def open_run_folder(lock: RunLock, folder: Path, *, resume: bool, journal: bool)
     incarnation = 1 + (int(marker.read_text(encoding="utf-8")) if marker.exists() else 0)
     write_atomically(marker, f"{incarnation}\n")
     return incarnation
+
+
+_OF_ONE_START = ("resume", "accept_changes")
+
+
+def changed_settings(folder: Path, settings: Mapping[str, object], *, resume: bool, accepted: bool) -> list[Difference]:
+    """How this start's settings differ from the run's so far. Raises WrongSettings if it would be another training."""
+    if not resume:
+        return []
+    # The same model in another place is the same model.
+    ignored = (*_OF_ONE_START, "model") if settings.get("model_fingerprint") else _OF_ONE_START
+    return changes_of_a_resume(folder, settings, accepted=accepted, ignored=ignored)
 
 
 def _begin_journal(folder: Path) -> None:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, SecretStr
 
 from protocol.fleet import Fingerprints, fingerprint_directory
 from services.config.models import HttpConfig, ProcessConfig
+from services.config.run_paths import is_hub_name
 from services.network import is_loopback
 from services.zmq.keys import AuthorizedBy, KeyFile, PublicKeyOf, unlike_keys, unreadable_key
 
@@ -225,11 +226,19 @@ def _model_problems(places: list[Place]) -> Iterator[str]:
 def _fingerprints(folder: Path) -> Fingerprints | str:
     """The fingerprints, or what keeps them from being read."""
     if not folder.is_dir():
-        return f"{folder} is not a folder; expected a Hugging Face model directory"
+        return f"{folder} is not a folder; expected a Hugging Face model directory{_or_fetched(folder)}"
     try:
         return fingerprint_directory(folder)
     except (OSError, ValueError) as error:
         return f"{folder} cannot be used: {error}"
+
+
+def _or_fetched(folder: Path) -> str:
+    """What a name on the hub would need, if it is one."""
+    name = "/".join(folder.parts[-2:])
+    # Where the folder that holds it is there, a folder was meant.
+    is_name = is_hub_name(name) and not folder.parent.is_dir() and folder.parts[-2] != "models"
+    return f"; if it is meant as a name on the hub: headway fetch {name}" if is_name else ""
 
 
 def _at(config: BaseModel, key: str) -> object:

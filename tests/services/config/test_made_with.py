@@ -1,0 +1,92 @@
+"""The record of what a run was made with, and what a resume with other settings meets."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from learner.config import LearnerConfig
+from learner.journal.run_folder import changed_settings
+from services.config import made_with
+from services.process import WrongSettings
+
+
+def _config(tmp_path: Path, **settings: object) -> LearnerConfig:
+    model = tmp_path / "model"
+    model.mkdir(exist_ok=True)
+    for name in ("config.json", "tokenizer.json"):
+        (model / name).write_text("{}")
+    return LearnerConfig.model_validate({"model": model, **settings})
+
+
+def test_the_record_holds_defaults_versions_and_the_command_and_no_secret(tmp_path: Path) -> None:
+    config = _config(tmp_path, steps=7, http={"port": 7300, "token": "very-secret"})
+
+    made_with.write(tmp_path, config.made_with())
+
+    text = (tmp_path / made_with.FILE).read_text()
+    record = json.loads(text)
+    assert record["settings"]["steps"] == 7
+    assert record["settings"]["rollouts.group_size"] == 8, "a default"
+    assert record["settings"]["algo.type"] == "grpo"
+    assert record["settings"]["http.token"] == "(a secret)"
+    assert "very-secret" not in text
+    assert {"headway", "python", "torch"} <= record["versions"].keys()
+    assert record["command"]
+    assert record["host"]["cores"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        ({"algo": {"type": "rloo"}}, "algo.type"),
+        ({"algo": {"type": "grpo", "clip_low": 0.1}}, "algo.clip_low"),
+        ({"rollouts": {"group_size": 4}}, "rollouts.group_size"),
+        ({"groups_per_step": 3}, "groups_per_step"),
+    ],
+)
+def test_a_resume_that_would_be_another_training_is_refused_unless_accepted(
+    tmp_path: Path, changed: dict[str, object], key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made_with.write(tmp_path, _config(tmp_path).made_with())
+    settings = _config(tmp_path, **changed).made_with()
+
+    with pytest.raises(WrongSettings, match=rf"{key}: .* → .*--accept-changes"):
+        changed_settings(tmp_path, settings, resume=True, accepted=False)
+    accepted = changed_settings(tmp_path, settings, resume=True, accepted=True)
+
+    assert key in {change.key for change in accepted}
+    assert f"with another setting: {key}" in caplog.text
+    assert changed_settings(tmp_path, settings, resume=False, accepted=False) == []
+
+
+def test_another_setting_that_leaves_training_what_it_is_is_said_and_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made_with.write(tmp_path, _config(tmp_path).made_with())
+    settings = _config(tmp_path, steps=200, resume=True).made_with()
+
+    changes = changed_settings(tmp_path, settings, resume=True, accepted=False)
+    made_with.write(tmp_path, settings, changes=changes)
+
+    assert "steps: 100 → 200" in caplog.text
+    record = made_with.read(tmp_path)
+    assert record["changes"] == ["steps: 100 → 200"], "resume itself is no difference"
+    assert len(record["former_starts"]) == 1
+
+
+def test_the_same_model_in_another_place_is_the_same_model(tmp_path: Path) -> None:
+    made_with.write(tmp_path, _config(tmp_path).made_with())
+    (tmp_path / "elsewhere").mkdir()
+
+    moved = _config(tmp_path / "elsewhere").made_with()
+    assert changed_settings(tmp_path, moved, resume=True, accepted=False) == []
+
+    (tmp_path / "elsewhere/model/config.json").write_text('{"hidden_size": 9}')
+    other = LearnerConfig.model_validate({"model": tmp_path / "elsewhere/model"}).made_with()
+    with pytest.raises(WrongSettings, match="model_fingerprint"):
+        changed_settings(tmp_path, other, resume=True, accepted=False)
+
+
+def test_a_run_of_an_earlier_release_can_be_resumed(tmp_path: Path) -> None:
+    assert changed_settings(tmp_path, _config(tmp_path).made_with(), resume=True, accepted=False) == []
