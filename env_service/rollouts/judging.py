@@ -116,6 +116,8 @@ class Judging:
         faults = [each.fault for each in conversations if each.fault is not None]
         if faults and len(faults) == len(conversations):
             raise failure_of_all(faults)
+        if not conversations:
+            raise InfrastructureFailure("the policy had no turn: its opponent ended every game before it")
         begun = [each for each in conversations if each.transcript.turns]
         if not begun:
             raise InfrastructureFailure("the policy had no turn within the time of a conversation")
