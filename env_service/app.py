@@ -21,12 +21,11 @@ from env_service.agents.routes import OPEN_FOLDER, add_session_routes
 from env_service.config import EnvServiceConfig
 from env_service.connection import LearnerLink
 from env_service.environments import catalog
-from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import OfferedEnvironment
 from env_service.environments.task_configs import ClassTasks
-from env_service.environments.tokenization import Tokenization
+from env_service.environments.tokenization import Tokenization, TokenizerError
 from env_service.hosting.hosted import Hosting
-from env_service.leases import Outbox, RunningLeases
+from env_service.leases import Outbox, RunningLeases, Slow
 from env_service.reward_services import reward_client
 from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds
 from env_service.rollouts.generation import Generation, GeneratorFleet
@@ -36,7 +35,7 @@ from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Rollout
 from env_service.status import EnvServiceStatus
 from protocol.fleet import fingerprint_directory
-from protocol.messages import EnvironmentInfo, Hello, ServingGenerator
+from protocol.messages import EnvironmentInfo, Hello, ServingGenerator, WaitsFor
 from services.http.app import OPEN_PATHS, create_app
 from services.http.calls import Backoff, Breakers
 from services.http.client import HttpClient
@@ -79,9 +78,45 @@ async def watch_peers(link: LearnerLink, fleet: GeneratorFleet, waits: Waiting, 
             await link.wait_for(lambda: not (fleet.answering and link.welcomed))
 
 
+async def watch_rollouts(
+    running: RunningLeases, waits: Waiting, config: EnvServiceConfig, *, poll_s: float = 1.0, quiet_s: float = 10.0
+) -> None:
+    """Say for whom rollouts wait longer than usual: a verifier or an environment that hangs, until cancelled."""
+    retry = config.retry
+    remedies: Mapping[WaitsFor, str] = {
+        "rewards": f"a verifier is slow or hangs; it has {retry.reward_timeout_s:g} s (env-service.retry."
+        "reward_timeout_s), and of workers each item reward-service.workers.compute_timeout_s; the log of the "
+        "reward-service names the items",
+        "environment": f"its code is slow or hangs; a step has {retry.environment_timeout_s:g} s (env-service.retry."
+        "environment_timeout_s)",
+    }
+    async with asyncio.TaskGroup() as tasks:
+        for whom, remedy in remedies.items():
+            tasks.create_task(_watch_one(running, waits, whom, remedy, poll_s=poll_s, quiet_s=quiet_s))
+
+
+async def _watch_one(
+    running: RunningLeases, waits: Waiting, whom: WaitsFor, remedy: str, *, poll_s: float, quiet_s: float
+) -> None:
+    name = "the reward service to judge tasks of" if whom == "rewards" else "the environment"
+    while True:
+        await asyncio.sleep(poll_s)
+        slow = running.slow(whom, from_s=quiet_s)
+        if slow is None:
+            continue
+        with waits.wait(_slow_text(name, slow, remedy), blocks_readiness=False) as wait:
+            while (slow := running.slow(whom, from_s=quiet_s)) is not None:
+                wait.whom = _slow_text(name, slow, remedy)
+                await asyncio.sleep(poll_s)
+
+
+def _slow_text(name: str, slow: Slow, remedy: str) -> str:
+    return f"{name} {', '.join(slow.environments)} ({slow.leases} groups, one for {slow.oldest_s:.0f} s): {remedy}"
+
+
 async def run(config: EnvServiceConfig, stop: Stop) -> None:
     """Serve until `stop` is requested, then leave in good order."""
-    tokenization = Tokenization(config.model)
+    tokenization = tokenization_of(config)
     hosting = hosting_of(config)
     environments = environments_of(config, tokenization, hosting)
     metrics, waits = Metrics("env-service"), Waiting()
@@ -167,9 +202,17 @@ def environments_of(
     try:
         environments = catalog.build(config.environments, elsewhere=hosting.offered)
         catalog.check_templates(environments, tokenization)
-    except EnvironmentFault as error:
+    except ValueError as error:  # of a class, a file of tasks, or a dataset
         raise WrongSettings(str(error)) from error
     return environments
+
+
+def tokenization_of(config: EnvServiceConfig) -> Tokenization:
+    """Of the model. Raises WrongSettings."""
+    try:
+        return Tokenization(config.model)
+    except (FileNotFoundError, TokenizerError) as error:
+        raise WrongSettings(f"model: {error}") from error
 
 
 def sessions_of(config: EnvServiceConfig, *, url: str) -> Sessions:
@@ -276,5 +319,6 @@ async def _converse(
         tick=link.tick(running),
         watch_peers=watch_peers(link, fleet, waits, learner=config.learner),
         watch_rewards=rewards.watch(waits),
+        watch_rollouts=watch_rollouts(running, waits, config),
         **({"adapt": concurrency.watch()} if concurrency else {}),
     )

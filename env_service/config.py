@@ -1,6 +1,5 @@
 """Configuration of the env_service."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -160,24 +159,6 @@ class EnvServiceConfig(ProcessConfig):
     environments: tuple[Tasks, ...] = Field(
         (AdditionTasks(),), min_length=1, max_length=256, description="what can be rolled out, by name"
     )
-
-    def faults(self) -> list[str]:
-        """Of environments that are classes: those that cannot be made, or that the model's template cannot carry."""
-        # Deferred: a config is read before anything else is loaded.
-        from env_service.environments.catalog import faults_of
-        from env_service.hosting.hosted import Hosting
-
-        hosting = Hosting(workers=self.workers, environment_timeout_s=self.retry.environment_timeout_s)
-        return faults_of(self.environments, self.model, elsewhere=hosting.offered)
-
-    def conversation_tokens(self) -> Mapping[str, int]:
-        """The budgets of environments that are classes, as their entries or the classes themselves say."""
-        # Deferred: a config is read before anything else is loaded.
-        from env_service.environments.catalog import budgets_of
-        from env_service.hosting.hosted import Hosting
-
-        hosting = Hosting(workers=self.workers, environment_timeout_s=self.retry.environment_timeout_s)
-        return budgets_of(self.environments, elsewhere=hosting.offered)
 
     @model_validator(mode="after")
     def _keys_where_needed(self) -> "EnvServiceConfig":

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
-from protocol.messages import Acknowledged, Failed, Finished, Lease, RunningLease
+from protocol.messages import Acknowledged, Failed, Finished, Lease, RunningLease, WaitsFor
 from protocol.model import PolicyVersion
 from protocol.trajectories import Purpose, TrajectoryGroup
 
@@ -126,6 +126,16 @@ class _Running:
     lease: Lease
     progress: Progress
     task: asyncio.Task[None] | None = None
+    begun: bool = False
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Leases that have waited for long: how many, of which environments, and the longest of the waits in seconds."""
+
+    leases: int
+    environments: tuple[str, ...]
+    oldest_s: float
 
 
 def _rank(lease: Lease) -> tuple[int, ...]:
@@ -227,9 +237,22 @@ class RunningLeases:
             for key, entry in self._running.items()
         )
 
+    def slow(self, whom: WaitsFor, *, from_s: float) -> "Slow | None":
+        """The leases that have waited for somebody for `from_s` seconds or more; None if there are none."""
+        now = time.monotonic()
+        found = [
+            (now - entry.progress.waits_since, entry.lease.environment)
+            for entry in self._running.values()
+            if entry.begun and entry.progress.waits_for == whom and now - entry.progress.waits_since >= from_s
+        ]
+        if not found:
+            return None
+        return Slow(leases=len(found), environments=tuple(sorted({name for _, name in found})), oldest_s=max(found)[0])
+
     async def _hold(self, key: LeaseKey, entry: _Running) -> None:
         try:
             async with self._places.held(_rank(entry.lease)):
+                entry.begun = True
                 outcome = await self._run(entry.lease, entry.progress)
             # Reported before it stops running: at no moment may a heartbeat speak of it and the outbox not know it.
             await self._report(outcome)

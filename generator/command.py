@@ -46,7 +46,7 @@ def engine_options(config: GeneratorConfig) -> EngineOptions:
     return EngineOptions(
         model=str(config.model),
         dtype=engine.dtype,
-        max_model_len=engine.max_model_len,
+        max_model_len=config.context_tokens,
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         kv_cache_gb=engine.kv_cache_gb,

@@ -5,9 +5,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from protocol.fleet import Backend
+from protocol.fleet import Backend, positions
 from services.config.agreements import EqualTo, ModelFolder, Reaches
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
+
+_USUAL_TOKENS = 2048
 
 
 class EngineConfig(ConfigModel):
@@ -16,7 +18,11 @@ class EngineConfig(ConfigModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="type of weights and activations"
     )
-    max_model_len: int = Field(2048, ge=2, description="most tokens of prompt and completion together")
+    max_model_len: int | None = Field(
+        None,
+        ge=2,
+        description="most tokens of prompt and completion together; 2048 if none, or what the model has positions for",
+    )
     max_num_seqs: int = Field(64, ge=1, description="completions sampled at once")
     max_num_batched_tokens: int | None = Field(
         None,
@@ -87,8 +93,8 @@ class GeneratorConfig(ProcessConfig):
 
     @property
     def context_tokens(self) -> int:
-        """Prompt and completion together."""
-        return self.engine.max_model_len
+        """Of prompt and completion together; reads the model's config.json where the settings do not say it."""
+        return self.engine.max_model_len or min(_USUAL_TOKENS, positions(self.model) or _USUAL_TOKENS)
 
     @property
     def gpus_wanted(self) -> int:

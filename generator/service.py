@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from generator.announcer import announce, announce_leave
 from generator.config import GeneratorConfig
 from generator.engine.engine import Engine, EngineGone
-from generator.engine.options import EngineOptions
+from generator.engine.options import EngineOptions, in_settings
 from generator.logprobs import Scoring
 from generator.openai_routes import mount_openai_routes
 from generator.routes import add_token_routes, add_weight_routes, refused_while_starting
@@ -33,7 +33,7 @@ from services.http.status import add_status_route, peers_at, recent_failures
 from services.http.tls import client_tls
 from services.http.waiting import Waiting
 from services.network import address_to, is_wildcard
-from services.process import Stop
+from services.process import Stop, WrongSettings
 
 log = logging.getLogger(__name__)
 
@@ -169,6 +169,11 @@ async def _engine_unless_stopped(options: EngineOptions, stop: Stop) -> Engine |
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         return starting.result() if starting.done() else None
+    except Exception as error:
+        meant = in_settings(error, options)
+        if meant is not None:
+            raise WrongSettings(meant) from error
+        raise
     finally:
         stopping.cancel()
         if not starting.done():
@@ -186,7 +191,7 @@ def _scoring(
         generator_id=announcement.generator_id,
         tokenizer=announcement.fingerprints.tokenizer,
         vocabulary_size=vocabulary_size(config.model),
-        max_model_len=config.engine.max_model_len,
+        max_model_len=config.context_tokens,
     )
 
 
@@ -195,7 +200,7 @@ def _serving(config: GeneratorConfig, *, engine: Engine, measures: Measures, nam
         engine=engine,
         generator_id=name,
         vocabulary_size=vocabulary_size(config.model),
-        max_model_len=config.engine.max_model_len,
+        max_model_len=config.context_tokens,
         max_waiting_requests=config.max_waiting_requests,
         measures=measures,
     )
@@ -255,6 +260,6 @@ def _announcement(config: GeneratorConfig, *, listener: Listener, instance: str)
         world_size=config.engine.tensor_parallel_size,
         backend=config.join.backend,
         staging=config.staging == "staging",
-        max_model_len=config.engine.max_model_len,
+        max_model_len=config.context_tokens,
         serving_version=None,
     )

@@ -12,15 +12,21 @@ Nothing that it does is needed when the processes are deployed one by one.
 """
 
 import importlib
+import json
+import logging
 import os
 import re
+import select
 import shlex
+import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from headway.data_command import convert_data
 from headway.keys_command import make_keys
@@ -36,6 +42,9 @@ from services.config.run_paths import import_code_beside
 from services.config.sources import PROCESSES, TABLES, ConfigError, read_tables
 from services.logs import configure_logging
 from services.run_lock import holder_of, taken_text
+
+if TYPE_CHECKING:
+    from headway.checking import Examination
 
 USAGE = """\
 usage: headway init NAME [--model FOLDER]
@@ -55,7 +64,8 @@ up      start the processes that RUN.toml has a table for, and stop them all whe
         is started again, at most N times (5 if left out) without a minute of life in between; with --resume the run
         of this name goes on from its newest checkpoint; settings that would make it another training (algorithm,
         model, group size) are refused then, unless with --accept-changes
-check   read RUN.toml as each process would, see whether their settings fit together, and start nothing
+check   read RUN.toml as each process would, with the files and the code that it names; see whether all of it fits
+        together and the machine is fit for it, and start nothing; `up` does so first
 doctor  ask the processes, also those at each URL, how they are, and say who is to blame if something is stuck; if none
         of them answers, or with --before: see whether machine, files and settings are fit for a start
 eval    evaluate the model of RUN.toml, or that in a folder, or a checkpoint of a run with these settings, on N held-out
@@ -77,11 +87,16 @@ PROCESS is learner, generator, reward-service or env-service, and run for the ta
 lists its options. Example: headway up run.toml --learner.max-lag 0 --run.name synchronous
 
 exit code of up and eval: the learner's; 0 if stopped by a signal; 1 if a process could not be kept alive; 2 for wrong
-settings
+settings, also if a process finds them wrong at its start, which is then not started again
+exit code of check: 0 if all is well, 2 if not
 exit code of doctor: 0 if all is well, 1 if not, 2 for wrong settings
 """
 
+log = logging.getLogger(__name__)
+
 _LEADER = "learner"
+_QUIET_S = 10.0
+_PORT_S = 8.0
 # The env-service first: it gives its unfinished work back while everybody is still there to take it.
 _STOPPED_LAST = ("generator", "reward-service")
 
@@ -100,27 +115,87 @@ def main() -> None:
 
 
 def check(path: Path, arguments: Arguments) -> int:
-    """Says that a config file is good, and the code that it names. Raises ConfigError with every problem otherwise."""
-    configs = _load_all(path, arguments)
-    faults = [f"[{name}] {fault}" for name, config in configs.items() for fault in config.faults()]
-    faults += _too_long(configs)
-    if faults:
-        raise ConfigError(faults)
-    sys.stdout.write(f"{path}: good for {', '.join(configs)}\n")
+    """Says that a config file is good, with all that it names. Raises ConfigError with every problem otherwise."""
+    configs, problems = _read_each(path, arguments)
+    problems += disagreements(configs)
+    found = examined(configs)
+    if problems or found.faults:
+        raise ConfigError(_together([*problems, *found.faults]))
+    notes = "".join(f"note: {note}\n" for note in found.notes)
+    sys.stdout.write(f"{path}: good for {', '.join(configs)}\n{found.table}{notes}")
     return 0
 
 
-def _too_long(configs: Mapping[str, ProcessConfig]) -> list[str]:
-    """Conversations that may grow longer than a generator takes: they would be cut off there, not where they should."""
-    takes = [(name, config.context_tokens) for name, config in configs.items() if config.context_tokens is not None]
-    return [
-        f"[{name}] {setting} is {tokens}, and [{taker}] engine.max_model_len {most}: a conversation would be cut off "
-        f"at {most} tokens; lower the first to {most} at most, or raise the second"
-        for name, config in configs.items()
-        for setting, tokens in config.conversation_tokens().items()
-        for taker, most in takes
-        if tokens > most
-    ]
+def _together(problems: Sequence[str]) -> list[str]:
+    """Each once; what several tables have in common in one line: `[learner], [generator] model: ...`."""
+    tables: dict[str, list[str]] = {}
+    for problem in problems:
+        table, _, rest = problem.partition(" ") if problem.startswith("[") else ("", "", problem)
+        tables.setdefault(rest, []).append(table)
+    return [f"{', '.join(dict.fromkeys(several))} {rest}".strip() for rest, several in tables.items()]
+
+
+def examined(configs: Mapping[str, ProcessConfig], *, patience_s: float = 0.0) -> "Examination":
+    """What a start would find wrong beyond the settings themselves."""
+    # Deferred: what it loads is not wanted in a supervisor, nor for --help.
+    from headway.checking import examine
+
+    found = examine(configs, patience_s=patience_s)
+    try:
+        _devices(configs)
+    except ConfigError as error:
+        found.faults += error.problems
+    return found
+
+
+def examined_apart(configs: Mapping[str, ProcessConfig], *, patience_s: float = 60.0) -> None:
+    """The same, in a child: the user's code that it imports, and all that it loads, does not stay in the supervisor.
+
+    Raises ConfigError with every fault; notes are logged. After `patience_s` seconds a start goes on without it.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _examine_in_child(configs, writer)
+    os.close(writer)
+    text = _text_of(reader, patience_s=patience_s)
+    if text is None:
+        os.kill(child, signal.SIGKILL)
+        log.warning("what the settings name could not be looked at within %g s: starting all the same", patience_s)
+    os.waitpid(child, 0)
+    said = json.loads(text or "{}")
+    for note in said.get("notes", ()):
+        log.warning("%s", note)
+    if said.get("faults"):
+        raise ConfigError(said["faults"])
+
+
+def _examine_in_child(configs: Mapping[str, ProcessConfig], writer: int) -> NoReturn:
+    try:
+        found = examined(configs, patience_s=_PORT_S)
+        with os.fdopen(writer, "w") as pipe:
+            json.dump({"faults": found.faults, "notes": found.notes}, pipe)
+    except Exception:
+        log.exception("what the settings name could not be looked at")
+    finally:
+        os._exit(0)
+
+
+def _text_of(reader: int, *, patience_s: float) -> str | None:
+    """All that is written to a pipe; None if its end does not come in time. After some seconds it is said."""
+    data, began = b"", time.monotonic()
+    with os.fdopen(reader, "rb") as pipe:
+        said = False
+        while (left := began + patience_s - time.monotonic()) > 0:
+            if select.select([pipe], [], [], min(left, _QUIET_S))[0]:
+                part = os.read(reader, 1 << 16)
+                if not part:
+                    return data.decode()
+                data += part
+            elif not said:
+                log.info("reading the tasks and importing the code that the settings name: more than %g s", _QUIET_S)
+                said = True
+    return None
 
 
 def up(path: Path, arguments: Arguments, *, restarts: RestartPolicy, written: Sequence[str] = ()) -> int:
@@ -134,6 +209,7 @@ def up(path: Path, arguments: Arguments, *, restarts: RestartPolicy, written: Se
     configs = _load_all(path, arguments)
     _check_free(configs)
     _log_as(configs)
+    examined_apart(configs)
     devices = _devices(configs)
     commands = [
         replace(_command(name, path, arguments.get(name, ()), folder=one.run.folder), environment=devices.get(name, ()))

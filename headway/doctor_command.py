@@ -1,6 +1,7 @@
 """`headway doctor`: which of its two examinations is wanted, and its exit code."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from protocol.status import Kind, ProgressStatus
 from services.config.models import ProcessConfig
 from services.config.sources import ConfigError
 from services.http.tls import TlsFiles
+from services.network import command_of
+from services.run_lock import holder_of
 
 _SECOND_LOOK_S = 2.0
 
@@ -51,8 +54,25 @@ async def _doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) 
     if options.as_json:
         sys.stdout.write(as_json(patients=patients, diagnosis=diagnosis))
     else:
-        sys.stdout.write(f"{table(patients)}\n{verdict(diagnosis, patients)}")
+        sys.stdout.write(f"{table(patients)}\n{whose(configs, patients)}{verdict(diagnosis, patients)}")
     return 1 if diagnosis.culprits else 0
+
+
+def whose(configs: Mapping[str, ProcessConfig], patients: Sequence[Patient]) -> str:
+    """Says it if what answers at the addresses of the config file is of another run; empty if it is of this one."""
+    folder = next((config.run.folder for config in configs.values()), None)
+    learners = [patient.status for patient in patients if patient.kind == "learner" and patient.status is not None]
+    if folder is None or not learners or learners[0].host != socket.gethostname():
+        return ""
+    holder, learner = holder_of(folder), learners[0]
+    if holder is not None and holder.pid == learner.pid:
+        return ""
+    command = command_of(learner.pid) or "not known"
+    runs = f"which is that of {holder}" if holder is not None else "which does not run"
+    return (
+        f"The learner that answers is process {learner.pid} ({command}), and not of the run in {folder}, {runs}: what "
+        "follows is about another run. Name the right file or run.name, or stop the other run.\n\n"
+    )
 
 
 async def _before(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:

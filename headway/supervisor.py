@@ -130,6 +130,8 @@ def kill_children(wanted: Callable[[Relative], bool], *, deadline: float) -> boo
 
 _FLUSH_S = 0.25
 _KILL_S = 0.5
+_UNREADABLE = 2
+_STOPPED_BY = "stopped by an error: "
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -163,8 +165,8 @@ class Supervisor:
     """Runs `commands` until the leader has ended, SIGINT, SIGTERM or SIGHUP comes, or a child cannot be kept alive.
 
     A child that ends is started again, the leader only if a signal has ended it or it asks for it by its code. One that
-    ends with code 2, which means that its configuration is wrong, ends all. A second SIGINT kills what has not stopped
-    yet.
+    ends with code 78 or 2, which means that its settings are wrong, ends all, and why is said once more at the end. A
+    second SIGINT kills what has not stopped yet.
     To be made and run in the main thread, once.
     """
 
@@ -177,6 +179,7 @@ class Supervisor:
         self._strangers: frozenset[int] = frozenset()
         self.was_stopped = False
         """Whether a signal ended it, and not the leader."""
+        self._last_sentence = ""
 
     def run(self) -> int:
         """Blocks until all have ended; returns the leader's exit code (128 + n if signal n ended it).
@@ -191,6 +194,8 @@ class Supervisor:
                 code = self._watch(inbox)
             finally:
                 self._stop_all(inbox, quiet=code == 0 and inbox.stop is None)
+        if self._last_sentence:  # of what scrolled by since, it is what matters
+            log.error("%s", self._last_sentence)
         return code
 
     def _watch(self, inbox: "_Inbox") -> int:
@@ -236,10 +241,11 @@ class Supervisor:
             for source in self._sources():  # what others wrote before its end is shown before its result
                 source.drain()
         self._bury(child)
+        if code in (WRONG_SETTINGS, _UNREADABLE):
+            log.error("%s cannot be run with these settings: stopping all", command.name)
+            self._last_sentence = child.complaint()
+            return _UNREADABLE
         if command.is_leader and code >= 0 and code != START_AGAIN:
-            return code
-        if code == WRONG_SETTINGS:
-            log.error("%s cannot be run with this configuration: stopping all", command.name)
             return code
         return self._again(child, code)
 
@@ -355,6 +361,13 @@ class _Child:
     def last_words(self) -> str:
         """The newest lines of its standard error, each indented on a line of its own."""
         return "".join(f"\n    {line}" for line in self.sources[0].last_lines) or " none"
+
+    def complaint(self) -> str:
+        """What it said last of why it ended: the sentence after the clock, its name and the severity."""
+        lines = self.sources[0].last_lines
+        said = next((line for line in reversed(lines) if _STOPPED_BY in line), lines[-1] if lines else "")
+        sentence = said.rpartition(_STOPPED_BY)[2] if _STOPPED_BY in said else said.partition(": ")[2] or said
+        return f"{self.command.name}: {sentence.strip().removeprefix('WrongSettings: ')}"
 
     def kill_group(self) -> None:
         """Kills it, if it still runs, and those of its own children that are still in its group."""

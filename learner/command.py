@@ -108,6 +108,7 @@ def _tune_environment(config: LearnerConfig) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TORCH_LOGS", "-torch._library.triton")  # it says once more that a CPU has no triton
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # c10d's sockets warn of every peer that is not there yet
     os.environ.setdefault("TQDM_DISABLE", "1")  # transformers draws a bar for each file that it writes
 
 

@@ -184,6 +184,7 @@ _SHAPE_KEYS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "head_dim", "vocab_size", "tie_word_embeddings", "hidden_act", "rms_norm_eps", "num_experts", "num_local_experts",
 )  # fmt: skip
+_POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
 
@@ -216,6 +217,33 @@ def chat_template(model: Path) -> str:
 def vocabulary_size(model: Path) -> int:
     """The number of token ids that the model knows. Raises FileNotFoundError that names the missing file."""
     return int(_read_json(model / "config.json")["vocab_size"])
+
+
+def positions(model: Path) -> int | None:
+    """How many tokens a model takes by its config.json; None if that does not say it, or cannot be read."""
+    try:
+        config = _read_json(model / "config.json")
+    except (OSError, ValueError):
+        return None
+    inner = config.get("text_config")
+    for one in (config, inner if isinstance(inner, dict) else {}):
+        most = next((one[key] for key in _POSITION_KEYS if isinstance(one.get(key), int)), None)
+        if most is not None:
+            scaling = one.get("rope_scaling") or one.get("rope_parameters") or {}
+            factor = scaling.get("factor", 1) if isinstance(scaling, dict) else 1
+            # Of Llama 3's kind, and of those that say what they began with, the factor is in the number already.
+            counted = isinstance(scaling, dict) and "original_max_position_embeddings" in scaling
+            return int(most if counted else most * max(1, factor))
+    return None
+
+
+def attention_heads(model: Path) -> int | None:
+    """How many heads a model's attention has by its config.json; None if that does not say it, or cannot be read."""
+    try:
+        heads = _read_json(model / "config.json").get("num_attention_heads")
+    except (OSError, ValueError):
+        return None
+    return heads if isinstance(heads, int) and heads > 0 else None
 
 
 def _tokenizer(model: Path) -> str:

@@ -112,12 +112,12 @@ def build_registry(config: RewardServiceConfig) -> Registry:
 
     Raises UserError.
     """
-    return Registry([*_with_packages(INCLUDED), *configured(config)])
+    return Registry([*with_packages(), *configured(config)])
 
 
-def _with_packages(verifiers: Iterable[Verifier]) -> Iterable[Verifier]:
-    """Those whose packages are installed; the packages' versions become part of theirs."""
-    for verifier in verifiers:
+def with_packages() -> Iterable[Verifier]:
+    """The included verifiers whose packages are installed; the packages' versions become part of theirs."""
+    for verifier in INCLUDED:
         try:
             parts = [f"{package}-{importlib.metadata.version(package)}" for package in verifier.packages]
         except importlib.metadata.PackageNotFoundError as error:

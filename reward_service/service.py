@@ -5,7 +5,8 @@ import gc
 import importlib.metadata
 import logging
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Request, Response
@@ -18,14 +19,15 @@ from reward_service.execution.execution import Execution, execution_routes, open
 from reward_service.included import build_registry
 from reward_service.requests.answering import LINES, Answering, Repetitions, ScoreCall
 from reward_service.requests.scoring import Scorer
-from reward_service.sandbox.pool import open_sandboxes
+from reward_service.sandbox.pool import Sandboxes, open_sandboxes
 from reward_service.verifier.lanes import Registry, Verifier, make_metrics
+from reward_service.verifier.submission import UserError
 from services.http.app import RequestRefused, create_app, json_answer, json_body
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, recent_failures
 from services.http.waiting import Waiting
-from services.process import Stop
+from services.process import Stop, WrongSettings
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +144,23 @@ class RewardServiceStatus:
 PROCESS = "reward-service"
 
 
+def _registry(config: RewardServiceConfig, more: Iterable[Verifier]) -> Registry:
+    try:
+        return Registry([*build_registry(config).all(), *more])
+    except UserError as error:
+        raise WrongSettings(str(error)) from error
+
+
+@asynccontextmanager
+async def _sandboxes(config: RewardServiceConfig) -> AsyncIterator[Sandboxes | None]:
+    async with AsyncExitStack() as stack:
+        try:
+            opened = await stack.enter_async_context(open_sandboxes(kind=config.sandbox, config=config.execution))
+        except UserError as error:
+            raise WrongSettings(str(error)) from error
+        yield opened
+
+
 async def serve(
     config: RewardServiceConfig,
     stop: Stop,
@@ -152,18 +171,18 @@ async def serve(
     """Serve until a stop is requested, then finish what runs. `more` verifiers are those of a caller in this process,
     which is told the address that it is `listening` at.
 
-    Raises UserError for verifiers and reward models that cannot be loaded and for a sandbox that cannot be had,
+    Raises WrongSettings for verifiers and reward models that cannot be loaded and for a sandbox that cannot be had,
     AddressInUse for a taken port.
     """
     metrics, waiting = Metrics(PROCESS), Waiting()
-    registry = Registry([*build_registry(config).all(), *more])
+    registry = _registry(config, more)
     with (
         Listener(host=config.http.host, port=config.http.port, tls=config.http.tls) as listener,
         recent_failures() as failures,
     ):
         service_id = config.id or f"{socket.gethostname()}:{listener.port}"
         async with (
-            open_sandboxes(kind=config.sandbox, config=config.execution) as sandboxes,
+            _sandboxes(config) as sandboxes,
             open_execution(sandboxes, config.execution) as execution,
             Scorer(
                 registry=registry,

@@ -7,13 +7,19 @@ import select
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, TextIO
+
+from services.user_code import in_lines
 
 _NAME_WIDTH = len("reward-service")
 _NEVER_BLOCKS = 4096  # bytes that a descriptor that is ready takes at once: POSIX's PIPE_BUF on Linux
 _MOST_PENDING = 256 << 10
 _FLUSH_S = 1.0
 _PATIENCE_S = 0.5
+_MOST_NAMES = 1000
 _NOISY = ("matplotlib", "uvicorn", "uvicorn.access", "uvicorn.error", "httpx", "httpcore", "asyncio")
 
 
@@ -29,7 +35,67 @@ class TextFormatter(logging.Formatter):
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         severity = f"{record.levelname} " if record.levelno >= logging.WARNING else ""
         line = f"{clock} {self._process:<{_NAME_WIDTH}} {severity}{record.getMessage()}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return f"{line}\n{_traceback(self, record)}" if record.exc_info else line
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """Of an error in code of the user's, the lines that are theirs."""
+    assert record.exc_info is not None
+    error = record.exc_info[1]
+    theirs = "" if error is None else in_lines(error)
+    return "\n".join(f"    {line}" for line in theirs.splitlines()) or formatter.formatException(record.exc_info)
+
+
+class SaidBefore(logging.Filter):
+    """Lets a warning or an error through once. Equal ones are counted, and told by their number from time to time.
+
+    Equal are those of one text, those of one error in one place, whatever it was raised for, and those that their
+    author has given one name: `extra={"same": name}`.
+    """
+
+    def __init__(self, *, every_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._every_s = every_s
+        self._clock = clock
+        self._said: dict[object, _Said] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to write it."""
+        if record.levelno < logging.WARNING:
+            return True
+        name, now = _name_of(record), self._clock()
+        said = self._said.get(name)
+        if said is None:
+            if len(self._said) >= _MOST_NAMES:
+                self._said.clear()
+            self._said[name] = _Said(at=now)
+            return True
+        said.since += 1
+        if now - said.at < self._every_s:
+            return False
+        record.msg, record.args = f"{record.getMessage()} ({said.since} times more in {now - said.at:.0f} s)", ()
+        record.exc_info = None
+        said.since, said.at = 0, now
+        return True
+
+
+@dataclass
+class _Said:
+    """When a line was last written, and how many like it have come since."""
+
+    at: float
+    since: int = 0
+
+
+def _name_of(record: logging.LogRecord) -> object:
+    given = getattr(record, "same", None)
+    if given is not None:
+        return given
+    error = record.exc_info[1] if record.exc_info else None
+    if error is None:
+        return record.levelno, record.getMessage()
+    tail = traceback.extract_tb(error.__traceback__)[-1:]
+    return record.msg, type(error), tuple((frame.filename, frame.lineno) for frame in tail)
 
 
 class JsonFormatter(logging.Formatter):
@@ -49,7 +115,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
+            fields["traceback"] = _traceback(self, record)
         return json.dumps(fields, ensure_ascii=False)
 
 
@@ -151,6 +217,7 @@ def configure_logging(
     formatter = JsonFormatter(process=process) if format == "json" else TextFormatter(process=process)
     handler = UnhurriedHandler(stream or sys.stderr)
     handler.setFormatter(formatter)
+    handler.addFilter(SaidBefore())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -28,13 +28,16 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 import uvloop
 
+from services.user_code import in_lines
+
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _MOST_FILES = 1 << 16
-ENDED, FAILED, WRONG_SETTINGS, START_AGAIN = 0, 1, 2, 75  # the last as EX_TEMPFAIL in sysexits.h
-"""Exit codes: it ended well, or as it was asked to; an error that a new start would meet again; settings with which it
-cannot run; what was lost may be there again, so start it again (a learner with `--resume true`), as after a signal.
+ENDED, FAILED, START_AGAIN, WRONG_SETTINGS = 0, 1, 75, 78  # the last as EX_TEMPFAIL and EX_CONFIG in sysexits.h
+"""Exit codes: it ended well, or as it was asked to; an error; what was lost may be there again, so start it again (a
+learner with `--resume true`), as after a signal; settings with which it cannot run, so that no new start would help. A
+configuration that cannot be read at all is 2, as of a wrong command line.
 """
 
 
@@ -43,7 +46,10 @@ class StartAgain(Exception):
 
 
 class WrongSettings(Exception):
-    """Settings that do not fit the place where the process runs, as turned out at its start."""
+    """Settings, or what they name, with which the process cannot run, as turned out at its start.
+
+    A class of errors that are always of this kind derives from it.
+    """
 
 
 class LoopCrashed(Exception):
@@ -82,7 +88,7 @@ Main = Callable[[Stop], Awaitable[None]]
 def run_process(name: str, main: Main, *, finish_s: float = 0.0, clean_up_s: float = 8.0) -> int:
     """Run `main` until it ends, raises, or SIGTERM or SIGINT arrives; returns the exit code.
 
-    0: it returned, or a stop was requested and it ended. 1: it raised, or 75 for StartAgain and 2 for WrongSettings;
+    0: it returned, or a stop was requested and it ended. 1: it raised, or 75 for StartAgain and 78 for WrongSettings;
     the reason is logged in one line, with the traceback at debug. After a request, `main` has `finish_s` seconds to
     return by itself, is then cancelled, and has `clean_up_s` seconds; if it still runs then, its tasks and threads are
     logged and the process exits at once with 1.
@@ -209,10 +215,15 @@ async def _run_main(main: Main, stop: Stop) -> int:
     try:
         await main(stop)
     except Exception as error:
-        logger.critical("stopped by an error: %s", describe_error(error))
+        logger.critical("stopped by an error: %s%s", describe_error(error), _in_user_code(error))
         logger.debug("traceback", exc_info=error)
         return exit_code_of(error)
     return ENDED
+
+
+def _in_user_code(error: BaseException) -> str:
+    lines = in_lines(error)
+    return f"\nin your code:\n{lines}" if lines else ""
 
 
 def exit_code_of(error: BaseException) -> int:

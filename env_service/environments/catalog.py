@@ -6,11 +6,9 @@ The tasks of several environments, in shares.
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 from math import ceil
-from pathlib import Path
 
 from env_service.environments.addition import Addition, SingleTurn
 from env_service.environments.imported import EnvironmentFault, offered
@@ -25,7 +23,7 @@ from env_service.environments.task_configs import (
     ReasoningGymTasks,
     Tasks,
 )
-from env_service.environments.tokenization import Bridges, ChatTemplateError, Tokenization, TokenizerError
+from env_service.environments.tokenization import Bridges, ChatTemplateError, Tokenization
 from protocol.trajectories import Purpose
 
 _MOST_TASKS = 100_000_000
@@ -137,13 +135,18 @@ def build(configs: Iterable[Tasks], *, elsewhere: Elsewhere = offered) -> Mappin
     given = tuple(configs)
     found: dict[str, OfferedEnvironment] = {}
     for config in sorted(given, key=_depth):
-        if isinstance(config, MixTasks):
-            found[config.name] = _mixed(config, found)
-        elif isinstance(config, LevelTasks):
-            found[config.name] = _laddered(config, found)
-        else:
-            found[config.name] = _offered(config, elsewhere)
+        found.update(_made(config, found, elsewhere))
     return {config.name: found[config.name] for config in given}
+
+
+def _made(
+    config: Tasks, found: Mapping[str, OfferedEnvironment], elsewhere: Elsewhere
+) -> dict[str, OfferedEnvironment]:
+    if isinstance(config, MixTasks):
+        return {config.name: _mixed(config, found)}
+    if isinstance(config, LevelTasks):
+        return {config.name: _laddered(config, found)}
+    return {config.name: _offered(config, elsewhere)}
 
 
 def _depth(config: Tasks) -> int:
@@ -161,29 +164,50 @@ def check_templates(environments: Mapping[str, OfferedEnvironment], tokenization
             raise EnvironmentFault(f"environment {environment.name}: {error}") from error
 
 
-def faults_of(configs: Iterable[Tasks], model: Path, *, elsewhere: Elsewhere = offered) -> list[str]:
-    """What `build` and `check_templates` would say of each environment that is a class."""
-    found: list[str] = []
-    for config in configs:
+def made_of(
+    configs: Iterable[Tasks], tokenization: Tokenization, *, elsewhere: Elsewhere = offered
+) -> tuple[dict[str, OfferedEnvironment], list[str]]:
+    """The environments that can be made, and what `build` and `check_templates` say of each of the others.
+
+    Mixes and levels are left out where a part of theirs is.
+    """
+    found: dict[str, OfferedEnvironment] = {}
+    faults: list[str] = []
+    for config in sorted(configs, key=_depth):
+        parts = _parts_of(config)
+        if any(name not in found for name in parts):
+            continue
         try:
-            if isinstance(config, ClassTasks):
-                check_templates({config.name: _offered(config, elsewhere)}, Tokenization(model))
-        except (FileNotFoundError, TokenizerError) as error:
-            found.append(f"environment {config.name}: {error}")
-        except EnvironmentFault as fault:
-            found.append(str(fault))
-    return found
+            found.update(_made(config, found, elsewhere))
+            if not parts:
+                _check_carried(found[config.name], config, tokenization)
+        except ValueError as error:
+            text = str(error)
+            faults.append(text if text.startswith("environment ") else f"environment {config.name}: {text}")
+    return found, faults
 
 
-def budgets_of(configs: Iterable[Tasks], *, elsewhere: Elsewhere = offered) -> Mapping[str, int]:
-    """The `trajectory_tokens` of environments that are classes, by the setting; of those that can be made."""
-    found: dict[str, int] = {}
-    for config in configs:
-        with suppress(EnvironmentFault):
-            tokens = _offered(config, elsewhere).rules.trajectory_tokens if isinstance(config, ClassTasks) else None
-            if tokens is not None:
-                found[f"environments.{config.name}.rules.trajectory_tokens"] = tokens
-    return found
+def _parts_of(config: Tasks) -> tuple[str, ...]:
+    if isinstance(config, MixTasks):
+        return tuple(part.environment for part in config.parts)
+    return config.levels if isinstance(config, LevelTasks) else ()
+
+
+def _check_carried(environment: OfferedEnvironment, config: Tasks, tokenization: Tokenization) -> None:
+    """Whether the model's files can carry its messages. Raises ValueError that names the key which changes that."""
+    if isinstance(config, ClassTasks):
+        check_templates({environment.name: environment}, tokenization)
+    elif isinstance(config, JsonlTasks | ReasoningGymTasks) and config.chat:
+        try:
+            assert tokenization.template
+        except ChatTemplateError as error:
+            raise ChatTemplateError(f"chat is true, and {error}") from error
+
+
+def budgets_of(environments: Mapping[str, OfferedEnvironment]) -> Mapping[str, int]:
+    """How long conversations may grow in those that say so, in tokens, by the setting."""
+    tokens = {name: environment.rules.trajectory_tokens for name, environment in environments.items()}
+    return {f"environments.{name}.rules.trajectory_tokens": most for name, most in tokens.items() if most is not None}
 
 
 def _mixed(config: MixTasks, found: Mapping[str, OfferedEnvironment]) -> OfferedEnvironment:

@@ -23,6 +23,8 @@ from env_service.environments.rules import Rules
 from env_service.environments.task_configs import ClassTasks
 from protocol.codec import describe
 from protocol.trajectories import MAX_PLAYER_CHARS, Purpose
+from services.config.options import complaint_of, nearest
+from services.user_code import in_a_sentence
 
 PlayerName = Annotated[str, Field(min_length=1, max_length=MAX_PLAYER_CHARS)]
 
@@ -114,7 +116,7 @@ def _example(
     try:
         return made(*arguments)
     except Exception as error:  # whatever a constructor of the user's raises
-        raise EnvironmentFault(f"{_named(entry)}: cannot be made: {error}") from error
+        raise EnvironmentFault(f"{_named(entry)}: cannot be made: {in_a_sentence(error)}") from error
 
 
 def _declared(example: Environment | Agent, entry: ClassTasks) -> _Declared:
@@ -139,10 +141,15 @@ def class_at(entry: ClassTasks) -> type[Environment | Agent]:
             f"{_named(entry)}: cannot import {module_name!r}: {error}; is it installed, or its folder on PYTHONPATH?"
         ) from error
     except Exception as error:  # whatever a module of the user's raises when it is loaded
-        raise EnvironmentFault(f"{_named(entry)}: {module_name!r} raises when imported: {error!r}") from error
+        raise EnvironmentFault(
+            f"{_named(entry)}: {module_name!r} raises when imported: {in_a_sentence(error)}"
+        ) from error
     made: Any = getattr(module, name, None)
     if not inspect.isclass(made):
-        raise EnvironmentFault(f"{_named(entry)}: {module_name!r} has no class {name!r}")
+        classes = [each for each, value in vars(module).items() if inspect.isclass(value) and each[0] != "_"]
+        guess = nearest(name, classes)
+        hint = f"; did you mean {guess}?" if guess else f"; it has {', '.join(sorted(classes)) or 'none'}"
+        raise EnvironmentFault(f"{_named(entry)}: {module_name!r} has no class {name!r}{hint}")
     lacking = [method for method in ("reset", "step") if not callable(getattr(made, method, None))]
     if lacking and not is_agent(made):
         raise EnvironmentFault(
@@ -162,7 +169,7 @@ def _options(made: type[Environment | Agent], entry: ClassTasks) -> tuple[BaseMo
     try:
         return (model.model_validate(entry.options),)
     except ValidationError as error:
-        raise EnvironmentFault(f"{_named(entry)}: options: {describe(error)}") from error
+        raise EnvironmentFault(f"{_named(entry)}: options: {complaint_of(error, model)}") from error
 
 
 def _model_of(made: type[Environment | Agent], entry: ClassTasks) -> type[BaseModel] | None:

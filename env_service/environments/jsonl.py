@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 
 from env_service.environments.interface import ChatMessage, Prompt, Role, Task, Verification
 from env_service.environments.task_configs import JsonlTasks
-from protocol.codec import describe
 from protocol.trajectories import Purpose
+from services.config.options import complaint_of
 
 
 class TaskFileError(ValueError):
@@ -35,7 +35,7 @@ class _Line(BaseModel):
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:
         if (self.messages is None) == (self.prompt is None):
-            raise ValueError("expected either messages or prompt, got both or neither")
+            raise ValueError("expected either messages or prompt, got " + ("both" if self.prompt else "neither"))
         return self
 
 
@@ -44,8 +44,9 @@ class JsonlTaskSource:
 
     def __init__(self, config: JsonlTasks) -> None:
         self._config = config
-        self._train = self._read(config.train_file)
-        self._evaluation = self._read(config.evaluation_file) if config.evaluation_file else []
+        self._lines: dict[Purpose, list[int]] = {"train": [], "evaluate": []}
+        self._train = self._read(config.train_file, "train")
+        self._evaluation = self._read(config.evaluation_file, "evaluate") if config.evaluation_file else []
 
     @property
     def train_tasks(self) -> int:
@@ -59,17 +60,25 @@ class JsonlTaskSource:
         """Raises IndexError beyond the number of tasks."""
         return (self._train if purpose == "train" else self._evaluation)[index]
 
-    def _read(self, path: Path) -> list[Task]:
-        tasks = [self._parse(text, where=f"{path}:{number}") for number, text in _lines(path)]
+    def where(self, purpose: Purpose, index: int) -> str:
+        """File and line of a task, for messages."""
+        path = self._config.train_file if purpose == "train" else self._config.evaluation_file
+        return f"{path}:{self._lines[purpose][index]}"
+
+    def _read(self, path: Path, purpose: Purpose) -> list[Task]:
+        tasks = []
+        for number, text in _lines(path):
+            tasks.append(self._parse(text, where=f"{path}:{number}"))
+            self._lines[purpose].append(number)
         if not tasks:
-            raise TaskFileError(f"{path} holds no task; expected one JSON object per line")
+            raise TaskFileError(f"{path} holds no task: expected one JSON object per line, {_EXAMPLE}")
         return tasks
 
     def _parse(self, text: str, *, where: str) -> Task:
         try:
             line = _Line.model_validate_json(text)
         except ValidationError as error:
-            raise TaskFileError(f"{where}: {describe(error)}") from error
+            raise TaskFileError(f"{where}: {_complaint(error)}") from error
         return Task(prompt=self._prompt(line), verification=self._verification(line, where=where))
 
     def _prompt(self, line: _Line) -> Prompt:
@@ -93,9 +102,23 @@ class JsonlTaskSource:
         return Verification(verifier, {**answer, **line.arguments})
 
 
+_EXAMPLE = 'such as {"prompt": "27+82=", "verifier": "exact_match", "arguments": {"answer": "109"}}'
+
+
+def _complaint(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        why = first["msg"].removeprefix("Invalid JSON: ").partition(" at line ")[0]
+        return f"is no JSON object ({why}): expected one a line, {_EXAMPLE}"
+    return complaint_of(error, _Line)
+
+
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with path.open(encoding="utf-8") as file:
             yield from ((number, text) for number, text in enumerate(file, start=1) if text.strip())
     except (OSError, UnicodeDecodeError) as error:
-        raise TaskFileError(f"cannot read {path}: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise TaskFileError(
+            f"cannot read {path}: {why}; expected a file with one JSON object per line, {_EXAMPLE}"
+        ) from error

@@ -1,13 +1,14 @@
 """What a user can set about tasks: the entries of [[env-service.environments]]."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Discriminator, Field, JsonValue, SecretStr, Tag, model_validator
 
 from env_service.environments.built_in import BUILT_IN
 from env_service.environments.rules import Rules
 from services.config.models import ConfigModel
+from services.config.options import nearest
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name that leases refer to")]
 
@@ -149,15 +150,19 @@ class ClassTasks(ConfigModel):
             return given
         return {**given, "source": "remote", "options": {"urls": [source], **given.get("options", {})}}
 
-    @model_validator(mode="after")
-    def _known_or_a_path(self) -> Self:
-        if ":" not in self.source and self.source not in BUILT_IN:
-            names = sorted({*_MODELS, *BUILT_IN})
-            raise ValueError(
-                f"source {self.source!r} is no environment; expected one of {', '.join(names)}, or the import path of "
-                "a class, package.module:Class"
-            )
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _known_or_a_path(cls, given: Any) -> Any:
+        """Before the rest: of an entry whose source is misspelled all keys would be called unknown."""
+        source = given.get("source") if isinstance(given, dict) else None
+        if not isinstance(source, str) or ":" in source or source in BUILT_IN:
+            return given
+        names = sorted({*_MODELS, *BUILT_IN})
+        guess = nearest(source, names)
+        raise ValueError(
+            f"source {source!r} is no environment; {f'did you mean {guess}? ' if guess else ''}Expected one of "
+            f"{', '.join(names)}, or the import path of a class, package.module:Class"
+        )
 
     @property
     def path(self) -> str:

@@ -45,7 +45,10 @@ class ChatTemplate:
 
     def __init__(self, text: str, *, special_tokens: dict[str, str]) -> None:
         if not text:
-            raise ChatTemplateError("the model has no chat template: set chat = false, or use a model that has one")
+            raise ChatTemplateError(
+                "the model has no chat template: set chat = false in the environment's table, "
+                "[[env-service.environments]], or use a model that has one"
+            )
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlock]
         )

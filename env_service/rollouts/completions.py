@@ -16,6 +16,7 @@ How far a rollout has come, for heartbeats and for the reason of a timeout.
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -291,6 +292,7 @@ class Progress:
         self._waiting: Counter[WaitsFor] = Counter()
         self.waits_for: WaitsFor = "environment"
         """For whom the rollout waits: of several, the generators are named first."""
+        self.waits_since = time.monotonic()
 
     def completions(self, count: int, *, end_of: EndOf | None = None) -> Sequence[Completion]:
         """New completions, to be sampled."""
@@ -332,7 +334,10 @@ class Progress:
         self._name()
 
     def _name(self) -> None:
+        before = self.waits_for
         self.waits_for = next((whom for whom in _FIRST_TO_NAME if self._waiting[whom]), self.waits_for)
+        if self.waits_for != before or self._waiting[self.waits_for] <= 1:
+            self.waits_since = time.monotonic()
 
 
 def _oldest(version: str | None, completion: Completion) -> str | None:

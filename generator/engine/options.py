@@ -2,9 +2,12 @@
 
 import logging
 import os
+import re
 import secrets
 from dataclasses import dataclass, field
 from typing import Literal
+
+_SAID_CHARS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,37 @@ class EngineOptions:
     pause_ttl_s: float = 60.0
     stall_timeout_s: float = 15.0
     verbose: bool = False
+
+
+# What vLLM says of arguments that are settings here, in the words of its releases of 2025 and later.
+_IN_SETTINGS = (
+    (r"max_model_len.*greater than the derived max_model_len", "engine.max_model_len is {max_model_len}, more than the "
+     "model has positions for: lower it, or leave it out"),
+    (r"max_num_batched_tokens.*smaller than max_model_len", "engine.max_num_batched_tokens is {max_num_batched_tokens},"
+     " less than engine.max_model_len {max_model_len}: raise the first or lower the second"),
+    (r"max_num_batched_tokens.*max_num_seqs", "engine.max_num_batched_tokens is {max_num_batched_tokens}, less than "
+     "engine.max_num_seqs {max_num_seqs}: raise the first or lower the second"),
+    (r"KV cache is needed|stored in KV cache|No available memory for the cache blocks", "the cache does not hold one "
+     "sequence of engine.max_model_len {max_model_len}: raise engine.kv_cache_gb (on a CPU) or "
+     "engine.gpu_memory_fraction, or lower engine.max_model_len"),
+    (r"Free memory on device.*less than desired", "engine.gpu_memory_fraction is {gpu_memory_fraction}, more than is "
+     "free on the GPU: lower it, or end whoever else uses the GPU (nvidia-smi)"),
+    (r"divisible by tensor parallel|attention heads.*tensor.parallel", "engine.tensor_parallel_size is "
+     "{tensor_parallel_size}, which does not divide the model's attention heads evenly"),
+    (r"architectures?.*(not supported|failed to be inspected)", "model {model} is of an architecture that vLLM does not"
+     " know: take another model"),
+    (r"(bfloat16|float16|dtype).*(not supported|only supported)", "engine.dtype is {dtype}, which this machine or the "
+     "model does not take: set another one, such as float32"),
+)  # fmt: skip
+
+
+def in_settings(error: BaseException, options: EngineOptions) -> str | None:
+    """What an error of vLLM's says in the keys of [generator], with its own words; None for one of no setting."""
+    said = " ".join(str(error).split())
+    for pattern, meaning in _IN_SETTINGS:
+        if re.search(pattern, said, re.IGNORECASE):
+            return f"[generator] {meaning.format(**vars(options))} (vLLM: {said[:_SAID_CHARS]})"
+    return None
 
 
 def prepare_environment(options: EngineOptions) -> None:

@@ -21,10 +21,11 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
-from headway.doctor.asking import is_here, listener_of
 from protocol.model import PROTOCOL_VERSION
 from services.config.agreements import Listens, ModelFolder, Place, Reaches, disagreements, places_of
+from services.config.devices import visible
 from services.config.models import HttpConfig, ProcessConfig
+from services.network import is_here, listener_of
 
 
 class Level(StrEnum):
@@ -60,6 +61,7 @@ def bad(what: str, found: str, remedy: str) -> Finding:
     return Finding(Level.ERROR, what, found, remedy)
 
 
+_MEMINFO = Path("/proc/meminfo")
 _GIB = 1 << 30
 _MIB = 1 << 20
 _LEAST_SHARED_BYTES = 64 * _MIB
@@ -88,7 +90,7 @@ def check_port(what: str, host: str, port: int) -> Finding:
 
 def check_disk(what: str, folder: Path, *, need_bytes: int) -> Finding:
     """Checks that there is room for what will be written below `folder`, which need not exist yet."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    there = _existing(folder)
     if not there.is_dir():
         return bad(what, f"{there} is a file", "choose another run.directory")
     free = shutil.disk_usage(there).free
@@ -98,6 +100,11 @@ def check_disk(what: str, folder: Path, *, need_bytes: int) -> Finding:
     if free < need_bytes:
         return doubtful(what, found, "make room, or lower learner.checkpoint.keep")
     return good(what, found)
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
@@ -112,16 +119,17 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
     return good(what, found)
 
 
-def check_memory(needs: Mapping[str, int], meminfo: Path = Path("/proc/meminfo")) -> Finding:
+def check_memory(needs: Mapping[str, int], meminfo: Path | None = None) -> Finding:
     """Checks that the rough needs of all processes, in bytes, fit into what is available."""
     what, need = "memory", sum(needs.values())
     shares = ", ".join(f"{name} {_size(size)}" for name, size in needs.items())
-    available = _available(meminfo)
+    available = _available(meminfo or _MEMINFO)
     if available is None:
         return doubtful(what, f"unknown; need about {_size(need)}: {shares}", "see for yourself that it is there")
     found = f"{_size(available)} available, need about {_size(need)}: {shares}"
     if available < need:
-        return doubtful(what, found, "end other programs, or take a smaller model or generator.engine.kv_cache_gb")
+        remedy = "end other programs, or take a smaller model or generator.engine.kv_cache_gb"
+        return (bad if available < need // 2 else doubtful)(what, found, remedy)
     return good(what, found)
 
 
@@ -192,7 +200,7 @@ def check_model(what: str, folder: Path) -> Finding:
     """Checks that a Hugging Face model directory has its configuration, its tokenizer and all of its weights."""
     if not folder.is_dir():
         return bad(what, f"{folder} is not a folder", "expected a Hugging Face model directory: correct the path")
-    missing = list(_missing(folder))
+    missing = list(missing_of(folder))
     if missing:
         return bad(what, f"{folder} lacks {', '.join(missing)}", "copy or download the model again")
     return good(what, f"{folder}, {model_bytes(folder) >> 20} MiB of weights")
@@ -220,7 +228,8 @@ def _files(path: Path) -> list[Path]:
     return sorted(path.iterdir()) if path.is_dir() and os.access(path, os.R_OK | os.X_OK) else [path]
 
 
-def _missing(folder: Path) -> Iterator[str]:
+def missing_of(folder: Path) -> Iterator[str]:
+    """The files that a model directory lacks."""
     if not (folder / "config.json").is_file():
         yield "config.json"
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
@@ -255,7 +264,7 @@ async def examine(configs: Configs) -> list[Finding]:
     return [
         *check_releases(),
         *_settings(configs),
-        *(check_port(*one) for one in _listened_on(places)),
+        *(check_port(*one) for one in listened_on(places)),
         *await _check_reachable(places),
         *(check_model(str(place), folder) for place, folder in _folders(places)),
         *(check_key(str(place), path) for place, path in _keys(places)),
@@ -266,6 +275,69 @@ async def examine(configs: Configs) -> list[Finding]:
     ]
 
 
+def device_problems(configs: Configs) -> Iterator[str]:
+    """What is wanted of GPUs, cores and the model's shape, and cannot be had."""
+    gpus = visible(os.environ)
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    for name, config in configs.items():
+        if config.collective == "nccl" and not gpus:
+            key = "weights.backend" if name == "learner" else "join.backend"
+            yield (
+                f"[{name}] {key} is nccl, which needs GPUs, and none is visible here (nvidia-smi, "
+                "CUDA_VISIBLE_DEVICES): set learner.weights.backend and generator.join.backend to gloo"
+            )
+        if not gpus and config.gpus_wanted > cores:
+            key = "ranks" if name == "learner" else "engine.tensor_parallel_size"
+            yield (
+                f"[{name}] {key} is {config.gpus_wanted}, and without a GPU each takes a core, of which this machine "
+                f"has {cores}: lower it to {cores} at most"
+            )
+    generator = configs.get("generator")
+    if generator is not None:
+        yield from _engine_problems(generator)
+
+
+def _engine_problems(generator: ProcessConfig) -> Iterator[str]:
+    from generator.config import GeneratorConfig
+    from protocol.fleet import attention_heads, positions
+
+    assert isinstance(generator, GeneratorConfig)
+    most, given = positions(generator.model), generator.engine.max_model_len
+    if most is not None and given is not None and given > most:
+        yield (
+            f"[generator] engine.max_model_len is {given}, and the model in {generator.model} has positions for {most} "
+            f"tokens (its config.json): lower it to {most} at most, or leave it out"
+        )
+    heads, workers = attention_heads(generator.model), generator.engine.tensor_parallel_size
+    if heads is not None and heads % workers:
+        yield (
+            f"[generator] engine.tensor_parallel_size is {workers}, and the model has {heads} attention heads, which "
+            f"workers share evenly: expected a divisor of {heads}"
+        )
+
+
+def resources(configs: Configs) -> list[Finding]:
+    """Memory and disk; memory where models are in it, and not in a GPU's."""
+    places = places_of(configs)
+    memory = [] if visible(os.environ) else [check_memory(_memory_needs(configs, places))]
+    return [*memory, *_check_disks(configs, places)]
+
+
+def resources_text(configs: Configs) -> str:
+    """What each process takes of memory, and the run of the disk, with totals and what there is; rough."""
+    places = places_of(configs)
+    needs = _memory_needs(configs, places)
+    disk = _disk_need(configs, places) if "learner" in configs else 0
+    available = _available(_MEMINFO)
+    rows = [(name, _size(need), _size(disk) if name == "learner" else "") for name, need in needs.items()]
+    rows.append(("in all", _size(sum(needs.values())), _size(disk) if disk else ""))
+    folder = next((one.run.folder for one in configs.values()), Path())
+    free = shutil.disk_usage(_existing(folder)).free
+    rows.append(("there is", "unknown" if available is None else _size(available), _size(free)))
+    lines = [("", "memory", "disk"), *rows]
+    return "".join(f"  {name:<15}{memory:>10}{disk:>11}".rstrip() + "\n" for name, memory, disk in lines)
+
+
 def _settings(configs: Configs) -> Iterator[Finding]:
     problems = disagreements(configs)
     for problem in problems:
@@ -274,7 +346,8 @@ def _settings(configs: Configs) -> Iterator[Finding]:
         yield good("settings", "the tables fit together; models, tokenizers and chat templates agree")
 
 
-def _listened_on(places: Iterable[Place]) -> Iterator[tuple[str, str, int]]:
+def listened_on(places: Iterable[Place]) -> Iterator[tuple[str, str, int]]:
+    """What listens, where, and on which port."""
     for place in places:
         if isinstance(place.value, HttpConfig):
             yield str(place), place.value.host, place.value.port
@@ -327,12 +400,15 @@ def _keys(places: Iterable[Place]) -> Iterator[tuple[Place, Path]]:
 
 
 def _check_disks(configs: Configs, places: Iterable[Place]) -> Iterator[Finding]:
-    sizes = {place.process: model_bytes(folder) for place, folder in _folders(places)}
     if "learner" in configs:
-        keep = _number(configs["learner"], "checkpoint.keep", default=2)
-        # A checkpoint holds weights and two moments in float32; one more is written before the oldest goes.
-        need = 256 * _MIB + int(6 * sizes.get("learner", 0) * (keep + 1))
-        yield check_disk("disk of the run", configs["learner"].run.folder, need_bytes=need)
+        yield check_disk("disk of the run", configs["learner"].run.folder, need_bytes=_disk_need(configs, places))
+
+
+def _disk_need(configs: Configs, places: Iterable[Place]) -> int:
+    sizes = {place.process: model_bytes(folder) for place, folder in _folders(places)}
+    keep = _number(configs["learner"], "checkpoint.keep", default=2)
+    # A checkpoint holds weights and two moments in float32; one more is written before the oldest goes.
+    return 256 * _MIB + int(6 * sizes.get("learner", 0) * (keep + 1))
 
 
 def _memory_needs(configs: Configs, places: Iterable[Place]) -> dict[str, int]:

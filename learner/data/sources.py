@@ -21,8 +21,10 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 
+from services.process import WrongSettings
 
-class DataError(ValueError):
+
+class DataError(WrongSettings, ValueError):
     """A record of a data file does not fit; the text names the file and the line or row."""
 
 

@@ -158,6 +158,7 @@ class LineFile:
         self._failed = failed
         self._file = AppendFile(path, end=end_of_lines(path) if end is None else end)
         self._lock = threading.Lock()
+        self._closed = False
         self.lost = 0
         """Lines that could not be written."""
 
@@ -178,6 +179,8 @@ class LineFile:
         return self._file.end
 
     def _count(self, error: OSError) -> None:
+        if self._closed:  # the run has ended, and a thread of it not yet: nobody can do anything about it
+            return
         self.lost += 1
         self._failed(self._path.name)
         if self.lost == 1:
@@ -186,5 +189,6 @@ class LineFile:
             )
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file; what is written from here on is lost, and not worth a word."""
+        self._closed = True
         self._file.close()

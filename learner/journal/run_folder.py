@@ -26,6 +26,7 @@ from learner.journal.segments import Segment, segments_of
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 from services.config.made_with import Difference, changes_of_a_resume
+from services.process import WrongSettings
 from services.run_lock import RunLock
 
 log = logging.getLogger(__name__)
@@ -33,12 +34,12 @@ log = logging.getLogger(__name__)
 _MARKER = "incarnation"
 
 
-class NothingToResume(RuntimeError):
+class NothingToResume(WrongSettings, RuntimeError):
     """The folder holds nothing from which its run could go on. The text names what was found."""
 
 
 async def hold_run_folder(folder: Path, *, resume: bool) -> RunLock:
-    """Takes the folder for the life of this process. Raises FolderTaken, and FileNotFoundError if there is no run."""
+    """Takes the folder for the life of this process. Raises FolderTaken, and NothingToResume if there is no run."""
     if resume:
         _check_there_is_a_folder(folder)
     return await RunLock.held(folder)
@@ -46,7 +47,7 @@ async def hold_run_folder(folder: Path, *, resume: bool) -> RunLock:
 
 def _check_there_is_a_folder(folder: Path) -> None:
     if not folder.exists():
-        raise FileNotFoundError(f"there is no run to resume in {folder}: start it without --resume")
+        raise NothingToResume(f"there is no run to resume in {folder}: start it without --resume")
 
 
 def open_run_folder(lock: RunLock, folder: Path, *, resume: bool, journal: bool) -> int:

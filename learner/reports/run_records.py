@@ -11,6 +11,7 @@ import json
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -111,6 +112,51 @@ def _from(kind: type[T], entry: dict[str, Any]) -> T:
     return kind(**{each.name: entry[each.name] for each in fields(kind) if each.name in entry})
 
 
+_STEPS_LOOKED_AT = 20
+_HARDLY_MOVES = 1e-6
+
+
+class Doubts:
+    """Whether training can get anywhere, from what its steps say; each doubt is said once, with what to try."""
+
+    def __init__(self) -> None:
+        self._recent: deque[StepRecord] = deque(maxlen=_STEPS_LOOKED_AT)
+        self._said: set[str] = set()
+
+    def step(self, record: StepRecord) -> list[str]:
+        """What is new to be said after this step."""
+        self._recent.append(record)
+        if len(self._recent) < _STEPS_LOOKED_AT:
+            return []
+        new = {name: text for name, text in self._doubts().items() if name not in self._said}
+        self._said |= new.keys()
+        return list(new.values())
+
+    def _doubts(self) -> dict[str, str]:
+        found = {}
+        last = f"the last {len(self._recent)} steps"
+        means = [record.reward_mean for record in self._recent]
+        if all(record.uniform_groups_share == 1 for record in self._recent):
+            found["equal"] = (
+                f"in {last} the rewards of each group were all equal, so nothing is learned from them: take easier or "
+                "harder tasks, a reward with values between, a larger learner.rollouts.group_size, or a higher "
+                "learner.training.temperature; samples.jsonl in the run's folder shows completions with their rewards"
+            )
+        elif max(means) - min(means) < _HARDLY_MOVES:
+            found["still"] = (
+                f"the mean reward has been {means[-1]:g} in {last}: see in samples.jsonl in the run's folder what the "
+                "verifier is given and says, and raise learner.training.optimizer.learning_rate if that is right"
+            )
+        if all(record.truncated_share > _NEARLY_ALL for record in self._recent):
+            found["cut off"] = (
+                f"in {last} nearly all completions were cut off at their last permitted token: raise "
+                "learner.rollouts.max_tokens (and generator.engine.max_model_len), or see whether the model knows its "
+                "end token (learner.rollouts.stop_token_ids, and chat = false for a model without a chat template)"
+            )
+        return found
+
+
+_NEARLY_ALL = 0.95
 _PROGRESS_EVERY_S = 5.0
 _SAMPLES_PER_STEP = 3
 _NOTHING: Mapping[str, object] = {}
@@ -134,6 +180,9 @@ class Records:
         self.former_s = 0.0
         """Seconds that the run's former lives trained."""
         self.former_steps = 0
+        self._doubts = Doubts()
+        self._start_s: float | None = None
+        """How long the first step of this life waited: mostly for the others' start, which no other step does."""
 
     def __enter__(self) -> "Records":
         return self
@@ -184,7 +233,11 @@ class Records:
             self._write_step("step", record, metrics, lag_bound=lag_bound)
         for group in groups[:_SAMPLES_PER_STEP]:
             self._samples.write(_sample(group, step=record.step))
+        for doubt in self._doubts.step(record):
+            log.warning("%s", doubt)
         self._unsaid.append(record)
+        if self._start_s is None:
+            self._start_s = record.wait_s
         if time.monotonic() - self._said_at >= _PROGRESS_EVERY_S or record.step == self._total_steps:
             self._say_progress()
 
@@ -247,7 +300,8 @@ class Records:
         recent, self._unsaid, self._said_at = self._unsaid, [], time.monotonic()
         last = recent[-1]
         trained_s = sum(record.wait_s + record.train_s + record.copy_s for record in recent)
-        left_s = (self._total_steps - last.step) * trained_s / len(recent)
+        left_s = (self._total_steps - last.step) * max(0.0, trained_s - (self._start_s or 0.0)) / len(recent)
+        self._start_s = 0.0
         log.info(
             "step %d/%d  reward %.3f%s  lag %.1f (max %d)  %.0f tokens/s  learner waits %.0f %%  ETA %s",
             last.step,

@@ -19,6 +19,8 @@ from protocol.model import PolicyVersion
 from protocol.status import DiskStatus, EventStatus, PeerStatus, ProgressStatus, QueueStatus, Report
 from services.http.metrics import Metrics
 
+_ARTICLES = ("a", "an", "the", "its")
+
 
 class Measures:
     """Gauges and counters of the newest step, publish and wait."""
@@ -118,7 +120,8 @@ class Measures:
 
     def waited(self, whom: str, seconds: float) -> None:
         """Notes a wait; `whom` is cut to its kind, to keep the number of labels small."""
-        self._waited.labels(whom=whom.split()[0].rstrip(":")).inc(seconds)
+        words = (word.rstrip(":,") for word in whom.split())
+        self._waited.labels(whom=next((word for word in words if word not in _ARTICLES), "others")).inc(seconds)
 
 
 _LEAST_FREE_BYTES = 64 << 20

@@ -139,6 +139,7 @@ def _naming(verifier: str, *, of: str = "") -> Iterator[None]:
 
 
 # A few milliseconds of items that are judged at once.
+_SHOWN_CHARS = 300
 _AT_ONCE = 128
 
 _TURN_S = 0.01
@@ -277,6 +278,25 @@ def _fault(item: ScoreItem, error: Exception) -> Outcome:
     return Outcome(result=ScoreError(kind="infrastructure", message=message))
 
 
+def _say(item: ScoreItem, error: ScoreError) -> None:
+    """Once for each verifier and kind of fault, with the item: whoever wrote the verifier can then try it."""
+    place = error.message.rpartition("(")[2] if error.message.endswith(")") else error.message.partition(":")[0]
+    logger.warning(
+        "verifier %s: %s; at the completion %s of the prompt %s with the arguments %s",
+        item.verifier,
+        error.message,
+        _brief(item.completion),
+        _brief(item.prompt),
+        _brief(item.arguments),
+        extra={"same": (item.verifier, error.kind, place)},
+    )
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
 Deliver = Callable[[int, ScoreResult], None]
 
 
@@ -374,6 +394,8 @@ class Scorer:
         latency_s = time.perf_counter() - began
         self._metrics.count(outcome, verifier=self._lanes.label(item.verifier), latency_s=latency_s)
         score = outcome.result if isinstance(outcome.result, Score) else None
+        if isinstance(outcome.result, ScoreError) and not outcome.cached:
+            _say(item, outcome.result)
         return ScoreResult(
             id=item.id,
             verifier=item.verifier,

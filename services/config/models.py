@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
-from pydantic_core import ErrorDetails
 
 from services.config.devices import use_devices
 from services.config.options import Choice, Schema, environment_name_of, flag_of, help_lines, schema_of
@@ -31,6 +30,7 @@ from services.config.sources import (
     ConfigError,
     Found,
     Setting,
+    explained,
     from_command_line,
     from_environment,
     from_file,
@@ -127,19 +127,6 @@ class ProcessConfig(ConfigModel):
         (), description="GPUs of this process, by number among those that it sees; `headway up` shares them out if none"
     )
 
-    def faults(self) -> list[str]:
-        """What a start would find wrong with what the settings name, such as code of the user's; empty if nothing."""
-        return []
-
-    def conversation_tokens(self) -> Mapping[str, int]:
-        """How long conversations may grow that this process holds, in tokens, by the setting that says so."""
-        return {}
-
-    @property
-    def context_tokens(self) -> int | None:
-        """How many tokens of a conversation this process takes; None if it takes none at all."""
-        return None
-
     @property
     def gpus_wanted(self) -> int:
         """How many GPUs it uses where there are some."""
@@ -164,7 +151,7 @@ def load_config(model: type[C], *, process: str, argv: Sequence[str], environ: M
     path, arguments = _split_off_file(argv)
     sources = [] if path is None else [with_paths(from_file(path, schema, process=process), schema, path.parent)]
     sources.append(with_paths(from_environment(environ, schema, process=process), schema, None))
-    sources.append(with_paths(from_command_line(arguments, schema), schema, None))
+    sources.append(with_paths(from_command_line(arguments, schema, process=process), schema, None))
     sources = [with_secrets_read(source, schema) for source in sources]
     problems = [problem for source in sources for problem in source.problems]
     settings, strays = _merged(_instance_defaults(model, ""), sources, schema)
@@ -172,7 +159,7 @@ def load_config(model: type[C], *, process: str, argv: Sequence[str], environ: M
     try:
         config = model.model_validate(_nested(settings))
     except ValidationError as error:
-        raise ConfigError(problems + _explained(error, settings, schema, process, known=bool(problems))) from error
+        raise ConfigError(problems + explained(error, settings, schema, process, known=bool(problems))) from error
     if problems:
         raise ConfigError(problems)
     return config
@@ -324,65 +311,3 @@ def _nested(settings: Mapping[str, Setting]) -> dict[str, object]:
             table = inner
         table[name] = setting.value
     return root
-
-
-def _explained(
-    error: ValidationError, settings: Mapping[str, Setting], schema: Schema, process: str, *, known: bool
-) -> list[str]:
-    """If problems are known already, without those that follow from them: what is missing may be what is misspelled."""
-    follow = ("missing", "union_tag_not_found", "extra_forbidden") if known else ()
-    return [
-        _explained_one(item, settings, schema, process)
-        for item in error.errors(include_url=False, include_context=False)
-        if item["type"] not in follow
-    ]
-
-
-def _explained_one(item: ErrorDetails, settings: Mapping[str, Setting], schema: Schema, process: str) -> str:
-    key = _key_of(item["loc"], schema)
-    setting = _setting_at(key, settings)
-    if item["type"] in ("missing", "union_tag_not_found"):
-        return _missing(key, schema, process)
-    choice = schema.choices.get(key.rpartition(".")[0])
-    if item["type"] == "union_tag_invalid" and setting is not None and choice is not None:
-        return f"{setting.origin}: got {setting.value!r}: expected one of {', '.join(choice.variants)}"
-    where = key if setting is None else setting.origin
-    reason = item["msg"].removeprefix("Value error, ").replace("Input should be", "expected", 1)
-    got = "" if item["type"] == "value_error" else f": got {_shown(item['input'], key, schema)}"
-    return f"{where}{got}: {reason}" if where else reason
-
-
-def _key_of(loc: Sequence[str | int], schema: Schema) -> str:
-    """The dotted key of an error; the tag of a choice, which pydantic puts into the path, is left out."""
-    parts: list[str] = []
-    for part in loc:
-        choice = schema.choices.get(".".join(parts))
-        if choice is None or part not in choice.variants:
-            parts.append(str(part))
-    key = ".".join(parts)
-    return schema.choices[key].type_key if key in schema.choices else key
-
-
-def _setting_at(key: str, settings: Mapping[str, Setting]) -> Setting | None:
-    """The setting for `key`, or for the list or table that it is in."""
-    while key and key not in settings:
-        key = key.rpartition(".")[0]
-    return settings.get(key)
-
-
-def _missing(key: str, schema: Schema, process: str) -> str:
-    table, _, name = f"{'' if key.startswith('run.') else process + '.'}{key}".rpartition(".")
-    option = schema.options.get(key)
-    meaning = f" ({option.description})" if option is not None and option.description else ""
-    return (
-        f"{key} is required{meaning}: set {name} in [{table}], "
-        f"{environment_name_of(key, process=process)}, or {flag_of(key)}"
-    )
-
-
-def _shown(value: object, key: str, schema: Schema) -> str:
-    option = schema.options.get(key)
-    if option is not None and "Secret" in str(option.annotation):
-        return "a secret"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

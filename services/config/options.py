@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, SecretStr, Tag, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -190,6 +190,60 @@ def _is_model(part: object) -> typing.TypeGuard[type[BaseModel]]:
     return isinstance(part, type) and issubclass(part, BaseModel)
 
 
+def complaint_of(error: ValidationError, model: type[BaseModel]) -> str:
+    """What is wrong with a record of the user's: above all a misspelled key, from which other complaints follow."""
+    found = error.errors(include_url=False, include_context=False)
+    strange = next((item["loc"] for item in found if item["type"] == "extra_forbidden"), None)
+    if strange is not None:
+        known = model.model_fields if len(strange) == 1 else ()
+        guess = nearest(str(strange[-1]), known)
+        hint = f"did you mean {guess}?" if guess else f"expected {', '.join(known) or 'another one'}"
+        return f"unknown key {'.'.join(map(str, strange))!r}; {hint}"
+    item = found[0]
+    where = ".".join(map(str, item["loc"]))
+    if item["type"] == "missing":
+        return f"{where} is missing"
+    reason = plain_reason(item["type"], item["msg"])
+    got = "" if item["type"] == "value_error" else f": got {repr(item['input'])[:80]}"
+    return f"{where}{got}: {reason}" if where else reason
+
+
+_PLAINLY = {
+    "int_parsing": "expected a whole number",
+    "int_type": "expected a whole number",
+    "float_parsing": "expected a number",
+    "float_type": "expected a number",
+    "bool_parsing": "expected true or false",
+    "bool_type": "expected true or false",
+    "string_type": "expected text in quotes",
+    "tuple_type": "expected a list, in square brackets",
+    "model_type": "expected a table, in curly brackets",
+    "model_attributes_type": "expected a table, in curly brackets",
+}
+_NAME_PATTERN = "'^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$'"
+
+
+def plain_reason(kind: str, message: str) -> str:
+    """pydantic's message about a value, in the words of whoever wrote the value."""
+    if kind == "string_pattern_mismatch" and _NAME_PATTERN in message:
+        return "expected letters, digits, dots, dashes and underscores, a letter or digit first, 100 at most"
+    text = message.removeprefix("Value error, ").replace("Input should be", "expected", 1)
+    return _PLAINLY.get(kind, text.replace("String should match", "expected text of the", 1))
+
+
+def models_in(annotation: object, tag: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """The config models that a type is made of, each with its tag in a union, or its name."""
+    if _is_model(annotation):
+        yield tag or annotation.__name__, annotation
+    elif get_origin(annotation) is Annotated:
+        inner, *marks = get_args(annotation)
+        given = next((mark.tag for mark in marks if isinstance(mark, Tag)), tag)
+        yield from models_in(inner, given)
+    else:
+        for part in get_args(annotation):
+            yield from models_in(part)
+
+
 def _union_parts(annotation: object) -> list[object]:
     if get_origin(annotation) is Annotated:
         return _union_parts(get_args(annotation)[0])
@@ -198,8 +252,14 @@ def _union_parts(annotation: object) -> list[object]:
     return [annotation]
 
 
+_CLOSE = 0.7
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known dotted name that is most like `name`, by whole name or by last part; None if nothing is close."""
+    """The known dotted name that is most like `name`, by whole name or by last part; None if nothing is close.
+
+    Close is what a slip of the fingers makes: a few letters more, fewer or in another order.
+    """
 
     def likeness(candidate: str) -> float:
         whole = difflib.SequenceMatcher(None, name, candidate).ratio()
@@ -207,7 +267,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         return max(whole, last * 0.95)
 
     best = max(known, key=likeness, default=None)
-    return best if best is not None and likeness(best) >= 0.6 else None
+    return best if best is not None and likeness(best) >= _CLOSE else None
 
 
 def flag_of(key: str) -> str:

@@ -1,4 +1,7 @@
-"""Where settings come from: a TOML file, the environment, the command line. Each yields flat, named settings."""
+"""Where settings come from: a TOML file, the environment, the command line; and what is said of those that are wrong.
+
+Each source yields flat, named settings.
+"""
 
 import json
 import tomllib
@@ -6,7 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from services.config.options import FILE_SUFFIX, Option, Schema, environment_name_of, flag_of, nearest
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from services.config.options import (
+    FILE_SUFFIX,
+    Option,
+    Schema,
+    environment_name_of,
+    flag_of,
+    models_in,
+    nearest,
+    plain_reason,
+)
 from services.config.run_paths import placed
 from services.secret_files import SecretFileError, read_secret
 
@@ -56,7 +71,7 @@ def from_file(path: Path, schema: Schema, *, process: str) -> Found:
     for key, name, value in leaves:
         target = _target(key, value, schema)
         if target is None:
-            problems.append(f"{path.name}: unknown key {name}" + _hint(_nearest_key(key, schema)))
+            problems.append(f"{path.name}: unknown key {name}" + _hint_for(key, schema, process))
         else:
             settings.append(Setting(target, value, f"{path.name} {name}"))
     return Found(tuple(settings), tuple(problems))
@@ -80,17 +95,21 @@ def from_environment(environ: Mapping[str, str], schema: Schema, *, process: str
     return Found(tuple(settings), tuple(problems))
 
 
-def from_command_line(arguments: Sequence[str], schema: Schema) -> Found:
-    """The settings in flags like `--algo.clip-low 0.3`; a repeated flag of a list option adds to the list."""
+def from_command_line(arguments: Sequence[str], schema: Schema, *, process: str = "") -> Found:
+    """The settings in flags like `--algo.clip-low 0.3`; a repeated flag of a list option adds to the list.
+
+    `--learner.algo.clip-low`, as `headway up` has it, is understood by the learner, too.
+    """
     targets = {flag_of(key): key for key in [*schema.options, *schema.choices]}
     given: dict[str, Setting] = {}
     problems: list[str] = []
-    for flag, text in _flags(arguments):
+    for written, text in _flags(arguments):
+        flag = _without_process(written, targets, process)
         negated = targets.get("--" + flag.removeprefix("--no-")) if text is None and flag.startswith("--no-") else None
         key = targets.get(flag) or (negated if negated in schema.options else None)
         target = None if key is None else _target(key, text, schema)
         if target is None:
-            problems.append(_unknown_flag(flag, targets))
+            problems.append(_unknown_flag(written, targets))
             continue
         option = schema.options[target]
         if text is None and not option.is_bool:
@@ -188,6 +207,11 @@ def _flags(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             yield name, None
 
 
+def _without_process(flag: str, known: Mapping[str, str], process: str) -> str:
+    prefix = f"--{process}."
+    return f"--{flag.removeprefix(prefix)}" if process and flag.startswith(prefix) and flag not in known else flag
+
+
 def _joined(before: Setting | None, value: object, option: Option) -> object:
     if before is not None and option.is_list and isinstance(before.value, list) and isinstance(value, list):
         return [*before.value, *value]
@@ -198,8 +222,37 @@ def _unknown_flag(flag: str, targets: Mapping[str, str]) -> str:
     return f"command line: unknown flag {flag}" + _hint(nearest(flag, [*targets, "--config", "--help"]))
 
 
-def _nearest_key(key: str, schema: Schema) -> str | None:
-    return nearest(key, schema.options)
+# What other trainers call what is called otherwise here.
+_ELSEWHERE = {
+    "num_generations": "rollouts.group_size",
+    "n_samples_per_prompt": "rollouts.group_size",
+    "max_completion_length": "rollouts.max_tokens",
+    "max_response_length": "rollouts.max_tokens",
+    "max_new_tokens": "rollouts.max_tokens",
+    "generate_max_len": "rollouts.max_tokens",
+    "beta": "algo.kl_coefficient",
+    "kl_coef": "algo.kl_coefficient",
+    "init_kl_coef": "algo.kl_coefficient",
+    "epsilon": "algo.clip_low",
+    "epsilon_high": "algo.clip_high",
+    "clip_eps": "algo.clip_low",
+    "max_steps": "steps",
+    "per_device_train_batch_size": "groups_per_step",
+    "train_batch_size": "groups_per_step",
+    "rollout_batch_size": "groups_per_step",
+    "output_dir": "output",
+    "model_name_or_path": "model",
+    "max_async_level": "max_lag",
+}
+
+
+def _hint_for(key: str, schema: Schema, process: str) -> str:
+    """What may be meant by an unknown key: what other trainers call so, or what is spelled nearly so."""
+    meant = _ELSEWHERE.get(key.rpartition(".")[2])
+    if meant in schema.options:
+        return f"; that is {meant} here"
+    guess = nearest(key, schema.options)
+    return f"; did you mean {guess}?" if guess else f"; `{process} --help` lists all keys"
 
 
 def _hint(name: str | None, form: str = "{}") -> str:
@@ -208,3 +261,126 @@ def _hint(name: str | None, form: str = "{}") -> str:
 
 def _tables() -> str:
     return ", ".join(f"[{name}]" for name in TABLES)
+
+
+def explained(
+    error: ValidationError, settings: Mapping[str, Setting], schema: Schema, process: str, *, known: bool
+) -> list[str]:
+    """If problems are known already, without those that follow from them: what is missing may be what is misspelled."""
+    follow = ("missing", "union_tag_not_found", "extra_forbidden") if known else ()
+    items = error.errors(include_url=False, include_context=False)
+    broken = {item["loc"]: item["type"] for item in items}
+    return [
+        _explained_one(item, settings, schema, process)
+        for item in items
+        if item["type"] not in follow and not _follows(item, broken)
+    ]
+
+
+def _follows(item: ErrorDetails, broken: Mapping[tuple[str | int, ...], str]) -> bool:
+    """Whether a complaint comes of another one: of a misspelled key, or of entries that are wrong."""
+    loc = item["loc"]
+    if item["type"] == "missing" and any(isinstance(part, int) for part in loc):
+        return any(kind == "extra_forbidden" and other[:-1] == loc[:-1] for other, kind in broken.items())
+    return item["type"] == "too_short" and any(len(other) > len(loc) and other[: len(loc)] == loc for other in broken)
+
+
+def _explained_one(item: ErrorDetails, settings: Mapping[str, Setting], schema: Schema, process: str) -> str:
+    key = _key_of(item["loc"], schema)
+    setting = _setting_at(key, settings)
+    entry = _entry_of(item["loc"], setting, process)
+    if entry is not None and setting is not None:
+        return _in_entry(item, entry, schema.options[setting.key].annotation)
+    if item["type"] in ("missing", "union_tag_not_found"):
+        return _missing(key, schema, process)
+    choice = schema.choices.get(key.rpartition(".")[0])
+    if item["type"] == "union_tag_invalid" and setting is not None and choice is not None:
+        guess = nearest(str(setting.value), choice.variants)
+        hint = f"did you mean {guess}? Or " if guess else "expected "
+        return f"{setting.origin}: got {setting.value!r}: {hint}one of {', '.join(choice.variants)}"
+    where = f"[{process}] {key}" if setting is None else setting.origin
+    got = "" if item["type"] == "value_error" else f": got {_shown(item['input'], key, schema)}"
+    return f"{where}{got}: {_reason(item)}" if key else f"{where}{_reason(item)}"
+
+
+def _reason(item: ErrorDetails) -> str:
+    return plain_reason(item["type"], item["msg"])
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An entry of a list of tables: how a user calls it, and what is below it in the path of an error."""
+
+    place: str
+    rest: tuple[str | int, ...]
+
+
+def _entry_of(loc: Sequence[str | int], setting: Setting | None, process: str) -> _Entry | None:
+    number = next((index for index, part in enumerate(loc) if isinstance(part, int)), None)
+    if setting is None or number is None or not isinstance(setting.value, list):
+        return None
+    at = loc[number]
+    entry = setting.value[at] if isinstance(at, int) and at < len(setting.value) else None
+    if not isinstance(entry, dict):
+        return None
+    name = entry.get("name", f"entry {at}")
+    file, _, key = setting.origin.rpartition(" ")
+    place = (
+        f"{file.rpartition(' ')[0]} [[{process}.{key}]] {name}" if file.endswith("]") else f"{setting.origin} {name}"
+    )
+    return _Entry(place, tuple(loc[number + 1 :]))
+
+
+def _in_entry(item: ErrorDetails, entry: _Entry, annotation: object) -> str:
+    tags = dict(models_in(annotation))
+    model = tags.get(str(entry.rest[0])) if entry.rest else None
+    rest = entry.rest[1:] if model is not None else entry.rest
+    key = ".".join(map(str, rest))
+    fields = (
+        [*model.model_fields] if model is not None else [name for one in tags.values() for name in one.model_fields]
+    )
+    if item["type"] == "extra_forbidden":
+        guess = nearest(str(rest[-1]), fields) if len(rest) == 1 else None
+        hint = f"did you mean {guess}?" if guess else f"expected {', '.join(fields)}" if len(rest) == 1 else "remove it"
+        return f"{entry.place}: unknown key {key}; {hint}"
+    if item["type"] == "missing":
+        meaning = model.model_fields[key].description if model is not None and key in model.model_fields else ""
+        return f"{entry.place}: {key} is required" + (f" ({meaning})" if meaning else "")
+    got = "" if item["type"] == "value_error" or not key else f" {key}: got {item['input']!r:.80}"
+    return f"{entry.place}:{got}{':' if got else ''} {_reason(item)}".replace("::", ":")
+
+
+def _key_of(loc: Sequence[str | int], schema: Schema) -> str:
+    """The dotted key of an error; the tag of a choice, which pydantic puts into the path, is left out."""
+    parts: list[str] = []
+    for part in loc:
+        choice = schema.choices.get(".".join(parts))
+        if choice is None or part not in choice.variants:
+            parts.append(str(part))
+    key = ".".join(parts)
+    return schema.choices[key].type_key if key in schema.choices else key
+
+
+def _setting_at(key: str, settings: Mapping[str, Setting]) -> Setting | None:
+    """The setting for `key`, or for the list or table that it is in."""
+    while key and key not in settings:
+        key = key.rpartition(".")[0]
+    return settings.get(key)
+
+
+def _missing(key: str, schema: Schema, process: str) -> str:
+    table, _, name = f"{'' if key.startswith('run.') else process + '.'}{key}".rpartition(".")
+    option = schema.options.get(key)
+    meaning = f" ({option.description})" if option is not None and option.description else ""
+    return (
+        f"{key} is required{meaning}: set {name} in [{table}], "
+        f"{environment_name_of(key, process=process)}, or {flag_of(key)}"
+    )
+
+
+def _shown(value: object, key: str, schema: Schema) -> str:
+    option = schema.options.get(key)
+    if option is not None and "Secret" in str(option.annotation):
+        return "a secret"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -31,7 +31,7 @@ def test_ctrl_c_while_the_generator_starts_ends_all(
 ) -> None:
     run_file = write_run_file(tmp_path_factory.mktemp("run"), model=untied_model)
     up = launcher("headway", "up", str(run_file.path))
-    until(lambda: "generator      serving HTTP" in up.text(), what="the generator", timeout_s=60, during=[up])
+    until(lambda: "generator      listening at" in up.text(), what="the generator", timeout_s=60, during=[up])
     until(lambda: engine_processes(launcher.mark), what="the engine's process", timeout_s=30, during=[up])
     interrupt(up, mark=launcher.mark)
 

@@ -4,9 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from math import inf
+from pathlib import Path
 
 from aiohttp import web
 
+from env_service.app import watch_rollouts
+from env_service.config import EnvServiceConfig
 from env_service.leases import RunningLeases, key_of
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds, Window
@@ -17,6 +20,7 @@ from protocol.messages import Failed, Lease, ServingGenerator
 from services.http.calls import Breakers, BreakerSettings
 from services.http.client import HttpClient, ServiceError, ServiceTimeout
 from services.http.metrics import Metrics
+from services.http.waiting import Waiting
 from tests.env_service.peers import lease, serving
 
 A, B, C = (serving(name, f"http://{name}") for name in "abc")
@@ -237,3 +241,44 @@ async def test_the_oldest_lease_has_the_next_place_whenever_it_came() -> None:
         leases.cancel([key_of(lease(5))])
         go_on.set()
     assert begun == [8, 9, 6, 3, 7]
+
+
+async def test_rollouts_that_wait_for_a_verifier_that_hangs_are_said_and_shown_with_what_to_do() -> None:
+    judged = asyncio.Event()
+
+    async def run(granted: Lease, progress: Progress) -> Outcome:
+        with progress.waiting_for("rewards"):
+            await judged.wait()
+        return Failed(
+            incarnation=1, lease_id=granted.lease_id, attempt=0, purpose=granted.purpose, data_fault=False, reason="x"
+        )
+
+    async def report(outcome: Outcome) -> None:
+        assert isinstance(outcome, Failed)
+
+    told, ended = asyncio.Event(), asyncio.Event()
+    waits = Waiting(on_waited=lambda whom, seconds: ended.set())
+    async with asyncio.TaskGroup() as tasks:
+        metrics = RolloutMetrics(Metrics("env-service"))
+        leases = RunningLeases(run=run, report=report, capacity=2, tasks=tasks, metrics=metrics)
+        config = EnvServiceConfig(model=Path("model"))
+
+        async def look() -> None:
+            for _ in range(60_000):
+                if any("the reward service" in wait.whom for wait in waits.status()):
+                    told.set()
+                    return
+                await asyncio.sleep(0.001)
+
+        watching = tasks.create_task(watch_rollouts(leases, waits, config, poll_s=0.001, quiet_s=0.0))
+        looking = tasks.create_task(look())
+        await leases.start(lease(1))
+        async with asyncio.timeout(60):
+            await looking
+            assert told.is_set()
+            (wait,) = [wait for wait in waits.status() if "the reward service" in wait.whom]
+            assert "reward_timeout_s" in wait.whom
+            assert not wait.blocks_readiness
+            judged.set()
+            await ended.wait()
+        watching.cancel()

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from headway import checking
 from headway import command as umbrella
+from headway.doctor import before
 from services.run_lock import RunLock
+from tests.headway.mistakes.small_model import small_model
 
 GOOD = """
 [run]
@@ -24,13 +27,15 @@ model = "MODEL"
 """
 
 
+@pytest.fixture(autouse=True)
+def free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever runs on this machine meanwhile."""
+    monkeypatch.setattr(checking, "check_port", lambda what, host, port: before.good(what, host))
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    (folder / "tokenizer.json").write_text("{}")
-    return folder
+    return small_model(tmp_path / "model")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -275,11 +275,19 @@ def test_a_signal_ends_all_while_a_restart_is_waited_for(cleaned: list[Running],
     assert "other stops" in output
 
 
-def test_a_helper_with_a_wrong_configuration_ends_all_and_says_why(cleaned: list[Running]) -> None:
-    mistaken = helper("import sys; sys.stderr.write('helper: unknown key'); sys.exit(2)")
-    code, output = start(cleaned, leader(IDLE), mistaken).end()
-    assert code == 2
-    assert output.index("helper: unknown key\n") < output.index("helper cannot be run with this configuration")
+@pytest.mark.parametrize(("code", "role"), [(2, helper), (78, helper), (78, leader)])
+def test_a_child_with_wrong_settings_ends_all_at_once_and_its_sentence_is_the_last_one(
+    cleaned: list[Running], code: int, role: Callable[[str], Command]
+) -> None:
+    mistaken = role(
+        f"import sys; sys.stderr.write('12:00:00 it CRITICAL stopped by an error: no x\\n'); sys.exit({code})"
+    )
+    other = helper(IDLE) if role is leader else leader(IDLE)
+    ended, output = start(cleaned, other, mistaken).end()
+    assert ended == 2
+    assert output.count("stopped by an error: no x") == 1
+    assert output.index("stopped by an error") < output.index(f"{mistaken.name} cannot be run with these settings")
+    assert output.strip().endswith(f"ERROR {mistaken.name}: no x")
     assert "started again" not in output
 
 

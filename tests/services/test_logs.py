@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.logs import configure_logging
+from services.logs import SaidBefore, configure_logging
 
 
 @pytest.fixture(autouse=True)
@@ -78,3 +78,45 @@ def test_a_long_record_is_written_whole() -> None:
         configure_logging("learner", stream=stream)
         logging.getLogger("x").info("y" * 200_000)
         assert screen.readline().decode().count("y") == 200_000
+
+
+def said(records: list[logging.LogRecord], *, seconds: list[float]) -> list[str]:
+    """What is let through of records that come at these seconds."""
+    times = iter(seconds)
+    before = SaidBefore(every_s=30.0, clock=lambda: next(times))
+    return [record.getMessage() for record in records if before.filter(record)]
+
+
+def record(text: str, *, level: int = logging.WARNING, error: Exception | None = None) -> logging.LogRecord:
+    information = None if error is None else (type(error), error, error.__traceback__)
+    return logging.LogRecord("x", level, __file__, 1, text, (), information)
+
+
+def test_equal_warnings_are_said_once_and_counted_from_time_to_time() -> None:
+    records = [*(record("it is slow") for _ in range(300)), record("it is gone"), record("it is slow")]
+    seconds = [*(index / 100 for index in range(300)), 3.0, 40.0]
+    assert said(records, seconds=seconds) == ["it is slow", "it is gone", "it is slow (300 times more in 40 s)"]
+
+
+def test_equal_lines_that_are_no_warnings_are_all_said() -> None:
+    assert said([record("step", level=logging.INFO)] * 3, seconds=[]) == ["step"] * 3
+
+
+def test_an_error_raised_at_one_place_is_the_same_for_whatever_task_it_is_raised() -> None:
+    def raised(text: str) -> Exception:
+        try:
+            raise ValueError(text)
+        except ValueError as error:
+            return error
+
+    errors = [raised(str(number)) for number in range(5)]
+    same = [record("task raised", error=error) for error in errors]
+    for number, one in enumerate(same):
+        one.msg, one.args = "task %s raised", (number,)
+    assert said(same, seconds=[0.0] * 5) == ["task 0 raised"]
+
+
+def test_a_name_makes_records_equal() -> None:
+    first, second = record("verifier x: at item 1"), record("verifier x: at item 2")
+    first.same = second.same = ("x", "line 3")
+    assert said([first, second], seconds=[0.0, 1.0]) == ["verifier x: at item 1"]

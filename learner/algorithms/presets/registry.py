@@ -35,9 +35,11 @@ from learner.algorithms.config import (
 )
 from learner.algorithms.presets import likelihood, pairs, policy_gradient, weighted
 from learner.algorithms.presets.preset import Preset
+from services.process import WrongSettings
+from services.user_code import in_a_sentence
 
 
-class AlgorithmNotFound(ValueError):
+class AlgorithmNotFound(WrongSettings, ValueError):
     """The algorithm of a user's own cannot be had from where the config says."""
 
 
@@ -117,9 +119,12 @@ def _custom(config: CustomConfig) -> Preset:
         preset = build(**config.options)
     except Exception as error:
         raise AlgorithmNotFound(
-            f"algo.path is {config.path} and algo.options {config.options}: {type(error).__name__}: {error}. Expected "
+            f"algo.path is {config.path!r} and algo.options {config.options}: {in_a_sentence(error)}; expected "
             "a function of these options, in a module that can be imported, that returns a Preset"
         ) from error
     if not isinstance(preset, Preset):
-        raise AlgorithmNotFound(f"{config.path} returned {type(preset).__name__}; expected a Preset")
+        raise AlgorithmNotFound(
+            f"algo.path is {config.path!r}, which returned {type(preset).__name__}; expected a Preset of "
+            "learner.algorithms.presets.preset"
+        )
     return preset

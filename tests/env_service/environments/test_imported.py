@@ -135,17 +135,3 @@ def test_a_template_that_cannot_carry_what_an_environment_says_is_named_with_the
     catalog.check_templates({"mine": built("Guess")}, tokenization)
     with pytest.raises(EnvironmentFault, match=r"environment mine: .* cannot carry role tool: it loses a message"):
         catalog.check_templates({"mine": built("Looking")}, tokenization)
-
-
-@pytest.mark.parametrize(("content", "said"), [(None, "does not exist"), ("{}", "cannot be read")])
-def test_a_model_without_a_usable_tokenizer_is_a_fault_of_its_environment(
-    content: str | None, said: str, tmp_path: Path
-) -> None:
-    if content is not None:
-        (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
-
-    (fault,) = catalog.faults_of([entry("Guess")], tmp_path)
-
-    assert fault.startswith("environment mine: ")
-    assert str(tmp_path / "tokenizer.json") in fault
-    assert said in fault

@@ -9,12 +9,13 @@ import pytest
 from fastapi import FastAPI, Response
 from pydantic import SecretStr
 
-from headway.doctor.asking import Condition, Target, ask, ask_all, listener_of, place_of, targets_of, tokens_of
+from headway.doctor.asking import Condition, Target, ask, ask_all, place_of, targets_of, tokens_of
 from protocol.status import PeerStatus, Readiness, Status
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.http.app import create_app, json_answer
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
+from services.network import listener_of
 from tests.headway.doctor.ward import status
 
 

@@ -93,7 +93,7 @@ def test_a_run_that_moved_another_aside_holds_the_new_folder(tmp_path: Path) -> 
 
 
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no run to resume in .*: start it without --resume"):
+    with pytest.raises(NothingToResume, match=r"there is no run to resume in .*: start it without --resume"):
         start(tmp_path / "run", resume=True)
     assert list(tmp_path.iterdir()) == []
 

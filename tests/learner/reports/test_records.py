@@ -10,7 +10,7 @@ import pytest
 
 from learner.evaluation.results import EvaluationResult
 from learner.ledger import Books
-from learner.reports.run_records import Records
+from learner.reports.run_records import Doubts, Records
 from learner.reports.summary import draw_curves, summarize, table, write_summary
 from learner.reports.tally import MOST_POINTS, Point, StepRecord, Tally, Timing, step_record
 from learner.training.guard import GuardChange, Reading
@@ -343,3 +343,29 @@ def test_a_resume_reads_only_what_was_written_since_its_checkpoint(tmp_path: Pat
     with Records(folder=tmp_path, total_steps=4) as records:
         records.take_up(version=2, incarnation=3, progress=progress)
         assert [each.last for each in records.tally.curve.points] == [1, 2], "the third step is lost"
+
+
+def doubts_of(**changes: Any) -> list[list[str]]:
+    """What is said after each of 45 steps."""
+    doubts = Doubts()
+    return [doubts.step(record(step, **changes)) for step in range(1, 46)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"uniform_groups_share": 1.0}, "the rewards of each group were all equal"),
+        ({"uniform_groups_share": 0.5, "reward_mean": 0.25}, "the mean reward has been 0.25 in the last 20 steps"),
+        ({"truncated_share": 1.0, "reward_std": 0.3}, "cut off at their last permitted token"),
+    ],
+)
+def test_training_that_gets_nowhere_is_told_once_with_what_to_try(changes: dict[str, Any], said: str) -> None:
+    lines = doubts_of(**changes)
+    assert all(not line for line in lines[:19])
+    assert sum(said in text for line in lines for text in line) == 1
+
+
+def test_training_that_goes_on_is_not_doubted() -> None:
+    doubts = Doubts()
+    steps = [record(step, reward_mean=step / 100, truncated_share=0.2, uniform_groups_share=0.9) for step in range(60)]
+    assert [text for step in steps for text in doubts.step(step)] == []

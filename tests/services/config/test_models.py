@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field, SecretStr, ValidationError, model_validator
 
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig, help_text, load_config, load_or_exit
-from services.config.options import schema_of
+from services.config.options import nearest, schema_of
 from services.config.sources import ConfigError
 
 
@@ -142,11 +142,25 @@ def test_an_unknown_key_names_its_place_and_the_nearest_known_one(tmp_path: Path
     assert "see --help" in problem("--zzzzqqq", "3")
 
 
+def test_what_only_looks_like_a_key_is_not_proposed_and_what_others_call_otherwise_is_named(tmp_path: Path) -> None:
+    assert nearest("wandb", ["sandbox", "steps"]) is None
+    assert nearest("stps", ["sandbox", "steps"]) == "steps"
+    toml = '[learner]\nmodel = "m"\nwandb = true\nmax_async_level = 3\n'
+    text = problem(toml=toml, tmp_path=tmp_path)
+    assert "unknown key [learner] wandb; `learner --help` lists all keys" in text
+    assert "unknown key [learner] max_async_level; that is max_lag here" in text
+
+
+def test_an_option_may_have_the_process_before_it_as_for_all_processes_at_once(tmp_path: Path) -> None:
+    assert load("--model", "m", "--learner.max-lag", "3", tmp_path=tmp_path).max_lag == 3
+    assert "did you mean --max-lag?" in problem("--learner.max-leg", "3")
+
+
 def test_a_value_out_of_range_says_got_and_expected(tmp_path: Path) -> None:
     assert problem("--algo.clip-low", "7") == (
         "command line --algo.clip-low: got '7': expected less than or equal to 1"
     )
-    assert "run.toml [learner] max_lag: got 'x': expected a valid integer" in problem(
+    assert "run.toml [learner] max_lag: got 'x': expected a whole number" in problem(
         toml='[learner]\nmax_lag = "x"\n', tmp_path=tmp_path
     )
     assert "got 'ppo'" in problem("--algo", "ppo")

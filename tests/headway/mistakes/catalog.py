@@ -1,0 +1,309 @@
+"""A small project as it should be, and what can be wrong with it: each mistake is a change of one or two places."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+RUN = """\
+[run]
+name = "mine"
+
+[learner]
+model = "model"
+steps = 5
+rollouts = { environment = "sums", max_tokens = 5 }
+
+[generator]
+model = "model"
+engine = { max_model_len = 64, kv_cache_gb = 0.5 }
+
+[reward-service]
+sandbox = "off"
+verifiers = [{ name = "digits", function = "reward:digits" }]
+
+[env-service]
+model = "model"
+environments = [{ name = "sums", source = "jsonl", chat = false, train_file = "tasks.jsonl" }]
+"""
+REWARD = """\
+from pydantic import BaseModel
+
+from reward_service.verifier import Submission
+
+
+class Arguments(BaseModel):
+    answer: str
+
+
+def digits(submission: Submission, arguments: Arguments) -> float:
+    return float(submission.completion == arguments.answer)
+"""
+WORLD = """\
+class World:
+    def __init__(self) -> None:
+        self.maze = [][0]
+
+    def reset(self, task, seed): ...
+
+    def step(self, action): ...
+"""
+
+
+def task(**fields: object) -> str:
+    """A line of tasks.jsonl."""
+    whole = {"prompt": "27+82=", "verifier": "digits", "arguments": {"answer": "109"}} | fields
+    return json.dumps({name: value for name, value in whole.items() if value is not None}) + "\n"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """`change` is what is written in place of what in run.toml; `files` are others; `names` must be in what is said."""
+
+    name: str
+    change: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+
+    def run_file(self) -> str:
+        """The run.toml with the mistake in it."""
+        text = RUN
+        for good, bad in self.change.items():
+            assert good in text, good
+            text = text.replace(good, bad)
+        return text
+
+    def shown(self) -> str:
+        """What was written, for the reader of the messages."""
+        lines = [line for bad in self.change.values() for line in bad.splitlines() if line]
+        lines += [
+            f"{name}: {text.splitlines()[-1]}" if text else f"{name} is empty" for name, text in self.files.items()
+        ]
+        lines += [f"{name} is missing" for name in self.lacks]
+        lines += [f"{name}={value}" for name, value in self.environment.items()]
+        lines += [" ".join(self.words)] if self.words else []
+        return "".join(f"    {line}\n" for line in lines)
+
+
+ENVIRONMENT = '{ name = "sums", source = "jsonl", chat = false, train_file = "tasks.jsonl" }'
+VERIFIER = '{ name = "digits", function = "reward:digits" }'
+ROLLOUTS = 'rollouts = { environment = "sums", max_tokens = 5 }'
+ENGINE = "engine = { max_model_len = 64, kv_cache_gb = 0.5 }"
+GOOD = task()
+
+
+def _tasks(name: str, line: str, *names: str) -> Mistake:
+    return Mistake(name, files={"tasks.jsonl": GOOD + "\n" + line}, names=("tasks.jsonl:3", *names))
+
+
+def _environment(name: str, entry: str, *names: str, files: Mapping[str, str] | None = None) -> Mistake:
+    return Mistake(name, change={ENVIRONMENT: entry}, names=names, files=files or {})
+
+
+def _learner(name: str, line: str, *names: str, files: Mapping[str, str] | None = None) -> Mistake:
+    return Mistake(name, change={"steps = 5": line}, names=names, files=files or {})
+
+
+MISTAKES = (
+    # The file itself.
+    Mistake("an option without its value", words=("--run.name",), names=("needs a value",)),
+    Mistake("a bracket is missing", change={"[generator]": "[generator"}, names=("line 9",)),
+    Mistake("a table is misspelled", change={"[learner]": "[lerner]"}, names=("did you mean [learner]",)),
+    Mistake("a key is misspelled", change={"steps = 5": "stepps = 5"}, names=("stepps", "did you mean steps?")),
+    _learner("a key is one of another trainer", 'wandb = "project"', "wandb", "`learner --help` lists all keys"),
+    _learner("a key of TRL", "num_generations = 8", "num_generations", "rollouts.group_size"),
+    _learner("a number is a word", 'steps = "many"', "steps: got 'many'", "expected"),
+    _learner("a number is out of range", "max_lag = -1", "max_lag: got -1", "greater than or equal to 0"),
+    _learner("no such algorithm", 'algo = "grop"', "algo", "grpo"),
+    _learner(
+        "an option of another algorithm", 'algo = { type = "rloo", clip_high = 0.2 }', "clip_high", "has no effect"
+    ),
+    Mistake("an unknown key in an entry", change={"train_file =": "trainfile ="}, names=("trainfile", "train_file")),
+    Mistake(
+        "a setting of the command line", words=("--learner.max-lagg", "3"), names=("did you mean --learner.max-lag",)
+    ),
+    Mistake(
+        "a variable of the environment", environment={"HEADWAY_LEARNER__STEPP": "3"}, names=("HEADWAY_LEARNER__STEPS",)
+    ),
+    # The model.
+    Mistake("the model is not there", change={'"model"': '"nowhere"'}, names=("nowhere is not a folder",)),
+    Mistake("the model has no weights", lacks=("model/model.safetensors",), names=("lacks model.safetensors",)),
+    Mistake("the model has no tokenizer", lacks=("model/tokenizer.json",), names=("tokenizer",)),
+    Mistake(
+        "two models",
+        change={'[env-service]\nmodel = "model"': '[env-service]\nmodel = "chat-model"'},
+        names=("differ",),
+    ),
+    _environment("a model without a chat template", ENVIRONMENT.replace("chat = false, ", ""), "chat = false", "sums"),
+    # Sizes.
+    Mistake(
+        "longer than the model has positions",
+        change={"max_model_len = 64": "max_model_len = 4096"},
+        names=("engine.max_model_len is 4096", "128"),
+    ),
+    Mistake(
+        "completions longer than the engine takes",
+        change={"max_tokens = 5": "max_tokens = 64"},
+        names=("rollouts.max_tokens is 64", "engine.max_model_len is 64"),
+    ),
+    Mistake(
+        "a prompt leaves too little room",
+        files={"tasks.jsonl": GOOD + task(prompt="1+" * 40 + "1=")},
+        names=("tasks.jsonl:2", "82 tokens", "87"),
+    ),
+    Mistake(
+        "a cache larger than the machine",
+        change={"kv_cache_gb = 0.5": "kv_cache_gb = 500"},
+        names=("memory", "503.0 GiB", "kv_cache_gb"),
+    ),
+    # Tasks.
+    _environment(
+        "the file of tasks is not there", ENVIRONMENT.replace("tasks.jsonl", "task.jsonl"), "task.jsonl", "No such"
+    ),
+    Mistake("the file of tasks is empty", files={"tasks.jsonl": ""}, names=("tasks.jsonl holds no task",)),
+    _tasks("a line is no JSON", '{"prompt": "27+82=",\n', "no JSON object"),
+    _tasks("a field of a task is misspelled", task(promt="1+1=", prompt=None), "'promt'", "did you mean prompt?"),
+    _tasks("a task without a verifier", task(verifier=None), "verifier"),
+    _tasks(
+        "a task with two prompts", task(messages=[{"role": "user", "content": "1+1="}]), "messages or prompt, got both"
+    ),
+    _tasks("a role that there is not", task(prompt=None, messages=[{"role": "human", "content": "1+1="}]), "human"),
+    _tasks("a verifier that nobody offers", task(verifier="digit"), "'digit'", "did you mean digits?"),
+    _tasks("arguments that the verifier does not take", task(arguments={"anser": "2"}), "answer"),
+    _environment(
+        "the file of held-out tasks is broken",
+        ENVIRONMENT.replace("train_file", 'evaluation_file = "held_out.jsonl", train_file'),
+        "held_out.jsonl:1",
+        files={"held_out.jsonl": "prompt;answer\n"},
+    ),
+    # Environments.
+    _environment("no such kind of tasks", ENVIRONMENT.replace('"jsonl"', '"json"'), "'json'"),
+    Mistake(
+        "an environment that nobody offers",
+        change={'environment = "sums"': 'environment = "sum"'},
+        names=("rollouts.environment is 'sum'", "did you mean sums?"),
+    ),
+    Mistake(
+        "several environments, and none is named",
+        change={
+            ROLLOUTS: "rollouts = { max_tokens = 5 }",
+            ENVIRONMENT: ENVIRONMENT + ', { name = "more", source = "addition" }',
+        },
+        names=("rollouts.environment is not set", "more, sums"),
+    ),
+    _environment(
+        "a mix of what is not there", '{ name = "all", source = "mix", parts = [{ environment = "sums" }] }', "sums"
+    ),
+    _environment(
+        "a dataset that reasoning-gym has not",
+        '{ name = "sums", source = "reasoning_gym", dataset = "basic_arithmetik", chat = false }',
+        "basic_arithmeti",
+    ),
+    _environment(
+        "a class that is not there", '{ name = "sums", source = "world:Wrld" }', "Wrld", files={"world.py": WORLD}
+    ),
+    _environment(
+        "an environment that cannot be made",
+        '{ name = "sums", source = "world:World" }',
+        "world.py",
+        "line 3",
+        files={"world.py": WORLD},
+    ),
+    _environment(
+        "options that an environment does not take", '{ name = "sums", source = "nim", options = { heap = 3 } }', "heap"
+    ),
+    # Rewards.
+    Mistake(
+        "the module of a reward is not there",
+        change={"reward:digits": "rewards:digits"},
+        names=("'rewards'", "PYTHONPATH"),
+    ),
+    Mistake("the function of a reward is not there", change={"reward:digits": "reward:digit"}, names=("digit",)),
+    Mistake(
+        "a path of a file in place of a module",
+        change={"reward:digits": "reward.py"},
+        names=("package.module:function",),
+    ),
+    Mistake(
+        "a reward that cannot be read", files={"reward.py": REWARD + "def more(:\n"}, names=("reward.py", "line 12")
+    ),
+    Mistake(
+        "a reward that fails when it is imported",
+        files={"reward.py": REWARD + 'TABLE = open("table.json")\n'},
+        names=("reward.py", "line 12", "table.json"),
+    ),
+    Mistake(
+        "a reward with other parameters",
+        files={"reward.py": "def digits(text: str) -> float:\n    return 0.0\n"},
+        names=("submission",),
+    ),
+    Mistake("a reward with an included one's name", change={'name = "digits"': 'name = "math"'}, names=("math",)),
+    Mistake(
+        "a reward model that is not there",
+        change={"[env-service]": 'reward_models = [{ name = "taste", path = "nowhere" }]\n\n[env-service]'},
+        names=("nowhere",),
+    ),
+    # Algorithms.
+    _learner(
+        "an algorithm of one's own that is not there", 'algo = { type = "custom", path = "mine:algo" }', "algo.path"
+    ),
+    _learner(
+        "an algorithm of one's own that returns something else",
+        'algo = { type = "custom", path = "algo:build" }',
+        "algo:build",
+        "Preset",
+        files={"algo.py": "def build():\n    return 1\n"},
+    ),
+    _learner(
+        "options that an algorithm of one's own does not take",
+        'algo = { type = "custom", path = "algo:build", options = { clipp = 0.2 } }',
+        "clipp",
+        files={"algo.py": "def build(clip=0.2):\n    return 1\n"},
+    ),
+    Mistake(
+        "no group could be kept",
+        change={"max_tokens = 5": "max_tokens = 5, group_size = 1"},
+        names=("min_group_size is 2", "group_size 1"),
+    ),
+    _learner("an algorithm that wants a file", 'algo = "sft"', "data.path"),
+    _learner(
+        "a file of examples that is not there", 'algo = "sft"\ndata.path = "sft.jsonl"', "sft.jsonl does not exist"
+    ),
+    _learner(
+        "an example that is none",
+        'algo = "sft"\ndata.path = "sft.jsonl"',
+        "line 2",
+        files={"sft.jsonl": '{"prompt": "1+1=", "completion": "2"}\n{"prompt": "1+1="}\n'},
+    ),
+    _learner("nothing to resume", "resume = true", "resume", "runs/mine"),
+    # The machine.
+    Mistake(
+        "NCCL without a GPU",
+        change={"steps = 5": 'weights.backend = "nccl"', "engine =": 'join.backend = "nccl"\nengine ='},
+        names=("nccl", "gloo"),
+    ),
+    _learner("a GPU that is not there", "devices = [0]", "devices", "0 GPUs"),
+    _learner("more ranks than cores", "ranks = 64", "ranks is 64", "2"),
+    Mistake(
+        "workers that do not share evenly",
+        change={"kv_cache_gb": "tensor_parallel_size = 3, kv_cache_gb"},
+        names=("tensor_parallel_size is 3", "4 attention heads"),
+    ),
+    Mistake("two processes on one port", change={"engine =": "http.port = 7300\nengine ="}, names=("7300",)),
+    Mistake(
+        "an address of another process",
+        change={'sandbox = "off"': 'sandbox = "off"\nhttp.port = 7321'},
+        names=("7320", "7321"),
+    ),
+    Mistake(
+        "open to other machines", change={'sandbox = "off"': 'sandbox = "off"\nhttp.host = "0.0.0.0"'}, names=("token",)
+    ),
+    Mistake(
+        "the folder of runs is a file",
+        change={'name = "mine"': 'name = "mine"\ndirectory = "tasks.jsonl"'},
+        names=("tasks.jsonl", "run.directory"),
+    ),
+    Mistake("a name with a slash", change={'name = "mine"': 'name = "my/run"'}, names=("my/run",)),
+)
