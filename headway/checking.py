@@ -8,7 +8,7 @@ the settings need it.
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import nlargest
 from itertools import islice
@@ -176,7 +176,7 @@ def _look(found: Examination, config: ProcessConfig | None) -> _Looked | None:
         longest=_longest_prompt(environments, tokenization),
         budgets=budgets_of(environments),
     )
-    return looked if not faults else _Looked(environments={}, wanted=looked.wanted)
+    return looked if not faults else replace(looked, environments={}, longest=None)
 
 
 def _wanted(environments: Mapping[str, "OfferedEnvironment"]) -> Iterator[Wanted]:

@@ -296,7 +296,7 @@ def _explained_one(item: ErrorDetails, settings: Mapping[str, Setting], schema: 
     choice = schema.choices.get(key.rpartition(".")[0])
     if item["type"] == "union_tag_invalid" and setting is not None and choice is not None:
         guess = nearest(str(setting.value), choice.variants)
-        hint = f"did you mean {guess}? Or " if guess else "expected "
+        hint = f"did you mean {guess}? Expected " if guess else "expected "
         return f"{setting.origin}: got {setting.value!r}: {hint}one of {', '.join(choice.variants)}"
     where = f"[{process}] {key}" if setting is None else setting.origin
     got = "" if item["type"] == "value_error" else f": got {_shown(item['input'], key, schema)}"

@@ -29,7 +29,8 @@ model = "MODEL"
 
 @pytest.fixture(autouse=True)
 def free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever runs on this machine meanwhile."""
+    """Whatever runs on this machine meanwhile, and without its GPUs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(checking, "check_port", lambda what, host, port: before.good(what, host))
 
 
@@ -132,7 +133,9 @@ def test_a_good_file_is_called_good(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path
 ) -> None:
     assert call(monkeypatch, "check", str(good), "--learner.max-lag=0", "--run.name", "y") == 0
-    assert capsys.readouterr().out == f"{good}: good for learner, generator, reward-service, env-service\n"
+    first, *table = capsys.readouterr().out.splitlines()
+    assert first == f"{good}: good for learner, generator, reward-service, env-service"
+    assert [line.split()[0] for line in table[1:6]] == ["learner", "generator", "reward-service", "env-service", "in"]
 
 
 def test_the_problems_of_all_tables_are_reported_at_once(
@@ -170,6 +173,8 @@ def test_processes_that_miss_each_other_are_reported(
         "[env-service] reward_urls is http://127.0.0.1:7320, but [reward-service] http listens on 127.0.0.1:7330: "
         "make them agree",
         f"[generator] model: {tmp_path}/gone is not a folder; expected a Hugging Face model directory",
+        "[generator] join.backend is nccl, which needs GPUs, and none is visible here (nvidia-smi, "
+        "CUDA_VISIBLE_DEVICES): set learner.weights.backend and generator.join.backend to gloo",
     }
 
 
@@ -200,7 +205,7 @@ def test_a_file_without_a_process_is_a_problem(
         ("[learner\n", "is not TOML"),
         ("steps = 3\n", "steps is outside of a table"),
         ("[learner]\nstps = 3\n", "unknown key [learner] stps; did you mean steps?"),
-        ("[learner]\nalgo = 'grop'\nmodel = 'x'\n", "expected one of"),
+        ("[learner]\nalgo = 'grop'\nmodel = 'x'\n", "did you mean grpo? Expected one of"),
         ("[learner]\n", "model is required (Hugging Face directory of the initial model): set model in [learner]"),
         ("[reward-service]\nhttp.host = '0.0.0.0'\n", "no token is set"),
         ("[run]\nname = 'a/b'\n[reward-service]\n", "run.toml [run] name: got 'a/b'"),
@@ -218,6 +223,7 @@ def test_a_broken_file_is_refused_with_its_problem(
 def test_the_doctor_looks_at_the_machine_if_nothing_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path
 ) -> None:
+    (good.parent / "model" / "model.safetensors").unlink()
     assert call(monkeypatch, "doctor", str(good), "--before") == 1
     text = capsys.readouterr().out
     assert text.startswith("before a start (as asked for):\n")

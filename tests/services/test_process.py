@@ -202,7 +202,7 @@ sys.exit(run_process("learner", main))
 """
 
 
-@pytest.mark.parametrize(("name", "expected"), [("StartAgain", 75), ("WrongSettings", 2), ("ValueError", 1)])
+@pytest.mark.parametrize(("name", "expected"), [("StartAgain", 75), ("WrongSettings", 78), ("ValueError", 1)])
 def test_an_error_says_by_the_exit_code_whether_a_new_start_may_help(name: str, expected: int) -> None:
     code, log = run_child(ASKING.format(name=name))
     assert code == expected, log

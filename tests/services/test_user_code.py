@@ -36,9 +36,9 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def error_of(module: ModuleType, text: str) -> Exception:
-    with pytest.raises(Exception, match="") as raised:
+    """As if it had been called by us: without this file's own frame."""
+    with pytest.raises((KeyError, ValueError)) as raised:
         module.outer(text)
-    # As if it had been called by us: without this test's own frame.
     return raised.value.with_traceback(raised.tb.tb_next)
 
 
@@ -67,12 +67,9 @@ def test_an_error_of_ours_that_was_made_of_one_of_theirs_shows_theirs(theirs: Mo
 
 
 def test_an_error_that_went_through_no_file_of_theirs_has_no_lines() -> None:
-    try:
-        importlib.util.find_spec("")
-    except ValueError as error:
-        alone = error.with_traceback(None)
+    alone = ValueError("empty\n  name")
     assert in_lines(alone) == ""
-    assert in_a_sentence(alone) == "ValueError: Empty module name"
+    assert in_a_sentence(alone) == "ValueError: empty name"
 
 
 def test_a_file_that_is_no_python_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def written_project(project: Path, **files: str) -> None:
 
 def of_the_real_command(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run where the project is, as a user does it."""
-    command = [Path(sys.executable).with_name("headway"), *words]
+    command = [str(Path(sys.executable).with_name("headway")), *words]
     environment = {**os.environ, "PYTHONPATH": str(project), "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=120)
 

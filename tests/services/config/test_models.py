@@ -167,8 +167,8 @@ def test_a_value_out_of_range_says_got_and_expected(tmp_path: Path) -> None:
     assert "expected one of grpo, sft" in problem("--algo", "ppo")
 
 
-def test_settings_that_do_not_fit_each_other_are_said_without_a_place() -> None:
-    assert problem("--algo", "sft", "--names", "alone") == "algo sft takes no name that is alone"
+def test_settings_that_do_not_fit_each_other_are_said_with_their_table() -> None:
+    assert problem("--algo", "sft", "--names", "alone") == "[learner] algo sft takes no name that is alone"
 
 
 def test_a_missing_key_says_the_three_places_to_set_it() -> None:
