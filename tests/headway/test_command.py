@@ -296,5 +296,5 @@ def test_a_conversation_that_is_longer_than_a_generator_takes_is_named_by_a_chec
     said = next(line for line in problems(monkeypatch, capsys, "check", str(good)) if "trajectory_tokens" in line)
 
     assert "[env-service] environments.long.rules.trajectory_tokens is 4097" in said
-    assert "[generator] engine.max_model_len 512" in said
+    assert "[generator] engine.max_model_len is 512" in said
     assert "short" not in said
