@@ -1,11 +1,17 @@
 """The text and the JSON of what was found."""
 
 import json
+import os
+import socket
+from pathlib import Path
 
 from headway.doctor.asking import Condition
 from headway.doctor.before import bad, good
 from headway.doctor.diagnosis import as_json, diagnose, findings_json, findings_text, table, verdict
+from headway.doctor_command import whose
 from protocol.status import PeerStatus, QueueStatus
+from services.config.models import ProcessConfig, RunConfig
+from services.run_lock import RunLock
 from tests.headway.doctor.ward import ill, status, well
 
 LEARNER = status(
@@ -64,3 +70,16 @@ def test_findings_have_their_remedies_below_them() -> None:
     ]
     assert json.loads(findings_json(findings))["healthy"] is False
     assert json.loads(findings_json(findings[:1]))["healthy"] is True
+
+
+async def test_a_learner_of_another_run_is_said_with_its_process(tmp_path: Path) -> None:
+    config = ProcessConfig(run=RunConfig(name="mine", directory=tmp_path))
+    ours = well(status("learner").model_copy(update={"host": socket.gethostname(), "pid": os.getpid()}))
+
+    said = whose({"learner": config}, [ours])
+    assert f"process {os.getpid()} (" in said
+    assert f"not of the run in {tmp_path / 'mine'}, which does not run" in said
+    with await RunLock.held(tmp_path / "mine"):
+        assert whose({"learner": config}, [ours]) == ""
+        other = well(status("learner").model_copy(update={"host": socket.gethostname(), "pid": 1}))
+        assert f"which is that of process {os.getpid()} on " in whose({"learner": config}, [other])
