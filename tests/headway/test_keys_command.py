@@ -8,24 +8,28 @@ from pathlib import Path
 import pytest
 
 from env_service.config import EnvServiceConfig
-from headway import command
+from headway import checking, command
+from headway.doctor import before
 from learner.config import LearnerConfig
 from protocol.messages import Goodbye
 from services.config.models import load_config
 from services.http.tls import TlsFiles, client_tls, server_tls
 from services.zmq.keys import ClientKeys, ServerKeys
 from services.zmq.sockets import DealerSocket, RouterSocket
+from tests.headway.mistakes.small_model import small_model
 
 Printed = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (folder / name).write_text("{}")
-    return folder
+    return small_model(tmp_path / "model")
+
+
+@pytest.fixture(autouse=True)
+def free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever runs on this machine meanwhile."""
+    monkeypatch.setattr(checking, "check_port", lambda what, host, port: before.good(what, host))
 
 
 @pytest.fixture

@@ -211,7 +211,7 @@ def test_progress_is_said_with_rates_and_the_time_that_is_left(
     with Records(folder=tmp_path, total_steps=103) as records:
         records.step(record(step=3), step_metrics(), two_groups())
     (line,) = [entry.getMessage() for entry in caplog.records if entry.name == "learner.reports.run_records"]
-    assert line.startswith("step 3/103  reward 0.750  lag 1.2 (max 2)  5 tokens/s  learner waits 29 %  ETA 2m55s")
+    assert line.startswith("step 3/103  reward 0.750  lag 1.2 (max 2)  5 tokens/s  learner waits 29 %  ETA 2m05s")
 
 
 @pytest.mark.parametrize("steps", [1, 60])
