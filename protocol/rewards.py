@@ -5,7 +5,6 @@ The learner writes it beside a reward model that it has trained; for another one
     {"format": "chat", "tokenize": "whole", "max_tokens": 4096}
 """
 
-from collections import Counter
 from pathlib import Path
 from typing import Literal, Self
 
@@ -38,14 +37,6 @@ class ScoreRequest(WireModel):
 
     items: tuple[ScoreItem, ...] = Field(min_length=1, max_length=4096)
     deadline_s: float = Field(default=30.0, gt=0, le=3600)
-
-    @model_validator(mode="after")
-    def _ids_differ(self) -> Self:
-        if len({item.id for item in self.items}) < len(self.items):
-            counted = Counter(item.id for item in self.items)
-            twice = next(name for name, count in counted.items() if count > 1)
-            raise ValueError(f"the id {twice[:100]!r} is given to several items: give each one of its own")
-        return self
 
 
 class ScoreError(WireModel):
