@@ -155,7 +155,7 @@ async def serve_http(app: ASGIApp, listener: Listener, *, finish_s: int = 2) -> 
             timeout_graceful_shutdown=finish_s,
         ),
     )
-    logger.info("listening at %s; /readyz says when it is ready", listener.url)
+    logger.info("listening at %s", listener.url)
     if listener.tls is None and not is_loopback(listener.host):
         logger.warning(
             "%s is plain HTTP: whoever sees the network reads its tokens; set http.tls_cert_file, or keep the network "
