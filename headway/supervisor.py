@@ -258,7 +258,10 @@ class Supervisor:
             after = f", after {most} restarts" if most else ""
             log.error("%s %s%s: stopping all. Its last lines:%s", command.name, how, after, child.last_words())
             return (code if code > 0 else 128 - code) if command.is_leader else 1
-        log.warning("%s %s; started again in %g s (%d of %d)", command.name, how, restart.after_s, restart.number, most)
+        log.warning(
+            "%s %s; started again in %g s (%d of %d)", command.name, how, restart.after_s, restart.number, most,
+            extra={"same": (command.name, self._restarts.count(command.name))},
+        )  # fmt: skip
         self._due[command] = time.monotonic() + restart.after_s
         return None
 
