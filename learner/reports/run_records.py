@@ -330,6 +330,7 @@ def _sample(group: TrajectoryGroup, *, step: int) -> dict[str, object]:
         "step": step,
         "lease_id": group.lease_id,
         "environment": group.environment,
+        "task_index": group.task_index,
         "prompt": group.prompt_text,
         "completions": [_completion(trajectory) for trajectory in _ends(ranked)],
     }
@@ -343,6 +344,8 @@ def _completion(trajectory: Trajectory) -> dict[str, object]:
     return {
         "text": trajectory.completion_text,
         "reward": trajectory.reward.reward,
+        "verifier": trajectory.reward.verifier,
+        "components": trajectory.reward.components,
         "tokens": int(trajectory.loss_mask.sum()),
         "finish_reason": trajectory.stop_reason or trajectory.turns[-1].finish_reason,
         "versions": sorted(versions_of(trajectory)),

@@ -1,5 +1,6 @@
 """The end of a run: `summary.json` for scripts, a table for people, and `curves.png` (reward, accuracy, lag, time)."""
 
+import contextlib
 import json
 import logging
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from learner.evaluation.results import EvaluationResult
@@ -158,46 +160,103 @@ def _histogram(counts: dict[int, int]) -> str:
 _BLUE, _ORANGE, _GREY = "#1f6fb4", "#d95f02", "#8a8a8a"
 
 
-def draw_curves(records: Records, *, title: str, path: Path) -> None:
-    """Writes a PNG with three panels."""
-    points = records.tally.curve.points
-    counts = np.array([point.steps for point in points])
-    steps = np.array([point.last for point in points])
-    figure = Figure(figsize=(9.0, 7.2), layout="constrained")
-    rewards, lags, times = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1.4, 1.4))
-    figure.suptitle(title)
+_MOST_READ = 2048
+_HEALTH = (
+    ("behavior_kl", "KL to the sampling policy (nats)"),
+    ("entropy", "entropy (nats)"),
+    ("length_mean", "tokens of a completion"),
+    ("truncated_share", "share truncated"),
+    ("grad_norm", "gradient norm"),
+    ("reward_std", "standard deviation of rewards"),
+)
+"""What one looks at when nothing is learned: fields of steps in `metrics.jsonl`, and what their panels are called."""
 
-    reward = np.array([point.reward for point in points]) / counts
-    rewards.plot(steps, reward, color=_BLUE, alpha=0.25, linewidth=0.8)
-    rewards.plot(steps, _smoothed(reward), color=_BLUE, label="reward of training rollouts (smoothed)")
-    rewards.plot(
+
+def health_of(metrics: Path) -> dict[str, list[tuple[int, float]]]:
+    """Each field of `_HEALTH` by step, of the history of the present weights, thinned to a picture's worth."""
+    found: dict[int, dict[str, object]] = {}
+    stride = 1
+    with contextlib.ExitStack() as stack:
+        lines = stack.enter_context(metrics.open("rb")) if metrics.exists() else ()
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # the end of a line that a death cut off
+                entry = json.loads(line)
+                if entry["kind"] in ("step", "replay") and entry["step"] % stride == 0:
+                    found[int(entry["step"])] = {name: entry.get(name) for name, _ in _HEALTH}
+                elif entry["kind"] == "resume":
+                    found = {step: given for step, given in found.items() if step <= entry["version"]}
+            if len(found) > _MOST_READ:
+                stride *= 2
+                found = {step: given for step, given in found.items() if step % stride == 0}
+    return {
+        name: [(step, float(value)) for step in sorted(found) if isinstance(value := found[step][name], int | float)]
+        for name, _ in _HEALTH
+    }
+
+
+def draw_curves(records: Records, *, title: str, path: Path) -> None:
+    """Writes a PNG: reward, held-out accuracy, lag and time of the steps, and below what shows why nothing is learned.
+
+    The lower panels are of `metrics.jsonl` in the same folder; one without a measured value is left empty.
+    """
+    points = records.tally.curve.points
+    steps = np.array([point.last for point in points])
+    figure = Figure(figsize=(9.0, 11.0), layout="constrained")
+    figure.suptitle(title)
+    upper, lower = figure.subfigures(2, 1, height_ratios=(7.0, 4.0))
+    panels = upper.subplots(3, 1, sharex=True, height_ratios=(3, 1.4, 1.4))
+    _draw_reward(panels[0], records, steps)
+    _draw_lag(panels[1], records, steps)
+    _draw_times(panels[2], records, steps)
+    health = health_of(path.parent / "metrics.jsonl")
+    small = lower.subplots(2, 3, sharex=True).ravel()
+    for axes, (name, label) in zip(small, _HEALTH, strict=True):
+        rows = health[name]
+        axes.plot([step for step, _ in rows], _smoothed([value for _, value in rows]) if rows else [], color=_BLUE)
+        axes.set_title(label, fontsize="small")
+    for axes in (*panels, *small):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+
+
+def _draw_reward(axes: Axes, records: Records, steps: npt.NDArray[np.int64]) -> None:
+    points = records.tally.curve.points
+    reward = np.array([point.reward for point in points]) / np.array([point.steps for point in points])
+    axes.plot(steps, reward, color=_BLUE, alpha=0.25, linewidth=0.8)
+    axes.plot(steps, _smoothed(reward), color=_BLUE, label="reward of training rollouts (smoothed)")
+    axes.plot(
         [version for version, _ in records.tally.evaluations.points],
         [accuracy for _, accuracy in records.tally.evaluations.points],
         "o-", color=_ORANGE, markersize=4, label="held-out accuracy",
     )  # fmt: skip
-    rewards.set_ylabel("reward, accuracy")
-    rewards.legend(loc="lower right", frameon=False)
+    axes.set_ylabel("reward, accuracy")
+    axes.legend(loc="lower right", frameon=False)
+    axes.set_ylim(min(0.0, reward.min()), max(1.0, reward.max()))
 
-    lags.fill_between(steps, [point.lag_max for point in points], color=_GREY, alpha=0.3, label="largest", step="mid")
-    lags.plot(steps, _smoothed(np.array([point.lag for point in points]) / counts), color=_BLUE, label="mean")
-    lags.set_ylabel("lag (versions)")
-    lags.legend(loc="upper left", frameon=False, ncols=2)
-    lags.set_ylim(0, 1.4 * max(1, max(point.lag_max for point in points)))
 
+def _draw_lag(axes: Axes, records: Records, steps: npt.NDArray[np.int64]) -> None:
+    points = records.tally.curve.points
+    counts = np.array([point.steps for point in points])
+    axes.fill_between(steps, [point.lag_max for point in points], color=_GREY, alpha=0.3, label="largest", step="mid")
+    axes.plot(steps, _smoothed(np.array([point.lag for point in points]) / counts), color=_BLUE, label="mean")
+    axes.set_ylabel("lag (versions)")
+    axes.legend(loc="upper left", frameon=False, ncols=2)
+    axes.set_ylim(0, 1.4 * max(1, max(point.lag_max for point in points)))
+
+
+def _draw_times(axes: Axes, records: Records, steps: npt.NDArray[np.int64]) -> None:
+    points = records.tally.curve.points
+    counts = np.array([point.steps for point in points])
     parts = [("train", _BLUE, "train_s"), ("copy weights", _GREY, "copy_s"), ("wait for groups", _ORANGE, "wait_s")]
-    times.stackplot(
+    axes.stackplot(
         steps,
         [_smoothed(np.array([getattr(point, name) for point in points]) / counts) for _, _, name in parts],
         labels=[label for label, _, _ in parts], colors=[color for _, color, _ in parts], alpha=0.7,
     )  # fmt: skip
-    times.set_ylabel("seconds per step")
-    times.set_xlabel("step")
-    times.legend(loc="upper right", frameon=False, ncols=3)
-    for axes in (rewards, lags, times):
-        axes.spines[["top", "right"]].set_visible(False)
-    rewards.set_ylim(min(0.0, reward.min()), max(1.0, reward.max()))
-    times.set_ylim(bottom=0)
-    figure.savefig(path, dpi=110)
+    axes.set_ylabel("seconds per step")
+    axes.set_xlabel("step")
+    axes.legend(loc="upper right", frameon=False, ncols=3)
+    axes.set_ylim(bottom=0)
 
 
 def _smoothed(values: npt.NDArray[np.float64] | Sequence[float]) -> npt.NDArray[np.float64]:

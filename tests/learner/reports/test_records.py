@@ -11,7 +11,7 @@ import pytest
 from learner.evaluation.results import EvaluationResult
 from learner.ledger import Books
 from learner.reports.run_records import Doubts, Records
-from learner.reports.summary import draw_curves, summarize, table, write_summary
+from learner.reports.summary import draw_curves, health_of, summarize, table, write_summary
 from learner.reports.tally import MOST_POINTS, Point, StepRecord, Tally, Timing, step_record
 from learner.training.guard import GuardChange, Reading
 from learner.training.step import StepMetrics
@@ -201,6 +201,10 @@ def test_samples_hold_the_best_and_the_worst_completion_of_a_group(tmp_path: Pat
         (1.0, 3, "stop"),
     ]
     assert first["completions"][1]["versions"] == ["3.0", "3.1"]
+    assert first["task_index"] == two_groups()[0].task_index
+    judged = two_groups()[0].trajectories[0].reward
+    assert {one["verifier"] for one in first["completions"]} == {judged.verifier}
+    assert all(isinstance(one["components"], dict) for one in first["completions"])
     assert len(second["completions"]) == 2
 
 
@@ -224,6 +228,29 @@ def test_curves_are_drawn(tmp_path: Path, steps: int) -> None:
     data = (tmp_path / "curves.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     assert len(data) > 10_000
+
+
+def test_the_panels_of_health_follow_the_history_of_the_weights(tmp_path: Path) -> None:
+    lines = [{"kind": "step", "step": step, "grad_norm": float(step), "entropy": None} for step in (1, 2, 3)]
+    lines += [{"kind": "resume", "version": 2}, {"kind": "replay", "step": 3, "grad_norm": 30.0}]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "step", "st'
+    (tmp_path / "metrics.jsonl").write_text(text)
+
+    health = health_of(tmp_path / "metrics.jsonl")
+
+    assert health["grad_norm"] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    assert health["entropy"] == [], "what was not measured has no point"
+    assert health_of(tmp_path / "none.jsonl")["grad_norm"] == []
+
+
+def test_the_panels_of_a_long_run_hold_as_much_as_those_of_a_short_one(tmp_path: Path) -> None:
+    lines = (json.dumps({"kind": "step", "step": step, "grad_norm": 1.0}) + "\n" for step in range(1, 9001))
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+
+    rows = health_of(tmp_path / "metrics.jsonl")["grad_norm"]
+
+    assert 1000 < len(rows) <= 2048
+    assert rows[-1][0] > 8900
 
 
 def entries_in(folder: Path) -> list[dict[str, Any]]:
