@@ -203,7 +203,7 @@ def draw_curves(records: Records, *, title: str, path: Path) -> None:
     steps = np.array([point.last for point in points])
     figure = Figure(figsize=(9.0, 11.0), layout="constrained")
     figure.suptitle(title)
-    upper, lower = figure.subfigures(2, 1, height_ratios=(7.0, 4.0))
+    upper, lower = np.asarray(figure.subfigures(2, 1, height_ratios=(7.0, 4.0))).ravel()
     panels = upper.subplots(3, 1, sharex=True, height_ratios=(3, 1.4, 1.4))
     _draw_reward(panels[0], records, steps)
     _draw_lag(panels[1], records, steps)
