@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Call = Callable[[], T | Awaitable[T]]
 
+_AT_ONCE = 16
+"""Openings of a group that are awaited side by side: a server's, or a process that starts."""
+
 
 class DidNotReturn(DataFailure):
     """An environment took longer than it may."""
@@ -135,10 +138,27 @@ class _Worker:
 
 
 async def _resolved(results: Sequence[T | Awaitable[T]]) -> list[T]:
+    """What they come to, in order. Several coroutines go on side by side, at most `_AT_ONCE` of them; of those that
+    raise, the first in order counts, and the others are broken off.
+    """
+    places = asyncio.Semaphore(_AT_ONCE)
+    works = [_beside(each, places) if len(results) > 1 and isawaitable(each) else each for each in results]
     try:
-        return [await each if isawaitable(each) else each for each in results]
+        return [await each if isawaitable(each) else each for each in works]
     finally:
+        running = [each for each in works if isinstance(each, asyncio.Task)]
+        for work in running:
+            work.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         _close(results)
+
+
+def _beside(each: Awaitable[T], places: asyncio.Semaphore) -> "asyncio.Task[T]":
+    async def in_its_place() -> T:
+        async with places:
+            return await each
+
+    return asyncio.get_running_loop().create_task(in_its_place())
 
 
 def _close(results: Sequence[object]) -> None:

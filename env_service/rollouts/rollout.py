@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from inspect import isawaitable
 from typing import Protocol, cast
 
 from env_service.environments.elsewhere import EnvironmentFailed
@@ -35,7 +36,7 @@ from env_service.environments.players import SeveralPlayers, TurnOf
 from env_service.environments.tokenization import Bridges, Tokenization
 from env_service.rollouts.completions import Progress, continues
 from env_service.rollouts.conversation import Conversation, Nonsense, Speaker
-from env_service.rollouts.environment_calls import Call, EnvironmentCalls
+from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls
 from env_service.rollouts.generation import Generation, beside_each_other
 from env_service.rollouts.judging import Judged, Judging, Scoring
 from env_service.rollouts.match import Match, Opponent, Table, how_it_opens
@@ -53,6 +54,7 @@ _BACKOFF = Backoff(first_s=0.2, max_s=5.0)
 _PROMPT_LENGTH = 1 << 20
 _NO_PROMPT = (0,)
 """Of a request that only says how an agent's turns are sampled; each turn has its own."""
+_NOT_CLOSED = "an environment could not be closed"
 _WHOM = {"environment": "its environment", "generators": "the generators", "rewards": "the reward services"}
 _Held = Conversation | Match
 
@@ -241,12 +243,11 @@ class Rollout:
 
     async def _close(self, environments: Sequence[Environment | Agent]) -> None:
         """Call `close` of those that have it; what that raises is logged, and changes nothing."""
-        closings = [each.close for each in environments if callable(getattr(each, "close", None))]  # type: ignore[union-attr]
+        closings: list[Call[object]] = [partial(_closed, each) for each in environments]
         try:
-            if closings:
-                await self._calls.all(closings, what="the environment's close")
-        except Exception as error:  # the work is done by then
-            logger.warning("an environment could not be closed", exc_info=error)
+            await self._calls.all(closings, what="the environment's close")
+        except DidNotReturn as error:  # the work is done by then
+            logger.warning("%s", error)
 
     def _language(self, lease: Lease, opened: _Opened) -> tuple[str, Language]:
         """The rendered opening, and what the conversations need to go on from there."""
@@ -341,6 +342,24 @@ class Rollout:
             data_fault=data_fault,
             reason=reason[:_REASON_LENGTH],
         )
+
+
+def _closed(environment: Environment | Agent) -> Awaitable[None] | None:
+    """Calls its `close`, if it has one; it does not keep others from being closed."""
+    close = getattr(environment, "close", None)
+    try:
+        closing = close() if callable(close) else None
+    except Exception:
+        logger.warning(_NOT_CLOSED, exc_info=True)
+        return None
+    return _waited(closing) if isawaitable(closing) else None
+
+
+async def _waited(closing: Awaitable[object]) -> None:
+    try:
+        await closing
+    except Exception:
+        logger.warning(_NOT_CLOSED, exc_info=True)
 
 
 def _as_opening(given: object) -> Opening:
