@@ -39,6 +39,7 @@ from env_service.environments.interface import (
 from env_service.environments.players import Round, TurnOf
 from env_service.environments.task_configs import ClassTasks
 from env_service.environments.tokenization import Tokenization
+from env_service.environments.tool_formats import Reading, read
 from env_service.reward_services import reward_client
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.conversation import checked
@@ -46,7 +47,7 @@ from env_service.rollouts.generation import GeneratorFleet
 from env_service.rollouts.judging import Scoring
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Rollout
-from env_service.rollouts.speech import calls_in, value_in
+from env_service.rollouts.speech import value_in
 from protocol.generation import Sampling
 from protocol.messages import Finished, Lease, ServingGenerator
 from protocol.trajectories import Trajectory, TrajectoryGroup
@@ -175,7 +176,7 @@ async def _play(environment: OfferedEnvironment, index: int, out: TextIO, answer
         except EOFError:
             return
         last = turn + 1 == environment.rules.max_turns
-        step = await _step(player, _action(text, environment.rules.action, last=last), opening)
+        step = await _step(player, _action(text, environment.rules.action, opening, last=last), opening)
         earned += step.reward
         out.write(f"[reward {step.reward + 0.0:g}{', invalid' if step.invalid else ''}] {text_of(step.observation)}\n")
         if step.ends:
@@ -183,8 +184,9 @@ async def _play(environment: OfferedEnvironment, index: int, out: TextIO, answer
     out.write(f"over: {step.stop or 'judged' if step.ends else 'turn_limit'}, reward {earned:g}\n")
 
 
-def _action(text: str, form: str, *, last: bool = False) -> Action:
-    return Action(text, value=value_in(text, form), calls=calls_in(text) if form == "tools" else (), last=last)
+def _action(text: str, form: str, opening: Opening, *, last: bool = False) -> Action:
+    reading = read(text, tools=opening.tools) if form == "tools" else Reading(text)
+    return Action(text, value=value_in(text, form), calls=reading.calls, fault=reading.fault, last=last)
 
 
 async def _step(player: object, action: Action, opening: Opening) -> Step:
@@ -200,7 +202,7 @@ async def _bench(environment: OfferedEnvironment, text: str, out: TextIO) -> Non
         conversations += 1
         for _ in range(environment.rules.max_turns):
             turns += 1
-            if (await _step(player, _action(text, environment.rules.action), opening)).ends:
+            if (await _step(player, _action(text, environment.rules.action, opening), opening)).ends:
                 break
     seconds = time.perf_counter() - started
     out.write(f"{environment.name}: {turns / seconds:.0f} turns/s, {conversations / seconds:.0f} conversations/s\n")

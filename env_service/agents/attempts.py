@@ -139,6 +139,7 @@ class AgentAttempt:
         matches = recorded.matches | {"again": session.attached}
         for match, count in matches.items():
             self._speaker.metrics.agent_requests.labels(environment=self.name, match=match).inc(count)
+        self.invalid_actions = recorded.invalid
         self.transcript, self.opening_text = recorded.transcript(), recorded.opening_text
         replies = recorded.replies
         self.text, self.last_text = "\n\n".join(replies), replies[-1] if replies else ""

@@ -25,7 +25,7 @@ class Branch:
     """One turn: what was given behind its `parent`, or as a root, and what was sampled.
 
     `said` is what the agent added behind the parent, `reply` what it was told. `delivered`: the agent has it.
-    `followers` are the requests that went on from it.
+    `followers` are the requests that went on from it. `invalid`: it has calls that cannot be read, or name no tool.
     """
 
     parent: "Branch | None"
@@ -35,6 +35,7 @@ class Branch:
     reply: Said | None = None
     delivered: bool = False
     followers: int = 0
+    invalid: bool = False
     children: "list[Branch]" = field(default_factory=list)
 
     @property
@@ -138,6 +139,7 @@ class Recorded:
                     found.show(branch.given)
                 assert branch.completion is not None, "a recorded turn has its completion"
                 found.sampled(branch.completion, state="")
+                found.earn(-branch.invalid * self.language.rules.invalid_penalty)
         return found
 
     def _paths(self) -> Iterator[list[Branch]]:
@@ -152,6 +154,11 @@ class Recorded:
                 each = next((child for child in each.children if child.delivered and id(child) not in taken), None)
             if path:
                 yield path
+
+    @property
+    def invalid(self) -> int:
+        """How many turns that the agent has are invalid."""
+        return sum(turn.invalid for turn in self.turns if turn.delivered)
 
     @property
     def matches(self) -> dict[str, int]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 
 from env_service.agents.matching import Branch, Recorded
 from env_service.agents.messages import MadeCall, Said
-from env_service.agents.tool_formats import read, shown_until
 from env_service.environments.interface import AgentClient, AgentResult, Task, Tool
 from env_service.environments.tokenization import ChatTemplateError
+from env_service.environments.tool_formats import Reading, shown_until
 from env_service.rollouts.completions import Completion
 from env_service.rollouts.conversation import Speaker
 from env_service.rollouts.outcomes import RequestTooLong, RolloutFailure
@@ -122,16 +122,21 @@ class Answering:
             return self.text.rstrip("\ufffd")
         ids = self.completion.token_ids[: self.completion.settled]
         whole = cut_at_stop(self.language.text(ids, special=True), self.asked.stop)
-        return _without(whole[: shown_until(whole)], self.language).rstrip().rstrip("\ufffd")
+        return (
+            _without(whole[: shown_until(whole, formats=self.language.tool_formats)], self.language)
+            .rstrip()
+            .rstrip("\ufffd")
+        )
 
     def read_off(self) -> Said:
-        """The finished turn as a message."""
+        """The finished turn as a message. Of calls with a fault all is text: clients know no others than they offer."""
         completion, language = self.completion, self.language
         ids = completion.token_ids[:-1] if language.ended_itself(completion) else completion.token_ids
         whole = cut_at_stop(language.text(ids, special=True), self.asked.stop)
-        names = [str(tool["function"]["name"]) for tool in self.asked.tools]  # type: ignore[index,call-overload]
-        reading = read(whole, offered=names if self.asked.calls_wanted else ())
-        if not reading.calls:
+        wanted = self.asked.tools and self.asked.calls_wanted
+        reading = language.reading(whole, tools=self.asked.tools) if wanted else Reading(whole)
+        self.branch.invalid = bool(reading.fault)
+        if reading.fault or not reading.calls:
             return Said("assistant", self.text)
         calls = tuple(
             MadeCall(f"call_{self.id[-8:]}{number}", call.name, json.dumps(call.arguments, ensure_ascii=False))
@@ -236,6 +241,10 @@ class Session:
         if self._made >= min(rules.max_turns, _MOST_TURNS):
             self.cut_off = self.cut_off or "turn_limit"
             raise CallRefused(400, "turn_limit", f"this session has had its {self._made} calls")
+        invalid = self.recorded.invalid
+        if rules.max_invalid is not None and invalid >= rules.max_invalid:
+            self.cut_off = self.cut_off or "invalid_actions"
+            raise CallRefused(400, "turn_limit", f"this session has had {invalid} answers with calls that are none")
 
     def _begun(self, asked: Asked, branch: Branch) -> Answering:
         speaker = self.speaker

@@ -11,6 +11,7 @@ from env_service.builtin.games import drawn_for
 from env_service.builtin.toolboxes import CalculatorToolbox, ToolFault, calculate
 from env_service.environments.interface import Action, Aggregation, ChatMessage, Opening, Role, Step, Task, ToolCall
 from env_service.environments.rules import Rules
+from env_service.environments.tool_formats import no_such_tool
 from services.config.models import ConfigModel
 
 _TWO_NUMBERS = re.compile(r"\s*-?\d+\s*[-+*/]\s*-?\d+\s*", re.ASCII)
@@ -104,7 +105,7 @@ class ArithmeticEnvironment:
         expression = call.arguments.get("expression")
         try:
             if call.name != "calculate":
-                raise ToolFault(f"there is no tool {call.name[:100]!r}; there is calculate")
+                raise ToolFault(no_such_tool(call.name, ("calculate",)))
             if isinstance(expression, str) and not _TWO_NUMBERS.fullmatch(expression):
                 raise ToolFault("expected two numbers with one of + - * / between them")
             result = await self._calculator.call(call)

@@ -37,6 +37,7 @@ from env_service.environments.interface import (
 from env_service.environments.jsonl import JsonlTaskSource
 from env_service.environments.rules import Rules
 from env_service.environments.task_configs import JsonlTasks
+from env_service.environments.tool_formats import no_such_tool
 from services.config.models import ConfigModel
 
 
@@ -89,9 +90,12 @@ class ToolUseEnvironment:
         return Opening(task.prompt, tools=tuple(offered))
 
     async def step(self, action: Action) -> Step:
-        """Calls of one turn run side by side."""
-        if not action.calls or action.last:
+        """Calls of one turn run side by side. One that cannot be read is told to the policy, as a tool's error."""
+        if action.last or not (action.calls or action.fault):
             return Step(verification=self._task.verification)
+        if not action.calls:
+            told = ChatMessage(self._options.result_role, f"error: {action.fault}", name=next(iter(self._by_name)))
+            return Step((told,), invalid=True, metrics={"tool_calls": 1.0, "tool_errors": 1.0})
         results = await asyncio.gather(*map(self._result, action.calls))
         faults = sum(faulty for faulty, _ in results)
         messages = [
@@ -111,7 +115,7 @@ class ToolUseEnvironment:
         box = self._by_name.get(call.name)
         try:
             if box is None:
-                raise ToolFault(f"there is no tool {call.name[:100]!r}; there are {', '.join(self._by_name)}")
+                raise ToolFault(no_such_tool(call.name, self._by_name))
             return False, await box.call(call)
         except ToolFault as fault:
             return True, f"error: {fault}"

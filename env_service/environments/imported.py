@@ -189,5 +189,8 @@ def _model_of(made: type[Environment | Agent], entry: ClassTasks) -> type[BaseMo
 def _tasks(made: type[Environment | Agent], arguments: tuple[BaseModel, ...], entry: ClassTasks) -> TaskSource:
     own: Callable[..., TaskSource] | None = getattr(made, "tasks", None)
     if own is not None:
-        return own(*arguments)
+        try:
+            return own(*arguments)
+        except Exception as error:  # as a constructor
+            raise EnvironmentFault(f"{_named(entry)}: its tasks cannot be made: {error}") from error
     return NumberedTasks(seed=entry.seed, train_tasks=entry.train_tasks, evaluation_tasks=entry.evaluation_tasks)

@@ -136,13 +136,16 @@ class Action:
 
     `text` is decoded without special tokens, and without the stop text. `value` is what the rules' action form found in
     it: the text of `tag:NAME`, the object of `json`, the text itself for `text`; None if there was nothing. `calls` are
-    those of `tools`, empty if there were none. `last`: no turn follows, whatever the step says, so that a step that
-    wants a verifier has to name it now. `finish_reason` is `length` for a turn that was cut off.
+    those of `tools`, empty if there were none, of tools that were not offered as well; `fault` says what is wrong with
+    them: one cannot be read, or names no tool. Such an action is counted as invalid. `last`: no turn follows, whatever
+    the step says, so that a step that wants a verifier has to name it now. `finish_reason` is `length` for a turn that
+    was cut off.
     """
 
     text: str
     value: JsonValue = None
     calls: tuple[ToolCall, ...] = ()
+    fault: str = ""
     last: bool = False
     finish_reason: FinishReason = "stop"
 
@@ -273,6 +276,10 @@ class OfferedEnvironment:
             return self, index
         part, own = self.parts(purpose, index)
         return part.at(purpose, own)
+
+    def level_of(self, index: int) -> int:
+        """The level of a training task, 0 the easiest."""
+        return index // (self.tasks.train_tasks // self.levels)
 
     def task_count(self, purpose: Purpose) -> int:
         """Number of different tasks; valid indices are below it."""

@@ -12,9 +12,10 @@ ActionForm = Annotated[
     Field(
         pattern=r"^(text|json|tools|tag:[A-Za-z][A-Za-z0-9_-]{0,63})$",
         description="how an action is read: `text` as it is, `tag:NAME` from the last <NAME>…</NAME>, `json` from the "
-        "last JSON object, `tools` from <tool_call>{…}</tool_call>",
+        "last JSON object, `tools` from the calls of tools",
     ),
 ]
+ToolFormat = Literal["hermes", "qwen_coder", "glm", "mistral", "llama", "pythonic"]
 
 
 class Rules(ConfigModel):
@@ -45,6 +46,11 @@ class Rules(ConfigModel):
         "anew from the messages, and is a sequence of its own",
     )
     action: ActionForm = "text"
+    tool_format: ToolFormat | Literal["auto"] = Field(
+        "auto",
+        description="how calls of tools are written, those of agents too; auto: as the model's chat template writes "
+        "them, or in any format where that shows no tools",
+    )
     invalid_penalty: float = Field(
         0.0, ge=0, le=1e3, description="taken from a turn's reward when its action cannot be read or is not allowed"
     )

@@ -27,7 +27,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from env_service.environments.interface import ChatMessage, Prompt, Role, Tool
-from env_service.environments.rules import History
+from env_service.environments.rules import History, ToolFormat
+from env_service.environments.tool_formats import family_of
 from protocol.fleet import chat_template
 
 _MARKER = "ZQMARKQZ"
@@ -54,6 +55,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
+        self.text = text
         self._special_tokens = special_tokens
         try:
             self._template = environment.from_string(text)
@@ -123,6 +125,13 @@ def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
+_PROBE_NAME = "zqprobe"
+_PROBE: Tool = {
+    "type": "function",
+    "function": {"name": _PROBE_NAME, "description": "x", "parameters": {"type": "object", "properties": {}}},
+}
+
+
 class TokenizerError(ValueError):
     """A tokenizer.json is not what it should be."""
 
@@ -151,6 +160,18 @@ class Tokenization:
         """The model's chat template. Raises ChatTemplateError."""
         text = _default_template(chat_template(self._model))
         return ChatTemplate(text, special_tokens=_special_tokens(self._model))
+
+    @cached_property
+    def call_format(self) -> ToolFormat | None:
+        """How the model's chat template has calls of tools written; None if it is none that is known, if it shows no
+        tools, or if there is no template.
+        """
+        try:
+            family = family_of(self.template.text)
+            shown = self.template.render((_QUESTION,), tools=(_PROBE,))
+        except ChatTemplateError:
+            return None
+        return family if _PROBE_NAME in shown else None
 
     @cached_property
     def special_tokens(self) -> Mapping[str, int]:

@@ -322,7 +322,7 @@ def check_numbers(given: Iterable[tuple[str, object]]) -> None:
 
 def _unreadable(action: Action, form: str) -> bool:
     if form == "tools":
-        return "<tool_call>" in action.text and not action.calls
+        return bool(action.fault)
     return form != "text" and action.value is None
 
 

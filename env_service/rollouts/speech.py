@@ -15,21 +15,21 @@ import hashlib
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 import numpy as np
 from pydantic import JsonValue
 
-from env_service.environments.interface import Action, ChatMessage, Opening, Prompt, ToolCall, text_of
-from env_service.environments.rules import ActionForm, Rules
+from env_service.environments.interface import Action, ChatMessage, Opening, Prompt, Tool, text_of
+from env_service.environments.rules import ActionForm, Rules, ToolFormat
 from env_service.environments.tokenization import Bridges, Tokenization
+from env_service.environments.tool_formats import ALL_FORMATS, Reading, read
 from env_service.rollouts.completions import Completion, EndOf
 from protocol.trajectories import MAX_STATE_CHARS, FinishReason, RewardRecord, Trajectory, Turn, VersionSpan
 
 _DECODER = json.JSONDecoder()
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def value_in(text: str, form: ActionForm) -> JsonValue:
@@ -58,20 +58,6 @@ def last_object(text: str) -> dict[str, JsonValue] | None:
             except (ValueError, RecursionError):
                 continue
     return found
-
-
-def calls_in(text: str) -> tuple[ToolCall, ...]:
-    """The calls of <tool_call>{"name": …, "arguments": …}</tool_call>; what is no such object is left out."""
-    return tuple(_calls(text))
-
-
-def _calls(text: str) -> Iterator[ToolCall]:
-    for inside in _CALL.findall(text):
-        match last_object(inside):
-            case {"name": str(name), "arguments": dict(arguments)}:
-                yield ToolCall(name=name, arguments=arguments)
-            case {"name": str(name)}:
-                yield ToolCall(name=name, arguments={})
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:
@@ -239,6 +225,18 @@ class Language:
         (text,) = self.tokenization.decode([token_ids], special=special)
         return text
 
+    @property
+    def tool_formats(self) -> Sequence[ToolFormat]:
+        """In what formats calls of tools are read."""
+        if self.rules.tool_format != "auto":
+            return (self.rules.tool_format,)
+        own = self.tokenization.call_format
+        return ALL_FORMATS if own is None else (own,)
+
+    def reading(self, text: str, *, tools: Sequence[Tool]) -> Reading:
+        """The calls in a text that has its special tokens."""
+        return read(text, tools=tools, formats=self.tool_formats)
+
     def ended_itself(self, completion: Completion) -> bool:
         """Whether a turn's last token is one that ends turns: not, if it was cut off or ended by its text."""
         last = completion.token_ids[-1]
@@ -252,10 +250,12 @@ class Language:
         text = cut_at_stop(self.text(completion.token_ids), self.rules.stop)
         # Tags and calls are special tokens in some vocabularies.
         whole = text if form == "text" else cut_at_stop(self.text(completion.token_ids, special=True), self.rules.stop)
+        reading = self.reading(whole, tools=self.opening.tools) if form == "tools" else Reading(text)
         return Action(
             text=text,
             value=value_in(whole, form),
-            calls=calls_in(whole) if form == "tools" else (),
+            calls=reading.calls,
+            fault=reading.fault,
             last=last,
             finish_reason=completion.finish_reason,
         )

@@ -92,11 +92,17 @@ async def test_a_request_that_is_sent_again_gets_the_answer_of_the_first(
     hold = asyncio.Event()
 
     async def impatient(task: Task, client: AgentClient) -> float:
-        asyncio.get_running_loop().call_later(1.5, hold.set)
-        async with policy_of(client, max_retries=5, timeout=1.0) as policy:
+        releasing = asyncio.create_task(released_when_asked_again())
+        async with policy_of(client, max_retries=60, timeout=1.0) as policy:
             answer = await policy.chat.completions.create(model="m", messages=GO)
         assert answer.choices[0].message.content == "one"
+        await releasing
         return 1.0
+
+    async def released_when_asked_again() -> None:
+        while not any(session.attached for session in made.sessions._sessions.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        hold.set()
 
     made = await agents(Saying(chat_model, lambda _: "one"), run=impatient)
     made.generators[0].hold = hold
@@ -188,6 +194,40 @@ async def test_a_key_opens_its_own_session_alone(agents: MakeAgentBench, chat_mo
     await only(await agents(Saying(chat_model, lambda _: "one"), run=snoops))
 
 
+ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("said", "faults"),
+    [
+        ('<tool_call>{"name": "add", "arguments": {}}</tool_call>', 0),
+        ('<tool_call>{"name": "go", "arguments": {}}</tool_call>', 2),
+        ('<tool_call>{"name": </tool_call>', 2),
+        ("one", 0),
+    ],
+)
+async def test_calls_that_are_none_are_counted_and_cost_their_turn(
+    agents: MakeAgentBench, chat_model: Path, said: str, faults: int
+) -> None:
+    async def calls(task: Task, client: AgentClient) -> float:
+        for word in ("go", "on"):
+            answer = await ask(client, [{"role": "user", "content": word}], tools=[ADD])
+            called = answer.choices[0].message.tool_calls
+            assert bool(called) == ("add" in said)
+            assert called or answer.choices[0].message.content == said
+        await refused(client) if faults else await ask(client)
+        return 1.0
+
+    rules = Rules(invalid_penalty=0.25, max_invalid=2)
+    made = await agents(Saying(chat_model, lambda _: said), run=calls, rules=rules)
+    trajectory = await only(made)
+
+    assert trajectory.reward.reward == 1.0 - 0.25 * faults
+    assert trajectory.reward.components["invalid_actions"] == faults
+    assert trajectory.stop_reason == ("invalid_actions" if faults else "finished")
+    assert [turn.reward for turn in trajectory.turns][:2] == ([-0.25, -0.25] if faults else [None, None])
+
+
 async def test_a_spent_budget_is_told_as_a_context_that_is_too_long(agents: MakeAgentBench, chat_model: Path) -> None:
     async def talks_on(task: Task, client: AgentClient) -> float:
         messages = list(GO)
@@ -240,11 +280,11 @@ async def test_one_that_never_gives_its_reward_costs_its_own_trajectory(
             await asyncio.Event().wait()
         return 1.0
 
-    made = await agents(Saying(chat_model, lambda _: "one"), run=silent, limits=AgentLimits(idle_s=0.5))
+    made = await agents(Saying(chat_model, lambda _: "one"), run=silent, limits=AgentLimits(idle_s=2.0))
     group = (await made.finished(lease(environment="agent"))).group
 
     (fault,) = [trajectory.reward.error for trajectory in group.trajectories if trajectory.reward.error]
-    assert "made no call for 0.5 s, and gave no reward" in fault
+    assert "made no call for 2 s, and gave no reward" in fault
     assert [trajectory.reward.reward for trajectory in group.trajectories].count(1.0) == 1
     assert len(made.sessions) == 0
 

@@ -197,6 +197,16 @@ class TestToolUse:
         assert texts(step) == ["error: there is no tool 'add'; there are calculate"]
         assert step.invalid
 
+    async def test_a_call_that_cannot_be_read_is_told_as_an_error(self, tasks: Path) -> None:
+        environment, _ = await self.begun(tasks, {"kind": "calculator"})
+
+        step = await environment.step(Action("", fault="a call cannot be read"))
+        last = await environment.step(Action("", fault="a call cannot be read", last=True))
+
+        assert texts(step) == ["error: a call cannot be read"]
+        assert step.invalid
+        assert last.verification is not None
+
     async def test_a_call_in_the_last_turn_is_judged_as_it_is(self, tasks: Path) -> None:
         environment, _ = await self.begun(tasks, {"kind": "calculator"})
 

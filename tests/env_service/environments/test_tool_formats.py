@@ -1,0 +1,171 @@
+"""Calls in the native formats of the model families."""
+
+from pathlib import Path
+
+import pytest
+
+from env_service.environments.interface import Tool
+from env_service.environments.rules import ToolFormat
+from env_service.environments.tokenization import Tokenization
+from env_service.environments.tool_formats import ALL_FORMATS, family_of, read, shown_until
+from tests.env_service.chat_models import model_with
+
+
+def tool(name: str, **types: str) -> Tool:
+    properties = {key: {"type": kind} for key, kind in types.items()}
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "description": "x", "parameters": parameters}}
+
+
+TOOLS = (tool("look", at="string", far="boolean"), tool("take", n="integer"))
+
+CALLS = {
+    "hermes": 'I look.\n<tool_call>\n{"name": "look", "arguments": {"at": "north", "far": true}}\n</tool_call>',
+    "cut off at the end": 'I look.\n<tool_call>{"name": "look", "arguments": {"at": "north", "far": true}}',
+    "qwen coder": "I look.\n<tool_call>\n<function=look>\n<parameter=at>\nnorth\n</parameter>\n<parameter=far>\ntrue\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "glm": "I look.\n<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>north</arg_value>\n<arg_key>far</arg_key>\n"
+    "<arg_value>true</arg_value>\n</tool_call>",
+    "mistral": 'I look.[TOOL_CALLS] [{"name": "look", "arguments": {"at": "north", "far": true}}]',
+    "newer mistral": 'I look.[TOOL_CALLS]look[ARGS]{"at": "north", "far": true}',
+    "mistral with an id": 'I look.[TOOL_CALLS]look[CALL_ID]abc[ARGS]{"at": "north", "far": true}',
+    "llama": '{"name": "look", "parameters": {"at": "north", "far": true}}',
+    "llama with its tag": 'I look.<|python_tag|>{"name": "look", "parameters": {"at": "north", "far": true}}',
+    "pythonic": '[look(at="north", far=True)]',
+    "pythonic with a tag": 'I look.<|python_tag|>look(at="north", far=True)',
+}
+
+
+@pytest.mark.parametrize("text", CALLS.values(), ids=CALLS.keys())
+def test_a_call_is_read_in_each_format(text: str) -> None:
+    reading = read(text, tools=TOOLS)
+
+    (call,) = reading.calls
+    assert (call.name, dict(call.arguments)) == ("look", {"at": "north", "far": True})
+    assert reading.text in ("I look.", "")
+
+
+@pytest.mark.parametrize("text", CALLS.values(), ids=CALLS.keys())
+def test_what_may_become_a_call_is_held_back(text: str) -> None:
+    shown = [text[:end][: shown_until(text[:end])] for end in range(len(text) + 1)]
+
+    assert all("I look.".startswith(each.rstrip()) for each in shown)
+
+
+@pytest.mark.parametrize("text", CALLS.values(), ids=CALLS.keys())
+def test_a_call_of_a_tool_that_is_not_offered_is_a_fault_if_it_is_marked_as_one(text: str) -> None:
+    reading = read(text, tools=(tool("go"),))
+
+    marked = not text.startswith(("{", "["))
+    assert reading.fault == ("there is no tool 'look'; there are go" if marked else "")
+    assert [call.name for call in reading.calls] == (["look"] if marked else []), "so that an environment can answer it"
+
+
+def test_several_calls_stand_in_one_answer() -> None:
+    two = "".join(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>\n' for name in ("look", "take"))
+    llama = '{"name": "look", "parameters": {}}; {"name": "take", "parameters": {}}'
+
+    for text in (two, llama, "[look(), take()]", '[TOOL_CALLS]look{}[TOOL_CALLS]take{"n": 1}'):
+        assert [call.name for call in read(text, tools=TOOLS).calls] == ["look", "take"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain",
+        '{"name": "look"}',
+        '{"name": "look", "parameters": {}} and more',
+        "[1, 2]",
+        "[look(1)]",
+        "[look(at={1})]",
+        "[look(at=open('x'))]",
+        "<tool_call>{broken",
+        "<tool_call></tool_call>",
+        '<tool_call>{"name": "take"}</tool_call>',
+        '<tool_call>so: {"name": "take", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "take", "arguments": "{}"}</tool_call>',
+        "[TOOL_CALLS][{",
+        "[" * 5000,
+        "{" * 5000,
+        "<|python_tag|>import os",
+    ],
+)
+def test_what_is_no_call_stays_text(text: str) -> None:
+    reading = read(text, tools=TOOLS)
+    assert (reading.text, reading.calls) == (text, ())
+    assert bool(reading.fault) == text.startswith(("<", "[TOOL_CALLS]")), "a mark promises a call"
+
+
+def test_text_without_calls_is_shown_as_it_comes() -> None:
+    assert shown_until("three < four") == len("three < four")
+    assert shown_until("so: <tool") == len("so: ")
+
+
+FAMILIES: dict[str, ToolFormat] = {
+    "hermes": "hermes",
+    "qwen coder": "qwen_coder",
+    "glm": "glm",
+    "newer mistral": "mistral",
+    "llama": "llama",
+    "pythonic": "pythonic",
+}
+
+
+@pytest.mark.parametrize("written", FAMILIES)
+@pytest.mark.parametrize("name", ALL_FORMATS)
+def test_a_format_that_is_named_reads_its_own_calls_alone(written: str, name: ToolFormat) -> None:
+    reading = read(CALLS[written], tools=TOOLS, formats=(name,))
+
+    assert bool(reading.calls) == (name == FAMILIES[written])
+    shared = name in ("hermes", "qwen_coder", "glm") and FAMILIES[written] in ("hermes", "qwen_coder", "glm")
+    assert bool(reading.fault) == (shared and not reading.calls), "they have a mark in common"
+
+
+def test_what_is_bare_in_another_format_is_shown_as_it_comes() -> None:
+    assert shown_until('{"name": "loo', formats=("hermes",)) == len('{"name": "loo')
+    assert shown_until('{"name": "loo', formats=("llama",)) == 0
+
+
+def test_an_argument_is_of_the_type_that_its_tool_wants() -> None:
+    coder = (
+        "<tool_call><function=look><parameter=at>7</parameter><parameter=far>true</parameter></function></tool_call>"
+    )
+    glm = "<tool_call>take<arg_key>n</arg_key><arg_value>7</arg_value></tool_call>"
+
+    assert read(coder, tools=TOOLS).calls[0].arguments == {"at": "7", "far": True}
+    assert read(glm, tools=TOOLS).calls[0].arguments == {"n": 7}
+
+
+def test_what_can_be_read_beside_a_broken_call_is_kept_and_the_fault_told() -> None:
+    text = '<tool_call>{"name": "take", "arguments": {}}</tool_call><tool_call>{"name": </tool_call>'
+
+    reading = read(text, tools=TOOLS)
+
+    assert [call.name for call in reading.calls] == ["take"]
+    assert reading.fault == """a call cannot be read in the format hermes: '{"name": '"""
+
+
+def test_without_tools_every_name_is_a_call() -> None:
+    assert read(CALLS["hermes"], tools=()).calls[0].name == "look"
+    assert not read(CALLS["hermes"], tools=()).fault
+
+
+TEMPLATES: dict[ToolFormat | None, str] = {
+    "hermes": "<tool_call>{{ call | tojson }}</tool_call>",
+    "qwen_coder": "<tool_call>\n<function={{ call.name }}>",
+    "glm": "<tool_call>{{ call.name }}<arg_key>",
+    "mistral": "[TOOL_CALLS]",
+    "llama": """{"name": {{ name }}, "parameters": """,
+    "pythonic": "<|tool_call_start|>[",
+    None: "<|im_start|>",
+}
+
+
+@pytest.mark.parametrize(("family", "template"), TEMPLATES.items())
+def test_a_family_is_known_by_its_template(family: ToolFormat | None, template: str) -> None:
+    assert family_of(template) == family
+
+
+def test_a_template_that_shows_no_tools_says_nothing_about_calls(tmp_path: Path) -> None:
+    assert Tokenization(model_with("chatml", tmp_path)).call_format is None
+    assert Tokenization(model_with("tools_in_system", tmp_path)).call_format == "hermes"
