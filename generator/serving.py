@@ -37,6 +37,16 @@ class Measures:
         waiting.set_function(lambda: engine.counters().waiting)
         idle = metrics.gauge("idle_seconds", "Time without any request since the start.")
         idle.set_function(lambda: engine.counters().idle_s)
+        metrics.count(
+            "prefix_cache_queries",
+            "Prompt tokens of finished completions that were looked up in the prefix cache.",
+            lambda: engine.counters().cache_queries_total,
+        )
+        metrics.count(
+            "prefix_cache_hits",
+            "Those that it held, and nobody computed.",
+            lambda: engine.counters().cached_tokens_total,
+        )
 
     def part(self, part: GeneratePart) -> None:
         """Notes tokens handed out."""

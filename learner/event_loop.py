@@ -209,6 +209,7 @@ class Parts:
         self.intake = self._make_intake(incarnation, socket)
         measures.books(self.intake.books)
         measures.lag_bound(lambda: recovered.ledger.max_lag)
+        measures.level(lambda: self.intake.level)
         self.intake.readmit(recovered.spare_groups())
         self.status = self._make_status(incarnation)
 

@@ -135,7 +135,7 @@ class OnlineTraining:
             time_s=copied - self._began, wait_s=taken - start, train_s=trained - taken, copy_s=copied - trained
         )
         record = self._record(batch, timing)
-        self._records.step(record, metrics, batch.groups, lag_bound=lag_bound)
+        self._records.step(record, metrics, batch.groups, lag_bound=lag_bound, level=self._intake.level)
         self._measures.step(record, metrics)
         if change is not None:
             self._records.guard(change, step=record.step)

@@ -140,6 +140,7 @@ class CountingOutputProcessor:
             tokens_total=self.tokens,
             completions_total=self.completions,
             cached_tokens_total=0,
+            cache_queries_total=0,
             idle_s=self._idle_s + (now - self._idle_since if self.idle.is_set() else 0.0),
             uptime_s=now - self._began,
         )

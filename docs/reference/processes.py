@@ -4,7 +4,7 @@ Nothing behind a route is there: handlers are described and never called.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,10 @@ class _Noted(Metrics):
     def counter(self, name: str, documentation: str, *, labels: Sequence[str] = ()) -> Counter:
         self._note(f"{name}_total", "counter", labels, documentation)
         return super().counter(name, documentation, labels=labels)
+
+    def count(self, name: str, documentation: str, read: Callable[[], float]) -> None:
+        self._note(f"{name}_total", "counter", (), documentation)
+        super().count(name, documentation, read)
 
     def gauge(self, name: str, documentation: str, *, labels: Sequence[str] = ()) -> Gauge:
         self._note(name, "gauge", labels, documentation)

@@ -119,6 +119,11 @@ class RolloutMetrics:
         )
         self.rollout_s = metrics.histogram("rollout_seconds", "From grant to finished group.", buckets=_SECONDS)
         self.scoring_s = metrics.histogram("scoring_seconds", "Scoring of a group.", buckets=_SECONDS)
+        self.level = metrics.gauge(
+            "environment_level",
+            "Level of the newest training lease, 0 the easiest, of an environment that has levels.",
+            labels=("environment",),
+        )
         self.running = metrics.gauge("running_leases", "Leases in progress.")
         self.unacknowledged = metrics.gauge("unacknowledged_outcomes", "Outcomes that the learner has not confirmed.")
         self.resent = metrics.counter("resent_outcomes", "Outcomes that were sent again.")

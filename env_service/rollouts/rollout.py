@@ -117,6 +117,7 @@ class Rollout:
         self._backoff = backoff
         self._agents = agents
         self._opponents = opponents or {}
+        self._newest: dict[str, tuple[int, int]] = {}
 
     async def run(self, lease: Lease, progress: Progress) -> Outcome:
         """The lease's outcome: never raises but for cancellation."""
@@ -202,8 +203,16 @@ class Rollout:
         offered = self._offered(lease)
         if offered.parts is None or lease.task_index >= offered.task_count(lease.purpose):
             return lease
+        self._note_level(lease, offered)
         part, index = offered.at(lease.purpose, lease.task_index)
         return lease.model_copy(update={"environment": part.name, "task_index": index})
+
+    def _note_level(self, lease: Lease, offered: OfferedEnvironment) -> None:
+        """A lease that was granted again may be of an older level."""
+        number = (lease.incarnation, lease.lease_id)
+        if lease.purpose == "train" and offered.levels > 1 and number >= self._newest.get(lease.environment, number):
+            self._newest[lease.environment] = number
+            self._metrics.level.labels(environment=lease.environment).set(offered.level_of(lease.task_index))
 
     def _offered(self, lease: Lease) -> OfferedEnvironment:
         offered = self._environments.get(lease.environment)

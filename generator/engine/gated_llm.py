@@ -41,6 +41,7 @@ class CountingOutputProcessor(OutputProcessor):  # type: ignore[misc]
         self._tokens = 0
         self._completions = 0
         self._cached_tokens = 0
+        self._cache_queries = 0
 
     def add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super().add_request(request, *args, **kwargs)
@@ -61,6 +62,7 @@ class CountingOutputProcessor(OutputProcessor):  # type: ignore[misc]
             tokens_total=self._tokens,
             completions_total=self._completions,
             cached_tokens_total=self._cached_tokens,
+            cache_queries_total=self._cache_queries,
             idle_s=idle_s,
             uptime_s=now - self._started,
         )
@@ -68,6 +70,8 @@ class CountingOutputProcessor(OutputProcessor):  # type: ignore[misc]
     def _finish_request(self, req_state: RequestState) -> None:
         self._completions += 1
         self._cached_tokens += req_state.num_cached_tokens
+        if _looked_up(req_state):
+            self._cache_queries += req_state.prompt_len
         super()._finish_request(req_state)
 
     def _update_admission_stats(self) -> None:
@@ -81,6 +85,12 @@ class CountingOutputProcessor(OutputProcessor):  # type: ignore[misc]
             self._idle_s += time.monotonic() - self._idle_since
             self._idle_since = None
             self.idle.clear()
+
+
+def _looked_up(state: RequestState) -> bool:
+    """Whether the prefix cache was asked for its prompt: not, if it did not begin, or if its prompt is scored."""
+    logprobs = state.logprobs_processor
+    return not state.is_prefilling and (logprobs is None or logprobs.num_prompt_logprobs is None)
 
 
 class TurnedAway(Exception):

@@ -35,7 +35,8 @@ class EngineCounters:
     """A snapshot. Requests are completions: one request with n completions counts n times.
 
     `waiting` have no token yet. Totals count since the start; `cached_tokens_total` are prompt tokens of finished
-    completions that the prefix cache held. `idle_s` is the time in which there was no request, of `uptime_s`.
+    completions that the prefix cache held, of the `cache_queries_total` that were looked up there: sequences that are
+    scored never are. `idle_s` is the time in which there was no request, of `uptime_s`.
     """
 
     running: int
@@ -43,5 +44,6 @@ class EngineCounters:
     tokens_total: int
     completions_total: int
     cached_tokens_total: int
+    cache_queries_total: int
     idle_s: float
     uptime_s: float

@@ -90,6 +90,11 @@ class Curriculum:
         self._recent: deque[float] = deque(maxlen=rules.window)
 
     @property
+    def levelled(self) -> bool:
+        """Whether there is more than one level."""
+        return self._levels > 1
+
+    @property
     def level(self) -> int:
         """That of the leases which are yet to be granted for the first time."""
         return self._changes[-1].level

@@ -187,6 +187,14 @@ class Intake:
         with self._waits.wait(f"the evaluation of version {version}", quiet_s=60.0, blocks_readiness=False):
             return await future
 
+    @property
+    def level(self) -> int | None:
+        """That of the leases which are yet to be granted, 0 the easiest; None if the environment has no levels, or
+        nobody has said so yet. May be read in any thread.
+        """
+        curriculum = self._flow.granting.curriculum
+        return curriculum.level if curriculum.levelled else None
+
     def books(self) -> Books:
         """The counts of leases and attempts so far."""
         return self._ledger.books()

@@ -3,7 +3,8 @@
 `metrics.jsonl` holds one object a line, told apart by `kind`: `step`, `replay` (a step that was trained again, from the
 batch log, with the same fields), `publish`, `join` (a generator that caught up), `evaluation`, and `resume`, which says
 up to which version the lines before it belong to the run. `lag_bound` is the bound under which the step's batch was
-taken; `guard` lines tell when the guard moved it, after which step, and what was beyond its limit.
+taken, `level` that of new leases when the step ended, null without levels and in a replay; `guard` lines tell when the
+guard moved the bound, after which step, and what was beyond its limit.
 """
 
 import dataclasses
@@ -225,12 +226,13 @@ class Records:
         groups: Sequence[TrajectoryGroup],
         *,
         lag_bound: int | None = None,
+        level: int | None = None,
     ) -> None:
         """Notes a step: its numbers, and a few of its trajectories."""
         with self._lock:
             self.tally.step(record)
             self.tally.timed(record.time_s)
-            self._write_step("step", record, metrics, lag_bound=lag_bound)
+            self._write_step("step", record, metrics, lag_bound=lag_bound, level=level)
         for group in groups[:_SAMPLES_PER_STEP]:
             self._samples.write(_sample(group, step=record.step))
         for doubt in self._doubts.step(record):
@@ -246,11 +248,13 @@ class Records:
         with self._lock:
             if self.tally.last_step < record.step:  # the life that logged it died before it noted it
                 self.tally.step(record)
-            self._write_step("replay", record, metrics, lag_bound=lag_bound)
+            self._write_step("replay", record, metrics, lag_bound=lag_bound, level=None)
 
-    def _write_step(self, kind: str, record: StepRecord, metrics: StepMetrics, *, lag_bound: int | None) -> None:
+    def _write_step(
+        self, kind: str, record: StepRecord, metrics: StepMetrics, *, lag_bound: int | None, level: int | None
+    ) -> None:
         numbers = {**dataclasses.asdict(metrics), **dataclasses.asdict(record)}
-        self._metrics.write({"kind": kind, **numbers, "lag_bound": lag_bound})
+        self._metrics.write({"kind": kind, **numbers, "lag_bound": lag_bound, "level": level})
 
     def guard(self, change: GuardChange, *, step: int) -> None:
         """Notes and says what the guard did after a step."""

@@ -44,6 +44,7 @@ class Measures:
         self._ratio_max = metrics.gauge("importance_ratio_max", "Largest importance ratio of the newest batch.")
         self._entropy = metrics.gauge("entropy_nats", "Mean entropy of the policy, newest batch.")
         self._lag_bound = metrics.gauge("lag_bound", "Largest lag that the next batch may have.")
+        self._level = metrics.gauge("curriculum_level", "Level of new leases, 0 the easiest, or the only one.")
         self._guard = metrics.counter("guard_changes", "What the guard did.", labels=("change", "measure"))
         self._refused = metrics.counter("refused_messages", "ZeroMQ messages refused, by reason.", labels=("reason",))
         self._leases = metrics.gauge("leases", "Leases of the present history, by where they are.", labels=("state",))
@@ -86,6 +87,10 @@ class Measures:
     def lag_bound(self, max_lag: Callable[[], int]) -> None:
         """Shows the bound in use as it is when somebody looks; to be called once."""
         self._lag_bound.set_function(max_lag)
+
+    def level(self, level: Callable[[], int | None]) -> None:
+        """Shows the level of new leases as it is when somebody looks; to be called once."""
+        self._level.set_function(lambda: level() or 0)
 
     def guard(self, change: GuardChange) -> None:
         """Notes what the guard did, and for which measure."""

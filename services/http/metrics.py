@@ -1,8 +1,10 @@
 """Prometheus metrics of one process, in a registry of its own, named `headway_<process>_<what>_<unit>`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 _MOST_PEERS = 1024
 
@@ -26,6 +28,23 @@ class PeerCounter:
         self._counter.labels(name).inc()
 
 
+class _Count(Collector):
+    """A counter that somebody else keeps."""
+
+    def __init__(self, name: str, documentation: str, read: Callable[[], float]) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._read = read
+
+    def describe(self) -> Iterator[Metric]:
+        """Its name, without reading it."""
+        yield CounterMetricFamily(self._name, self._documentation)
+
+    def collect(self) -> Iterator[Metric]:
+        """As it stands."""
+        yield CounterMetricFamily(self._name, self._documentation, value=self._read())
+
+
 class Metrics:
     """Makes the metrics of a process. A name that is made twice is a ValueError."""
 
@@ -36,6 +55,10 @@ class Metrics:
     def counter(self, name: str, documentation: str, *, labels: Sequence[str] = ()) -> Counter:
         """A number that only rises; `name` says what is counted (`refused_requests`), `_total` is appended."""
         return Counter(self._prefix + name, documentation, labels, registry=self.registry)
+
+    def count(self, name: str, documentation: str, read: Callable[[], float]) -> None:
+        """A counter that is kept elsewhere, and read when somebody looks."""
+        self.registry.register(_Count(self._prefix + name, documentation, read))
 
     def gauge(self, name: str, documentation: str, *, labels: Sequence[str] = ()) -> Gauge:
         """A number that rises and falls."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from env_service.environments import catalog
 from env_service.environments.addition import SingleTurn
 from env_service.environments.interface import (
     Action,
@@ -19,6 +20,7 @@ from env_service.environments.interface import (
     TaskSource,
     Verification,
 )
+from env_service.environments.task_configs import AdditionTasks, LevelTasks
 from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Progress
 from protocol.codec import decode, encode
@@ -47,6 +49,28 @@ async def test_a_lease_becomes_a_group_with_tokens_versions_and_rewards(bench: M
     assert first.turns[0].generator_ids == ("g0",)
     assert [len(group.prompt_text), first.completion_text, second.completion_text] == [6, "085", "11"]
     assert all(trajectory.reward.reward is not None for trajectory in group.trajectories)
+
+
+async def test_the_level_of_the_newest_lease_is_shown(bench: MakeBench, model: Path) -> None:
+    entries = [
+        AdditionTasks(name="easy"),
+        AdditionTasks(name="hard"),
+        LevelTasks(source="levels", name="all", levels=("easy", "hard")),
+    ]
+    offered = catalog.build(entries)
+    made = await bench(extra=list(offered.values()))
+    second = offered["all"].task_count("train") // 2
+
+    def level() -> float | None:
+        return made.metrics.registry.get_sample_value("headway_env_service_environment_level", {"environment": "all"})
+
+    assert level() is None
+    for number, task, shown in ((1, 0, 0), (3, second, 1), (2, 5, 1), (4, 7, 0)):
+        await made.finished(lease(lease_id=number, environment="all", task_index=task))
+        assert level() == shown, "a lease that comes late changes nothing"
+    evaluation = lease(lease_id=5, environment="all", task_index=1).model_copy(update={"purpose": "evaluate"})
+    await made.finished(evaluation)
+    assert level() == 0
 
 
 async def test_a_finished_group_survives_the_wire(bench: MakeBench) -> None:

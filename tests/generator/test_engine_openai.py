@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from services.http.metrics import Metrics
 from tests.generator.conftest import VOCABULARY, Rig, start_rig
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
@@ -79,15 +80,19 @@ async def test_a_request_waits_while_the_gate_is_closed(rig: Rig, client: httpx.
 
 async def test_the_prefix_cache_is_not_shared_between_versions(rig: Rig, client: httpx.AsyncClient) -> None:
     body = {"model": "policy", "prompt": [3 + i % 20 for i in range(300)], "max_tokens": 1}
+    from generator.serving import Measures  # as above
+
+    metrics = Metrics("generator")
+    Measures(metrics, engine=rig.engine)
+
+    def shown(what: str) -> float:
+        return metrics.registry.get_sample_value(f"headway_generator_prefix_cache_{what}_total") or 0.0
+
     for version, cached in (("1.1", 0), ("1.1", 256), ("1.2", 0), ("1.2", 256)):
         rig.engine.llm.cache_version = version
-        before = await prompt_tokens_cached(rig)
+        before = shown("queries"), shown("hits")
         await client.post("/v1/completions", json=body)
-        assert await prompt_tokens_cached(rig) - before == cached
-
-
-async def prompt_tokens_cached(rig: Rig) -> int:
-    return rig.engine.counters().cached_tokens_total
+        assert (shown("queries") - before[0], shown("hits") - before[1]) == (300, cached)
 
 
 def save_tokenizer(folder: Path) -> None:

@@ -104,14 +104,16 @@ async def test_the_top_tokens_come_with_the_likeliest_first(rig: Rig) -> None:
 
 async def test_a_prompt_that_the_prefix_cache_holds_is_scored_in_full(rig: Rig) -> None:
     await rig.publish()
-    before = rig.engine.counters().cached_tokens_total
     (completion, *_) = await sample(rig, n=1, max_tokens=300)
+    before = rig.engine.counters()
     tokens = (3, 4, 5, 6, 7, *completion.token_ids)
     for _ in range(2):
         answer = await scoring_of(rig).answer(ask(tokens))
         assert_exact(rig, answer, [tokens])
         assert answer.sequences[0].logprobs[4:] == pytest.approx(completion.behavior_logprobs, abs=TOLERANCE)
-    assert rig.engine.counters().cached_tokens_total == before
+    after = rig.engine.counters()
+    assert after.cached_tokens_total == before.cached_tokens_total
+    assert after.cache_queries_total == before.cache_queries_total
 
 
 async def test_a_request_that_a_commit_meets_is_wholly_under_one_version(rig: Rig) -> None:

@@ -69,7 +69,7 @@ class CountingOutputProcessor:
 
         return EngineCounters(
             running=len(self.external_req_ids), waiting=0, tokens_total=self.tokens, completions_total=0,
-            cached_tokens_total=0, idle_s=0.0, uptime_s=active().now - self.began,
+            cached_tokens_total=0, cache_queries_total=0, idle_s=0.0, uptime_s=active().now - self.began,
         )  # fmt: skip
 
 

@@ -97,6 +97,16 @@ async def test_an_env_service_with_other_data_than_the_first_is_refused(tmp_path
         )
 
 
+async def test_the_level_of_new_leases_is_told_where_there_are_levels(tmp_path: Path) -> None:
+    steep = EnvironmentInfo(name="addition", train_tasks=90, evaluation_tasks=0, levels=3)
+    async with learner(tmp_path) as ours, ours.env("e") as env:
+        assert ours.intake.level is None
+        await env.send(env.hello(environments=(steep,)))
+        await env.next(Welcome)
+        await env.next(Granted)
+        assert ours.intake.level == 0
+
+
 async def test_who_speaks_before_saying_hello_is_asked_to(tmp_path: Path) -> None:
     async with learner(tmp_path) as ours, ours.env("e") as env:
         await env.send(running(0))

@@ -35,6 +35,14 @@ def test_the_bound_in_use_and_what_the_guard_did_are_shown() -> None:
     assert 'headway_learner_guard_changes_total{change="loosened",measure="none"} 1.0' in shown
 
 
+def test_the_level_is_shown_as_it_is_when_somebody_looks() -> None:
+    metrics, levels = Metrics("learner"), [None, 2]
+    Measures(metrics).level(lambda: levels.pop(0))
+    shown = [generate_latest(metrics.registry).decode() for _ in range(2)]
+    assert "headway_learner_curriculum_level 0.0" in shown[0], "no levels are one"
+    assert "headway_learner_curriculum_level 2.0" in shown[1]
+
+
 def test_the_exported_states_and_outcomes_are_all_there_are() -> None:
     ledger = Ledger(LEDGER)
     ledger.served_changed(0)

@@ -168,6 +168,15 @@ def test_the_bound_of_each_step_and_what_the_guard_did_are_in_metrics_jsonl(
     assert f"guard: step 1: {change.text}" in caplog.messages
 
 
+def test_the_level_of_each_step_is_in_metrics_jsonl(tmp_path: Path) -> None:
+    with Records(folder=tmp_path, total_steps=3) as records:
+        records.step(record(step=1), step_metrics(), two_groups(), level=2)
+        records.step(record(step=2), step_metrics(), two_groups())
+        records.replay(record(step=3), step_metrics())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["level"] for line in lines] == [2, None, None]
+
+
 def test_a_resumed_run_has_no_accuracy_before_and_may_have_published_nothing(tmp_path: Path) -> None:
     with Records(folder=tmp_path, total_steps=7) as records:
         records.step(record(step=7), step_metrics(), two_groups())

@@ -17,6 +17,17 @@ def test_names_carry_the_process() -> None:
     assert 'headway_reward_service_score_seconds_bucket{le="1.0"} 1.0' in text
 
 
+def test_a_count_that_is_kept_elsewhere_is_read_when_somebody_looks() -> None:
+    metrics, kept = Metrics("generator"), [3.0, 5.0]
+    metrics.count("cache_hits", "Hits.", lambda: kept.pop(0))
+    shown = [generate_latest(metrics.registry).decode() for _ in range(2)]
+    assert "# TYPE headway_generator_cache_hits_total counter" in shown[0]
+    assert "headway_generator_cache_hits_total 3.0" in shown[0]
+    assert "headway_generator_cache_hits_total 5.0" in shown[1]
+    with pytest.raises(ValueError, match="Duplicated"):
+        metrics.counter("cache_hits", "Hits.")
+
+
 def test_registries_are_separate_and_names_unique() -> None:
     first = Metrics("learner")
     first.gauge("lag", "Lag.")
