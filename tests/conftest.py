@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,9 +47,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @contextmanager
-def launching(config: pytest.Config, folder: Path) -> Iterator[Launcher]:
-    """Everything that was started within it is killed at its end."""
-    launch = Launcher(folder=folder)
+def launching(
+    config: pytest.Config, folder: Path, *, environment: Mapping[str, str] | None = None
+) -> Iterator[Launcher]:
+    """Everything that was started within it, with `environment` beside what it inherits, is killed at its end."""
+    launch = Launcher(folder=folder, environment=environment or {})
     launchers = config.stash.setdefault(LAUNCHERS, [])
     launchers.append(launch)
     try:

@@ -62,10 +62,14 @@ def test_misspelled_settings_are_refused_with_the_nearest_ones(name: str, tmp_pa
 
 
 def prepared(example: Path, folder: Path) -> None:
-    """Stand-ins for the models that an example names, relative to `folder`."""
+    """Stand-ins for the models and the server's tasks that an example names, relative to `folder`."""
     tokenizer = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    for table in tomllib.loads(example.read_text()).values():
+    tables = tomllib.loads(example.read_text())
+    for environment in tables.get("env-service", {}).get("environments", ()):
+        if file := environment.get("options", {}).get("train_file"):
+            (folder / file).write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    for table in tables.values():
         model = folder / table.get("model", "model")
         model.mkdir(parents=True, exist_ok=True)
         (model / "config.json").write_text(json.dumps({"hidden_size": 8}))
@@ -79,6 +83,17 @@ def test_the_examples_are_good(example: Path, tmp_path: Path) -> None:
     ended = run(script("headway"), "check", str(example), cwd=tmp_path, environ={"PYTHONPATH": str(example.parent)})
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "good for learner" in ended.stdout
+
+
+def test_an_example_without_the_tasks_that_its_server_writes_says_what_is_missing(tmp_path: Path) -> None:
+    example = ROOT / "examples/verifiers/run.toml"
+    prepared(example, tmp_path)
+    (tmp_path / "tasks.jsonl").unlink()
+    ended = run(script("headway"), "check", str(example), cwd=tmp_path)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert "environment sums" in line
+    assert "tasks.jsonl" in line
 
 
 def test_a_check_loads_nothing_heavy_and_leaves_nothing(tmp_path: Path) -> None:
