@@ -28,7 +28,7 @@ class PeerCounter:
         self._counter.labels(name).inc()
 
 
-class _Count(Collector):
+class _Count(Collector):  # type: ignore[misc]
     """A counter that somebody else keeps."""
 
     def __init__(self, name: str, documentation: str, read: Callable[[], float]) -> None:
