@@ -193,7 +193,7 @@ class Intake:
         nobody has said so yet. May be read in any thread.
         """
         curriculum = self._flow.granting.curriculum
-        return curriculum.level if curriculum.levelled else None
+        return curriculum.level if curriculum is not None and curriculum.levelled else None
 
     def books(self) -> Books:
         """The counts of leases and attempts so far."""

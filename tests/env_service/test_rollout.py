@@ -20,7 +20,7 @@ from env_service.environments.interface import (
     TaskSource,
     Verification,
 )
-from env_service.environments.task_configs import AdditionTasks, LevelTasks
+from env_service.environments.task_configs import AdditionTasks, LevelTasks, Tasks
 from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Progress
 from protocol.codec import decode, encode
@@ -52,7 +52,7 @@ async def test_a_lease_becomes_a_group_with_tokens_versions_and_rewards(bench: M
 
 
 async def test_the_level_of_the_newest_lease_is_shown(bench: MakeBench, model: Path) -> None:
-    entries = [
+    entries: list[Tasks] = [
         AdditionTasks(name="easy"),
         AdditionTasks(name="hard"),
         LevelTasks(source="levels", name="all", levels=("easy", "hard")),
@@ -62,7 +62,9 @@ async def test_the_level_of_the_newest_lease_is_shown(bench: MakeBench, model: P
     second = offered["all"].task_count("train") // 2
 
     def level() -> float | None:
-        return made.metrics.registry.get_sample_value("headway_env_service_environment_level", {"environment": "all"})
+        labels = {"environment": "all"}
+        found: float | None = made.metrics.registry.get_sample_value("headway_env_service_environment_level", labels)
+        return found
 
     assert level() is None
     for number, task, shown in ((1, 0, 0), (3, second, 1), (2, 5, 1), (4, 7, 0)):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 from tokenizers import Tokenizer, models
 
 from env_service.environments.interface import Tool
@@ -42,7 +43,8 @@ NONE: Calls = []
 
 
 def tool(name: str, **types: str) -> Tool:
-    parameters = {"type": "object", "properties": {key: {"type": kind} for key, kind in types.items()}}
+    properties: dict[str, JsonValue] = {key: {"type": kind} for key, kind in types.items()}
+    parameters: dict[str, JsonValue] = {"type": "object", "properties": properties}
     return {"type": "function", "function": {"name": name, "description": "x", "parameters": parameters}}
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from env_service.environments.interface import Tool
 from env_service.environments.rules import ToolFormat
@@ -12,8 +13,8 @@ from tests.env_service.chat_models import model_with
 
 
 def tool(name: str, **types: str) -> Tool:
-    properties = {key: {"type": kind} for key, kind in types.items()}
-    parameters = {"type": "object", "properties": properties}
+    properties: dict[str, JsonValue] = {key: {"type": kind} for key, kind in types.items()}
+    parameters: dict[str, JsonValue] = {"type": "object", "properties": properties}
     return {"type": "function", "function": {"name": name, "description": "x", "parameters": parameters}}
 
 
