@@ -151,6 +151,13 @@ class WeightsConfig(ConfigModel):
         "auto",
         description="where generators meet the learner, on a private network; auto: the address on the way to them",
     )
+    port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="TCP port of the learner where generators meet it before broadcasts, for firewalls; 0: any, "
+        "another each time. What gloo and NCCL open for the broadcasts themselves is chosen by the system",
+    )
     generator_hosts: tuple[str, ...] = Field(
         (),
         description="hosts, patterns (*.gpu.example) and networks (10.0.0.0/8) beyond this machine at which generators "

@@ -63,6 +63,7 @@ def publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOptio
         incarnation=incarnation,
         backend=weights.backend,
         host=weights.host,
+        port=weights.port,
         bucket_bytes=weights.bucket_mb << 20,
         bucket_timeout_s=weights.bucket_timeout_s,
         meet_timeout_s=weights.meet_timeout_s,

@@ -24,7 +24,14 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from learner.weights.fleet import Fleet, Member
-from learner.weights.process_group import BroadcastGroup, Meeting, WeightPlaneError, collective_beside, in_thread
+from learner.weights.process_group import (
+    BroadcastGroup,
+    Meeting,
+    MeetingPlace,
+    WeightPlaneError,
+    collective_beside,
+    in_thread,
+)
 from learner.weights.proofs import Commits, Proof
 from learner.weights.provenance import Remembered
 from learner.weights.published import Packed, PublisherOptions
@@ -122,6 +129,7 @@ class Rounds:
         self._tasks = tasks
         self._threads = threads
         self._epoch = 0
+        self._place: MeetingPlace | None = None
         self._group: BroadcastGroup | None = None
         self._group_members: tuple[Member, ...] = ()
         self._failures: Remembered[int] = Remembered()
@@ -192,7 +200,10 @@ class Rounds:
         options = self._options
         world_size = 1 + sum(member.announcement.world_size for member in members)
         host = options.host if options.host != "auto" else await self._address_towards(members)
-        meeting = Meeting(host=host, epoch=self._epoch, world_size=world_size, timeout_s=options.meet_timeout_s)
+        meeting = Meeting(
+            host=host, epoch=self._epoch, world_size=world_size, timeout_s=options.meet_timeout_s,
+            place=self._kept_place(host) if options.port else None,
+        )  # fmt: skip
         log.info("epoch %d: meeting %s for weight broadcasts", self._epoch, _names(members))
         asked = _Asked(
             {
@@ -212,6 +223,13 @@ class Rounds:
         else:
             self._group, self._group_members = group, tuple(members)
         return reached
+
+    def _kept_place(self, host: str) -> MeetingPlace:
+        """At a port that is configured all epochs meet: the group before may not have let go of it yet."""
+        if self._place is None or self._place.host != host:
+            options = self._options
+            self._place = MeetingPlace(host=host, port=options.port, timeout_s=options.meet_timeout_s)
+        return self._place
 
     async def _address_towards(self, members: Sequence[Member]) -> str:
         """In a thread, and not for longer than the meeting: it may look names up."""

@@ -8,6 +8,7 @@ thrown away after any failure. It carries no authentication and belongs on a pri
 import asyncio
 import datetime
 import importlib
+import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -22,7 +23,7 @@ from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGro
 from protocol.fleet import BUCKET_ALIGNMENT, MEETING_BYTES, Backend, BucketSpec, TensorSpec
 from services.nccl import environment_of_nccl
 from services.network import BACKLOG
-from services.process import DaemonThreads
+from services.process import DaemonThreads, WrongSettings
 
 _NCCL_POLL_S = 0.001
 
@@ -79,21 +80,52 @@ def _pack(part: NamedTensors) -> Bucket:
     return Bucket(spec=BucketSpec(nbytes=data.numel(), xxh3=digest, tensors=tuple(specs)), data=data)
 
 
-class Meeting:
-    """Where the members of one epoch meet: a listening store on one address. `port` is chosen by the system."""
+class MeetingPlace:
+    """A store that listens on one address, at `port`; 0: the system chooses.
 
-    def __init__(self, *, host: str, epoch: int, world_size: int, timeout_s: float) -> None:
+    Epochs may share one: what is left of a former epoch, which may still be closing, is under a name of its own.
+    """
+
+    def __init__(self, *, host: str, port: int = 0, timeout_s: float) -> None:
+        self.host = host
+        timeout = datetime.timedelta(seconds=timeout_s)
+        # A TCPStore that opens its own socket listens on every address of the machine.
+        with _listening(host, port) as listener:
+            self.port = int(listener.getsockname()[1])
+            self.store = TCPStore(
+                host, self.port, None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+            )
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=BACKLOG)
+    except OSError as error:
+        if not port:
+            raise
+        remedy = "stop what listens there, or set another weights.port (0: any that is free)"
+        message = f"cannot listen on {host}:{port} for meetings with generators: {os.strerror(error.errno or 0)}: {remedy}"
+        raise WrongSettings(message) from error
+
+
+class Meeting:
+    """Where the members of one epoch meet: at `place`, or else at one of its own, at any port."""
+
+    def __init__(
+        self, *, host: str, epoch: int, world_size: int, timeout_s: float, place: MeetingPlace | None = None
+    ) -> None:
         self.host = host
         self.epoch = epoch
         self.world_size = world_size
         self._timeout = datetime.timedelta(seconds=timeout_s)
-        # A TCPStore that opens its own socket listens on every address of the machine.
-        with socket.create_server((host, 0), backlog=BACKLOG) as listener:
-            self.port = int(listener.getsockname()[1])
-            self._store = TCPStore(
-                host, self.port, world_size, True, self._timeout, wait_for_workers=False,
-                master_listen_fd=listener.detach(),
-            )  # fmt: skip
+        self._place = place or MeetingPlace(host=host, timeout_s=timeout_s)
+        self.port = self._place.port
+        # A connection of its own: one in which a former epoch still waits for somebody would keep this one waiting.
+        self._store = (
+            self._place.store
+            if place is None
+            else TCPStore(host, self.port, None, False, self._timeout, wait_for_workers=False)
+        )
 
     def join(self, *, backend: Backend) -> "BroadcastGroup":
         """Blocks until all members have come. Raises WeightPlaneError after the timeout."""

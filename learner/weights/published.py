@@ -74,6 +74,8 @@ class PublisherOptions:
     pull_timeout_s: float
     probe_tolerance: float | None
     dtype: str = "float32"
+    port: int = 0
+    """Of the meetings before broadcasts; 0: each at one that the system chooses."""
     parallel_pulls: int = 4
     """Downloads at once, at most."""
     slowest_pull_bytes_per_s: float = 20e6

@@ -1,11 +1,13 @@
 """Members that fail, die or hang within a round: who goes on, who catches up, and who leaves."""
 
 import asyncio
+import socket
 from dataclasses import replace
 
 import pytest
 import torch
 
+from services.process import WrongSettings
 from tests.learner.generators import ScriptedGenerator
 from tests.learner.weights.publishing import OPTIONS, learner, snapshot
 
@@ -124,3 +126,50 @@ async def test_a_member_that_is_gone_before_the_meeting_does_not_hold_up_the_oth
             ours.join(a, b)
             await ours.publish(0, a, b)
         await ours.publish(1, b)
+
+
+async def test_at_a_configured_port_all_epochs_meet_also_while_one_still_waits_for_a_member_that_hangs() -> None:
+    port = _free_port()
+    options = replace(OPTIONS, port=port, meet_timeout_s=1.0)
+    async with (
+        ScriptedGenerator("a").running() as a,
+        ScriptedGenerator("b").running() as b,
+        learner(options) as ours,
+    ):
+        ours.join(a, b)
+        await ours.publish(0, a, b)
+        a.hold["group"] = asyncio.Event()
+        await ours.publish(1, b)
+        a.hold.pop("group").set()
+        await ours.publish(2, b)
+        assert {join.port for join in (*a.joins, *b.joins)} == {port}
+        assert len({join.epoch for join in b.joins}) > 1
+
+
+async def test_a_configured_port_that_is_taken_ends_the_learner_with_a_line_that_names_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with ScriptedGenerator("a").running() as a, learner(replace(OPTIONS, port=port)) as ours:
+            ours.join(a)
+            await ours.publish(0, a)
+            ours.publisher.offer(snapshot(1))
+            with pytest.raises(ExceptionGroup) as raised:
+                async with asyncio.timeout(60):
+                    await asyncio.shield(ours.publishing)
+    problem = _first(raised.value)
+    assert isinstance(problem, WrongSettings)
+    assert str(problem) == (
+        f"cannot listen on 127.0.0.1:{port} for meetings with generators: Address already in use: "
+        "stop what listens there, or set another weights.port (0: any that is free)"
+    )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
