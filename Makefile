@@ -122,14 +122,38 @@ $(SMOLLM2): examples/smollm2/make_model.py | $(INSTALLED)
 	touch $@
 
 # Images in containers of the same lock files. A mirror's pip.conf: make images IMAGE_OPTIONS="--secret id=pip,src=pip.conf"
+DOCKER ?= docker
+IMAGES ?= headway
 IMAGE_OPTIONS ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+CYCLONEDX := build/cyclonedx/bin/cyclonedx-py
+CONTENTS := import importlib.metadata as m; print(*sorted({f"{d.name}=={d.version}" for d in m.distributions()}), sep="\n")
+
 .PHONY: images
-images: ## build the four container images headway/PROCESS (deploy/docker/Dockerfile)
+images: ## build the four container images headway/PROCESS, and lists of what is in them (SBOM=no: without these)
 	@for target in reward-service env-service learner generator; do
-		DOCKER_BUILDKIT=1 docker build -f deploy/docker/Dockerfile --target $$target -t headway/$$target -t headway/$$target:$(VERSION) \
-			--build-arg LOCK=$(LOCK) --build-arg COMMIT=$$(git rev-parse --short HEAD) $(IMAGE_OPTIONS) .
+		DOCKER_BUILDKIT=1 $(DOCKER) build -f deploy/docker/Dockerfile --target $$target -t $(IMAGES)/$$target -t $(IMAGES)/$$target:$(VERSION) \
+			--build-arg LOCK=$(LOCK) --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) $(IMAGE_OPTIONS) .
 	done
+	[ "$(SBOM)" = no ] || $(MAKE) --no-print-directory sbom
+
+.PHONY: sbom
+sbom: $(CYCLONEDX) ## list the Python packages in the images, as CycloneDX, in build/sbom/
+	@mkdir -p build/sbom
+	for target in reward-service env-service learner generator; do
+		$(DOCKER) run --rm --network none --entrypoint python3 $(IMAGES)/$$target -c '$(CONTENTS)' \
+			| $(CYCLONEDX) requirements --output-reproducible -o build/sbom/$$target.cdx.json -
+	done
+
+$(CYCLONEDX):
+	@$(PYTHON) -m venv --clear build/cyclonedx
+	build/cyclonedx/bin/python -m pip install -q --disable-pip-version-check cyclonedx-bom==7.5.0
+	touch $@
+
+.PHONY: compose-test
+compose-test: $(INSTALLED) ## train in containers and disturb it, with a container engine of its own if none runs (15 minutes)
+	$(BIN)/python -m pytest -p no:xdist -m compose -rs --durations=0 tests/deploy/test_compose_run.py
 
 .PHONY: manifests
 manifests: $(INSTALLED) ## render the Kubernetes manifests, and the chart's values.yaml, anew (fetches helm once)

@@ -51,6 +51,7 @@ usage: headway init NAME [--model FOLDER]
        headway up RUN.toml [--resume [--accept-changes]] [--restarts N] [--PROCESS.OPTION VALUE ...]
        headway check RUN.toml [--PROCESS.OPTION VALUE ...]
        headway doctor RUN.toml [--before] [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
+       headway doctor --memory [SIZE ...]
        headway eval RUN.toml [--model FOLDER | --checkpoint FOLDER] [--tasks N] [--samples N] [--output FILE]
                              [--against FILE [--judge VERIFIER]] [--PROCESS.OPTION VALUE ...]
        headway diff RUN RUN
@@ -67,7 +68,8 @@ up      start the processes that RUN.toml has a table for, and stop them all whe
 check   read RUN.toml as each process would, with the files and the code that it names; see whether all of it fits
         together and the machine is fit for it, and start nothing; `up` does so first
 doctor  ask the processes, also those at each URL, how they are, and say who is to blame if something is stuck; if none
-        of them answers, or with --before: see whether machine, files and settings are fit for a start
+        of them answers, or with --before: see whether machine, files and settings are fit for a start;
+        with --memory, print how much memory learner and generator want for models of sizes such as 7B
 eval    evaluate the model of RUN.toml, or that in a folder, or a checkpoint of a run with these settings, on N held-out
         tasks with N samples each; print the numbers and write them to FILE (evaluation.json in the run's folder if left
         out); with --against, also the win rate against an earlier such file; with --judge, how often a pairwise
@@ -241,6 +243,10 @@ def _run(words: Sequence[str]) -> int:
     match words:
         case ["up" | "check" | "doctor" | "eval" as command, path, *rest] if not path.startswith("-"):
             return _COMMANDS[command](Path(path), rest)
+        case ["doctor", "--memory", *sizes]:
+            from headway.doctor_command import tell_memory
+
+            return tell_memory(sizes)
         case ["up" | "check" | "doctor" | "eval" as command, *_]:
             raise ConfigError([f"headway {command} needs the path of a TOML file: headway {command} RUN.toml"])
         case ["--version"]:

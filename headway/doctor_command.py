@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from headway.doctor.asking import Condition, Patient, Target, ask_all, targets_of, tokens_of
-from headway.doctor.before import Level, examine
+from headway.doctor.before import TABLED, Level, examine, memory_table
 from headway.doctor.diagnosis import Diagnosis, as_json, diagnose, findings_json, findings_text, table, verdict
 from headway.own_options import own_options
 from protocol.status import Kind, ProgressStatus
@@ -42,6 +42,19 @@ def options_of(words: Sequence[str]) -> tuple[DoctorOptions, list[str]]:
 def doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
     """Prints what was found; 0 if all is well, 1 if not."""
     return asyncio.run(_doctor(configs, options))
+
+
+def tell_memory(sizes: Sequence[str]) -> int:
+    """Prints what models of these sizes want, or of usual ones. Raises ConfigError."""
+    try:
+        text = memory_table(sizes or TABLED)
+    except ValueError as error:
+        raise ConfigError([f"command line: {error}"]) from error
+    note = (
+        "GiB: bfloat16 files, trained in float32 by one rank, 1 GiB of cache in the generator; activations not counted"
+    )
+    sys.stdout.write(f"{text}\n{note}\n")
+    return 0
 
 
 async def _doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:

@@ -35,6 +35,13 @@ def visible(environ: Mapping[str, str], *, driver: Path = _DRIVER) -> list[str]:
 def chosen(devices: Sequence[int], *, seen: Sequence[str], process: str) -> list[str]:
     """The names of these GPUs. Raises ConfigError that counts those that are there."""
     beyond = [device for device in devices if device >= len(seen)]
+    if beyond and not seen:
+        remedy = (
+            "give the container one (nvidia-container-toolkit), load the driver, or leave devices out to use the CPU"
+        )
+        raise ConfigError(
+            [f"{process}: devices: got {beyond[0]}: this process sees 0 GPUs; expected an NVIDIA GPU: {remedy}"]
+        )
     if beyond:
         raise ConfigError(
             [f"[{process}] devices: got {beyond[0]}: this process sees {len(seen)} GPUs; expected numbers below that"]

@@ -1,6 +1,7 @@
 """The Compose file and its settings, as far as they can be judged without a container engine."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,9 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
 PROCESSES = ("learner", "generator", "reward-service", "env-service")
+PORTS = {"learner": 7300, "generator": 7310, "reward-service": 7320, "env-service": 7330}
+GPU_OPTIONS = ("--learner.devices", "0", "--generator.devices", "0", "--generator.engine.gpu-memory-fraction", "0.4")
+_PARTS = ("bucket", "sum", "count")
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +35,63 @@ def test_every_container_is_unprivileged_and_cannot_write_but_to_its_volumes(ser
     assert "USER 10001:10001" in DOCKERFILE.read_text(encoding="utf-8")
 
 
-def test_only_the_learners_pages_are_published_and_on_loopback_alone(services: dict[str, Any]) -> None:
+def test_only_pages_are_published_and_on_loopback_alone(services: dict[str, Any]) -> None:
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
-    assert published == {"learner": ["127.0.0.1:7300:7300"]}
+    learner = ["127.0.0.1:${HEADWAY_PORT:-7300}:7300"]
+    assert published == {
+        "learner": learner,
+        "learner-gpu": learner,
+        "prometheus": ["127.0.0.1:${PROMETHEUS_PORT:-9090}:9090"],
+        "grafana": ["127.0.0.1:${GRAFANA_PORT:-3000}:3000"],
+    }
+
+
+@pytest.mark.parametrize("profile", ["cpu", "watch", "gpu", "gpu-watch"])
+def test_a_profile_by_itself_is_a_whole_run(services: dict[str, Any], profile: str) -> None:
+    started = {name for name, service in services.items() if profile in service.get("profiles", [profile])}
+    gpu, watch = "gpu" in profile, "watch" in profile
+    suffix = "-gpu" if gpu else ""
+    run = {"keys", f"model{suffix}", f"learner{suffix}", f"generator{suffix}", "reward-service", "env-service"}
+    assert started == run | ({"prometheus", "grafana"} if watch else set())
+
+
+def test_without_a_profile_the_cpu_is_meant() -> None:
+    lines = (ROOT / ".env").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if not line.startswith("#")] == ["COMPOSE_PROFILES=cpu"]
+
+
+@pytest.mark.parametrize("process", ["learner", "generator"])
+def test_on_gpus_the_processes_are_the_same_but_for_their_packages_and_devices(
+    services: dict[str, Any], process: str
+) -> None:
+    cpu, gpu = services[process], services[f"{process}-gpu"]
+    assert gpu["build"]["target"] == process
+    assert gpu["build"]["args"]["LOCK"] == "requirements/gpu.lock"
+    assert gpu["networks"]["private"]["aliases"] == [process], "peers know it by this name"
+    assert gpu["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+    assert gpu["command"][:4] == ["--config", "/headway/run.toml", "--devices", "0"]
+    same = ("volumes", "read_only", "cap_drop", "security_opt", "restart", "tmpfs")
+    assert {key: gpu[key] for key in same} == {key: cpu[key] for key in same}
+
+
+def test_what_is_scraped_is_what_the_processes_serve() -> None:
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    scraped = {job["job_name"]: job["dns_sd_configs"][0] for job in config["scrape_configs"]}
+    assert {name: one["port"] for name, one in scraped.items()} == PORTS
+    assert all(one["names"] == [name] for name, one in scraped.items())
+
+
+def test_dashboards_and_alerts_ask_for_metrics_that_there_are() -> None:
+    pages = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    kinds = dict(re.findall(r"^\| `(headway_\w+)` \| (\w+) \|", pages, re.MULTILINE))
+    known = set(kinds) | {f"{name}_{part}" for name, kind in kinds.items() if kind == "histogram" for part in _PARTS}
+    dashboard = json.loads((ROOT / "deploy/grafana/dashboards/headway.json").read_text(encoding="utf-8"))
+    rules = yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text(encoding="utf-8"))
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    expressions += [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    asked = {name for expression in expressions for name in re.findall(r"headway_\w+", expression)}
+    assert len(asked) > 15
+    assert asked <= known
 
 
 def test_each_process_has_a_target_of_its_own_that_starts_it(services: dict[str, Any]) -> None:
@@ -49,40 +107,57 @@ def test_containers_start_in_order_and_are_started_again(services: dict[str, Any
         assert services[process]["restart"] == "on-failure"
         assert services[process]["depends_on"]["keys"] == {"condition": "service_completed_successfully"}
     for process in ("learner", "generator", "env-service"):
-        assert services[process]["depends_on"]["model"] == {"condition": "service_completed_successfully"}
+        assert services[process]["depends_on"]["model"]["condition"] == "service_completed_successfully"
 
 
+@pytest.mark.parametrize(("file", "options"), [("run", ()), ("smollm2", ()), ("run", GPU_OPTIONS)])
 def test_the_settings_of_the_containers_fit_together_with_the_keys_that_are_made(
-    tmp_path: Path, services: dict[str, Any]
+    tmp_path: Path, services: dict[str, Any], file: str, options: tuple[str, ...]
 ) -> None:
     """As the processes see them: keys beside the file, and a model."""
     headway = str(Path(sys.executable).with_name("headway"))
     made = services["keys"]["entrypoint"][-1].partition("|| ")[2].replace("headway", headway, 1)
-    subprocess.run(["sh", "-c", made], cwd=tmp_path, check=True, timeout=60)
-    config = tmp_path / "run.toml"
-    config.write_text((ROOT / "deploy/docker/run.toml").read_text(encoding="utf-8"), encoding="utf-8")
-    _make_model(tmp_path)
+    subprocess.run(["sh", "-c", made], cwd=tmp_path, check=True, timeout=120)
+    text = (ROOT / f"deploy/docker/{file}.toml").read_text(encoding="utf-8")
+    (tmp_path / "run.toml").write_text(text, encoding="utf-8")
+    _make_model(tmp_path / tomllib.loads(text)["learner"]["model"])
 
-    checked = subprocess.run([headway, "check", "run.toml"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    command = [headway, "check", "run.toml", *options]
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
 
     assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
 
 
-def test_what_the_containers_train_is_the_demo(services: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("file", "example"), [("run", "addition"), ("smollm2", "smollm2")])
+def test_what_the_containers_train_is_the_example(file: str, example: str) -> None:
     """Only addresses, keys and the resume are the containers' own."""
-    ours = tomllib.loads((ROOT / "deploy/docker/run.toml").read_text(encoding="utf-8"))
-    demo = tomllib.loads((ROOT / "examples/addition/run.toml").read_text(encoding="utf-8"))
+    ours = tomllib.loads((ROOT / f"deploy/docker/{file}.toml").read_text(encoding="utf-8"))
+    demo = tomllib.loads((ROOT / f"examples/{example}/run.toml").read_text(encoding="utf-8"))
 
-    assert {name: ours[name] for name in demo if name == "run"} == {"run": demo["run"]}
+    assert ours["run"] == demo["run"]
+    added = {"http", "leases", "weights", "join", "resume", "learner", "secret_key_file", "learner_key_file"}
+    added |= {"reward_urls", "generator_token_file", "reward_token_file"}
     for process in PROCESSES:
-        assert {key: ours[process].get(key) for key in demo[process]} == demo[process]
+        assert {key: ours[process][key] for key in demo[process] if key != "leases"} == {
+            key: value for key, value in demo[process].items() if key != "leases"
+        }
+        assert ours[process].get("leases", {}).items() >= demo[process].get("leases", {}).items()
+        assert ours[process].keys() - demo[process].keys() <= added
+
+
+def test_the_second_compose_file_changes_what_is_trained_and_nothing_else(services: dict[str, Any]) -> None:
+    other = yaml.safe_load((ROOT / "docker-compose.smollm2.yml").read_text(encoding="utf-8"))["services"]
+    assert other.keys() <= services.keys()
+    for service in other.values():
+        assert service.keys() == {"volumes"}
+        for volume in service["volumes"]:
+            assert (ROOT / volume.split(":")[0]).is_file()
 
 
 def test_a_health_check_asks_the_port_that_its_process_listens_on() -> None:
     text = DOCKERFILE.read_text(encoding="utf-8")
     config = tomllib.loads((ROOT / "deploy/docker/run.toml").read_text(encoding="utf-8"))
-    usual = {"learner": 7300, "generator": 7310, "reward-service": 7320, "env-service": 7330}
-    for process, port in usual.items():
+    for process, port in PORTS.items():
         assert "port" not in config[process]["http"]
         assert f"ENV HEADWAY_HEALTH_PORT={port}\n" in text.partition(f" AS {process}\n")[2].partition("ENTRYPOINT")[0]
 
@@ -95,10 +170,9 @@ def test_what_the_small_images_install_is_what_the_project_names() -> None:
     assert printed.stdout.split() == [*project["dependencies"], *project["optional-dependencies"]["env"]]
 
 
-def _make_model(folder: Path) -> None:
+def _make_model(model: Path) -> None:
     """As much of a model as is read before a start."""
-    model = folder / "models/addition"
     model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 64, "vocab_size": 16}))
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 256, "vocab_size": 16}))
     (model / "tokenizer.json").write_text("{}")
     (model / "model.safetensors").write_bytes(b"\0" * 16)

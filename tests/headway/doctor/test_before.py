@@ -18,6 +18,8 @@ from headway.doctor.before import (
     check_releases,
     check_shared_memory,
     examine,
+    memory_table,
+    model_bytes,
 )
 from services.config.agreements import Listens, ModelFolder, Reaches
 from services.config.models import HttpConfig, ProcessConfig, RunConfig
@@ -76,6 +78,22 @@ def test_memory_is_the_sum_of_what_all_need(tmp_path: Path) -> None:
     tight = check_memory({"learner": 3 << 30, "generator": 2 << 30}, meminfo)
     assert tight.level is Level.WARNING
     assert tight.found == "4.0 GiB available, need about 5.0 GiB: learner 3.0 GiB, generator 2.0 GiB"
+
+
+def test_memory_is_tabled_by_the_rule_that_examines_a_start(tmp_path: Path) -> None:
+    header, _, row = memory_table(["1.5B"]).splitlines()
+    cells = dict(zip(header.strip("| ").split(" | "), row.strip("| ").split(" | "), strict=True))
+    model = tmp_path / "model.safetensors"
+    with model.open("wb") as file:
+        file.truncate(3 * 10**9)
+    counted = 1 + 10 * model_bytes(tmp_path) / 2**30
+    assert float(cells["learner"]) == pytest.approx(counted, abs=0.1)
+
+
+@pytest.mark.parametrize("size", ["7", "B", "xB", "-1B", "0M", "nanB", ""])
+def test_a_size_that_is_none_is_refused(size: str) -> None:
+    with pytest.raises(ValueError, match=r"--memory: got '.*': expected numbers of parameters such as 135M"):
+        memory_table([size])
 
 
 def test_the_limit_of_open_files_is_told() -> None:
