@@ -104,7 +104,9 @@ def _listening(host: str, port: int) -> socket.socket:
         if not port:
             raise
         remedy = "stop what listens there, or set another weights.port (0: any that is free)"
-        message = f"cannot listen on {host}:{port} for meetings with generators: {os.strerror(error.errno or 0)}: {remedy}"
+        message = (
+            f"cannot listen on {host}:{port} for meetings with generators: {os.strerror(error.errno or 0)}: {remedy}"
+        )
         raise WrongSettings(message) from error
 
 
