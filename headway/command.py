@@ -68,8 +68,7 @@ up      start the processes that RUN.toml has a table for, and stop them all whe
 check   read RUN.toml as each process would, with the files and the code that it names; see whether all of it fits
         together and the machine is fit for it, and start nothing; `up` does so first
 doctor  ask the processes, also those at each URL, how they are, and say who is to blame if something is stuck; if none
-        of them answers, or with --before: see whether machine, files and settings are fit for a start;
-        with --memory, print how much memory learner and generator want for models of sizes such as 7B
+        of them answers, or with --before: see whether machine, files and settings are fit for a start; --memory: needs
 eval    evaluate the model of RUN.toml, or that in a folder, or a checkpoint of a run with these settings, on N held-out
         tasks with N samples each; print the numbers and write them to FILE (evaluation.json in the run's folder if left
         out); with --against, also the win rate against an earlier such file; with --judge, how often a pairwise
@@ -241,12 +240,8 @@ def _run(words: Sequence[str]) -> int:
         sys.stdout.write(USAGE)
         return 0
     match words:
-        case ["up" | "check" | "doctor" | "eval" as command, path, *rest] if not path.startswith("-"):
+        case ["up" | "check" | "doctor" | "eval" as command, path, *rest] if path[:1] != "-" or path == "--memory":
             return _COMMANDS[command](Path(path), rest)
-        case ["doctor", "--memory", *sizes]:
-            from headway.doctor_command import tell_memory
-
-            return tell_memory(sizes)
         case ["up" | "check" | "doctor" | "eval" as command, *_]:
             raise ConfigError([f"headway {command} needs the path of a TOML file: headway {command} RUN.toml"])
         case ["--version"]:
@@ -291,18 +286,17 @@ def _run_eval(path: Path, words: Sequence[str]) -> int:
 
 def _run_doctor(path: Path, words: Sequence[str]) -> int:
     # Deferred: its HTTP client takes longer to load than everything else here, and `up` does without it.
-    from headway.doctor_command import doctor, options_of
+    from headway.doctor_command import doctor, options_of, tell_memory
 
+    if path == Path("--memory"):
+        return tell_memory(words)
     options, overrides = options_of(words)
     return doctor(_load_each(path, _split(overrides)), options)
 
 
 _COMMANDS: Mapping[str, Callable[[Path, Sequence[str]], int]] = {
-    "up": _run_up,
-    "check": _run_check,
-    "doctor": _run_doctor,
-    "eval": _run_eval,
-}
+    "up": _run_up, "check": _run_check, "doctor": _run_doctor, "eval": _run_eval,
+}  # fmt: skip
 
 
 def _run_data(words: Sequence[str]) -> int:

@@ -1,6 +1,7 @@
 """`headway doctor`: which of its two examinations is wanted, and its exit code."""
 
 import asyncio
+import math
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from headway.doctor.asking import Condition, Patient, Target, ask_all, targets_of, tokens_of
-from headway.doctor.before import TABLED, Level, examine, memory_table
+from headway.doctor.before import BARE_BYTES, GIB, MODEL_TIMES, Level, examine
 from headway.doctor.diagnosis import Diagnosis, as_json, diagnose, findings_json, findings_text, table, verdict
 from headway.own_options import own_options
 from protocol.status import Kind, ProgressStatus
@@ -42,6 +43,43 @@ def options_of(words: Sequence[str]) -> tuple[DoctorOptions, list[str]]:
 def doctor(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
     """Prints what was found; 0 if all is well, 1 if not."""
     return asyncio.run(_doctor(configs, options))
+
+
+TABLED = ("135M", "0.5B", "1.5B", "7B", "32B", "70B")
+"""Numbers of parameters for which memory is tabled if none is named."""
+_UNITS = {"M": 1e6, "B": 1e9}
+_PARAMETER_BYTES = 2
+_ON_GPU = {"learner": 16, "generator": 2}
+"""Bytes of a parameter: weights, gradients and two moments in float32; weights in bfloat16. The rest is elsewhere."""
+
+
+def memory_table(sizes: Sequence[str] = TABLED, *, cache_gb: float = 1.0) -> str:
+    """A Markdown table of GiB by numbers of parameters ("135M", "7B"), by the same rule as `check_memory`.
+
+    For a model that is kept in bfloat16, trained in float32 by one rank, without activations. Raises ValueError.
+    """
+    heads = ("parameters", "learner", "of it on its GPU", "generator", "of it on its GPU")
+    rows = [heads, ("---",) * len(heads)]
+    for size in sizes:
+        count = _parameters(size)
+        cells = [size]
+        for process in ("learner", "generator"):
+            cache = cache_gb * GIB if process == "generator" else 0.0
+            everything = BARE_BYTES[process] + MODEL_TIMES[process] * _PARAMETER_BYTES * count + cache
+            cells += [f"{everything / GIB:.1f}", f"{(_ON_GPU[process] * count + cache) / GIB:.1f}"]
+        rows.append(tuple(cells))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _parameters(size: str) -> float:
+    number, unit = size[:-1], _UNITS.get(size[-1:].upper())
+    try:
+        count = float(number) * (unit or 0)
+    except ValueError:
+        count = 0
+    if not 0 < count < math.inf:
+        raise ValueError(f"--memory: got {size!r}: expected numbers of parameters such as {', '.join(TABLED[:3])}")
+    return count
 
 
 def tell_memory(sizes: Sequence[str]) -> int:

@@ -7,14 +7,13 @@ import asyncio
 import errno
 import importlib.metadata
 import json
-import math
 import os
 import resource
 import shutil
 import socket
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -63,7 +62,7 @@ def bad(what: str, found: str, remedy: str) -> Finding:
 
 
 _MEMINFO = Path("/proc/meminfo")
-_GIB = 1 << 30
+GIB = 1 << 30
 _MIB = 1 << 20
 _LEAST_SHARED_BYTES = 64 * _MIB
 _FEWEST_FILES = 1024
@@ -190,7 +189,7 @@ def _available(meminfo: Path) -> int | None:
 
 
 def _size(count: int) -> str:
-    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / _MIB:.0f} MiB"
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / _MIB:.0f} MiB"
 
 
 _INDEX = "model.safetensors.index.json"
@@ -252,9 +251,9 @@ def _missing_shards(folder: Path) -> Iterator[str]:
 
 _CONNECT_S = 3.0
 # What a process takes with hardly a model in it, as seen on a CPU.
-_BARE_BYTES = {"learner": _GIB, "generator": 3 * _GIB, "reward-service": _GIB // 4, "env-service": _GIB // 2}
+BARE_BYTES = {"learner": GIB, "generator": 3 * GIB, "reward-service": GIB // 4, "env-service": GIB // 2}
 # Times the model's size. The learner in float32: weights, gradients, two moments, and the copy that is published.
-_MODELS = {"learner": 10, "generator": 3}
+MODEL_TIMES = {"learner": 10, "generator": 3}
 
 Configs = Mapping[str, ProcessConfig]
 
@@ -418,7 +417,7 @@ def _memory_needs(configs: Configs, places: Iterable[Place]) -> dict[str, int]:
     needs = {}
     for process, config in configs.items():
         cache = _number(config, "engine.kv_cache_gb", default=0.0)
-        needs[process] = _BARE_BYTES[process] + _MODELS.get(process, 0) * sizes.get(process, 0) + int(cache * _GIB)
+        needs[process] = BARE_BYTES[process] + MODEL_TIMES.get(process, 0) * sizes.get(process, 0) + int(cache * GIB)
     return needs
 
 
@@ -428,40 +427,3 @@ def _number(config: BaseModel, key: str, *, default: float) -> float:
     for name in key.split("."):
         value = getattr(value, name, None)
     return float(value) if isinstance(value, int | float) else default
-
-
-TABLED = ("135M", "0.5B", "1.5B", "7B", "32B", "70B")
-"""Numbers of parameters for which memory is tabled if none is named."""
-_UNITS = {"M": 1e6, "B": 1e9}
-_PARAMETER_BYTES = 2
-_ON_GPU = {"learner": 16, "generator": 2}
-"""Bytes of a parameter: weights, gradients and two moments in float32; weights in bfloat16. The rest is elsewhere."""
-
-
-def memory_table(sizes: Sequence[str] = TABLED, *, cache_gb: float = 1.0) -> str:
-    """A Markdown table of GiB by numbers of parameters ("135M", "7B"), by the same rule as `check_memory`.
-
-    For a model that is kept in bfloat16, trained in float32 by one rank, without activations. Raises ValueError.
-    """
-    heads = ("parameters", "learner", "of it on its GPU", "generator", "of it on its GPU")
-    rows = [heads, ("---",) * len(heads)]
-    for size in sizes:
-        count = _parameters(size)
-        cells = [size]
-        for process in ("learner", "generator"):
-            cache = cache_gb * _GIB if process == "generator" else 0.0
-            everything = _BARE_BYTES[process] + _MODELS[process] * _PARAMETER_BYTES * count + cache
-            cells += [f"{everything / _GIB:.1f}", f"{(_ON_GPU[process] * count + cache) / _GIB:.1f}"]
-        rows.append(tuple(cells))
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
-def _parameters(size: str) -> float:
-    number, unit = size[:-1], _UNITS.get(size[-1:].upper())
-    try:
-        count = float(number) * (unit or 0)
-    except ValueError:
-        count = 0
-    if not 0 < count < math.inf:
-        raise ValueError(f"--memory: got {size!r}: expected numbers of parameters such as {', '.join(TABLED[:3])}")
-    return count

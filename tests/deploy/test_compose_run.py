@@ -194,7 +194,7 @@ def test_a_second_generator_joins_the_run(project: Project, port: int) -> None:
     (_, second) = project.containers("generator")
     until(
         lambda: _version_of(project.engine, second["Id"]) > 0 or None,
-        timeout_s=400,
+        timeout_s=800,
         what="the second generator has weights of the run",
     )
 

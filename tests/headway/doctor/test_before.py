@@ -18,9 +18,9 @@ from headway.doctor.before import (
     check_releases,
     check_shared_memory,
     examine,
-    memory_table,
     model_bytes,
 )
+from headway.doctor_command import memory_table
 from services.config.agreements import Listens, ModelFolder, Reaches
 from services.config.models import HttpConfig, ProcessConfig, RunConfig
 
