@@ -1,6 +1,7 @@
 """The Compose file and its settings, as far as they can be judged without a container engine."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tokenizers import Tokenizer, models
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
@@ -123,7 +125,8 @@ def test_the_settings_of_the_containers_fit_together_with_the_keys_that_are_made
     _make_model(tmp_path / tomllib.loads(text)["learner"]["model"])
 
     command = [headway, "check", "run.toml", *options]
-    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    seen = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"} if options else None
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=seen)
 
     assert (checked.returncode, checked.stderr) == (0, ""), checked.stdout
 
@@ -174,5 +177,7 @@ def _make_model(model: Path) -> None:
     """As much of a model as is read before a start."""
     model.mkdir(parents=True)
     (model / "config.json").write_text(json.dumps({"max_position_embeddings": 256, "vocab_size": 16}))
-    (model / "tokenizer.json").write_text("{}")
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "1": 1}, unk_token="<unk>"))
+    tokenizer.save(str(model / "tokenizer.json"))
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
     (model / "model.safetensors").write_bytes(b"\0" * 16)
