@@ -83,5 +83,5 @@ def test_a_verifier_that_cannot_be_loaded_stops_the_start_with_a_reason(tmp_path
     config = tmp_path / "run.toml"
     config.write_text(CONFIG.replace("sample_verifiers:process_id", "no_such_module:f"))
     ended = subprocess.run([*COMMAND, "--config", config], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 1
+    assert ended.returncode == 78
     assert "cannot import 'no_such_module'" in ended.stderr
