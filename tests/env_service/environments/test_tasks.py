@@ -79,8 +79,8 @@ def test_jsonl_prompts_stay_plain_text_without_chat(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("{not json", "Invalid JSON"),
-        ({"prompt": "a", "verifier": "v", "promt": "b"}, "promt: Extra inputs"),
+        ("{not json", "is no JSON object"),
+        ({"prompt": "a", "verifier": "v", "promt": "b"}, "did you mean prompt?"),
         ({"verifier": "v"}, "either messages or prompt"),
         ({"prompt": "a", "messages": [{"role": "user", "content": "b"}], "verifier": "v"}, "either messages or prompt"),
         ({"messages": [{"role": "boss", "content": "b"}], "verifier": "v"}, "messages.0.role"),
@@ -214,7 +214,7 @@ def test_environments_come_from_a_list_of_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "complaint"),
     [
-        ('source = "additions"\nname = "a"', "expected one of addition, "),
+        ('source = "additions"\nname = "a"', "Expected one of addition, "),
         ('source = "addition"\nnam = "a"', "nam"),
         ('source = "reasoning_gym"\nname = "a"', "dataset"),
         ('source = "addition"\n[[env-service.environments]]\nsource = "addition"', "addition is used twice"),
