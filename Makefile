@@ -159,6 +159,10 @@ compose-test: $(INSTALLED) ## train in containers and disturb it, with a contain
 manifests: $(INSTALLED) ## render the Kubernetes manifests, and the chart's values.yaml, anew (fetches helm once)
 	$(BIN)/python deploy/k8s/render.py
 
+.PHONY: machines-test
+machines-test: $(INSTALLED) $(ADDITION) ## train over two hosts that are made here, and in pods on the docker engine (root, half an hour)
+	$(BIN)/python -m pytest -p no:xdist -m machines -rs --durations=0 tests/deploy
+
 .PHONY: chaos
 chaos: $(INSTALLED) $(ADDITION) ## kill, hang and disturb real runs for an hour; results go to benchmarks/results/chaos.md
 	$(QUIET) $(BIN)/python -m tests.chaos

@@ -15,7 +15,6 @@ import importlib
 import json
 import logging
 import os
-import re
 import select
 import shlex
 import signal
@@ -31,7 +30,7 @@ from typing import TYPE_CHECKING, NoReturn
 from headway.data_command import convert_data
 from headway.keys_command import make_keys
 from headway.new_project import make_project
-from headway.own_options import own_options
+from headway.own_options import as_given, named_processes, own_options, split_options
 from headway.run_commands import compare_runs, fetch
 from headway.supervisor import Command, Limits, RestartPolicy, Supervisor
 from services.config.agreements import disagreements
@@ -48,7 +47,8 @@ if TYPE_CHECKING:
 
 USAGE = """\
 usage: headway init NAME [--model FOLDER]
-       headway up RUN.toml [--resume [--accept-changes]] [--restarts N] [--PROCESS.OPTION VALUE ...]
+       headway up RUN.toml [--only PROCESS,...] [--resume [--accept-changes]] [--restarts N]
+                          [--PROCESS.OPTION VALUE ...]
        headway check RUN.toml [--PROCESS.OPTION VALUE ...]
        headway doctor RUN.toml [--before] [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
        headway doctor --memory [SIZE ...]
@@ -64,7 +64,8 @@ init    write a project into the folder NAME: a run.toml, tasks, a reward, and a
 up      start the processes that RUN.toml has a table for, and stop them all when the learner has ended; one that dies
         is started again, at most N times (5 if left out) without a minute of life in between; with --resume the run
         of this name goes on from its newest checkpoint; settings that would make it another training (algorithm,
-        model, group size) are refused then, unless with --accept-changes
+        model, group size) are refused then, unless with --accept-changes; with --only, start these alone, as the
+        others run on other machines: without the learner, until a signal comes
 check   read RUN.toml as each process would, with the files and the code that it names; see whether all of it fits
         together and the machine is fit for it, and start nothing; `up` does so first
 doctor  ask the processes, also those at each URL, how they are, and say who is to blame if something is stuck; if none
@@ -199,15 +200,22 @@ def _text_of(reader: int, *, patience_s: float) -> str | None:
     return None
 
 
-def up(path: Path, arguments: Arguments, *, restarts: RestartPolicy, written: Sequence[str] = ()) -> int:
+def up(
+    path: Path,
+    arguments: Arguments,
+    *,
+    restarts: RestartPolicy,
+    written: Sequence[str] = (),
+    only: Sequence[str] = PROCESSES,
+) -> int:
     """Runs the processes until the learner has ended or a signal comes; the exit code is as `USAGE` says.
 
     A run that has not come to its end can be taken up again: what to type for that is said, with the options as they
-    were `written`.
+    were `written`. Of the tables of others than `only`, nothing is read: their keys are on their own machines.
 
     Raises ConfigError, before it starts anything, with every problem of the config file, or if the run lives already.
     """
-    configs = _load_all(path, arguments)
+    configs = _load_all(path, arguments, only=only)
     _check_free(configs)
     _log_as(configs)
     examined_apart(configs)
@@ -259,17 +267,22 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _run_check(path: Path, words: Sequence[str]) -> int:
-    return check(path, _split(words))
+    return check(path, split_options(words))
 
 
 def _run_up(path: Path, words: Sequence[str]) -> int:
-    own, written = own_options(words, {"--restarts": True, "--resume": False, "--accept-changes": False})
+    own, written = own_options(
+        words, {"--restarts": True, "--resume": False, "--accept-changes": False, "--only": True}
+    )
+    only = named_processes(path, own["--only"][-1]) if "--only" in own else PROCESSES
     overrides = list(written)
     for name in ("--resume", "--accept-changes"):
         if name in own:
             overrides += [f"--learner.{name[2:]}", "true"]
     restarts = RestartPolicy(most=_count(own.get("--restarts", ["5"])[-1]))
-    return up(path, _split(overrides), restarts=restarts, written=written)
+    if "--only" in own:
+        written = ["--only", own["--only"][-1], *written]
+    return up(path, split_options(overrides), restarts=restarts, written=written, only=only)
 
 
 def _run_eval(path: Path, words: Sequence[str]) -> int:
@@ -277,7 +290,7 @@ def _run_eval(path: Path, words: Sequence[str]) -> int:
     from headway.evaluating import OPTIONS, evaluation_words, to_be_started
 
     own, overrides = own_options(words, OPTIONS)
-    arguments = evaluation_words(own, _split(overrides), path=path, tables=read_tables(path))
+    arguments = evaluation_words(own, split_options(overrides), path=path, tables=read_tables(path))
     configs = _load_all(path, arguments)
     _log_as(configs)
     commands = [_command(name, path, arguments.get(name, ()), folder=Path()) for name in to_be_started(configs)]
@@ -291,7 +304,7 @@ def _run_doctor(path: Path, words: Sequence[str]) -> int:
     if path == Path("--memory"):
         return tell_memory(words)
     options, overrides = options_of(words)
-    return doctor(_load_each(path, _split(overrides)), options)
+    return doctor(_load_each(path, split_options(overrides)), options)
 
 
 _COMMANDS: Mapping[str, Callable[[Path, Sequence[str]], int]] = {
@@ -316,7 +329,7 @@ _OTHERS: Mapping[str, Callable[[Sequence[str]], int]] = {
 
 def run_folder(path: Path, words: Sequence[str]) -> Path:
     """The folder of the run of a config file, whose settings fit together. Raises ConfigError otherwise."""
-    return next(iter(_load_all(path, _split(words)).values())).run.folder
+    return next(iter(_load_all(path, split_options(words)).values())).run.folder
 
 
 def _log_as(configs: Mapping[str, ProcessConfig]) -> None:
@@ -361,33 +374,9 @@ def _written_at(path: Path) -> int | None:
     return path.stat().st_mtime_ns if path.exists() else None
 
 
-def _split(overrides: Sequence[str]) -> dict[str, list[str]]:
-    """`--learner.max-lag 0` becomes `--max-lag 0` of the learner; `--run.name x` goes to all. Raises ConfigError."""
-    arguments: dict[str, list[str]] = {}
-    targets: Sequence[str] = ()
-    for word in overrides:
-        if word.startswith("--"):
-            table, _, option = word.removeprefix("--").partition(".")
-            if table not in TABLES or not option:
-                raise ConfigError([_unknown_table(word, table, option)])
-            targets = PROCESSES if table == "run" else (table,)
-            word = f"--run.{option}" if table == "run" else f"--{option}"
-        elif not targets:
-            raise ConfigError([f"command line: {word!r} follows no option; expected --PROCESS.OPTION VALUE"])
-        for target in targets:
-            arguments.setdefault(target, []).append(word)
-    return arguments
-
-
-def _unknown_table(word: str, table: str, option: str) -> str:
-    guess = nearest(table, TABLES) if option else None
-    hint = f"did you mean --{guess}.{option}?" if guess else f"PROCESS is one of {', '.join(TABLES)}"
-    return f"command line: {word}: expected --PROCESS.OPTION; {hint}"
-
-
-def _load_all(path: Path, arguments: Arguments) -> dict[str, ProcessConfig]:
+def _load_all(path: Path, arguments: Arguments, *, only: Sequence[str] = PROCESSES) -> dict[str, ProcessConfig]:
     """The configs, which fit together. Raises ConfigError with all problems."""
-    configs, problems = _read_each(path, arguments)
+    configs, problems = _read_each(path, arguments, only=only)
     problems = [*problems, *disagreements(configs)]
     if problems:
         raise ConfigError(problems)
@@ -402,11 +391,13 @@ def _load_each(path: Path, arguments: Arguments) -> dict[str, ProcessConfig]:
     return configs
 
 
-def _read_each(path: Path, arguments: Arguments) -> tuple[dict[str, ProcessConfig], list[str]]:
+def _read_each(
+    path: Path, arguments: Arguments, *, only: Sequence[str] = PROCESSES
+) -> tuple[dict[str, ProcessConfig], list[str]]:
     """The config of each process that the file has a table for, and what is wrong with the others."""
     tables = read_tables(path)
     import_code_beside(path)
-    wanted = [name for name in PROCESSES if name in tables]
+    wanted = [name for name in PROCESSES if name in tables and name in only]
     problems = [] if wanted else _no_process(path, tables)
     configs: dict[str, ProcessConfig] = {}
     for name in wanted:
@@ -414,9 +405,10 @@ def _read_each(path: Path, arguments: Arguments) -> tuple[dict[str, ProcessConfi
         try:
             configs[name] = load_config(_config_model(name), process=name, argv=argv, environ=os.environ)
         except ConfigError as error:
-            problems += [_as_given(problem, name) for problem in error.problems]
+            problems += [as_given(problem, name) for problem in error.problems]
     problems += [
-        f"command line: {word.replace('--', f'--{name}.', 1)}: {path.name} has no table [{name}]"
+        f"command line: {word.replace('--', f'--{name}.', 1)}: "
+        + (f"--only leaves [{name}] to another machine" if name in tables else f"{path.name} has no table [{name}]")
         for name, words in arguments.items()
         for word in words
         if name not in wanted and word.startswith("--") and not word.startswith("--run.")
@@ -428,14 +420,6 @@ def _no_process(path: Path, tables: Mapping[str, object]) -> list[str]:
     guesses = {name: nearest(name, PROCESSES) for name in tables if name not in TABLES}
     hints = [f"; did you mean [{guess}] instead of [{name}]?" for name, guess in guesses.items() if guess]
     return [f"{path}: no table of a process; expected some of [{'], ['.join(PROCESSES)}]" + "".join(hints)]
-
-
-def _as_given(problem: str, process: str) -> str:
-    """A process's complaint about its command line, with the flags as they are written here."""
-    if not problem.startswith("command line"):
-        return problem
-    flags = re.sub(r"--(?!help\b|run\.)(?=[a-z])", f"--{process}.", problem)
-    return flags.replace("see --help", f"see {process} --help")
 
 
 def _config_model(process: str) -> type[ProcessConfig]:

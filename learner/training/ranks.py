@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from learner.training.batch import ARRAY_TYPES, FlatBatch
-from services.network import LOOPBACK
+from services.nccl import interface_of
+from services.network import LOOPBACK, local_address
 from services.process import parent_death_signal
 
 Action = Literal["train_step", "outputs", "reference", "host_copy", "probe", "save", "load", "stop"]
@@ -225,8 +226,8 @@ def open_process_group(ranks: Ranks, *, timeout_s: float, listener: socket.socke
         )
     # torchrun's own store outlives a start of the ranks, and holds what the former ones said.
     store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    if ranks.address == LOOPBACK:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if (interface := _interface_to(ranks)) is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
         store=PrefixStore("ranks", store),
@@ -235,6 +236,14 @@ def open_process_group(ranks: Ranks, *, timeout_s: float, listener: socket.socke
         timeout=timeout,
     )
     return CommandChannel(PrefixStore("headway", store), ranks=ranks)
+
+
+def _interface_to(ranks: Ranks) -> str | None:
+    """The interface on the way to rank 0: gloo itself takes the one that this host's name leads to, often loopback."""
+    try:
+        return interface_of(local_address(host=ranks.address, port=ranks.port or 1))
+    except OSError:
+        return None
 
 
 def share_folder(folder: Path, commands: CommandChannel, *, ranks: Ranks) -> bool:

@@ -298,3 +298,42 @@ def test_a_conversation_that_is_longer_than_a_generator_takes_is_named_by_a_chec
     assert "[env-service] environments.long.rules.trajectory_tokens is 4097" in said
     assert "[generator] engine.max_model_len is 512" in said
     assert "short" not in said
+
+
+def test_some_of_a_files_processes_are_started_without_what_the_others_need(
+    monkeypatch: pytest.MonkeyPatch, good: Path
+) -> None:
+    """Keys and models of the others are on their own machines."""
+    started: list[str] = []
+    text = good.read_text().replace("[learner]", '[learner]\nleases.secret_key_file = "/nowhere/learner.key"')
+    good.write_text(text.replace("[learner]\nmodel", '[learner]\nmodel = "/nowhere"\n# model', 1))
+
+    class Noted:
+        was_stopped = False
+
+        def __init__(self, commands: list[umbrella.Command], **_: object) -> None:
+            started.extend(command.name for command in commands)
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr(umbrella, "Supervisor", Noted)
+    assert call(monkeypatch, "up", str(good), "--only", "generator,env-service") == 0
+    assert started == ["generator", "env-service"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--only", "generators"), "command line: --only: 'generators': did you mean generator?"),
+        (("--only",), "command line: --only needs a value"),
+        (
+            ("--only", "generator", "--learner.max-lag", "0"),
+            "command line: --learner.max-lag: --only leaves [learner] to another machine",
+        ),
+    ],
+)
+def test_what_cannot_be_started_alone_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path, words: tuple[str, ...], said: str
+) -> None:
+    assert problems(monkeypatch, capsys, "up", str(good), *words) == [said]

@@ -1,0 +1,123 @@
+"""The committed manifests really run: a training run in pods, to its end, with two processes killed on the way.
+
+On the docker engine that answers (DOCKER_HOST), with the images headway/PROCESS of `make images`. As root, who alone
+gives files to the pods' users.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.deploy.hosts import MODEL
+from tests.deploy.manifest_checks import Manifests
+from tests.deploy.pods import Cluster, docker
+from tests.e2e.run_files import RunFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+PROCESSES = ("learner", "generator", "reward-service", "env-service")
+STEPS = 40
+
+pytestmark = [pytest.mark.machines, pytest.mark.timeout(4800)]
+
+
+@pytest.fixture(scope="module")
+def images() -> dict[str, str]:
+    """What stands for each image of the manifests."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give files to the pods' users")
+    try:
+        there = docker("images", "--format", "{{.Repository}}").split()
+    except (AssertionError, OSError) as error:
+        pytest.skip(f"needs a docker engine that answers: {error}")
+    if missing := [name for name in PROCESSES if f"headway/{name}" not in there]:
+        pytest.skip(f"needs the images of {', '.join(missing)}: make images")
+    if not (MODEL / ".complete").exists():
+        pytest.skip(f"needs {MODEL}: make machines-test makes it")
+    return {f"headway/{name}:0.1.0": f"headway/{name}" for name in PROCESSES}
+
+
+def test_a_run_in_pods_goes_to_its_end_through_the_deaths_of_generator_and_learner(
+    images: dict[str, str], tmp_path: Path
+) -> None:
+    manifests = _short_run(tmp_path)
+    cluster = Cluster(
+        manifests,
+        folder=tmp_path,
+        name=f"hwpods-{uuid.uuid4().hex[:6]}",
+        secrets={"headway-keys": _keys(tmp_path)},
+        images=images,
+        on_top={image: _dependencies(images[image]) for image in images if "learner" in image or "generator" in image},
+    )
+    run = RunFolder(tmp_path / "claims/headway-runs/addition")
+    with cluster:
+        learner, generator = cluster.pod("headway-learner-0"), cluster.pod("headway-generator-0")
+        _until(cluster, lambda: len(run.steps()) >= 5, "step 5")
+        generator.kill("generator")
+        _until(cluster, lambda: generator.running["generator"].restarts == 1, "another start of the generator")
+        _until(cluster, lambda: len(run.steps()) >= 20, "step 20")
+        learner.kill("learner")
+        _until(cluster, lambda: learner.running["learner"].restarts == 1, "another start of the learner")
+        _until(cluster, lambda: "the run is over" in learner.log("learner"), "the end of the run")
+        _until(cluster, lambda: not learner.running["learner"].ready, "an end that is said")
+        restarts = {pod.name: one.restarts for pod in cluster.pods for one in pod.running.values()}
+    assert run.steps()[-1] == STEPS
+    assert run.summary()["steps"] == STEPS
+    assert (run.path / "model/model.safetensors").exists()
+    assert restarts == {
+        "headway-learner-0": 1, "headway-generator-0": 1, "headway-reward-service-0": 0, "headway-env-service-0": 0,
+    }, cluster.events  # fmt: skip
+
+
+def _short_run(folder: Path) -> Manifests:
+    """What is committed, with fewer steps; the model is in its claim already."""
+    manifests = Manifests(list(yaml.safe_load_all((ROOT / "deploy/k8s/cpu.yaml").read_text(encoding="utf-8"))))
+    run_file = manifests.find("ConfigMap", "headway-run")
+    assert run_file is not None
+    text = run_file["data"]["run.toml"].replace("steps = 700", f"steps = {STEPS}", 1)
+    for many, few in (("final_tasks = 2000", "final_tasks = 0"), ("tasks = 200", "tasks = 0")):
+        assert many in text
+        text = text.replace(many, few)
+    run_file["data"]["run.toml"] = f"{text}\n[learner.checkpoint]\nevery_steps = 5\n"
+    model = folder / "claims/headway-models/addition"
+    shutil.copytree(MODEL, model)
+    for path in (model, *model.iterdir()):
+        os.chown(path, 0, 10001)
+        path.chmod(0o775 if path.is_dir() else 0o664)
+    return manifests
+
+
+def _keys(folder: Path) -> dict[str, bytes]:
+    """The Secret, made as the chart's notes say."""
+    headway = str(Path(sys.executable).with_name("headway"))
+    words = [headway, "keys", "keys", "--env-service", "environments"]
+    subprocess.run(words, cwd=folder, check=True, capture_output=True, timeout=120)
+    keys = {path.name: path.read_bytes() for path in (folder / "keys").iterdir() if path.is_file()}
+    keys["authorized-environments.pub"] = (folder / "keys/authorized/environments.pub").read_bytes()
+    return keys
+
+
+def _dependencies(image: str) -> list[str]:
+    """What this installation has, for an image that was built without torch and vLLM."""
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is not None)"
+    run = ["run", "--rm", "--no-healthcheck", "--entrypoint", "sh", image]
+    if docker(*run, "-c", f'python3 -c "{look}" && echo without') != "without":
+        return []
+    packages = sysconfig.get_paths()["purelib"]
+    return [f"--mount=type=bind,src={packages},dst=/deps,readonly", "-e", "PYTHONPATH=/deps", "-e", "OMP_NUM_THREADS=1"]
+
+
+def _until(cluster: Cluster, condition: Callable[[], bool], what: str, *, timeout_s: float = 1500) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}: {cluster.events}"
+        cluster.tick()
+        time.sleep(0.5)
