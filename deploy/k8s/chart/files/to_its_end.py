@@ -56,6 +56,8 @@ def main(words: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     children.append(subprocess.Popen(words[2:] if port is not None else words))
+    if told.is_set():  # while the command was being started
+        children[0].terminate()
     code = children[0].wait()
     if code != 0 or told.is_set():
         return code if code >= 0 else 128 - code
