@@ -10,6 +10,7 @@ import pytest
 from headway import checking
 from headway import command as umbrella
 from headway.doctor import before
+from headway.supervisor import Command
 from services.run_lock import RunLock
 from tests.headway.mistakes.small_model import small_model
 
@@ -311,7 +312,7 @@ def test_some_of_a_files_processes_are_started_without_what_the_others_need(
     class Noted:
         was_stopped = False
 
-        def __init__(self, commands: list[umbrella.Command], **_: object) -> None:
+        def __init__(self, commands: list[Command], **_: object) -> None:
             started.extend(command.name for command in commands)
 
         def run(self) -> int:
