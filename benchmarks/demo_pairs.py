@@ -30,7 +30,7 @@ class Timed:
 
 
 def timed(checkout: Path, *, steps: int) -> Timed:
-    """Raises CalledProcessError with what the run said."""
+    """Raises SystemExit with what the run said if it failed."""
     with tempfile.TemporaryDirectory() as folder:
         model = str(HERE / "models/addition")
         command = [
@@ -39,8 +39,12 @@ def timed(checkout: Path, *, steps: int) -> Timed:
             "--learner.model", model, "--generator.model", model, "--env-service.model", model,
         ]  # fmt: skip
         began = time.monotonic()
-        subprocess.run(command, cwd=checkout, check=True, capture_output=True)
+        done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
         whole_s = time.monotonic() - began
+        if done.returncode != 0:
+            raise SystemExit(
+                f"{checkout}: headway up ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}"
+            )
         summary = json.loads((Path(folder) / "pair/summary.json").read_text(encoding="utf-8"))
     return Timed(training_s=summary["train_wall_s"], whole_s=whole_s)
 
