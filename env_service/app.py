@@ -26,7 +26,6 @@ from env_service.environments.task_configs import ClassTasks
 from env_service.environments.tokenization import Tokenization, TokenizerError
 from env_service.hosting.hosted import Hosting
 from env_service.leases import Outbox, RunningLeases, Slow
-from env_service.reward_services import reward_client
 from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds
 from env_service.rollouts.generation import Generation, GeneratorFleet
 from env_service.rollouts.judging import Scoring
@@ -46,6 +45,7 @@ from services.http.tls import client_tls
 from services.http.waiting import Waiting
 from services.process import Stop, WrongSettings, run_loops
 from services.rewards.client import RewardClient
+from services.rewards.settings import ClientSettings, HedgeSettings, RewardService
 from services.zmq.keys import ClientKeys
 from services.zmq.sockets import DealerSocket
 
@@ -322,3 +322,40 @@ async def _converse(
         watch_rollouts=watch_rollouts(running, waits, config),
         **({"adapt": concurrency.watch()} if concurrency else {}),
     )
+
+
+def reward_client(config: EnvServiceConfig, *, metrics: Metrics) -> RewardClient:
+    """A client of all reward services that the configuration names, those for certain verifiers among them."""
+    return RewardClient(
+        config.reward_urls,
+        services=[
+            RewardService(url=given.url, verifiers=given.verifiers, token=given.token) for given in config.rewards
+        ],
+        token=config.reward_token,
+        settings=client_settings(config),
+        metrics=metrics,
+        tls=client_tls(config.http.tls),
+    )
+
+
+def client_settings(config: EnvServiceConfig) -> ClientSettings:
+    """How much is tried. There is no end to its patience: a rollout has a deadline of its own."""
+    retry, scoring = config.retry, config.scoring
+    return ClientSettings(
+        deadline_s=retry.reward_timeout_s,
+        patience_s=None,
+        attempts=retry.reward_attempts,
+        item_attempts=retry.reward_item_attempts,
+        batch_items=scoring.batch_items,
+        batch_wait_s=scoring.batch_wait_s,
+        requests=4 * config.capacity,
+        hedging=_hedging(config),
+        backoff=Backoff(first_s=retry.backoff_s, max_s=retry.backoff_max_s, sleep=asyncio.sleep),
+    )
+
+
+def _hedging(config: EnvServiceConfig) -> HedgeSettings | None:
+    scoring = config.scoring
+    if scoring.hedge_share == 0:
+        return None
+    return HedgeSettings(after_s=scoring.hedge_after_s, percentile=scoring.hedge_percentile, share=scoring.hedge_share)

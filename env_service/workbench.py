@@ -20,11 +20,10 @@ from inspect import getdoc, isawaitable
 from typing import Any, TextIO
 
 from env_service.agents.attempts import attempts_in
-from env_service.agents.serving import sessions_alone
-from env_service.app import environments_of, generation_of, hosting_of, opponents_of
+from env_service.agents.routes import sessions_alone
+from env_service.app import environments_of, generation_of, hosting_of, opponents_of, reward_client
 from env_service.config import EnvServiceConfig
 from env_service.environments import catalog
-from env_service.environments.built_in import BUILT_IN
 from env_service.environments.imported import EnvironmentFault, class_at
 from env_service.environments.interface import (
     Action,
@@ -37,10 +36,9 @@ from env_service.environments.interface import (
     text_of,
 )
 from env_service.environments.players import Round, TurnOf
-from env_service.environments.task_configs import ClassTasks
+from env_service.environments.task_configs import BUILT_IN, ClassTasks
 from env_service.environments.tokenization import Tokenization
 from env_service.environments.tool_formats import Reading, read
-from env_service.reward_services import reward_client
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.conversation import checked
 from env_service.rollouts.generation import GeneratorFleet

@@ -27,11 +27,10 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from headway.data_command import convert_data
+from headway.file_commands import compare_runs, convert_data, fetch
 from headway.keys_command import make_keys
 from headway.new_project import make_project
 from headway.own_options import as_given, named_processes, own_options, split_options
-from headway.run_commands import compare_runs, fetch
 from headway.supervisor import Command, Limits, RestartPolicy, Supervisor
 from services.config.agreements import disagreements
 from services.config.devices import VISIBLE, Need, shared_out, visible

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from pydantic import Field, JsonValue
 
-from env_service.environments.elsewhere import EnvironmentFailed
-from env_service.environments.interface import AgentClient
+from env_service.environments.interface import AgentClient, EnvironmentFailed
 from services.config.models import ConfigModel
 
 _MOST_BYTES = 64 << 10

@@ -11,20 +11,21 @@ program is a process group of its own: whatever it started ends with its traject
 import asyncio
 import importlib
 import inspect
+import logging
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError, model_validator
 
-from env_service.agents.function_loop import FunctionLoop
 from env_service.agents.processes import Confinement, ProgramRun
-from env_service.environments.elsewhere import EnvironmentFailed
 from env_service.environments.imported import NumberedTasks
 from env_service.environments.interface import (
     AgentClient,
     AgentResult,
+    EnvironmentFailed,
     EnvironmentUnavailable,
     Task,
     TaskSource,
@@ -36,8 +37,12 @@ from protocol.codec import describe
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 Function = Callable[[Task, AgentClient], Awaitable[AgentResult | float | None]]
 _OBJECT = TypeAdapter(dict[str, JsonValue])
+_CANCEL_S = 5.0
 
 
 class AgentOptions(ConfigModel):
@@ -134,6 +139,43 @@ class AgentProgram:
         given = {**answer, **(arguments if isinstance(arguments, Mapping) else {})}
         verification = Verification(self._options.verifier, given)
         return AgentResult(result.reward, result.metrics, result.stop, verification)
+
+
+class FunctionLoop:
+    """An event loop in a thread beside the process's, for functions of users: what they block is other agents alone.
+
+    Started with the first call, ended with the process; one that is stuck is left to itself, and a new one made.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, function: Callable[[], Awaitable[T]]) -> T:
+        """What the function's coroutine returns. Raises what it raises; cancelled with the caller."""
+        loop = self._loop = self._loop or _started()
+        ended = threading.Event()
+
+        async def whole() -> T:
+            try:
+                return await function()
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(whole(), loop)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.cancel()
+            if not await asyncio.to_thread(ended.wait, _CANCEL_S) and self._loop is loop:
+                logger.warning("an agent's function blocks its thread, which is left to itself: a new one goes on")
+                self._loop = None
+            raise
+
+
+def _started() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="agents", daemon=True).start()
+    return loop
 
 
 @lru_cache(maxsize=1)

@@ -13,11 +13,12 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, asynccontextmanager
+from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, Response
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, SecretStr, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -25,13 +26,16 @@ from starlette.types import Receive, Scope, Send
 from env_service.agents.chat_route import asked_of_chat, chat_answer, chat_chunks
 from env_service.agents.messages import NotUnderstood
 from env_service.agents.program import task_json
-from env_service.agents.registry import Sessions
+from env_service.agents.registry import AgentLimits, Sessions
 from env_service.agents.responses_route import asked_of_responses, response_answer, response_events
 from env_service.agents.sessions import Answering, Asked, CallRefused, Session
 from env_service.environments.interface import AgentResult, Verification
 from protocol.codec import describe
 from protocol.model import WireModel
-from services.http.app import RequestRefused, json_answer, json_body
+from protocol.status import Readiness
+from services.http.app import OPEN_PATHS, RequestRefused, create_app, json_answer, json_body
+from services.http.metrics import Metrics
+from services.http.server import Listener, serve_http
 
 OPEN_FOLDER = "/v1/sessions/"
 """Below it the sessions' own keys count, not the process's token."""
@@ -284,3 +288,25 @@ async def _reward(session: Session, body: Mapping[str, Any], request: Request, d
     verification = None if posted.verifier is None else Verification(posted.verifier, posted.arguments)
     session.post(AgentResult(reward=posted.reward, metrics=posted.metrics, stop=posted.stop, verification=verification))
     return JSONResponse({"session_id": session.id, "accepted": True})
+
+
+@asynccontextmanager
+async def sessions_alone(*, limits: AgentLimits | None = None, token: str | None = None) -> AsyncIterator[Sessions]:
+    """Sessions that are served on loopback. `token` is wanted of agents from outside."""
+    with Listener(host="127.0.0.1", port=0) as listener:
+        sessions = Sessions(url=listener.url, limits=limits)
+        app = create_app(
+            service="env-service",
+            version=version("headway"),
+            token=None if token is None else SecretStr(token),
+            readiness=lambda: Readiness(ready=True),
+            metrics=Metrics("env-service"),
+            open_paths=OPEN_PATHS | {OPEN_FOLDER},
+        )
+        add_session_routes(app, sessions)
+        serving = asyncio.create_task(serve_http(app, listener))
+        try:
+            yield sessions
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)

@@ -19,9 +19,13 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Response
 from pydantic import SecretStr
 
-from env_service.environments.elsewhere import EnvironmentFailed
 from env_service.environments.imported import EnvironmentFault
-from env_service.environments.interface import Environment, EnvironmentUnavailable, OfferedEnvironment
+from env_service.environments.interface import (
+    Environment,
+    EnvironmentFailed,
+    EnvironmentUnavailable,
+    OfferedEnvironment,
+)
 from env_service.environments.task_configs import ClassTasks
 from env_service.hosting.hosted import HostedTasks, Hosting
 from env_service.hosting.messages import Call, HostUnavailable, Reply, description_of, fault_of, resolved

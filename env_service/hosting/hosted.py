@@ -20,10 +20,10 @@ from typing import Self, TypeVar
 
 from pydantic import ValidationError
 
-from env_service.environments.elsewhere import EnvironmentFailed
 from env_service.environments.imported import EnvironmentFault, NumberedTasks
 from env_service.environments.interface import (
     Action,
+    EnvironmentFailed,
     EnvironmentUnavailable,
     OfferedEnvironment,
     Opening,

@@ -17,10 +17,10 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from env_service.environments.elsewhere import EnvironmentFailed
 from env_service.environments.interface import (
     Action,
     Aggregation,
+    EnvironmentFailed,
     EnvironmentUnavailable,
     OfferedEnvironment,
     Opening,

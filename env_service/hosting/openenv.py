@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
-from env_service.environments.elsewhere import EnvironmentFailed
 from env_service.environments.interface import (
     Action,
     ChatMessage,
+    EnvironmentFailed,
     EnvironmentUnavailable,
     Opening,
     Step,

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from env_service.environments.elsewhere import EnvironmentFailed
+from env_service.environments.interface import EnvironmentFailed
 from env_service.environments.task_configs import ClassTasks
 from env_service.hosting.child import ENTRIES
 from env_service.hosting.messages import Call, HostUnavailable, Reply, raise_fault, reply_of

@@ -16,8 +16,14 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, TypeAdapter, ValidationError
 
-from env_service.environments.elsewhere import EnvironmentFailed
-from env_service.environments.interface import AgentClient, AgentResult, EnvironmentUnavailable, Task, TaskSource
+from env_service.environments.interface import (
+    AgentClient,
+    AgentResult,
+    EnvironmentFailed,
+    EnvironmentUnavailable,
+    Task,
+    TaskSource,
+)
 from env_service.environments.rules import Rules
 from protocol.codec import MalformedMessage, describe, pack_value, unpack_value
 from protocol.trajectories import Purpose

@@ -20,12 +20,12 @@ from numbers import Real
 from statistics import fmean
 from typing import TypeVar
 
-from env_service.environments.elsewhere import EnvironmentFailed
 from env_service.environments.interface import (
     Action,
     Aggregation,
     ChatMessage,
     Environment,
+    EnvironmentFailed,
     EnvironmentUnavailable,
     OfferedEnvironment,
     Prompt,

@@ -22,10 +22,10 @@ from functools import partial
 from inspect import isawaitable
 from typing import Protocol, cast
 
-from env_service.environments.elsewhere import EnvironmentFailed
 from env_service.environments.interface import (
     Agent,
     Environment,
+    EnvironmentFailed,
     EnvironmentUnavailable,
     OfferedEnvironment,
     Opening,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from env_service.agents.attempts import attempts_in
-from env_service.agents.serving import sessions_alone
+from env_service.agents.routes import sessions_alone
 from env_service.config import EnvServiceConfig
 from env_service.environments import catalog
 from protocol.messages import Finished

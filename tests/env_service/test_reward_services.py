@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from env_service.app import client_settings, reward_client
 from env_service.config import EnvServiceConfig
-from env_service.reward_services import client_settings, reward_client
 from protocol.rewards import ScoreItem
 from services.config.models import load_config
 from services.config.sources import ConfigError

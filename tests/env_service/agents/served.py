@@ -8,7 +8,7 @@ from typing import cast
 
 from env_service.agents.attempts import attempts_in
 from env_service.agents.registry import AgentLimits, Sessions
-from env_service.agents.serving import sessions_alone
+from env_service.agents.routes import sessions_alone
 from env_service.environments.interface import Agent, AgentClient, AgentResult, Environment, OfferedEnvironment, Task
 from env_service.environments.rules import Rules
 from env_service.environments.tokenization import Tokenization

@@ -12,9 +12,8 @@ from typing import Any, cast
 import pytest
 
 from env_service.environments import catalog
-from env_service.environments.elsewhere import EnvironmentFailed
 from env_service.environments.imported import EnvironmentFault
-from env_service.environments.interface import Action, EnvironmentUnavailable, OfferedEnvironment
+from env_service.environments.interface import Action, EnvironmentFailed, EnvironmentUnavailable, OfferedEnvironment
 from env_service.environments.task_configs import ClassTasks
 from env_service.hosting.hosted import Hosting
 from env_service.rollouts.completions import Progress

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from env_service.environments.jsonl import JsonlTaskSource
 from env_service.environments.task_configs import JsonlTasks
 from headway import command
-from headway.data_command import convert_data
+from headway.file_commands import convert_data
 from reward_service.code.arguments import CodeArguments
 from reward_service.code.published_rows import Choices, UnknownRow, task_of
 from services.config.sources import ConfigError

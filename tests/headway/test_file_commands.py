@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway import command as umbrella
-from headway.run_commands import compare_runs, fetch
+from headway.file_commands import compare_runs, fetch
 from services.config import made_with
 from services.config.sources import ConfigError
 
