@@ -56,4 +56,4 @@ def test_a_service_for_no_verifier_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         load(tmp_path, '[[env-service.rewards]]\nurl = "http://127.0.0.1:1"\nverifiers = []')
 
-    assert "rewards: got []" in "\n".join(raised.value.problems)
+    assert "verifiers: got []" in "\n".join(raised.value.problems)
