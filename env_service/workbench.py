@@ -19,6 +19,8 @@ from contextlib import AsyncExitStack
 from inspect import getdoc, isawaitable
 from typing import Any, TextIO
 
+from pydantic import ValidationError
+
 from env_service.agents.attempts import attempts_in
 from env_service.agents.routes import sessions_alone
 from env_service.app import environments_of, generation_of, hosting_of, opponents_of, reward_client
@@ -46,6 +48,7 @@ from env_service.rollouts.judging import Scoring
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Rollout
 from env_service.rollouts.speech import value_in
+from protocol.codec import describe
 from protocol.generation import Sampling
 from protocol.messages import Finished, Lease, ServingGenerator
 from protocol.trajectories import Trajectory, TrajectoryGroup
@@ -74,7 +77,8 @@ def main(words: Sequence[str], *, out: TextIO = sys.stdout, answer: Callable[[st
             return 0
         return asyncio.run(_look(given, config, out, answer))
     except (EnvironmentFault, WrongSettings, ValueError) as error:
-        sys.stderr.write(f"env-service: {error}\n")
+        said = describe(error) if isinstance(error, ValidationError) else str(error)
+        sys.stderr.write(f"env-service: {said}\n")
         return 2
 
 

@@ -5,7 +5,7 @@ import gc
 import importlib.metadata
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any
 
@@ -61,8 +61,9 @@ def build_app(
     repetitions = Repetitions(config=config.idempotency, wait_s=config.max_deadline_s)
     answering = Answering(scorer=scorer, repetitions=repetitions, repeated=scorer.repeated_requests)
     _add_score(app, answering=answering)
-    _add_get_reward(app, scorer=scorer)
     offered = VerifierList(verifiers=tuple(verifier.info() for verifier in registry.all()))
+
+    _add_get_reward(app, scorer=scorer, offered={verifier.name for verifier in offered.verifiers})
 
     @app.get("/v1/verifiers", responses={200: {"model": VerifierList}})
     async def verifiers() -> Response:
@@ -89,8 +90,10 @@ def _add_score(app: FastAPI, *, answering: Answering) -> None:
         return answering.streamed(whole) if streamed else await answering.whole(whole)
 
 
-def _add_get_reward(app: FastAPI, *, scorer: Scorer) -> None:
-    @app.post("/get_reward/{verifier}", responses={200: {"model": GetRewardReply}, 422: {"model": ErrorBody}})
+def _add_get_reward(app: FastAPI, *, scorer: Scorer, offered: Collection[str]) -> None:
+    answers: dict[int | str, dict[str, Any]] = {200: {"model": GetRewardReply}, **_refusals(404, 422)}
+
+    @app.post("/get_reward/{verifier}", responses=answers)
     async def get_reward(
         verifier: str, asked: Annotated[GetRewardQuestion, Depends(json_body(GetRewardQuestion))]
     ) -> Response:
@@ -99,6 +102,9 @@ def _add_get_reward(app: FastAPI, *, scorer: Scorer) -> None:
         A label is the verifier's `answer`; one that is a JSON object is its arguments. That shape knows no errors: if
         one item has no reward, none has, and the answer is 422 or, if it might work at another time, 503.
         """
+        if verifier not in offered:
+            message = f"unknown verifier {verifier!r}; this service offers: {', '.join(sorted(offered))}"
+            raise RequestRefused(404, "unknown_verifier", message)
         request = ScoreRequest(items=tuple(asked.items(verifier)))
         with scorer.admission.held(body_bytes=sum(map(len, asked.query)), items=len(request.items)):
             response = await scorer.score(request)
@@ -108,6 +114,10 @@ def _add_get_reward(app: FastAPI, *, scorer: Scorer) -> None:
                 raise RequestRefused(status, "no_reward", f"item {result.id}: {result.error.message}")
         rewards = tuple(result.reward for result in response.results if result.reward is not None)
         return json_answer(GetRewardReply(rewards=rewards, scores=rewards))
+
+
+def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorBody} for status in statuses}
 
 
 def _busy() -> dict[str, Any]:
@@ -223,5 +233,8 @@ async def serve(
 
 async def _load(scorer: Scorer, waiting: Waiting) -> None:
     with waiting.wait("its reward models to be loaded", quiet_s=0.5):
-        await scorer.loaded()
+        try:
+            await scorer.loaded()
+        except UserError as error:
+            raise WrongSettings(str(error)) from error
     waiting.started()

@@ -63,16 +63,30 @@ def test_misspelled_settings_are_refused_with_the_nearest_ones(name: str, tmp_pa
 
 def prepared(example: Path, folder: Path) -> None:
     """Stand-ins for the models and the server's tasks that an example names, relative to `folder`."""
-    tokenizer = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "1+1=": 1, "2": 2, "3": 3}, unk_token="[UNK]"))
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     tables = tomllib.loads(example.read_text())
     for environment in tables.get("env-service", {}).get("environments", ()):
         if file := environment.get("options", {}).get("train_file"):
             (folder / file).write_text('{"prompt": "1+1=", "answer": "2"}\n')
-    for table in tables.values():
+    if data := tables.get("learner", {}).get("data"):
+        row = {"chosen": "2", "rejected": "3"} if "preferences" in data["path"] else {"completion": "2"}
+        (folder / data["path"]).parent.mkdir(parents=True, exist_ok=True)
+        rows = (json.dumps({"prompt": f"{number}+1=", **row}) for number in range(100))
+        (folder / data["path"]).write_text("\n".join(rows))
+    for environment in tables.get("env-service", {}).get("environments", ()):
+        for file in (environment[key] for key in ("train_file", "evaluation_file") if key in environment):
+            if not (example.parent / file).exists():
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / file).write_text('{"prompt": "1+1=", "verifier": "reward_model"}\n')
+    scored = tables.get("reward-service", {}).get("reward_models", ())
+    for table in (*tables.values(), *({"model": one["path"]} for one in scored)):
         model = folder / table.get("model", "model")
         model.mkdir(parents=True, exist_ok=True)
-        (model / "config.json").write_text(json.dumps({"hidden_size": 8}))
+        (model / "config.json").write_text(
+            json.dumps({"hidden_size": 8, "architectures": ["LlamaForSequenceClassification"], "num_labels": 1})
+        )
+        (model / "model.safetensors").write_bytes(b"")
         (model / "tokenizer.json").write_text(tokenizer.to_str())
         (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
 
@@ -82,7 +96,7 @@ def test_the_examples_are_good(example: Path, tmp_path: Path) -> None:
     prepared(example, tmp_path)
     ended = run(script("headway"), "check", str(example), cwd=tmp_path, environ={"PYTHONPATH": str(example.parent)})
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "good for learner" in ended.stdout
+    assert "good for " in ended.stdout
 
 
 def test_an_example_without_the_tasks_that_its_server_writes_says_what_is_missing(tmp_path: Path) -> None:

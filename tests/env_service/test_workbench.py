@@ -83,7 +83,7 @@ def test_turns_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     said("show", "nimm", code=2)
 
-    assert "expected one of addition" in capsys.readouterr().err
+    assert "Expected one of addition" in capsys.readouterr().err
 
 
 async def test_one_rollout_is_told_turn_by_turn(run_file: Path, tmp_path: Path) -> None:

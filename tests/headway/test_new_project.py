@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from headway import command as umbrella
 from headway.new_project import make_project
@@ -18,7 +19,8 @@ def talking_model(tmp_path: Path) -> Path:
     folder = tmp_path / "talker"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    (folder / "tokenizer.json").write_text("{}")
+    Tokenizer(models.WordLevel({"<unk>": 0, "1": 1}, unk_token="<unk>")).save(str(folder / "tokenizer.json"))
+    (folder / "model.safetensors").write_bytes(b"")
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     return folder
 

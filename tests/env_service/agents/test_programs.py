@@ -12,7 +12,6 @@ import pytest
 
 from env_service.agents.program import AgentOptions, AgentProgram
 from env_service.environments.imported import EnvironmentFault, offered
-from env_service.environments.jsonl import TaskFileError
 from env_service.environments.task_configs import ClassTasks
 from protocol.messages import Failed
 from protocol.trajectories import Trajectory
@@ -89,7 +88,7 @@ def test_tasks_come_from_files_of_objects(tmp_path: Path) -> None:
 
     assert (tasks.train_tasks, tasks.evaluation_tasks) == (2, 0)
     file.write_text("[1]\n")
-    with pytest.raises(TaskFileError, match=r"tasks.jsonl:1: "):
+    with pytest.raises(EnvironmentFault, match=r"tasks.jsonl:1: "):
         offered(entry)
 
 

@@ -169,5 +169,5 @@ def test_a_turn_may_cost_something() -> None:
 def test_options_out_of_bounds_are_named() -> None:
     with pytest.raises(EnvironmentFault, match="options: size"):
         built("maze", size=100)
-    with pytest.raises(EnvironmentFault, match="options: holse"):
+    with pytest.raises(EnvironmentFault, match="options: unknown key 'holse'; did you mean holes"):
         built("maze", holse=0.1)

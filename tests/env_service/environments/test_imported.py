@@ -81,7 +81,7 @@ def test_a_class_may_have_tasks_of_its_own() -> None:
         ("Guess", {"options": {"highest": "many"}}, "options: highest"),
         ("Words", {"options": {"highest": 3}}, "takes no options, got highest"),
         ("WrongRole", {}, "roles"),
-        ("Bounded", {"options": {"highest": 1}}, "cannot be made: two numbers at least"),
+        ("Bounded", {"options": {"highest": 1}}, "cannot be made: ValueError: two numbers at least"),
     ],
 )
 def test_a_class_that_does_not_fit_is_named_with_what_is_wrong(name: str, settings: Any, said: str) -> None:
@@ -99,7 +99,7 @@ def test_a_module_that_cannot_be_imported_is_named() -> None:
 
 
 def test_a_source_that_is_neither_known_nor_a_path_is_refused_with_what_there_is() -> None:
-    with pytest.raises(ValidationError, match=r"expected one of addition, .*jsonl.*package\.module:Class"):
+    with pytest.raises(ValidationError, match=r"Expected one of addition, .*jsonl.*package\.module:Class"):
         ENTRIES.validate_python({"source": "additon", "name": "mine"})
 
 

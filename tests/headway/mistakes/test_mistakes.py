@@ -73,8 +73,10 @@ def say(mistake: Mistake, project: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 @contextmanager
 def forgotten_modules(folder: Path) -> Iterator[None]:
-    """Modules of the folder that are imported in it are imported anew the next time."""
+    """Modules of the folder that are imported in it are imported anew the next time, and those of its names before."""
     importlib.invalidate_caches()
+    for path in folder.glob("*.py"):
+        sys.modules.pop(path.stem, None)
     yield
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", "")).startswith(str(folder)):

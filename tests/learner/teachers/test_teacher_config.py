@@ -154,6 +154,6 @@ def test_a_wrong_teacher_in_a_run_file_is_named_with_its_place_and_without_its_t
     teacher = '[[learner.teachers]]\nname = "t"\ntoken = "s3cret"\nurls = ["127.0.0.1"]\n'
     table = f'[learner]\nmodel = "m"\nalgo = "opd"\n{teacher}'
     file.write_text(table)
-    with pytest.raises(ConfigError, match=r"run.toml \[learner\] teachers.*expected http://host:port") as error:
+    with pytest.raises(ConfigError, match=r"run.toml \[\[learner.teachers.*expected http://host:port") as error:
         load_config(LearnerConfig, process="learner", argv=["--config", str(file)], environ={})
     assert "s3cret" not in str(error.value)

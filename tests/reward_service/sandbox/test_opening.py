@@ -63,4 +63,4 @@ def test_a_service_that_cannot_have_its_sandbox_does_not_start(tmp_path: Path) -
     command = [sys.executable, "-c", "from reward_service.command import main; main()", "--config", str(config)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert (ended.returncode, "does not run as a Python" in ended.stderr) == (1, True), ended.stderr
+    assert (ended.returncode, "does not run as a Python" in ended.stderr) == (78, True), ended.stderr

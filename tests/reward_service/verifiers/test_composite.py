@@ -70,7 +70,8 @@ async def test_the_error_of_a_part_is_the_whole_one_unless_the_part_is_optional(
     broken: Json = {"verifier": "raise_error"}
     assert error_of(await judge(scorer, [right(), broken])) == (
         "data",
-        "part raise_error: the verifier raised ZeroDivisionError: division by zero",
+        "part raise_error: the verifier raised ZeroDivisionError: division by zero "
+        "(tests/reward_service/sample_verifiers.py, line 57, in raise_error: return 1 / 0)",
     )
     result = await judge(scorer, [right(weight=0.5), {**broken, "optional": True}], combine="mean")
     assert (result.reward, result.components) == (1.0, {"exact_match": 1.0, "raise_error.failed": 1.0})
