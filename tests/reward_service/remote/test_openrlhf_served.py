@@ -30,7 +30,7 @@ def test_each_query_has_a_reward_in_its_order(client: httpx.Client) -> None:
 def test_what_has_no_reward_is_refused_and_no_zero(client: httpx.Client) -> None:
     answer = client.post("/get_reward/nobody", json={"query": ["a"], "labels": ["1"]})
 
-    assert answer.status_code == 422
+    assert answer.status_code == 404
     assert "unknown verifier 'nobody'" in answer.json()["error"]["message"]
 
 
