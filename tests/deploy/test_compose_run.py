@@ -64,10 +64,12 @@ def images(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         base = script("base", FOLDER) if engine.ours else _base(engine)
         engine("run", "--rm", "--network", "host", base, "apt-get", "update", "-qq", timeout_s=240)
         check_containers(engine, base)
+        secret = tmp_path_factory.mktemp("pip") / "pip.conf"
+        secret.write_text(pip_configuration(), encoding="utf-8")
+        fetch = ("python3", "-m", "pip", "download", "-q", "--no-deps", "-d", "/tmp/packages", "pyzmq")
+        engine("run", "--rm", "--network", "host", "-v", f"{secret}:/etc/pip.conf:ro", base, *fetch, timeout_s=240)
     except (EngineImpossible, CommandFailed) as error:
         pytest.skip(f"images cannot be built here: {error}")
-    secret = tmp_path_factory.mktemp("pip") / "pip.conf"
-    secret.write_text(pip_configuration(), encoding="utf-8")
     options = [
         "-q --network host",
         f"--secret id=pip,src={secret}",
