@@ -23,6 +23,7 @@ hypothesis.settings.load_profile("same")
 
 LAUNCHERS = pytest.StashKey[list[Launcher]]()
 
+
 # Tests in these folders share processes that take half a minute to start.
 _TOGETHER = {"chaos": "system", "e2e": "system", "generator": "engine"}
 
@@ -44,6 +45,18 @@ def _shared(nodeid: str) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest comes first, so that no worker is left alone with it at the end."""
     items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").parts[0] not in _TOGETHER)
+
+
+@pytest.fixture(autouse=True)
+def user_code_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Modules that a test wrote and imported, and the folders where they were found, are not there for the next."""
+    searched = list(sys.path)
+    yield
+    sys.path[:] = searched
+    temporary = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__dict__", {}).get("__file__", "")).startswith(temporary):
+            del sys.modules[name]
 
 
 @contextmanager

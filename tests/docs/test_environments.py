@@ -1,7 +1,6 @@
 """The environment in docs/environments.md: it is that of the example, and it can be played."""
 
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -61,4 +60,3 @@ def test_it_can_be_played(monkeypatch: pytest.MonkeyPatch) -> None:
     invalid = player.step(Action("seven?"))
     assert isinstance(invalid, Step)
     assert invalid.invalid
-    sys.modules.pop("guess", None)
