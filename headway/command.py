@@ -39,6 +39,7 @@ from services.config.options import nearest
 from services.config.run_paths import import_code_beside
 from services.config.sources import PROCESSES, TABLES, ConfigError, read_tables
 from services.logs import configure_logging
+from services.process import huge_pages
 from services.run_lock import holder_of, taken_text
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def up(
     examined_apart(configs)
     devices = _devices(configs)
     commands = [
-        replace(_command(name, path, arguments.get(name, ()), folder=one.run.folder), environment=devices.get(name, ()))
+        _command(name, path, arguments.get(name, ()), folder=one.run.folder, environment=devices.get(name, ()))
         for name, one in configs.items()
     ]
     supervisor = Supervisor(commands, limits=Limits(restarts=restarts))
@@ -348,7 +349,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _command(process: str, path: Path, arguments: Sequence[str], *, folder: Path) -> Command:
+def _command(
+    process: str,
+    path: Path,
+    arguments: Sequence[str],
+    *,
+    folder: Path,
+    environment: Sequence[tuple[str, str]] = (),
+) -> Command:
     """The console script beside this interpreter. A learner that a signal has ended goes on with its own run."""
     script = Path(sys.executable).with_name(process)
     words = (str(script), "--config", str(path), *arguments)
@@ -361,6 +369,7 @@ def _command(process: str, path: Path, arguments: Sequence[str], *, folder: Path
         again=partial(_resumed, words, folder / "incarnation", _written_at(folder / "incarnation"))
         if is_leader
         else None,
+        environment=(*environment, *(huge_pages(os.environ).items() if is_leader else ())),
     )
 
 

@@ -37,7 +37,9 @@ CHECKPOINT_TAG = "deepspeed"
 SHARED_MEMORY_EXTENSION = "deepspeed_shm_comm"
 
 
-def _deepspeed_config(config: TrainingConfig, *, optimizer: OptimizerConfig, zero_stage: int) -> dict[str, object]:
+def _deepspeed_config(
+    config: TrainingConfig, *, optimizer: OptimizerConfig, zero_stage: int, fused: bool
+) -> dict[str, object]:
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -50,7 +52,7 @@ def _deepspeed_config(config: TrainingConfig, *, optimizer: OptimizerConfig, zer
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**31,
         "wall_clock_breakdown": False,
-        "optimizer": {"type": "AdamW", "params": _adamw_settings(optimizer, offload=config.offload)},
+        "optimizer": {"type": "AdamW", "params": _adamw_settings(optimizer, fused=fused)},
     }
 
 
@@ -64,16 +66,26 @@ def _offload_config(offload: Offload) -> dict[str, object]:
     return {"offload_optimizer": host, "offload_param": host}
 
 
-def _adamw_settings(optimizer: OptimizerConfig, *, offload: Offload) -> dict[str, object]:
-    settings = {
+def _adamw_settings(optimizer: OptimizerConfig, *, fused: bool) -> dict[str, object]:
+    return {
         "lr": optimizer.learning_rate,
         "betas": (optimizer.beta1, optimizer.beta2),
         "eps": optimizer.epsilon,
         "weight_decay": optimizer.weight_decay,
         "torch_adam": True,
+        # One threaded pass over the weights instead of eight; DeepSpeed's own would need a compiler at the first start.
+        "fused": fused,
     }
-    # On the CPU, torch's fused AdamW is one threaded pass; DeepSpeed's own would need a compiler at the first start.
-    return settings if offload == "none" else {**settings, "fused": True}
+
+
+def _fuse(optimizer: torch.optim.Optimizer) -> None:
+    """Has AdamW work in one pass again after a checkpoint has brought the settings of a run that did not."""
+    for group in optimizer.param_groups:
+        group.update(fused=True, foreach=None)
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if "step" in state:
+                state["step"] = state["step"].to(parameter.device, torch.float32)
 
 
 def _quiet_deepspeed() -> None:
@@ -105,16 +117,22 @@ class Engine(Generic[Output_co]):
         # DeepSpeed's plain bfloat16 optimizer adds gradients up in bfloat16; its ZeRO-1 adds them up in float32.
         self._stage = max(config.zero_stage, 1) if config.dtype == "bfloat16" else config.zero_stage
         self._frozen = not all(parameter.requires_grad for parameter in model.parameters())
+        # Of what is offloaded the CPU has the optimizer; on devices other than these torch has none that is fused.
+        self._fused = config.offload != "none" or device.type in ("cpu", "cuda")
         os.environ.setdefault("LOCAL_RANK", "0")
         _quiet_deepspeed()
         with contextlib.redirect_stdout(io.StringIO()):  # it prints the memory in use, with no way to turn it off
             self._engine, *_ = deepspeed.initialize(
                 model=model.to(device),
                 model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
-                config=_deepspeed_config(config, optimizer=self._optimizer, zero_stage=self._stage),
+                config=_deepspeed_config(config, optimizer=self._optimizer, zero_stage=self._stage, fused=self._fused),
                 dist_init_required=False,
             )
         self._model: nn.Module = self._engine.module
+        self._alone = self._ranks == 1 and self._stage <= 1 and not hasattr(self._engine.optimizer, "reduce_gradients")
+        if self._alone:
+            # It would flatten all gradients, send them to nobody, and copy them back.
+            self._engine.enable_backward_allreduce = False
         self.skipped = 0
         """Updates that were left out because their gradient was not finite; the same on every rank."""
         self.skipped_in_row = 0
@@ -160,12 +178,20 @@ class Engine(Generic[Output_co]):
         return float(self._engine.get_global_grad_norm() or 0.0)
 
     def _clip_and_step(self) -> float:
+        if self._alone:
+            self._fill_in_gradients()
         norm = self._clip_unsharded()
         if math.isfinite(norm):
             self._engine.step()
         else:
             self.discard_gradients()
         return norm
+
+    def _fill_in_gradients(self) -> None:
+        """What got no gradient has one of zeros, as DeepSpeed makes when it reduces: weights decay alike everywhere."""
+        for parameter in self._model.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
     def _clip_unsharded(self) -> float:
         limit = self._optimizer.max_grad_norm
@@ -227,6 +253,8 @@ class Engine(Generic[Output_co]):
         path, _ = self._engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG, load_module_strict=not self._frozen)
         if path is None:
             raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}: expected {directory / CHECKPOINT_TAG}")
+        if self._fused:
+            _fuse(self._engine.basic_optimizer)
 
     def close(self) -> None:
         """Releases DeepSpeed's hooks and buffers."""

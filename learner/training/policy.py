@@ -21,10 +21,11 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from learner.training.attention import ATTENTION_NAME, register_packed_attention
 from learner.training.config import ALL_LINEAR, Dtype, LoraConfig
 from learner.training.engine import Engine
 from learner.training.logprobs import Chunking, LogprobHead, TopTokens
-from learner.training.packing import ATTENTION_NAME, Microbatch, register_packed_attention
+from learner.training.packing import Microbatch
 
 
 def predicting_states(model: nn.Module, microbatch: Microbatch) -> Tensor:

@@ -29,10 +29,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from learner.algorithms.policy_loss import explained_variance, value_loss
+from learner.training.attention import ATTENTION_NAME, register_packed_attention
 from learner.training.config import TrainingConfig, learning_rate
 from learner.training.engine import Engine
 from learner.training.logprobs import accumulation_dtype
-from learner.training.packing import ATTENTION_NAME, Microbatch, register_packed_attention
+from learner.training.packing import Microbatch
 from learner.training.policy import WeightSnapshot, predicting_states, torch_dtype, write_model_directory
 from learner.training.ranks import summed_over_ranks
 

@@ -11,6 +11,7 @@ from headway import checking
 from headway import command as umbrella
 from headway.doctor import before
 from headway.supervisor import Command
+from services.process import huge_pages
 from services.run_lock import RunLock
 from tests.headway.mistakes.small_model import small_model
 
@@ -243,6 +244,16 @@ def test_a_restarted_learner_resumes_only_what_its_own_run_has_begun(good: Path,
     marker.write_text("1")
     os.utime(marker, (1, 1))
     assert command.again() == (*command.arguments, "--resume", "true")
+
+
+def test_huge_pages_are_for_the_learner_alone_and_gpus_as_given(good: Path, tmp_path: Path) -> None:
+    gpus = (("CUDA_VISIBLE_DEVICES", "1"),)
+    made = {
+        name: umbrella._command(name, good, (), folder=tmp_path, environment=gpus).environment
+        for name in ("learner", "generator")
+    }
+    assert made["generator"] == gpus
+    assert dict(made["learner"]) == {**dict(gpus), **huge_pages(os.environ)}
 
 
 def test_a_run_that_lives_is_left_alone_and_its_process_is_named(

@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from services.process import LoopCrashed, Stop, describe_error, run_loops, run_process
+from services.process import LoopCrashed, Stop, describe_error, huge_pages, run_loops, run_process
 from tests.process_ends import all_end
 
 PRELUDE = """
@@ -207,3 +207,12 @@ def test_an_error_says_by_the_exit_code_whether_a_new_start_may_help(name: str, 
     code, log = run_child(ASKING.format(name=name))
     assert code == expected, log
     assert f"stopped by an error: asks: {name}: what is gone" in log
+
+
+@pytest.mark.skipif(not huge_pages({}), reason="another libc, or a kernel that gives huge pages to all or to none")
+def test_huge_pages_are_asked_for_beside_what_the_user_asks_of_glibc() -> None:
+    assert huge_pages({}) == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    assert huge_pages({"GLIBC_TUNABLES": "glibc.malloc.check=0"}) == {
+        "GLIBC_TUNABLES": "glibc.malloc.check=0:glibc.malloc.hugetlb=1"
+    }
+    assert huge_pages({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) == {}

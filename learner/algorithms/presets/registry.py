@@ -33,7 +33,7 @@ from learner.algorithms.config import (
     StreamedConfig,
     ToprConfig,
 )
-from learner.algorithms.presets import likelihood, pairs, policy_gradient, weighted
+from learner.algorithms.presets import pairs, policy_gradient, weighted
 from learner.algorithms.presets.preset import Preset
 from services.process import WrongSettings
 from services.user_code import in_a_sentence
@@ -49,9 +49,9 @@ def build_preset(config: AlgorithmConfig) -> Preset:
         case CustomConfig():
             return _custom(config)
         case SftConfig():
-            return likelihood.sft(config)
+            return pairs.sft(config)
         case DistillConfig():
-            return likelihood.distill(config)
+            return pairs.distill(config)
         case DpoConfig():
             return pairs.dpo(config)
         case RmConfig():
@@ -75,7 +75,7 @@ def _streamed(config: StreamedConfig) -> Preset:
         case OnlineDpoConfig():
             return pairs.online_dpo(config)
         case BestOfKConfig():
-            return likelihood.best_of_k(config)
+            return pairs.best_of_k(config)
         case GspoConfig() | GmpoConfig() | SapoConfig() | KimiConfig():
             return _to_proximal(config)
         case _:

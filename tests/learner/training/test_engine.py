@@ -5,14 +5,17 @@ import pytest
 import torch
 
 from learner.training.config import OptimizerConfig
+from learner.training.engine import Engine
 from learner.training.ranks import CommandChannel
 from tests.learner.training.engine_parts import (
+    CPU,
     LORA,
     OPTIMIZER,
     Parts,
     assert_close,
     config_with,
     halves,
+    load_policy,
     logprobs,
     microbatch,
     open_parts,
@@ -174,4 +177,37 @@ def test_an_engine_of_its_own_optimizer_uses_its_settings(
         clipped = gradient * 0.1 / norm
         expected = start * (1 - 0.05 * 0.2) - 0.05 * clipped / (clipped.abs() + 1e-3)
         torch.testing.assert_close(weights_of(parts)[name], expected, rtol=0, atol=1e-6)
+    parts.engine.close()
+
+
+@pytest.mark.parametrize(("stage", "dtype"), [(0, "float32"), (1, "float32"), (3, "float32"), (0, "bfloat16")])
+def test_a_run_whose_optimizer_was_not_fused_goes_on_with_one_that_is(
+    tied_llama: Path, commands: CommandChannel, tmp_path: Path, stage: int, dtype: str
+) -> None:
+    config = config_with(zero_stage=stage, dtype=dtype)
+    parts = open_parts(tied_llama, config)
+    optimizer = parts.engine._engine.basic_optimizer
+    optimizer.param_groups[0].update(fused=None, foreach=None)
+    update(parts, STEPS[0])
+    parts.engine.save(tmp_path)
+    update(parts, STEPS[1])
+    expected = weights_of(parts)
+    parts.engine.close()
+    parts = open_parts(tied_llama, config)
+    parts.engine.load(tmp_path)
+    assert parts.engine._engine.basic_optimizer.param_groups[0]["fused"]
+    update(parts, STEPS[1])
+    assert_close(weights_of(parts), expected, atol=1e-6)
+    parts.engine.close()
+
+
+def test_a_weight_that_nothing_depends_on_decays_like_all_others(tied_llama: Path, commands: CommandChannel) -> None:
+    config = config_with()
+    policy = load_policy(tied_llama, config)
+    policy.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))
+    parts = Parts(policy=policy, engine=Engine(policy, config=config, device=CPU))
+    update(parts, STEPS[0], rate=0.1)
+    torch.testing.assert_close(
+        policy.get_parameter("unused").detach(), torch.full((3,), 1 - 0.1 * OPTIMIZER.weight_decay)
+    )
     parts.engine.close()

@@ -6,9 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from learner.training.attention import build_packed_index
 from learner.training.batch import TrainSequence, flatten
 from learner.training.logprobs import Chunking
-from learner.training.packing import Prefixes, build_packed_index, pack, plan, shared_prefixes
+from learner.training.packing import Prefixes, pack, plan, shared_prefixes
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
 from tests.learner.training.tiny_model import random_sequences
 
