@@ -19,7 +19,7 @@ from services.process import START_AGAIN, run_process
 _RESTARTS = "HEADWAY_RANK_RESTARTS"
 _STABLE_S = 60.0
 _STDERR = 2
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 
 
 def main() -> None:
@@ -97,14 +97,15 @@ def leave(code: int) -> NoReturn:
 
 def _tune_environment(config: LearnerConfig) -> None:
     """What torch and its libraries read when they are loaded; a variable that is set already stays."""
-    _keep_freed_memory()
+    keep_freed_memory()
     if config.collective == "nccl":
         # Before any generator is known: they come by the interface on which they announce themselves.
         keep_to_interface_of(config.http.host if config.weights.host == "auto" else config.weights.host)
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # Spinning threads starve the other processes of a small machine.
-    os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.threads_of_rank))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TORCH_LOGS", "-torch._library.triton")  # it says once more that a CPU has no triton
@@ -112,12 +113,17 @@ def _tune_environment(config: LearnerConfig) -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")  # transformers draws a bar for each file that it writes
 
 
-def _keep_freed_memory() -> None:
-    """Has glibc keep large freed blocks for the next step instead of returning them to the kernel each time."""
+def keep_freed_memory() -> None:
+    """Has glibc keep what is freed for the next step instead of returning it to the kernel each time.
+
+    To be called before any other thread runs. The thresholds hold for one arena only, that of the main thread: without
+    a bound, the trainer's thread would get an arena of its own, which is unmapped and faulted in again at every step.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-        mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+        mallopt(_M_ARENA_MAX, 1)
+        for threshold in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+            mallopt(threshold, -1)  # read as the largest size there is: a step frees more than an int can say
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from learner.teachers.config import TeacherConfig, check_teachers, check_use
 from learner.training.config import GuardConfig, TrainingConfig
 from protocol.fleet import Backend, fingerprint_directory
 from services.config.agreements import EqualTo, Listens, ModelFolder
+from services.config.devices import cores, works_on_cores
 from services.config.made_with import settings_of
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.network import check_key_settings, is_loopback, is_wildcard
@@ -264,7 +265,11 @@ class LearnerConfig(ProcessConfig):
         description="times that a learner which has lost a rank of its own starts again by itself, with resume, "
         "without a minute of life in between; then it ends with exit code 75",
     )
-    threads: int = Field(1, ge=1, description="CPU threads of each rank")
+    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="CPU threads of each rank; auto: the machine's cores, shared out to the ranks, for a model of "
+        "width 256 or more on a CPU, otherwise 1",
+    )
     seed: int = Field(0, ge=0, description="seed of the learner's random numbers")
     resume: bool | Literal["auto"] = Field(
         False, description="continue the run of this name from its newest checkpoint; auto: if there is one"
@@ -287,6 +292,13 @@ class LearnerConfig(ProcessConfig):
     def gpus_wanted(self) -> int:
         """One for each rank."""
         return self.ranks
+
+    @property
+    def threads_of_rank(self) -> int:
+        """As set, or what the model needs on this machine; reads the model's config.json then."""
+        if self.threads != "auto":
+            return self.threads
+        return max(1, cores() // self.ranks) if works_on_cores(self.model) else 1
 
     @property
     def collective(self) -> str:

@@ -361,7 +361,7 @@ def _share_folder(config: LearnerConfig, commands: CommandChannel, ranks: Ranks)
 
 
 def _meet(config: LearnerConfig, ranks: Ranks, *, listener: socket.socket | None) -> CommandChannel:
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads_of_rank)
     torch.manual_seed(config.seed)
     return open_process_group(ranks, timeout_s=config.training.collective_timeout_s, listener=listener)
 

@@ -239,11 +239,20 @@ def positions(model: Path) -> int | None:
 
 def attention_heads(model: Path) -> int | None:
     """How many heads a model's attention has by its config.json; None if that does not say it, or cannot be read."""
+    return _size_in_config(model, "num_attention_heads")
+
+
+def hidden_size(model: Path) -> int | None:
+    """The width of a model by its config.json; None if that does not say it, or cannot be read."""
+    return _size_in_config(model, "hidden_size")
+
+
+def _size_in_config(model: Path, key: str) -> int | None:
     try:
-        heads = _read_json(model / "config.json").get("num_attention_heads")
+        size = _read_json(model / "config.json").get(key)
     except (OSError, ValueError):
         return None
-    return heads if isinstance(heads, int) and heads > 0 else None
+    return size if isinstance(size, int) and size > 0 else None
 
 
 def _tokenizer(model: Path) -> str:

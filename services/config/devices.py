@@ -1,15 +1,19 @@
-"""Which GPUs a process uses: chosen from those that it sees, before anything that loads CUDA is imported."""
+"""Which GPUs a process uses, chosen from those that it sees, and how many cores, before torch is imported."""
 
 import os
+import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.fleet import hidden_size
 from services.config.sources import ConfigError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _CHOSEN = "DEVICES_CHOSEN_BY"
 _DRIVER = Path("/proc/driver/nvidia/gpus")
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_WIDTH_FOR_THREADS = 256
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,25 @@ def visible(environ: Mapping[str, str], *, driver: Path = _DRIVER) -> list[str]:
         # CUDA itself takes nothing from the first one on that does not exist.
         return names[: names.index("-1")] if "-1" in names else [name for name in names if name]
     return [str(number) for number in range(len(list(driver.iterdir())))] if driver.is_dir() else []
+
+
+def cores(*, quota: Path = _CGROUP_QUOTA) -> int:
+    """How many cores this process may keep busy: of its affinity, and by the quota of its container."""
+    count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    try:
+        limit, _, period = quota.read_text(encoding="ascii").partition(" ")
+        return max(1, min(count, round(int(limit) / int(period))))
+    except (OSError, ValueError):  # no such file, or "max"
+        return count
+
+
+def works_on_cores(model: Path, environ: Mapping[str, str] = os.environ) -> bool:
+    """True if a model's products are large enough to be worth more than one thread, and no GPU computes them.
+
+    Below a width of some hundreds, sharing a product out takes longer than what it saves, and threads of one process
+    keep the others from the cores.
+    """
+    return not visible(environ) and (hidden_size(model) or 0) >= _WIDTH_FOR_THREADS
 
 
 def chosen(devices: Sequence[int], *, seen: Sequence[str], process: str) -> list[str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.config.devices import Need, shared_out, use_devices, visible
+from services.config.devices import Need, cores, shared_out, use_devices, visible, works_on_cores
 from services.config.sources import ConfigError
 
 LEARNER = Need("learner", 2, collective="nccl")
@@ -66,3 +66,25 @@ def test_a_process_by_itself_sees_only_the_devices_that_its_config_names() -> No
     assert environ["CUDA_VISIBLE_DEVICES"] == "6,4"
     use_devices((2, 0), process="learner", environ=environ)
     assert environ["CUDA_VISIBLE_DEVICES"] == "6,4", "another rank has them from the first"
+
+
+def _model(folder: Path, width: int) -> Path:
+    (folder / "config.json").write_text(f'{{"hidden_size": {width}}}')
+    return folder
+
+
+def test_cores_are_bounded_by_the_quota_of_the_container(tmp_path: Path) -> None:
+    all_of_them = cores(quota=tmp_path / "none")
+    quota = tmp_path / "cpu.max"
+    quota.write_text("max 100000\n")
+    assert cores(quota=quota) == all_of_them
+    quota.write_text("100000 100000\n")
+    assert cores(quota=quota) == 1
+    quota.write_text("20000 100000\n")
+    assert cores(quota=quota) == 1
+
+
+@pytest.mark.parametrize(("width", "gpus", "worth_it"), [(128, "", False), (576, "", True), (576, "0", False)])
+def test_threads_are_for_wide_models_without_a_gpu(tmp_path: Path, width: int, gpus: str, worth_it: bool) -> None:
+    assert works_on_cores(_model(tmp_path, width), {"CUDA_VISIBLE_DEVICES": gpus}) is worth_it
+    assert not works_on_cores(tmp_path / "elsewhere", {"CUDA_VISIBLE_DEVICES": gpus})
