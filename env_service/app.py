@@ -119,7 +119,7 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
     tokenization = tokenization_of(config)
     hosting = hosting_of(config)
     environments = environments_of(config, tokenization, hosting)
-    metrics, waits = Metrics("env-service"), Waiting()
+    metrics, waits = Metrics("env-service", run=config.run.name), Waiting()
     counted = RolloutMetrics(metrics)
     async with AsyncExitStack() as stack:
         failures = stack.enter_context(recent_failures())

@@ -182,6 +182,7 @@ class LearnerLink:
                 self._on_welcome(message, running)
             case Fleet():
                 self._fleet.replace(message.generators)
+                self._metrics.generator_failures.present({each.generator_id for each in message.generators})
             case Granted():
                 await self._on_granted(message, running)
             case Acknowledged():

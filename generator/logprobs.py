@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from generator.engine.engine import Engine, EngineGone
 from generator.engine.gated_llm import HandedBack
-from generator.engine.reports import ScoredSequence
+from generator.engine.options import ScoredSequence
 from generator.serving import Measures, Serving
 from protocol.generation import LogprobsAnswer, LogprobsRequest, SequenceLogprobs
 from services.http.app import RequestRefused

@@ -102,7 +102,7 @@ async def watch_answers(engine: Engine, *, serving: Serving) -> None:
 
 async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> None:
     """Serves until a stop is requested, then drains. Raises JoinRefusedByLearner, EngineGone, OSError."""
-    waits, metrics = Waiting(), Metrics("generator")
+    waits, metrics = Waiting(), Metrics("generator", run=config.run.name)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port, tls=config.http.tls))
         client = await stack.enter_async_context(HttpClient(token=config.join.token, tls=client_tls(config.http.tls)))

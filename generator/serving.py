@@ -5,38 +5,51 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
+from typing import get_args
 
 from generator.engine.engine import Engine, EngineGone
 from protocol.fleet import Committed, Condition
 from protocol.generation import GeneratePart, GenerateRequest, GeneratorState
+from protocol.trajectories import FinishReason
 from services.http.app import RequestRefused
-from services.http.metrics import Metrics
+from services.http.metrics import Metrics, one_label
 from services.http.waiting import Waiting
 
 log = logging.getLogger(__name__)
 
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+
 
 class Measures:
-    """Counters of tokens and completions, gauges of load, and the newest weight sync."""
+    """Counters of tokens and completions, gauges of load, and what weight syncs took."""
 
     def __init__(self, metrics: Metrics, *, engine: Engine) -> None:
         self._tokens = metrics.counter("generated_tokens", "Tokens handed out.")
-        self._finished = metrics.counter("completions", "Completions finished, by reason.", labels=("finish_reason",))
+        self._finished = metrics.counter(
+            "completions",
+            "Completions finished, by reason.",
+            labels=("finish_reason",),
+            known=one_label(*get_args(FinishReason)),
+        )
         self._scored = metrics.counter("scored_tokens", "Tokens given by others whose logprobs were handed out.")
         self._commits = metrics.counter("commits", "Versions committed.")
         self._failures = metrics.counter(
-            "sync_failures", "Steps of a weight sync that failed, by step.", labels=("step",)
+            "sync_failures",
+            "Steps of a weight sync that failed, by step.",
+            labels=("step",),
+            known=one_label("group", "prepare", "pull", "commit", "probe"),
         )
         self._version = metrics.gauge("policy_version", "Number of the policy version served; -1 before the first.")
-        self._pause = metrics.gauge("commit_pause_seconds", "Pause of the newest commit.")
-        self._load = metrics.gauge("commit_load_seconds", "Loading time of the newest commit.")
+        self._pause = metrics.histogram(
+            "commit_pause_seconds", "How long no token was sampled for a commit.", buckets=_SECONDS
+        )
+        self._load = metrics.histogram("commit_load_seconds", "Loading time of a commit.", buckets=_SECONDS)
         self._version.set(-1)
         running = metrics.gauge("running_requests", "Completions being sampled.")
         running.set_function(lambda: engine.counters().running)
         waiting = metrics.gauge("waiting_requests", "Completions that have no token yet.")
         waiting.set_function(lambda: engine.counters().waiting)
-        idle = metrics.gauge("idle_seconds", "Time without any request since the start.")
-        idle.set_function(lambda: engine.counters().idle_s)
+        metrics.count("idle_seconds", "Time without any request.", lambda: engine.counters().idle_s)
         metrics.count(
             "prefix_cache_queries",
             "Prompt tokens of finished completions that were looked up in the prefix cache.",
@@ -62,8 +75,8 @@ class Measures:
         """Notes a commit."""
         self._commits.inc()
         self._version.set(number)
-        self._pause.set(committed.pause_s)
-        self._load.set(committed.load_s)
+        self._pause.observe(committed.pause_s)
+        self._load.observe(committed.load_s)
 
     def sync_failed(self, step: str) -> None:
         """Notes a weight sync that failed at `step`."""

@@ -209,10 +209,13 @@ class Parts:
         )
         self.intake = self._make_intake(incarnation, socket)
         measures.books(self.intake.books)
-        measures.lag_bound(lambda: recovered.ledger.max_lag)
+        measures.lag_bound(lambda: recovered.ledger.max_lag, configured=config.max_lag)
         measures.level(lambda: self.intake.level)
         self.intake.readmit(recovered.spare_groups())
         self.status = self._make_status(incarnation)
+        measures.fleet(self.status.generator_states, expulsions=lambda: self.fleet.expulsions)
+        measures.env_services(lambda: len(self.intake.env_services()))
+        measures.folder(config.run.folder, unseen=lambda: records.left_out_samples)
 
     def _make_fleet(self, incarnation: int) -> Fleet:
         return Fleet(
@@ -289,6 +292,7 @@ class Parts:
 
     def _joined(self, report: JoinReport) -> None:
         self.records.join(report)
+        self.measures.joined()
         log.info(
             "generator %s has caught up with version %d in %.1f s, probe gap %.2g nats",
             report.generator_id, report.version, report.seconds, report.probe_gap,

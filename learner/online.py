@@ -98,6 +98,7 @@ class OnlineTraining:
             metrics = self._train(batch)
             timing = Timing(time_s=0.0, wait_s=0.0, train_s=time.monotonic() - start, copy_s=0.0)
             self._records.replay(self._record(batch, timing), metrics, lag_bound=self._guard.max_lag)
+            self._measures.replayed(self._version)
             self._guard.observe(metrics, lag=max(batch.lags))
             self._call(self._intake.trained(self._version))
         self._take_up_bound()

@@ -71,7 +71,7 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
             records.take_up(version=recovered.replayed_version, incarnation=incarnation, progress=progress)
         parts = Parts(
             config=config, metrics=links.metrics, measures=measures, incarnation=incarnation, socket=links.socket,
-            client=links.client, records=records, recovered=recovered, journal=_journal(config, stack, lock),
+            client=links.client, records=records, recovered=recovered, journal=_journal(config, stack, lock, measures),
             failures=stack.enter_context(recent_failures()),
         )  # fmt: skip
         stack.callback(parts.dead_letters.close)
@@ -98,7 +98,7 @@ class Links:
 async def open_links(config: LearnerConfig, stack: AsyncExitStack) -> Links:
     """Opens them; `stack` closes them, in the opposite order."""
     listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port, tls=config.http.tls))
-    metrics = Metrics("learner")
+    metrics = Metrics("learner", run=config.run.name)
     measures = Measures(metrics)
     return Links(
         listener=listener,
@@ -192,8 +192,8 @@ def _lease_socket(config: LeaseConfig, measures: Measures) -> RouterSocket:
     )
 
 
-def _journal(config: LearnerConfig, stack: AsyncExitStack, lock: RunLock) -> RunLog:
+def _journal(config: LearnerConfig, stack: AsyncExitStack, lock: RunLock, measures: Measures) -> RunLog:
     if not config.checkpoint.journal:
         log.warning("checkpoint.journal is false: nothing of this run can be resumed")
         return NoJournal()
-    return stack.enter_context(Journal.open(config.run.folder / FOLDER, may_write=lock.check))
+    return stack.enter_context(Journal.open(config.run.folder / FOLDER, may_write=lock.check, synced=measures.synced))

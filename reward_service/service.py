@@ -184,7 +184,7 @@ async def serve(
     Raises WrongSettings for verifiers and reward models that cannot be loaded and for a sandbox that cannot be had,
     AddressInUse for a taken port.
     """
-    metrics, waiting = Metrics(PROCESS), Waiting()
+    metrics, waiting = Metrics(PROCESS, run=config.run.name), Waiting()
     registry = _registry(config, more)
     with (
         Listener(host=config.http.host, port=config.http.port, tls=config.http.tls) as listener,

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.soak.torch_policy import TorchPolicy
-from generator.engine.options import EngineOptions
-from generator.engine.reports import EngineCounters, ScoredSequence
+from generator.engine.options import EngineCounters, EngineOptions, ScoredSequence
 from protocol.generation import GeneratePart, Sampling
 from protocol.trajectories import FinishReason, VersionSpan
 

@@ -9,7 +9,15 @@ _HEAD = """\
 # Metrics
 
 The metrics that each process shows at `GET /metrics`, in the format of Prometheus. Names are made as
-`headway_<process>_<what>_<unit>`. This page is made from the code by `python -m docs.reference`."""
+`headway_<process>_<what>_<unit>`. This page is made from the code by `python -m docs.reference`.
+
+Each process also shows `headway_build_info`, which is always 1, with the labels `process`, `version` (of the release),
+`python` and `run`, and the client library's `process_*`: resident and virtual memory, CPU seconds, open files and their
+limit, start time.
+
+Counters with labels whose values are known are there from the start, at 0. Histograms have the series `_bucket`, `_sum`
+and `_count`; those of values that may be negative have no `_sum`, and two counters hold it. Alerts and dashboards over
+these metrics are in `deploy/prometheus/rules.yml` and `deploy/grafana/dashboards/`."""
 
 
 def metrics_page(processes: Mapping[str, Described]) -> str:

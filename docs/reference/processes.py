@@ -6,13 +6,15 @@ Nothing behind a route is there: handlers are described and never called.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from fastapi import FastAPI
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, generate_latest
 
 from env_service.agents.routes import add_session_routes
 from env_service.rollouts.outcomes import RolloutMetrics
+from generator.engine.options import EngineCounters
 from generator.routes import add_token_routes
 from generator.routes import add_weight_routes as add_sync_routes
 from generator.serving import Measures as GeneratorMeasures
@@ -26,12 +28,16 @@ from reward_service.requests.scoring import Scorer
 from reward_service.service import build_app
 from reward_service.verifier.lanes import make_metrics
 from services.http.app import create_app
-from services.http.metrics import Metrics
+from services.http.metrics import Distribution, Known, Metrics, Rises
 from services.http.status import RecentFailures, add_status_route
 from services.http.waiting import Waiting
 from services.rewards.items import RewardMetrics
 
 _ABSENT: Any = None
+_STILL = EngineCounters(
+    running=0, waiting=0, tokens_total=0, completions_total=0, cached_tokens_total=0, cache_queries_total=0,
+    idle_s=0.0, uptime_s=0.0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,9 +57,17 @@ class _Noted(Metrics):
         super().__init__(process)
         self.made: list[Metric] = []
 
-    def counter(self, name: str, documentation: str, *, labels: Sequence[str] = ()) -> Counter:
+    def counter(self, name: str, documentation: str, *, labels: Sequence[str] = (), known: Known = ()) -> Counter:
         self._note(f"{name}_total", "counter", labels, documentation)
-        return super().counter(name, documentation, labels=labels)
+        return super().counter(name, documentation, labels=labels, known=known)
+
+    def rises(self, name: str, documentation: str, *, label: str) -> Rises:
+        self._note(f"{name}_total", "counter", (label,), documentation)
+        return super().rises(name, documentation, label=label)
+
+    def distribution(self, name: str, documentation: str, *, buckets: Sequence[float]) -> Distribution:
+        self._note(name, "histogram", (), documentation)
+        return super().distribution(name, documentation, buckets=buckets)
 
     def count(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         self._note(f"{name}_total", "counter", (), documentation)
@@ -75,10 +89,11 @@ class _Noted(Metrics):
 
 @dataclass(frozen=True)
 class Described:
-    """What a process shows at its HTTP address."""
+    """What a process shows at its HTTP address; `shown` is what a scrape sees before the first event."""
 
     app: FastAPI
     metrics: tuple[Metric, ...]
+    shown: str
 
 
 def described() -> Mapping[str, Described]:
@@ -102,7 +117,8 @@ def _learner() -> Described:
 
 def _generator() -> Described:
     metrics = _Noted("generator")
-    GeneratorMeasures(metrics, engine=_ABSENT)
+    engine: Any = SimpleNamespace(counters=lambda: _STILL)
+    GeneratorMeasures(metrics, engine=engine)
     app = _app("generator", metrics)
     add_token_routes(app, serving=_ABSENT, scoring=_ABSENT)
     add_sync_routes(app, sync=_ABSENT)
@@ -137,7 +153,7 @@ def _finished(process: Kind, app: FastAPI, metrics: _Noted) -> Described:
         app, service=process, version="described", waits=Waiting(), failures=RecentFailures(), stopping=lambda: False,
         provider=lambda: Report(id="described"),
     )  # fmt: skip
-    return Described(app=app, metrics=tuple(metrics.made))
+    return Described(app=app, metrics=tuple(metrics.made), shown=generate_latest(metrics.registry).decode("utf-8"))
 
 
 def _ready() -> Readiness:

@@ -159,11 +159,7 @@ class Judging:
         if conversation.stop_reason:
             reason = conversation.stop_reason if conversation.stop_reason in CUT_OFF else "ended"
             self._metrics.stops.labels(environment=environment, reason=reason).inc()
-        if record.reward is None:
-            self._metrics.unscored.inc()
-            self._metrics.reward_errors.labels(verifier=record.verifier, kind=record.error_kind).inc()
-        else:
-            self._metrics.rewards.labels(environment=environment, verifier=record.verifier).observe(record.reward)
+        self._metrics.judged(record, environment=environment)
 
 
 def failure_of_all(faults: Sequence[Fault]) -> RolloutFailure:

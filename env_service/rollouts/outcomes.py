@@ -5,11 +5,13 @@ What an env_service counts.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import get_args
 
 from protocol.messages import Failed, Finished
+from protocol.trajectories import ErrorKind, RewardRecord
 from services.http.calls import fault_of
 from services.http.client import ServiceError, ServiceRefused
-from services.http.metrics import Metrics, PeerCounter
+from services.http.metrics import Metrics, PeerCounter, one_label
 
 Outcome = Finished | Failed
 """What a lease comes to."""
@@ -66,28 +68,44 @@ def rollout_failures(whom: str) -> Iterator[None]:
         raise failure_of(whom, error) from error
 
 
-_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
-
-# Not below 0: the client library leaves the sum, and with it the mean, out of a histogram that has such a bound.
-_REWARDS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 2.0, 5.0, 10.0)
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600)
+_REWARDS = (-10.0, -5.0, -2.0, -1.0, -0.5, -0.1, 0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 2.0, 5.0, 10.0)
+_MOST_VERIFIERS = 64
+_FAULTS = ("raised", "nonsense", "hung", "crashed", "killed", "unavailable")
+_REFUSALS = ("unknown_peer", "unexpected", "hello", "namesake", "name_taken", "malformed", "protocol_version")
 
 
 class RolloutMetrics:
     """The metrics of the rollout loop and of the connection to the learner."""
 
     def __init__(self, metrics: Metrics) -> None:
+        self._verifiers: set[str] = set()
         self.groups = metrics.counter("finished_groups", "Groups rolled out, by environment.", labels=("environment",))
         self.tokens = metrics.counter("sampled_tokens", "Tokens of completions in finished groups.")
         self.continued = metrics.counter(
             "continued_completions", "Completions in finished groups that more than one generator sampled."
         )
-        self.failures = metrics.counter("failed_leases", "Leases that came to nothing, by kind.", labels=("kind",))
+        self.failures = metrics.counter(
+            "failed_leases",
+            "Leases that came to nothing, by kind.",
+            labels=("kind",),
+            known=one_label("data", "infrastructure"),
+        )
         self.cancelled = metrics.counter("cancelled_leases", "Leases that the learner took back.")
         self.unscored = metrics.counter("unscored_trajectories", "Trajectories whose reward is an error.")
         self.rewards = metrics.histogram(
             "verifier_reward",
-            "Rewards of trajectories, by environment and verifier.",
+            "Rewards of trajectories, by environment and verifier; their sum is in two counters, since it may fall.",
             buckets=_REWARDS,
+            labels=("environment", "verifier"),
+        )
+        self.rewards_above = metrics.counter(
+            "verifier_positive_reward", "Sum of the rewards above 0.", labels=("environment", "verifier")
+        )
+        self.rewards_below = metrics.counter(
+            "verifier_negative_reward",
+            "Sum of the rewards below 0, without their sign: the mean reward is this one's difference to that of the "
+            "positive ones, over the count.",
             labels=("environment", "verifier"),
         )
         self.reward_errors = metrics.counter(
@@ -128,4 +146,33 @@ class RolloutMetrics:
         self.unacknowledged = metrics.gauge("unacknowledged_outcomes", "Outcomes that the learner has not confirmed.")
         self.resent = metrics.counter("resent_outcomes", "Outcomes that were sent again.")
         self.hellos = metrics.counter("hellos", "Times this process introduced itself to a learner.")
-        self.refusals = metrics.counter("refusals", "Refusals by the learner, by reason.", labels=("reason",))
+        self.refusals = metrics.counter(
+            "refusals", "Refusals by the learner, by reason.", labels=("reason",), known=one_label(*_REFUSALS)
+        )
+
+    def know(self, environment: str) -> None:
+        """Shows what is counted by environment before the first event of this one; may be called again."""
+        for counter in (self.groups, self.turns, self.invalid_actions, self.redundant, self.redundant_tokens):
+            counter.labels(environment=environment)
+        for kind in _FAULTS:
+            self.faults.labels(environment=environment, kind=kind)
+
+    def judged(self, reward: RewardRecord, *, environment: str) -> None:
+        """Notes a trajectory's reward, or that it has none."""
+        verifier = self._label(reward.verifier)
+        for kind in get_args(ErrorKind):
+            self.reward_errors.labels(verifier=verifier, kind=kind)  # there before the first error
+        if reward.reward is None:
+            self.unscored.inc()
+            self.reward_errors.labels(verifier=verifier, kind=reward.error_kind).inc()
+            return
+        labels = {"environment": environment, "verifier": verifier}
+        self.rewards.labels(**labels).observe(reward.reward)
+        self.rewards_above.labels(**labels).inc(max(0.0, reward.reward))
+        self.rewards_below.labels(**labels).inc(max(0.0, -reward.reward))
+
+    def _label(self, verifier: str) -> str:
+        """Tasks name their verifiers: of a file with a name in each row only the first ones have series."""
+        if len(self._verifiers) < _MOST_VERIFIERS:
+            self._verifiers.add(verifier)
+        return verifier if verifier in self._verifiers else "others"

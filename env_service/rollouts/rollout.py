@@ -118,6 +118,8 @@ class Rollout:
         self._agents = agents
         self._opponents = opponents or {}
         self._newest: dict[str, tuple[int, int]] = {}
+        for name in environments:
+            metrics.know(name)
 
     async def run(self, lease: Lease, progress: Progress) -> Outcome:
         """The lease's outcome: never raises but for cancellation."""

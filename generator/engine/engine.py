@@ -22,7 +22,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from generator.engine.gated_llm import GatedLLM, HandedBack, TurnedAway, entered_under
-from generator.engine.options import EngineOptions
+from generator.engine.options import CommitReport, EngineCounters, EngineOptions, ScoredSequence
 from generator.engine.records import (
     dtype_name,
     engine_args,
@@ -32,7 +32,6 @@ from generator.engine.records import (
     scored_sequence,
     scoring_params,
 )
-from generator.engine.reports import CommitReport, EngineCounters, ScoredSequence
 from generator.weights.plan import LoadReport, WeightSyncError, check_plan
 from protocol.fleet import JoinGroup, Prepare
 from protocol.generation import GeneratePart, Sampling

@@ -15,7 +15,7 @@ from vllm.outputs import CompletionOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
-from generator.engine.reports import EngineCounters
+from generator.engine.options import EngineCounters
 
 
 class SpannedRequestState(RequestState):  # type: ignore[misc]

@@ -1,4 +1,7 @@
-"""How an engine is started. Nothing here imports vllm or torch, so that a command can parse its config first."""
+"""How an engine is started, and the records that it hands out: commits, scored sequences, counters.
+
+Nothing here imports vllm or torch, so that a command can parse its config first.
+"""
 
 import logging
 import os
@@ -120,3 +123,49 @@ def _defaults(options: EngineOptions) -> dict[str, str]:
         "GOMP_SPINCOUNT": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitReport:
+    """A version that is served now.
+
+    `fingerprint` is over the loaded parameters of all workers. `load_s` is the slowest worker's loading time; `pause_s`
+    is how long no token was sampled.
+    """
+
+    version: str
+    fingerprint: str
+    load_s: float
+    pause_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredSequence:
+    """Logprobs of tokens 1 to T - 1 of a sequence, and for each of them the likeliest tokens, if they were asked for.
+
+    `version` is that of the weights; None if they changed while the sequence was under way.
+    """
+
+    logprobs: tuple[float, ...]
+    top_token_ids: tuple[tuple[int, ...], ...]
+    top_logprobs: tuple[tuple[float, ...], ...]
+    version: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineCounters:
+    """A snapshot. Requests are completions: one request with n completions counts n times.
+
+    `waiting` have no token yet. Totals count since the start; `cached_tokens_total` are prompt tokens of finished
+    completions that the prefix cache held, of the `cache_queries_total` that were looked up there: sequences that are
+    scored never are. `idle_s` is the time in which there was no request, of `uptime_s`.
+    """
+
+    running: int
+    waiting: int
+    tokens_total: int
+    completions_total: int
+    cached_tokens_total: int
+    cache_queries_total: int
+    idle_s: float
+    uptime_s: float

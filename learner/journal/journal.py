@@ -7,6 +7,7 @@ before it is acknowledged, a batch is appended and synced before it is trained.
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, Self
@@ -113,14 +114,27 @@ def _anyone() -> None:
     """Nobody else can have the folder."""
 
 
+def _unheeded(seconds: float) -> None:
+    """Nobody wants to know how long the disk took."""
+
+
 class Journal:
     """Appends records to the newest segment, from any thread; a context manager.
 
-    `may_write` is called before each change, and raises if the folder is not this process's any more.
+    `may_write` is called before each change, and raises if the folder is not this process's any more. `synced` is told
+    how many seconds each sync took.
     """
 
-    def __init__(self, segment: Segment, *, end: int, may_write: Callable[[], None] = _anyone) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        *,
+        end: int,
+        may_write: Callable[[], None] = _anyone,
+        synced: Callable[[float], None] = _unheeded,
+    ) -> None:
         self._may_write = may_write
+        self._tell_synced = synced
         self._folder = segment.path.parent
         self._segment = segment
         self._file = AppendFile(segment.path, end=end)
@@ -133,7 +147,9 @@ class Journal:
         self._prepared: tuple[int, AppendFile] | None = None
 
     @classmethod
-    def open(cls, folder: Path, *, may_write: Callable[[], None] = _anyone) -> Self:
+    def open(
+        cls, folder: Path, *, may_write: Callable[[], None] = _anyone, synced: Callable[[float], None] = _unheeded
+    ) -> Self:
         """Goes on with the newest segment, its torn tail cut; an empty journal begins at version 0.
 
         Raises JournalDamaged, and then changes nothing.
@@ -141,7 +157,7 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         segments = segments_of(folder)
         newest = segments[-1] if segments else Segment.named(folder, 0)
-        return cls(newest, end=end_of_records(newest.path) if segments else 0, may_write=may_write)
+        return cls(newest, end=end_of_records(newest.path) if segments else 0, may_write=may_write, synced=synced)
 
     def __enter__(self) -> Self:
         return self
@@ -239,6 +255,7 @@ class Journal:
                 file, end = self._file, self._file.end
                 if self._in_doubt:
                     self._write_again(end)
+            began = time.monotonic()
             try:
                 file.sync()
                 if not self._name_synced:
@@ -248,6 +265,7 @@ class Journal:
                 self._in_doubt = True
                 raise self._explained(error) from error
             self._synced, self._in_doubt = end, False
+            self._tell_synced(time.monotonic() - began)
 
     def _write_again(self, end: int) -> None:
         path, start = self._segment.path, self._synced

@@ -181,6 +181,8 @@ class Records:
         self.former_s = 0.0
         """Seconds that the run's former lives trained."""
         self.former_steps = 0
+        self.left_out_samples = 0
+        """Trajectories that were trained in this life and are not in `samples.jsonl`."""
         self._doubts = Doubts()
         self._start_s: float | None = None
         """How long the first step of this life waited: mostly for the others' start, which no other step does."""
@@ -233,8 +235,10 @@ class Records:
             self.tally.step(record)
             self.tally.timed(record.time_s)
             self._write_step("step", record, metrics, lag_bound=lag_bound, level=level)
+        self.left_out_samples += record.trajectories
         for group in groups[:_SAMPLES_PER_STEP]:
-            self._samples.write(_sample(group, step=record.step))
+            if self._samples.write(_sample(group, step=record.step)):
+                self.left_out_samples -= min(2, len(group.trajectories))
         for doubt in self._doubts.step(record):
             log.warning("%s", doubt)
         self._unsaid.append(record)

@@ -3,75 +3,195 @@
 Nothing here waits or computes.
 """
 
+import contextlib
+import itertools
+import math
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import get_args
 
+from learner.journal.journal import FOLDER as JOURNAL
 from learner.leases.granting import Peer
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Books, Ledger
 from learner.reports.tally import StepRecord
-from learner.training.guard import GuardChange
+from learner.training.guard import GuardChange, Measure
 from learner.training.step import StepMetrics
 from learner.weights.fleet import Fleet, Member
 from learner.weights.published import PublishReport
 from protocol.model import PolicyVersion
 from protocol.status import DiskStatus, EventStatus, PeerStatus, ProgressStatus, QueueStatus, Report
-from services.http.metrics import Metrics
+from services.http.metrics import Metrics, one_label
 
 _ARTICLES = ("a", "an", "the", "its")
+_SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600)
+_SYNCS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+_LAGS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+_WHOM = ("groups", "lease", "generator", "env_service", "evaluation", "teacher", "room")
+_REFUSALS = (
+    "protocol", "malformed", "protocol_version", "too_large", "checksum", "connection", "unknown_peer", "unexpected",
+    "hello", "name_taken",
+)  # fmt: skip
+_LEFT_OUT = (
+    "duplicate", "stale", "late", "unknown", "uniform", "mean_reward_low", "mean_reward_high", "failed_late",
+    "failed_data", "failed_infrastructure", "too_old", "holder_gone", "unproven", "expired", "overdue",
+)  # fmt: skip
+_GUARD_CHANGES = (
+    *itertools.product(("tightened", "powerless"), get_args(Measure)),
+    ("loosened", "none"),
+)
+_GENERATOR_STATES = ("serving", "behind", "joining")
 
 
 class Measures:
-    """Gauges and counters of the newest step, publish and wait."""
+    """What the learner counts: steps, publishes, waits, leases, its disk. Sums and histograms hold what lies between
+    two scrapes; gauges of the newest batch do not.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
         self.last_at: dict[str, float] = {}
         """When the newest step and publish ended, on the monotonic clock."""
+        self._make_training(metrics)
+        self._make_newest(metrics)
+        self._make_leases(metrics)
+        self._make_publishes(metrics)
+        self._make_files(metrics)
+
+    def _make_training(self, metrics: Metrics) -> None:
         self._version = metrics.gauge("policy_version", "Version of the learner's policy.")
-        self._reward = metrics.gauge("reward_mean", "Mean reward of the newest batch.")
-        self._steps = metrics.counter("steps", "Training steps.")
+        self._steps = metrics.counter("steps", "Training steps, those without the replayed ones.")
+        self._replayed = metrics.counter("replayed_steps", "Steps that were trained again from the batch log.")
+        self._step_s = metrics.histogram("step_seconds", "Of a step: wait, training and copy.", buckets=_SECONDS)
         self._skipped = metrics.counter("skipped_updates", "Updates left out since their gradient was not finite.")
-        self._tokens = metrics.counter("trained_tokens", "Sampled tokens that entered a loss, by lag.", labels=("lag",))
-        self._trajectories = metrics.counter("trained_trajectories", "Trained trajectories, by lag.", labels=("lag",))
-        self._wait = metrics.counter("batch_wait_seconds", "Time that the trainer waited for batches.")
+        self._tokens = metrics.counter("trained_tokens", "Sampled tokens that entered a loss.")
+        self._trajectories = metrics.counter("trained_trajectories", "Trained trajectories.")
+        self._token_lags = metrics.distribution(
+            "trained_token_lag_versions", "Versions that trained tokens were behind.", buckets=_LAGS
+        )
+        self._lags = metrics.distribution(
+            "trained_trajectory_lag_versions",
+            "Versions that trained trajectories were behind, by their oldest token.",
+            buckets=_LAGS,
+        )
+        self._wait = metrics.counter(
+            "batch_wait_seconds",
+            "Time that the trainer waited for batches. It is in waited_seconds as well: not to be added.",
+        )
         self._train = metrics.counter("train_seconds", "Time in training steps.")
-        self._waited = metrics.counter("waited_seconds", "Time of all waits, by whom was waited for.", labels=("whom",))
-        self._ess = metrics.gauge("effective_sample_share", "Effective sample size over sample size, newest batch.")
-        self._mismatch = metrics.gauge("mismatch_kl", "Numerical gap between engine and learner, nats, newest batch.")
-        self._behavior_kl = metrics.gauge("behavior_kl", "KL of sampling to learning policy, nats, newest batch.")
+        self._copy = metrics.counter("copy_seconds", "Time in which steps copied weights for a publish.")
+        self._waited = metrics.counter(
+            "waited_seconds",
+            "Time of all waits by whom was waited for; several may last at once, and the trainer's are among them.",
+            labels=("whom",),
+            known=one_label(*_WHOM, "others"),
+        )
+
+    def _make_newest(self, metrics: Metrics) -> None:
+        self._reward = metrics.gauge("reward_mean", "Mean reward of the newest batch.")
+        self._ess = metrics.gauge("effective_sample_ratio", "Effective sample size over sample size, newest batch.")
+        self._mismatch = metrics.gauge("mismatch_kl_nats", "Numerical gap between engine and learner, newest batch.")
+        self._behavior_kl = metrics.gauge("behavior_kl_nats", "KL of sampling to learning policy, newest batch.")
         self._ratio_mean = metrics.gauge("importance_ratio_mean", "Mean importance ratio of the newest batch.")
         self._ratio_max = metrics.gauge("importance_ratio_max", "Largest importance ratio of the newest batch.")
         self._entropy = metrics.gauge("entropy_nats", "Mean entropy of the policy, newest batch.")
-        self._lag_bound = metrics.gauge("lag_bound", "Largest lag that the next batch may have.")
+        self._lag_max = metrics.gauge("lag_max_versions", "Largest lag in the newest batch.")
+        self._lag_bound = metrics.gauge("lag_bound_versions", "Largest lag that the next batch may have.")
+        self._configured = metrics.gauge("lag_bound_configured_versions", "The bound of the settings, max_lag.")
         self._level = metrics.gauge("curriculum_level", "Level of new leases, 0 the easiest, or the only one.")
-        self._guard = metrics.counter("guard_changes", "What the guard did.", labels=("change", "measure"))
-        self._refused = metrics.counter("refused_messages", "ZeroMQ messages refused, by reason.", labels=("reason",))
+        self._guard = metrics.counter(
+            "guard_changes", "What the guard did.", labels=("change", "measure"), known=_GUARD_CHANGES
+        )
+
+    def _make_leases(self, metrics: Metrics) -> None:
+        self._refused = metrics.counter(
+            "refused_messages", "ZeroMQ messages refused, by reason.", labels=("reason",), known=one_label(*_REFUSALS)
+        )
         self._leases = metrics.gauge("leases", "Leases of the present history, by where they are.", labels=("state",))
+        self._ended_leases = metrics.rises(
+            "ended_leases", "Leases that came to their end since the start of this process.", label="state"
+        )
         self._attempts = metrics.gauge(
-            "attempts", "Attempts at leases, by where they are or how they ended last.", labels=("outcome",)
+            "attempts",
+            "Attempts at leases of the present history, by where they are or how they ended last; a resume takes back "
+            "those of steps that are lost.",
+            labels=("outcome",),
+        )
+        self._ended_attempts = metrics.rises(
+            "ended_attempts",
+            "Attempts that ended since the start of this process; one that expired and was accepted after all is both.",
+            label="outcome",
         )
         self._left_out = metrics.counter(
-            "left_out_groups", "Groups and attempts that came to nothing, by reason.", labels=("reason",)
+            "left_out_groups",
+            "Groups and attempts that came to nothing, by reason.",
+            labels=("reason",),
+            known=one_label(*_LEFT_OUT),
         )
-        self._failed = metrics.counter("failed_writes", "Writes that the disk did not take, by what.", labels=("what",))
-        self._publish = metrics.gauge("publish_seconds", "Duration of the newest publish.")
-        self._pause = metrics.gauge("publish_pause_seconds", "Longest pause of a generator in the newest publish.")
+        self._env_services = metrics.gauge("env_services", "Env-services that the learner gives leases to.")
+
+    def _make_publishes(self, metrics: Metrics) -> None:
+        self._publish = metrics.histogram(
+            "publish_seconds", "From the offer of a version until generators serve it.", buckets=_SECONDS
+        )
+        self._prepare = metrics.histogram(
+            "publish_prepare_seconds", "Of a publish: weights on their way into staging.", buckets=_SECONDS
+        )
+        self._commit = metrics.histogram(
+            "publish_commit_seconds", "Of a publish: commits and their proofs.", buckets=_SECONDS
+        )
+        self._pause = metrics.histogram(
+            "publish_pause_seconds", "Of a publish: its longest pause of a generator.", buckets=_SECONDS
+        )
         self._gap = metrics.gauge("probe_gap_nats", "Largest logprob gap of the probe in the newest publish.")
+        self._joins = metrics.counter("joins", "Generators that caught up by a download.")
+        self._generators = metrics.gauge(
+            "generators", "Generators of the fleet: serving the newest version, behind, or joining.", labels=("state",)
+        )
+        self._expulsions: Callable[[], int] = int
+        metrics.count(
+            "expelled_generators", "Generators that were expelled from the fleet.", lambda: self._expulsions()
+        )
+
+    def _make_files(self, metrics: Metrics) -> None:
+        self._failed = metrics.counter(
+            "failed_writes",
+            "Writes that the disk did not take, by what.",
+            labels=("what",),
+            known=one_label("checkpoint", "evaluation", "metrics.jsonl", "samples.jsonl", "dead_letters.jsonl"),
+        )
+        self._sync = metrics.histogram("journal_sync_seconds", "Until the disk had the journal.", buckets=_SYNCS)
+        self._journal = metrics.gauge("journal_bytes", "Size of the journal on disk.")
+        self._disk_free = metrics.gauge("disk_free_bytes", "Room on the disk of the run's folder.")
+        self._disk_size = metrics.gauge("disk_size_bytes", "Size of the disk of the run's folder.")
+        self._unseen: Callable[[], int] = int
+        metrics.count(
+            "samples_left_out",
+            "Trained trajectories that the run's samples do not hold.",
+            lambda: self._unseen(),
+        )
+        self._drops = metrics.rises(
+            "tracker_drops", "Entries that a tracker was too slow for, or failed to take.", label="tracker"
+        )
 
     def step(self, record: StepRecord, step: StepMetrics) -> None:
         """Notes a training step."""
         self.last_at["step"] = time.monotonic()
         self._version.set(record.step)
         self._reward.set(record.reward_mean)
+        self._lag_max.set(record.lag_max)
         self._steps.inc()
         self._skipped.inc(step.skipped_updates)
         self._wait.inc(record.wait_s)
         self._train.inc(record.train_s)
+        self._copy.inc(record.copy_s)
+        self._step_s.observe(record.wait_s + record.train_s + record.copy_s)
+        self._tokens.inc(sum(record.token_lag_counts.values()))
+        self._trajectories.inc(record.trajectories)
         for lag, count in record.token_lag_counts.items():
-            self._tokens.labels(lag=lag).inc(count)
+            self._token_lags.add(lag, count)
         for lag, count in record.lag_counts.items():
-            self._trajectories.labels(lag=lag).inc(count)
+            self._lags.add(lag, count)
         measured = (
             (self._ess, step.effective_sample_share),
             (self._mismatch, step.mismatch_kl),
@@ -84,9 +204,15 @@ class Measures:
             if value is not None:
                 gauge.set(value)
 
-    def lag_bound(self, max_lag: Callable[[], int]) -> None:
+    def replayed(self, version: int) -> None:
+        """Notes a step that was trained again, and led to this version."""
+        self._version.set(version)
+        self._replayed.inc()
+
+    def lag_bound(self, max_lag: Callable[[], int], *, configured: int) -> None:
         """Shows the bound in use as it is when somebody looks; to be called once."""
         self._lag_bound.set_function(max_lag)
+        self._configured.set(configured)
 
     def level(self, level: Callable[[], int | None]) -> None:
         """Shows the level of new leases as it is when somebody looks; to be called once."""
@@ -100,9 +226,25 @@ class Measures:
     def published(self, report: PublishReport) -> None:
         """Notes a publish."""
         self.last_at["publish"] = time.monotonic()
-        self._publish.set(report.total_s)
-        self._pause.set(report.pause_s)
+        self._publish.observe(report.total_s)
+        self._prepare.observe(report.prepare_s)
+        self._commit.observe(report.commit_s)
+        self._pause.observe(report.pause_s)
         self._gap.set(report.probe_gap)
+
+    def joined(self) -> None:
+        """Notes a generator that caught up by a download."""
+        self._joins.inc()
+
+    def fleet(self, states: Callable[[], Iterable[str]], *, expulsions: Callable[[], int]) -> None:
+        """Shows the state of each generator, and how many were expelled; to be called once."""
+        self._expulsions = expulsions
+        for state in _GENERATOR_STATES:
+            self._generators.labels(state).set_function(lambda state=state: list(states()).count(state))
+
+    def env_services(self, count: Callable[[], int]) -> None:
+        """Shows how many env_services there are; to be called once."""
+        self._env_services.set_function(count)
 
     def refused(self, reason: str) -> None:
         """Notes a message that was refused."""
@@ -115,6 +257,13 @@ class Measures:
         for outcome in ATTEMPT_OUTCOMES:
             self._attempts.labels(outcome=outcome).set_function(lambda outcome=outcome: getattr(books(), outcome))
 
+        def ended(names: Iterable[str]) -> dict[str, float]:
+            now = books()
+            return {name: float(getattr(now, name)) for name in names}
+
+        self._ended_leases.follow(lambda: ended(("trained", "filtered", "dead_lettered")))
+        self._ended_attempts.follow(lambda: ended(name for name in ATTEMPT_OUTCOMES if name != "running"))
+
     def left_out(self, reason: str) -> None:
         """Notes a group or an attempt that came to nothing."""
         self._left_out.labels(reason=reason).inc()
@@ -123,10 +272,47 @@ class Measures:
         """Notes something that could not be written: a file's name, or `checkpoint`."""
         self._failed.labels(what=what).inc()
 
+    def synced(self, seconds: float) -> None:
+        """Notes that the disk has the journal, so long after it was asked for."""
+        self._sync.observe(seconds)
+
+    def folder(self, folder: Path, *, unseen: Callable[[], int]) -> None:
+        """Shows the run's folder and its disk as they are when somebody looks; to be called once.
+
+        `unseen`: how many trained trajectories its samples do not hold.
+        """
+        self._unseen = unseen
+        self._journal.set_function(lambda: _bytes_in(folder / JOURNAL))
+        self._disk_free.set_function(lambda: _disk(folder)[0])
+        self._disk_size.set_function(lambda: _disk(folder)[1])
+
+    def trackers(self, drops: Callable[[], Mapping[str, float]]) -> None:
+        """Shows what trackers have dropped; to be called once."""
+        self._drops.follow(drops)
+
     def waited(self, whom: str, seconds: float) -> None:
         """Notes a wait; `whom` is cut to its kind, to keep the number of labels small."""
         words = (word.rstrip(":,") for word in whom.split())
-        self._waited.labels(whom=next((word for word in words if word not in _ARTICLES), "others")).inc(seconds)
+        kind = next((word for word in words if word not in _ARTICLES), "others")
+        self._waited.labels(whom=kind if kind in _WHOM else "others").inc(seconds)
+
+
+def _disk(folder: Path) -> tuple[float, float]:
+    """Free bytes and size of its disk; not numbers for one that is not there."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return math.nan, math.nan
+    return usage.free, usage.total
+
+
+def _bytes_in(folder: Path) -> int:
+    """Of its files; a segment may be removed meanwhile."""
+    total = 0
+    for path in folder.glob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total
 
 
 _LEAST_FREE_BYTES = 64 << 20
@@ -201,17 +387,23 @@ class LearnerStatus:
         )
 
     def _generator(self, member: Member) -> PeerStatus:
-        state = "joining"
-        if member.serving is not None:
-            state = "behind" if self._lags(member.serving) else "serving"
         return PeerStatus(
             name=member.generator_id,
             kind="generator",
             url=member.url,
             last_heard_s=max(0.0, self._clock() - member.last_seen),
             serving_version=None if member.serving is None else str(member.serving),
-            state=state,
+            state=self._state(member),
         )
+
+    def generator_states(self) -> Iterator[str]:
+        """Of each member of the fleet: serving, behind, joining."""
+        return map(self._state, self._fleet.members())
+
+    def _state(self, member: Member) -> str:
+        if member.serving is None:
+            return "joining"
+        return "behind" if self._lags(member.serving) else "serving"
 
     def _env_service(self, holder: Peer) -> PeerStatus:
         return PeerStatus(

@@ -12,7 +12,7 @@ sequences ─▶ requests ─▶ endpoint ─▶ checked answer ─▶ logprobs
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,13 @@ class TeacherMeasures:
         self._waited = metrics.counter(
             "teacher_wait_seconds", "Time that steps waited for a teacher's logprobs.", labels=("teacher",)
         )
+
+    def know(self, teacher: str, endpoints: Iterable[str]) -> None:
+        """Shows a teacher's series before its first answer."""
+        for counter in (self._tokens, self._waited):
+            counter.labels(teacher=teacher)
+        for endpoint in endpoints:
+            self._failures.labels(teacher=teacher, endpoint=endpoint)
 
     def scored(self, teacher: str, tokens: int) -> None:
         """Notes an answer."""
@@ -274,6 +281,8 @@ class Teachers:
         self._tokenizer = tokenizer
         self._waits = waits
         self._measures = TeacherMeasures(metrics)
+        for config in self._configs:
+            self._measures.know(config.name, config.urls)
         self._stack = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
         self._clients: dict[str, HttpClient] = {}

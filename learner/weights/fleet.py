@@ -77,6 +77,8 @@ class Fleet:
     url_fault: Callable[[str], str | None] = lambda url: None
     provenance: Provenance = field(default_factory=Provenance)
     """Who has proven which version; it is told of every commit, proof and departure."""
+    expulsions: int = 0
+    """How many generators were expelled so far."""
     _members: dict[str, Member] = field(default_factory=dict)
     _expelled: Remembered[str] = field(default_factory=Remembered)
     _superseded: Remembered[str] = field(default_factory=Remembered)
@@ -221,6 +223,7 @@ class Fleet:
         member = self._members.get(generator_id)
         if member is not None:
             self._expelled[generator_id, member.instance] = reason
+            self.expulsions += 1
             self.lost(generator_id)
 
     def stood_still(self, seconds: float) -> None:

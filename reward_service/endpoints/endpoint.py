@@ -136,6 +136,8 @@ class Endpoint:
         self._key = key
         self._name = config.name
         self._metrics = metrics
+        for outcome in ("answered", "failed", "over_budget"):
+            metrics.asked_requests.labels(config.name, outcome)
         self._breakers = breakers or Breakers(f"{config.name} at", settings=_BREAKER)
         self._breaker = self._breakers[config.url]
         self._backoff = Backoff(first_s=backoff_s, max_s=_LONGEST_PAUSE_S)

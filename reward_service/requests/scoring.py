@@ -320,6 +320,7 @@ class Scorer:
         self._opening = open_lanes(registry=registry, config=config, metrics=metrics, sandbox=sandbox)
         self._stack = AsyncExitStack()
         self._lanes = OpenLanes(registry=registry, metrics=metrics)
+        metrics.know(verifier.name for verifier in registry.all())
         self._turns = Turns()
         self.service_id = service_id
         self.repeated_requests = metrics.repeated_requests

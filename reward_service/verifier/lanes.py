@@ -10,19 +10,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import ClassVar, Protocol, Self, TypeVar, cast
+from typing import ClassVar, Protocol, Self, TypeVar, cast, get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 from pydantic import BaseModel
 
 from protocol.rewards import ScoreError, ScoreItem, VerifierInfo
+from protocol.trajectories import ErrorKind
 from reward_service.verifier.config import ScoringConfig
 from reward_service.verifier.program import Sandbox
 from reward_service.verifier.submission import Outcome, Submission, UserError, error_of, to_score, validate_arguments
 from reward_service.verifier.worker_pool import Job, PoolSettings, WorkerPool
 from services.http.metrics import Metrics
 
-_LATENCY_BUCKETS_S = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
+_LATENCY_BUCKETS_S = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1000.0, 3600.0)
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 # The label of items that name no verifier of ours: their own words would make labels without bound.
@@ -43,6 +44,14 @@ class ScoringMetrics:
     batch_items: Histogram
     asked_requests: Counter
     asked_tokens: Counter
+
+    def know(self, verifiers: Iterable[str]) -> None:
+        """Shows the series of these, and of unknown ones, before their first item."""
+        for verifier in (*verifiers, UNKNOWN):
+            for kind in get_args(ErrorKind):
+                self.errors.labels(verifier, kind)
+            for counter in (self.killed_workers, self.cached):
+                counter.labels(verifier)
 
     def count(self, outcome: Outcome, *, verifier: str, latency_s: float) -> None:
         """An item, or a part of one, that a verifier has judged."""

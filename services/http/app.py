@@ -24,7 +24,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from protocol.status import ErrorBody, ErrorDetail, Readiness
-from services.http.metrics import Metrics
+from services.http.metrics import Metrics, one_label
 
 
 class RequestRefused(HTTPException):
@@ -263,6 +263,10 @@ def _with_token(document: dict[str, Any], *, open_paths: Collection[str]) -> Non
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 _BODY_S = 60.0
+_REFUSALS = (
+    "unauthorized", "body_too_large", "unknown_route", "wrong_method", "malformed_json", "invalid_field",
+    "unknown_field", "slow_body", "client_left", "busy",
+)  # fmt: skip
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -318,7 +322,9 @@ def install_shell(
     open_paths: frozenset[str] = OPEN_PATHS,
 ) -> None:
     """Add to an application of somebody else's what `create_app` gives its own."""
-    refused = metrics.counter("refused_requests", "Requests that were refused, by reason.", labels=("reason",))
+    refused = metrics.counter(
+        "refused_requests", "Requests that were refused, by reason.", labels=("reason",), known=one_label(*_REFUSALS)
+    )
     _add_health_routes(app, service=service, readiness=readiness, metrics=metrics)
     _add_error_handlers(app, refused)
     app.add_middleware(Doors, doors=doors or {}, refused=refused)

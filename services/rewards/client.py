@@ -131,6 +131,8 @@ class RewardClient:
         every = [*(RewardService(url=url) for url in urls), *services]
         self._urls = tuple(dict.fromkeys(service.url for service in every))
         counted = RewardMetrics(metrics or Metrics("reward-client"))
+        counted.failures.present(self._urls)
+        counted.busy.present(self._urls)
         self._routes = Routes(every, token=token, settings=self._settings, metrics=counted, tls=tls)
         self._settling = Settling(routes=self._routes, settings=self._settings, metrics=counted)
         self._numbers = count()

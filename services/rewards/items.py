@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from protocol.rewards import ScoreError, ScoreItem, ScoreResult
 from protocol.trajectories import ErrorKind
 from services.http.client import ServiceError
-from services.http.metrics import Metrics
+from services.http.metrics import Metrics, PeerCounter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,11 +158,13 @@ class RewardMetrics:
     """The metrics of one client, among those of its process."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.failures = metrics.counter(
-            "reward_service_failures", "Failed requests to a reward service.", labels=("endpoint",)
+        self.failures = PeerCounter(
+            metrics.counter("reward_service_failures", "Failed requests to a reward service.", labels=("endpoint",))
         )
-        self.busy = metrics.counter(
-            "reward_service_busy", "Requests that a reward service turned away with 429.", labels=("endpoint",)
+        self.busy = PeerCounter(
+            metrics.counter(
+                "reward_service_busy", "Requests that a reward service turned away with 429.", labels=("endpoint",)
+            )
         )
         self.rescored = metrics.counter("rescored_items", "Items asked for again after an error of the service.")
         self.request_items = metrics.histogram(

@@ -185,9 +185,9 @@ class Rounds:
     def _note(self, url: str, error: ServiceError) -> None:
         logger.debug("request to the reward service at %s failed: %s", url, error)
         if is_busy(error):
-            self._metrics.busy.labels(endpoint=url).inc()
+            self._metrics.busy.inc(url)
         else:
-            self._metrics.failures.labels(endpoint=url).inc()
+            self._metrics.failures.inc(url)
 
 
 class _Round:

@@ -266,7 +266,8 @@ async def test_what_each_verifier_gave_is_counted(bench: MakeBench) -> None:
         return made.metrics.registry.get_sample_value(f"headway_env_service_{what}", labels)
 
     assert counted("verifier_reward_count", environment="addition", verifier="exact_match") == 2
-    assert counted("verifier_reward_sum", environment="addition", verifier="exact_match") == 1.0
+    assert counted("verifier_positive_reward_total", environment="addition", verifier="exact_match") == 1.0
+    assert counted("verifier_negative_reward_total", environment="addition", verifier="exact_match") == 0.0
     assert counted("verifier_errors_total", verifier="exact_match", kind="data") == 1
     assert counted("reward_request_items_sum") == 3
 

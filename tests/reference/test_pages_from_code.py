@@ -56,3 +56,47 @@ def test_every_metric_of_the_other_pages_is_one(processes: Mapping[str, Describe
     }
 
     assert named <= known
+
+
+UNITS = ("seconds", "bytes", "nats", "versions", "ratio", "items", "reward")
+FROM_OUTSIDE = {"environment", "verifier", "teacher", "tracker", "generator_id", "endpoint", "outcome", "state"}
+"""Labels whose values come with settings, tasks, peers, or the books of a run."""
+
+
+def test_every_process_shows_itself_and_nothing_of_when_a_series_was_made(processes: Mapping[str, Described]) -> None:
+    for name, process in processes.items():
+        assert "\nprocess_resident_memory_bytes " in process.shown
+        assert "\nprocess_start_time_seconds " in process.shown
+        assert f'headway_build_info{{process="{name}",' in process.shown
+        assert "_created" not in process.shown
+
+
+def test_counters_are_there_before_their_first_event(processes: Mapping[str, Described]) -> None:
+    absent = {
+        metric.name
+        for process in processes.values()
+        for metric in process.metrics
+        if metric.kind == "counter"
+        and not FROM_OUTSIDE & set(metric.labels)
+        and not re.search(rf"^{metric.name}[ {{]", process.shown, re.MULTILINE)
+    }
+
+    assert absent == set()
+
+
+def test_names_end_in_what_is_counted_or_in_a_unit(processes: Mapping[str, Described]) -> None:
+    made = [metric for process in processes.values() for metric in process.metrics]
+
+    assert [metric.name for metric in made if (metric.kind == "counter") != metric.name.endswith("_total")] == []
+    strange = [metric.name for metric in made if metric.kind == "histogram" and not metric.name.endswith(UNITS)]
+    assert strange == []
+    assert [metric.name for metric in made if metric.kind == "gauge" and metric.name.endswith("_seconds")] == []
+
+
+def test_verifiers_of_a_reward_service_have_their_series_from_the_start(processes: Mapping[str, Described]) -> None:
+    shown = processes["reward-service"].shown
+
+    for kind in ("user", "data", "infrastructure"):
+        assert f'headway_reward_service_errors_total{{kind="{kind}",verifier="math"}} 0.0' in shown
+        assert f'headway_reward_service_errors_total{{kind="{kind}",verifier="unknown"}} 0.0' in shown
+    assert 'headway_reward_service_killed_workers_total{verifier="math"} 0.0' in shown

@@ -65,7 +65,7 @@ class CountingOutputProcessor:
 
     def counters(self) -> Any:
         """See there."""
-        from generator.engine.reports import EngineCounters
+        from generator.engine.options import EngineCounters
 
         return EngineCounters(
             running=len(self.external_req_ids), waiting=0, tokens_total=self.tokens, completions_total=0,
@@ -197,7 +197,7 @@ class Params:
 
 
 def _records() -> types.ModuleType:
-    from generator.engine.reports import ScoredSequence
+    from generator.engine.options import ScoredSequence
 
     records = types.ModuleType("generator.engine.records")
 

@@ -1,12 +1,23 @@
 """The learner's metrics as a scrape sees them."""
 
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
 from prometheus_client import generate_latest
 
+from learner.journal.journal import FOLDER, Journal
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Ledger
+from learner.reports.run_records import Records
 from learner.reports.status import Measures
+from learner.reports.tally import Timing, step_record
 from learner.training.guard import GuardChange, Reading
+from learner.training.step import StepMetrics
+from learner.weights.published import PublishReport
 from services.http.metrics import Metrics
-from tests.learner.samples import LEDGER
+from tests.learner.samples import LEDGER, group, trajectory
 
 
 def test_the_books_are_shown_as_they_are_when_somebody_looks_and_they_balance() -> None:
@@ -19,18 +30,21 @@ def test_the_books_are_shown_as_they_are_when_somebody_looks_and_they_balance() 
     assert 'headway_learner_leases{state="buffered"} 1.0' in shown
     assert 'headway_learner_leases{state="running"} 2.0' in shown
     assert 'headway_learner_attempts{outcome="accepted"} 1.0' in shown
+    assert 'headway_learner_ended_attempts_total{outcome="accepted"} 1.0' in shown
+    assert 'headway_learner_ended_leases_total{state="dead_lettered"} 0.0' in shown, "there before the first one"
 
 
 def test_the_bound_in_use_and_what_the_guard_did_are_shown() -> None:
     metrics, ledger = Metrics("learner"), Ledger(LEDGER)
     measures = Measures(metrics)
-    measures.lag_bound(lambda: ledger.max_lag)
+    measures.lag_bound(lambda: ledger.max_lag, configured=LEDGER.max_lag)
     ledger.bound_lag(0)
     reading = Reading(measure="behavior_kl", value=1.5, limit=1.0, beyond=True, well_within=False)
     measures.guard(GuardChange(kind="tightened", before=1, after=0, configured=1, steps=3, reading=reading))
     measures.guard(GuardChange(kind="loosened", before=0, after=1, configured=1, steps=20))
     shown = generate_latest(metrics.registry).decode()
-    assert "headway_learner_lag_bound 0.0" in shown
+    assert "headway_learner_lag_bound_versions 0.0" in shown
+    assert "headway_learner_lag_bound_configured_versions 1.0" in shown
     assert 'headway_learner_guard_changes_total{change="tightened",measure="behavior_kl"} 1.0' in shown
     assert 'headway_learner_guard_changes_total{change="loosened",measure="none"} 1.0' in shown
 
@@ -53,3 +67,101 @@ def test_the_exported_states_and_outcomes_are_all_there_are() -> None:
     books = ledger.books()
     assert sum(getattr(books, state) for state in LEASE_STATES) == books.leases
     assert sum(getattr(books, outcome) for outcome in ATTEMPT_OUTCOMES) == books.attempts
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    found = metrics.registry.get_sample_value(f"headway_learner_{name}", labels)
+    assert found is not None, f"{name} {labels} is not shown"
+    return float(found)
+
+
+def step_metrics(**changes: Any) -> StepMetrics:
+    values: dict[str, Any] = {each.name: 1 for each in dataclasses.fields(StepMetrics)}
+    return StepMetrics(**{**values, **changes})
+
+
+def test_what_is_scraped_agrees_with_what_metrics_jsonl_holds(tmp_path: Path) -> None:
+    metrics = Metrics("learner")
+    measures = Measures(metrics)
+    publish = PublishReport(
+        version=1, members=1, total_s=0.5, prepare_s=0.25, commit_s=0.125, pause_s=0.0625, probe_gap=1e-6
+    )
+    with Records(folder=tmp_path, total_steps=3) as records:
+        measures.folder(tmp_path, unseen=lambda: records.left_out_samples)
+        for step in range(3):
+            groups = [group(2 * step, trajectory(step, step, reward=0.5), trajectory(step)), group(2 * step + 1)]
+            timing = Timing(time_s=step + 1.0, wait_s=0.25 * step, train_s=0.5, copy_s=0.125)
+            record = step_record(groups, version=step + 1, timing=timing, success_reward=1.0)
+            records.step(record, step_metrics(mismatch_kl=0.01 * step), groups)
+            measures.step(record, step_metrics(mismatch_kl=0.01 * step))
+            records.publish(publish)
+            measures.published(publish)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+    publishes = [line for line in lines if line["kind"] == "publish"]
+
+    def total(name: str) -> float:
+        return float(sum(step[name] for step in steps))
+
+    assert value(metrics, "steps_total") == len(steps) == value(metrics, "step_seconds_count")
+    assert value(metrics, "policy_version") == steps[-1]["step"]
+    assert value(metrics, "reward_mean") == steps[-1]["reward_mean"]
+    assert value(metrics, "mismatch_kl_nats") == steps[-1]["mismatch_kl"]
+    assert value(metrics, "lag_max_versions") == steps[-1]["lag_max"]
+    assert value(metrics, "skipped_updates_total") == total("skipped_updates")
+    for name, field in (("train", "train_s"), ("batch_wait", "wait_s"), ("copy", "copy_s")):
+        assert value(metrics, f"{name}_seconds_total") == pytest.approx(total(field))
+    whole = total("train_s") + total("wait_s") + total("copy_s")
+    assert value(metrics, "step_seconds_sum") == pytest.approx(whole)
+    assert value(metrics, "trained_tokens_total") == total("sampled_tokens")
+    assert value(metrics, "trained_token_lag_versions_count") == total("sampled_tokens")
+    assert value(metrics, "trained_trajectories_total") == total("trajectories")
+    lags = sum(int(lag) * count for step in steps for lag, count in step["lag_counts"].items())
+    assert value(metrics, "trained_trajectory_lag_versions_sum") == lags
+    for name, field in (("publish", "total_s"), ("publish_prepare", "prepare_s"), ("publish_pause", "pause_s")):
+        assert value(metrics, f"{name}_seconds_sum") == sum(each[field] for each in publishes)
+        assert value(metrics, f"{name}_seconds_count") == len(publishes)
+    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    held = sum(len(sample["completions"]) for sample in samples)
+    assert value(metrics, "samples_left_out_total") == total("trajectories") - held
+
+
+def test_the_disk_and_the_journal_are_shown_and_each_sync_is_timed(tmp_path: Path) -> None:
+    metrics = Metrics("learner")
+    measures = Measures(metrics)
+    measures.folder(tmp_path, unseen=int)
+    with Journal.open(tmp_path / FOLDER, synced=measures.synced) as journal:
+        journal.append_group(group(0))
+        journal.append_batch(version=0, lease_ids=(0,))
+
+    assert value(metrics, "journal_sync_seconds_count") == 1
+    assert value(metrics, "journal_bytes") == sum(path.stat().st_size for path in (tmp_path / FOLDER).iterdir()) > 0
+    assert 0 < value(metrics, "disk_free_bytes") < value(metrics, "disk_size_bytes")
+    measures.folder(tmp_path / "gone", unseen=int)
+    assert value(metrics, "disk_free_bytes") != value(metrics, "disk_free_bytes"), "no number, and no failed scrape"
+
+
+def test_generators_and_expulsions_are_shown_as_they_are_when_somebody_looks() -> None:
+    metrics, expulsions = Metrics("learner"), [0, 1]
+    measures = Measures(metrics)
+    measures.fleet(lambda: ("serving", "serving", "behind"), expulsions=lambda: expulsions.pop(0))
+    measures.env_services(lambda: 3)
+
+    assert value(metrics, "generators", state="serving") == 2
+    assert value(metrics, "generators", state="joining") == 0
+    assert value(metrics, "env_services") == 3
+    assert value(metrics, "expelled_generators_total") == 0
+    assert value(metrics, "expelled_generators_total") == 1
+
+
+def test_the_labels_of_waits_are_few_whatever_is_waited_for() -> None:
+    metrics = Metrics("learner")
+    measures = Measures(metrics)
+    for whom in ("groups: 1 of 2 are there", "a generator that serves version 3", "room on the disk of /runs", "Ada"):
+        measures.waited(whom, 2.0)
+
+    assert value(metrics, "waited_seconds_total", whom="groups") == 2
+    assert value(metrics, "waited_seconds_total", whom="generator") == 2
+    assert value(metrics, "waited_seconds_total", whom="room") == 2
+    assert value(metrics, "waited_seconds_total", whom="others") == 2
+    assert value(metrics, "waited_seconds_total", whom="evaluation") == 0
