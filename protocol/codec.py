@@ -1,14 +1,17 @@
 """Messages to frames and back: a msgpack header, one raw frame for each array, and a checksum; and how bytes can fail.
 
 The header is `[protocol version, kind, body]`. An array in the body is a msgpack extension of type 1 that holds
-`[frame, element code, length]`; its bytes are that frame, little-endian, and are neither copied nor parsed. The last
-frame is the xxh3-64 of all others, one after the other, in 8 bytes, big-endian: TCP's own checksum lets through one
+`[frame, element code, length]`; its bytes are that frame, little-endian, and are neither copied nor parsed. The arrays
+of a group's trajectories lie end to end, one frame for each kind of row, and the group's `lengths` say where each of
+them ends: what a group costs does not grow with the number of its arrays, and they are checked together. The last frame
+is the xxh3-64 of all others, one after the other, in 8 bytes, big-endian: TCP's own checksum lets through one
 damaged segment in some 65,000. It needs no lengths, since the header tells its own end and the length of each array.
 """
 
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgpack
@@ -18,8 +21,9 @@ import xxhash
 from pydantic import JsonValue, ValidationError
 
 from protocol import messages
-from protocol.messages import Message
-from protocol.model import DTYPES, PROTOCOL_VERSION, code_of
+from protocol.messages import Finished, Message
+from protocol.model import DTYPES, PROTOCOL_VERSION, ROWS_APART, code_of
+from protocol.trajectories import ROWS, TOGETHER, fits
 
 
 class ProtocolError(ValueError):
@@ -65,6 +69,7 @@ Frame = bytes | memoryview
 
 _ARRAY = 1
 _CHECKSUM_BYTES = 8
+_LENGTHS = "lengths"
 _KINDS = {message.kind: message for message in messages.ALL}
 
 
@@ -81,7 +86,7 @@ DEFAULT_LIMITS = Limits()
 
 
 def encode(message: Message) -> list[Frame]:
-    """The frames of a message; array frames are views of the message's own memory."""
+    """The frames of a message."""
     arrays: list[Frame] = []
 
     def as_extension(value: object) -> msgpack.ExtType:
@@ -91,8 +96,19 @@ def encode(message: Message) -> list[Frame]:
         arrays.append(row.data.cast("B") if row.size else b"")
         return msgpack.ExtType(_ARRAY, msgpack.packb([len(arrays), code_of(row), row.shape[0]]))
 
-    header = msgpack.packb([PROTOCOL_VERSION, message.kind, message.model_dump()], default=as_extension)
+    body = message.model_dump()
+    if isinstance(message, Finished):
+        _put_end_to_end(body["group"])
+    header = msgpack.packb([PROTOCOL_VERSION, message.kind, body], default=as_extension)
     return sealed([header, *arrays])
+
+
+def _put_end_to_end(group: dict[str, Any]) -> None:
+    """Takes the rows out of a group's trajectories, and puts them into the group."""
+    trajectories = group["trajectories"]
+    group[_LENGTHS] = [len(trajectory["token_ids"]) for trajectory in trajectories]
+    for name in ROWS:
+        group[name] = np.concatenate([trajectory.pop(name) for trajectory in trajectories])
 
 
 def sealed(frames: Sequence[Frame]) -> list[Frame]:
@@ -100,20 +116,76 @@ def sealed(frames: Sequence[Frame]) -> list[Frame]:
     return [*frames, _checksum(frames)]
 
 
-def decode(frames: Sequence[Frame], *, limits: Limits = DEFAULT_LIMITS) -> Message:
+def decode(frames: Sequence[Frame], *, limits: Limits = DEFAULT_LIMITS, stored: bool = False) -> Message:
     """The message that the frames hold. Arrays are read-only views of the frames.
 
-    Raises a ProtocolError that says what does not fit; nothing but bytes is looked at before the limits are checked.
+    One that was `stored` may be of a former version of the protocol. Raises a ProtocolError that says what does not
+    fit; nothing but bytes is looked at before the limits are checked.
     """
     _check_limits(frames, limits)
-    kind, body = _unpack_header(_unsealed(frames))
+    version, kind, body = _unpack_header(_unsealed(frames), oldest=ROWS_APART if stored else PROTOCOL_VERSION)
     message_type = _KINDS.get(kind)
     if message_type is None:
         raise MalformedMessage(f"unknown message kind {_shown(kind)}; expected one of {sorted(_KINDS)}")
     try:
+        if message_type is Finished and version > ROWS_APART:
+            return _finished(body)
         return message_type.model_validate(body)
     except ValidationError as error:
         raise MalformedMessage(f"{kind}: {describe(error)}") from error
+
+
+def _finished(body: object) -> Finished:
+    """A group whose rows lie end to end. Each trajectory is looked at by itself only where something is wrong."""
+    group = body.get("group") if isinstance(body, dict) else None
+    if not isinstance(group, dict):
+        return Finished.model_validate(body)
+    rows = {name: group.pop(name, None) for name in ROWS}
+    lengths = group.pop(_LENGTHS, None)
+    trajectories = group.get("trajectories")
+    if isinstance(trajectories, tuple) and trajectories:
+        _hand_out(rows, lengths, trajectories)
+    message = Finished.model_validate(body, context=TOGETHER)
+    return message if fits(message.group, rows, lengths) else Finished.model_validate(body)
+
+
+def _hand_out(rows: Mapping[str, Any], lengths: Any, trajectories: tuple[Any, ...]) -> None:
+    """Gives each trajectory its part of each row, a view. Raises MalformedMessage for what cannot be divided."""
+    total = _total(lengths, trajectories)
+    for name, row in rows.items():
+        if not isinstance(row, np.ndarray):
+            raise MalformedMessage(f"finished: group.{name}: expected a numpy array, got {type(row).__name__}")
+        if row.dtype != ROWS[name]:
+            expected = np.dtype(ROWS[name]).name
+            raise MalformedMessage(f"finished: group.{name}: expected a row of {expected}, got 1-d {row.dtype.name}")
+        if row.shape[0] != total:
+            raise MalformedMessage(f"finished: group.{name} has {row.shape[0]} entries for {total} tokens")
+    token_ids, loss_mask, behavior_logprobs = rows.values()
+    for number, (start, end) in enumerate(pairwise(accumulate(lengths, initial=0))):
+        trajectory = trajectories[number]
+        fields = len(trajectory)
+        trajectory["token_ids"] = token_ids[start:end]
+        trajectory["loss_mask"] = loss_mask[start:end]
+        trajectory["behavior_logprobs"] = behavior_logprobs[start:end]
+        if len(trajectory) != fields + len(rows):
+            raise MalformedMessage(
+                f"finished: group.trajectories.{number}: arrays of its own; expected them in the group, end to end"
+            )
+
+
+def _total(lengths: Any, trajectories: tuple[Any, ...]) -> int:
+    """The tokens of all trajectories. Raises MalformedMessage if these are not the lengths of these trajectories."""
+    if not (isinstance(lengths, tuple) and all(type(length) is int and length >= 0 for length in lengths)):
+        raise MalformedMessage(f"finished: group.{_LENGTHS}: expected numbers of tokens, got {_shown(lengths)}")
+    if len(lengths) != len(trajectories):
+        raise MalformedMessage(
+            f"finished: group.{_LENGTHS}: {len(lengths)} lengths for {len(trajectories)} trajectories"
+        )
+    strange = [number for number, trajectory in enumerate(trajectories) if not isinstance(trajectory, dict)]
+    if strange:
+        got = type(trajectories[strange[0]]).__name__
+        raise MalformedMessage(f"finished: group.trajectories.{strange[0]}: expected a dictionary, got {got}")
+    return sum(lengths)
 
 
 def pack_value(value: JsonValue) -> bytes:
@@ -157,7 +229,7 @@ def _unsealed(frames: Sequence[Frame]) -> Sequence[Frame]:
     # Another release may seal its messages in another way, and its version is then the clearer complaint.
     version = _version_in(frames[0])
     if type(version) is int:
-        _check_version(version)
+        _check_version(version, oldest=PROTOCOL_VERSION)
     if rest and len(checksum) == _CHECKSUM_BYTES:
         raise DamagedMessage("the message does not match its checksum: it was damaged on the way; send it again")
     raise MalformedMessage(
@@ -189,8 +261,8 @@ def _check_limits(frames: Sequence[Frame], limits: Limits) -> None:
         raise MessageTooLarge(f"a message of {total} bytes; at most {limits.total_bytes} are taken")
 
 
-def _unpack_header(frames: Sequence[Frame]) -> tuple[str, object]:
-    """Kind and body. The version is read before anything that another version may have changed."""
+def _unpack_header(frames: Sequence[Frame], *, oldest: int) -> tuple[int, str, object]:
+    """Version, kind and body. The version is read before anything that another version may have changed."""
     used: set[int] = set()
 
     def as_array(code: int, data: bytes) -> npt.NDArray[Any]:
@@ -202,7 +274,7 @@ def _unpack_header(frames: Sequence[Frame]) -> tuple[str, object]:
         _check_whole(frames[0])
         unpacker = _unpacker(frames[0], as_array)
         parts, version = unpacker.read_array_header(), unpacker.unpack()
-        _check_version(version)
+        _check_version(version, oldest=oldest)
         if parts != 3:
             raise MalformedMessage(f"the header has {parts} parts, expected [version, kind, body]")
         kind, body = unpacker.unpack(), unpacker.unpack()
@@ -215,7 +287,7 @@ def _unpack_header(frames: Sequence[Frame]) -> tuple[str, object]:
         raise MalformedMessage(f"{len(frames) - 1} array frames arrived, the header names {len(used)}")
     if not isinstance(kind, str):
         raise MalformedMessage(f"the message kind is {_shown(kind)}, expected one of {sorted(_KINDS)}")
-    return kind, body
+    return version, kind, body
 
 
 def _check_whole(header: Frame) -> None:
@@ -226,12 +298,18 @@ def _check_whole(header: Frame) -> None:
         raise ValueError(f"{len(header) - unpacker.tell()} bytes follow it")
 
 
-def _check_version(version: object) -> None:
-    if type(version) is not int or version != PROTOCOL_VERSION:
+def _check_version(version: object, *, oldest: int) -> None:
+    if type(version) is int and oldest <= version <= PROTOCOL_VERSION:
+        return
+    if oldest < PROTOCOL_VERSION:
         raise WrongProtocolVersion(
-            f"the peer speaks protocol version {_shown(version)}, this process {PROTOCOL_VERSION}: "
-            "run the same release on both"
+            f"it was stored by a release that speaks protocol version {_shown(version)}; this one reads {oldest} to "
+            f"{PROTOCOL_VERSION}: use the release that stored it"
         )
+    raise WrongProtocolVersion(
+        f"the peer speaks protocol version {_shown(version)}, this process {PROTOCOL_VERSION}: "
+        "run the same release on both"
+    )
 
 
 def _unpacker(header: Frame, extension: Callable[[int, bytes], object]) -> Any:

@@ -15,8 +15,11 @@ class WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", ser_json_inf_nan="constants")
 
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Rises with every change that an older peer would misread."""
+
+ROWS_APART = 4
+"""The newest version whose groups have arrays for each trajectory; files of groups may be of it."""
 
 VersionText = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})$")]
 """A policy version as it stands on the wire: `incarnation.number`, such as `1.42`. Both parts fit an int32."""

@@ -1,12 +1,14 @@
 """The record of a rollout: its tokens, which of them were sampled, how probably, and under which weights."""
 
 import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from protocol.model import ByteRow, Float32Row, Int32Row, PolicyVersion, VersionText, WireModel
 
@@ -32,6 +34,9 @@ def fault_of_reward(*, verifier: object, reward: object, components: object) -> 
     A reward is finite and of at most LARGEST_REWARD, its components are finite.
     """
     parts = components.items() if isinstance(components, dict) else ()
+    if isinstance(reward, float) and -LARGEST_REWARD <= reward <= LARGEST_REWARD:
+        if all(isinstance(part, float) and math.isfinite(part) for _, part in parts):
+            return None
     for what, number in (("a reward", reward), *((f"a component {name!r}", part) for name, part in parts)):
         if isinstance(number, float) and not math.isfinite(number):
             return f"verifier {verifier} gave {what} of {number}, expected a finite number"
@@ -118,6 +123,15 @@ CUT_OFF: frozenset[str] = frozenset(get_args(CutOff))
 """Why a conversation ended that its environment would have gone on with."""
 
 
+TOGETHER = object()
+"""As the context of a validation: the rows of a group's trajectories are looked at afterwards, by `fits`."""
+
+
+@lru_cache(maxsize=4096)
+def _number(version: str) -> int:
+    return PolicyVersion.parse(version).number
+
+
 class Trajectory(WireModel):
     """One rollout of one task. All arrays have the length T of the whole conversation in tokens.
 
@@ -143,7 +157,9 @@ class Trajectory(WireModel):
     player: str = Field(default="", max_length=MAX_PLAYER_CHARS, exclude_if=lambda player: not player)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _consistent(self, info: ValidationInfo) -> Self:
+        if info.context is TOGETHER:
+            return self
         length = self.token_ids.shape[0]
         for name in ("loss_mask", "behavior_logprobs"):
             got = getattr(self, name).shape[0]
@@ -158,6 +174,14 @@ class Trajectory(WireModel):
         self._check_starts(length)
         self._check_stamps(length)
         return self
+
+    def starts_fit(self, length: int) -> bool:
+        """Whether its sequences are in order, of a trajectory of `length` tokens."""
+        try:
+            self._check_starts(length)
+        except ValueError:
+            return False
+        return True
 
     def _check_starts(self, length: int) -> None:
         starts = (0, *self.sequence_starts)
@@ -186,7 +210,7 @@ class Trajectory(WireModel):
         """Policy version number of each sampled token, [T]; −1 where the policy did not sample."""
         versions = np.full(self.token_ids.shape[0], -1, dtype=np.int32)
         for span in self.version_spans:
-            versions[span.start : span.end] = PolicyVersion.parse(span.version).number
+            versions[span.start : span.end] = _number(span.version)
         versions[self.loss_mask == 0] = -1
         return versions
 
@@ -200,8 +224,8 @@ class Trajectory(WireModel):
     @property
     def oldest_version(self) -> int | None:
         """The number of the oldest policy version that sampled one of its tokens; None if it sampled nothing."""
-        sampled = self.token_versions()[self.loss_mask == 1]
-        return int(sampled.min()) if sampled.size else None
+        numbered = sorted((_number(span.version), span.start, span.end) for span in self.version_spans)
+        return next((number for number, start, end in numbered if self.loss_mask[start:end].any()), None)
 
 
 class TrajectoryGroup(WireModel):
@@ -233,3 +257,39 @@ class TrajectoryGroup(WireModel):
         """The oldest version number over its trajectories; None if none sampled a token."""
         versions = [v for t in self.trajectories if (v := t.oldest_version) is not None]
         return min(versions, default=None)
+
+
+ROWS: Mapping[str, np.dtype[Any]] = {
+    "token_ids": np.dtype("<i4"),
+    "loss_mask": np.dtype("u1"),
+    "behavior_logprobs": np.dtype("<f4"),
+}
+"""A trajectory's arrays, which travel end to end for all trajectories of a group."""
+
+
+def fits(group: TrajectoryGroup, rows: Mapping[str, npt.NDArray[Any]], lengths: Sequence[int]) -> bool:
+    """Whether a group that was validated TOGETHER would have been taken one trajectory at a time.
+
+    `rows` are its arrays end to end, [N] each, `lengths` those of its trajectories. False says only that something may
+    be wrong: a validation without context then tells what, and of which trajectory.
+    """
+    if not all(lengths):
+        return False
+    tokens, mask, logprobs = (rows[name] for name in ROWS)
+    if int(tokens.min()) < 0 or int(mask.max()) > 1 or not np.isfinite(logprobs).all():
+        return False
+    stamped = np.zeros(mask.shape[0], dtype=np.uint8)
+    first = 0
+    for trajectory, length in zip(group.trajectories, lengths, strict=True):
+        end = 0
+        for span in trajectory.version_spans:
+            if span.start < end:
+                return False
+            end = span.end
+            stamped[first + span.start : first + end] = 1
+        if end > length or any(turn.end > length for turn in trajectory.turns):
+            return False
+        if trajectory.sequence_starts and not trajectory.starts_fit(length):
+            return False
+        first += length
+    return not (mask > stamped).any()

@@ -19,7 +19,7 @@ import xxhash
 
 from learner.journal.files import sync_folder, unused
 from learner.weights.provenance import LoggedDistrust, LoggedProof
-from protocol.codec import Frame, decode, encode
+from protocol.codec import Frame, WrongProtocolVersion, decode, encode
 from protocol.messages import Finished
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
@@ -106,7 +106,7 @@ def encoded(record: Record) -> bytes:
 
 def encoded_group(frames: Sequence[Frame]) -> bytes:
     """The record of the group that a Finished message of these frames brings."""
-    return _framed(_GROUP, _join(frames))
+    return _framed(_GROUP, *(part for frame in frames for part in (_FRAME.pack(len(frame)), frame)))
 
 
 def read_segment(path: Path) -> Iterator[tuple[Record, int]]:
@@ -161,17 +161,19 @@ def _damaged_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.damaged")
 
 
-def _framed(kind: int, payload: bytes) -> bytes:
-    facts = _FACTS.pack(len(payload), kind, xxhash.xxh3_64_intdigest(payload))
-    return b"".join((facts, _CHECK.pack(xxhash.xxh32_intdigest(facts)), payload))
+def _framed(kind: int, *parts: Frame) -> bytes:
+    """A record whose payload is in parts: they are copied once."""
+    digest = xxhash.xxh3_64()
+    for part in parts:
+        digest.update(part)
+    facts = _FACTS.pack(sum(map(len, parts)), kind, digest.intdigest())
+    return b"".join((facts, _CHECK.pack(xxhash.xxh32_intdigest(facts)), *parts))
 
 
 def _decoded(kind: int, payload: bytes, *, path: Path) -> Record:
     match kind:
         case 1:
-            message = decode(_split(payload))
-            assert isinstance(message, Finished), message.kind
-            return LoggedGroup(group=message.group)
+            return LoggedGroup(group=_group(payload, path=path))
         case 2:
             version, lease_ids = json.loads(payload)
             return LoggedBatch(version=version, lease_ids=tuple(lease_ids))
@@ -185,6 +187,15 @@ def _decoded(kind: int, payload: bytes, *, path: Path) -> Record:
             return LoggedDistrust(instance=instance, since=PolicyVersion.parse(since))
         case _:
             raise JournalUnknown(f"{path}: record type {kind} is not known; was it written by a newer release?")
+
+
+def _group(payload: bytes, *, path: Path) -> TrajectoryGroup:
+    try:
+        message = decode(_split(payload), stored=True)
+    except WrongProtocolVersion as error:
+        raise JournalUnknown(f"{path}: a group cannot be read: {error}") from error
+    assert isinstance(message, Finished), message.kind
+    return message.group
 
 
 def _scan(path: Path, *, at: int = 0, size: int | None = None) -> Iterator[tuple[int, bytes, int, int]]:
@@ -220,10 +231,6 @@ def _only_zeros(file: BinaryIO) -> bool:
 
 def _mismatch(path: Path, start: int) -> JournalDamaged:
     return JournalDamaged(path, start, what="a record does not match its checksum, and it is not a torn last one")
-
-
-def _join(frames: Sequence[Frame]) -> bytes:
-    return b"".join(part for frame in frames for part in (_FRAME.pack(len(frame)), frame))
 
 
 def _split(payload: bytes) -> list[memoryview]:

@@ -21,7 +21,7 @@ from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculu
 from learner.leases.dead_letters import DeadLetters, DiskRoom, RunFailed
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.granting import EnvServices, Granting, LeaseTerms, PacingRule, Peer
-from learner.leases.incarnations import Belongs, Incarnations, up_to
+from learner.leases.incarnations import Belongs, Incarnations, oldest_of, up_to
 from learner.ledger import AttemptId, EndedAttempt, FailureResult, Ledger, Verdict
 from protocol.codec import Frame
 from protocol.messages import Failed, Granted
@@ -153,9 +153,10 @@ def admissible(
         return failure_of(group, reason=strange, data_fault=False)
     faults = [_reward_fault(trajectory.reward, max_reward=rules.max_reward) for trajectory in group.trajectories]
     unscored = [one for one, fault in zip(group.trajectories, faults, strict=True) if fault is not None]
-    scored = group.model_copy(
-        update={"trajectories": tuple(one for one, fault in zip(group.trajectories, faults, strict=True) if not fault)}
-    )
+    scored = group
+    if unscored:
+        scorable = tuple(one for one, fault in zip(group.trajectories, faults, strict=True) if not fault)
+        scored = group.model_copy(update={"trajectories": scorable})
     enough = {player for player, alike in scored.by_player.items() if len(alike) >= rules.min_group_size}
     if enough:
         kept = tuple(one for one in scored.trajectories if one.player in enough)
@@ -291,9 +292,9 @@ class GroupFlow:
 
         `frames` are those that it came in, None if it was changed since.
         """
-        lease_id = group.lease_id
+        lease_id, oldest_version = group.lease_id, oldest_of(group)
         reason = self._options.rules.filters.reason(group)
-        if self.incarnations.verdict(group) is Verdict.ACCEPTED:
+        if self.incarnations.verdict(group, oldest_version=oldest_version) is Verdict.ACCEPTED:
             try:
                 self._journal.append_group(group, frames=frames)
                 if reason is not None:
@@ -301,7 +302,7 @@ class GroupFlow:
             except JournalFull as error:
                 self.room.say(error)
                 return False
-        answer = self.incarnations.admit(group)
+        answer = self.incarnations.admit(group, oldest_version=oldest_version)
         if answer.verdict is Verdict.ACCEPTED:
             self.granting.accepted(group)
         if answer.verdict is not Verdict.ACCEPTED:

@@ -113,9 +113,9 @@ class Incarnations:
         self._named[attempt] = (lease.incarnation, lease.attempt)
         return attempt
 
-    def verdict(self, group: TrajectoryGroup) -> Verdict:
+    def verdict(self, group: TrajectoryGroup, *, oldest_version: int) -> Verdict:
         """What `admit` will say; changes nothing."""
-        attempt, oldest_version = self.attempt_of(group), _oldest(group)
+        attempt = self.attempt_of(group)
         if attempt is not None:
             return self._ledger.would_accept(
                 lease_id=group.lease_id, attempt=attempt.attempt, oldest_version=oldest_version
@@ -124,9 +124,9 @@ class Incarnations:
             return Verdict.UNKNOWN
         return self._ledger.would_readmit(lease_id=group.lease_id, oldest_version=oldest_version)
 
-    def admit(self, group: TrajectoryGroup) -> Answer:
-        """Gives an admissible group to the ledger."""
-        attempt, oldest_version, size = self.attempt_of(group), _oldest(group), tokens_of(group)
+    def admit(self, group: TrajectoryGroup, *, oldest_version: int) -> Answer:
+        """Gives an admissible group to the ledger; `oldest_version` is that of its tokens, as `oldest_of` says."""
+        attempt, size = self.attempt_of(group), tokens_of(group)
         if attempt is not None:
             return self._ledger.accept(
                 lease_id=group.lease_id, attempt=attempt.attempt, oldest_version=oldest_version, size=size
@@ -151,7 +151,8 @@ def tokens_of(group: TrajectoryGroup) -> int:
     return sum(trajectory.token_ids.shape[0] for trajectory in group.trajectories)
 
 
-def _oldest(group: TrajectoryGroup) -> int:
+def oldest_of(group: TrajectoryGroup) -> int:
+    """The number of the oldest version that sampled one of the tokens of an admissible group."""
     oldest_version = group.oldest_version
     assert oldest_version is not None, "an admissible group has sampled tokens"
     return oldest_version

@@ -21,7 +21,7 @@ from learner.leases.dead_letters import DeadLetters
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.flow import GroupFlow, IntakeOptions
 from learner.leases.granting import LeaseTerms, Peer
-from learner.leases.incarnations import Belongs, tokens_of
+from learner.leases.incarnations import Belongs, oldest_of, tokens_of
 from learner.ledger import (
     Batch,
     Books,
@@ -216,9 +216,9 @@ class Intake:
     def readmit(self, groups: Iterable[TrajectoryGroup]) -> None:
         """Takes back groups that the journal holds and that no batch has used; those too old are left out."""
         for group in groups:
-            oldest_version = group.oldest_version
-            assert oldest_version is not None, "the journal holds admissible groups only"
-            answer = self._ledger.readmit(lease_id=group.lease_id, oldest_version=oldest_version, size=tokens_of(group))
+            answer = self._ledger.readmit(
+                lease_id=group.lease_id, oldest_version=oldest_of(group), size=tokens_of(group)
+            )
             if answer.verdict is Verdict.ACCEPTED:
                 self._flow.buffer[group.lease_id] = group
 

@@ -126,7 +126,7 @@ def _scan(path: Path) -> Iterator[tuple[Place, int, int, bytes]]:
 
 def _record(place: Place, kind: int, payload: bytes) -> JournalRecord | None:
     if kind == GROUP:
-        message = decode(_frames(payload))
+        message = decode(_frames(payload), stored=True)
         assert isinstance(message, Finished), message
         return GroupRecord(place=place, group=message.group)
     if kind == BATCH:

@@ -1,7 +1,8 @@
 """The bytes of one message of each kind, as they were when the kind came into the protocol.
 
 `golden/<kind>.hex` holds a frame per line. A test that fails here means that older peers can no longer read us: either
-undo the change, or raise `PROTOCOL_VERSION` and write the vectors anew.
+undo the change, or raise `PROTOCOL_VERSION` and write the vectors anew. `golden/stored/` has groups as former versions
+wrote them, which stand in journals.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from protocol import messages
-from protocol.codec import decode, encode
+from protocol.codec import WrongProtocolVersion, decode, encode, sealed
 from protocol.generation import Sampling
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 
@@ -133,6 +134,19 @@ def test_golden_bytes_are_decoded_to_their_message(kind: str) -> None:
     assert type(decoded) is type(EXAMPLES[kind])
     # repr shows every field, arrays included; == on arrays has no single truth value.
     assert repr(decoded) == repr(EXAMPLES[kind])
+
+
+def test_a_group_that_a_former_version_stored_is_read_and_one_that_it_sends_is_not() -> None:
+    frames = [bytes.fromhex(line) for line in (GOLDEN / "stored/finished-4.hex").read_text("ascii").splitlines()]
+    assert repr(decode(frames, stored=True)) == repr(EXAMPLES["finished"])
+    with pytest.raises(WrongProtocolVersion, match="the peer speaks protocol version 4, this process 5"):
+        decode(frames)
+
+
+def test_a_group_of_a_version_that_is_not_read_any_more_is_named() -> None:
+    header, *rest = frames_of("finished")
+    with pytest.raises(WrongProtocolVersion, match="speaks protocol version 3; this one reads 4 to 5"):
+        decode(sealed([header.replace(b"\x93\x05", b"\x93\x03", 1), *rest[:-1]]), stored=True)
 
 
 def test_a_decoded_group_knows_the_versions_of_its_tokens() -> None:

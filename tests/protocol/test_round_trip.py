@@ -1,17 +1,21 @@
 """Any valid message survives the wire unchanged, and its arrays are not copied on the way."""
 
+from collections.abc import Callable
 from typing import Any
 
+import msgpack
 import numpy as np
 import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from pydantic import ValidationError
 
 from protocol import messages
-from protocol.codec import Frame, decode, encode
+from protocol.codec import Frame, MalformedMessage, decode, describe, encode, sealed
 from protocol.generation import Sampling
-from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
+from protocol.model import PROTOCOL_VERSION, code_of
+from protocol.trajectories import ROWS, RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 
 INCARNATIONS = st.integers(1, 1 << 40)
 COUNTS = st.integers(0, (1 << 64) - 1)
@@ -194,11 +198,10 @@ def test_a_message_comes_out_as_it_went_in(message: messages.Message) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(group=GROUPS)
-def test_sent_frames_are_the_memory_of_the_messages_arrays(group: TrajectoryGroup) -> None:
-    frames = encode(messages.Finished(group=group))
-    arrays = [a for t in group.trajectories for a in (t.token_ids, t.loss_mask, t.behavior_logprobs)]
-    assert len(frames) == 2 + len(arrays)
-    assert all(shares_memory(array, frame) for array, frame in zip(arrays, frames[1:-1], strict=True))
+def test_a_group_travels_in_three_arrays_however_many_its_trajectories(group: TrajectoryGroup) -> None:
+    _, *arrays, _ = encode(messages.Finished(group=group))
+    tokens = sum(len(trajectory.token_ids) for trajectory in group.trajectories)
+    assert [len(array) for array in arrays] == [4 * tokens, tokens, 4 * tokens]
 
 
 @settings(deadline=None, max_examples=30)
@@ -206,9 +209,67 @@ def test_sent_frames_are_the_memory_of_the_messages_arrays(group: TrajectoryGrou
 def test_received_arrays_are_the_memory_of_the_frames_and_cannot_be_written(group: TrajectoryGroup) -> None:
     frames = [memoryview(bytearray(frame)) for frame in encode(messages.Finished(group=group))]
     decoded = group_of(decode(frames))
-    arrays = [a for t in decoded.trajectories for a in (t.token_ids, t.loss_mask, t.behavior_logprobs)]
-    assert all(shares_memory(array, frame) for array, frame in zip(arrays, frames[1:-1], strict=True))
-    assert not any(array.flags.writeable for array in arrays)
+    for trajectory in decoded.trajectories:
+        arrays = [trajectory.token_ids, trajectory.loss_mask, trajectory.behavior_logprobs]
+        assert all(shares_memory(array, frame) for array, frame in zip(arrays, frames[1:-1], strict=True))
+        assert not any(array.flags.writeable for array in arrays)
+
+
+def on_the_wire(body: dict[str, Any]) -> list[Frame]:
+    """The frames of a `finished` message of this body, whatever stands in it."""
+    group = dict(body["group"])
+    rows = {name: [each[name] for each in group["trajectories"]] for name in ROWS}
+    group["trajectories"] = [{k: v for k, v in each.items() if k not in ROWS} for each in group["trajectories"]]
+    group["lengths"] = [len(row) for row in rows["token_ids"]]
+    arrays = [np.concatenate(row) for row in rows.values()]
+    for number, (name, array) in enumerate(zip(rows, arrays, strict=True), start=1):
+        group[name] = msgpack.ExtType(1, msgpack.packb([number, code_of(array), len(array)]))
+    header = msgpack.packb([PROTOCOL_VERSION, "finished", {**body, "group": group}])
+    return sealed([header, *(array.tobytes() for array in arrays)])
+
+
+SPOILING = st.sampled_from(["nothing", "token", "mask", "logprob", "span", "turn", "starts", "start_mask"])
+
+
+@settings(deadline=None, max_examples=400)
+@given(group=GROUPS, spoiling=SPOILING, which=st.integers(0, 3), at=st.integers(0, 17), to=st.integers(-2, 20))
+def test_a_group_is_taken_when_each_of_its_trajectories_would_be_and_refused_with_the_same_words(
+    group: TrajectoryGroup, spoiling: str, which: int, at: int, to: int
+) -> None:
+    body = messages.Finished(group=group).model_dump()
+    trajectories = body["group"]["trajectories"]
+    spoiled = trajectories[which % len(trajectories)]
+    for name in ROWS:
+        spoiled[name] = spoiled[name].copy()
+    place = at % len(spoiled["token_ids"])
+    match spoiling:
+        case "token":
+            spoiled["token_ids"][place] = to
+        case "mask" | "start_mask":
+            spoiled["loss_mask"][place if spoiling == "mask" else 0] = abs(to) % 3
+        case "logprob":
+            spoiled["behavior_logprobs"][place] = [np.nan, np.inf, -np.inf, -3.0][to % 4]
+        case "span" if spoiled["version_spans"]:
+            spoiled["version_spans"][at % len(spoiled["version_spans"])]["start" if at % 2 else "end"] = to
+        case "turn":
+            spoiled["turns"][0]["end"] = to
+        case "starts":
+            spoiled["sequence_starts"] = (at, to)[: 1 + at % 2]
+    alone = f"{refusal(lambda: messages.Finished.model_validate(body))}"
+    together = refusal(lambda: decode(on_the_wire(body)))
+    assert (together is None) == (alone == "None")
+    assert together is None or str(together) == f"finished: {alone}"
+
+
+def refusal(take: Callable[[], object]) -> str | None:
+    """Why it is not taken."""
+    try:
+        take()
+    except ValidationError as error:
+        return describe(error)
+    except MalformedMessage as error:
+        return str(error)
+    return None
 
 
 @settings(deadline=None, max_examples=30)

@@ -75,15 +75,13 @@ def body_is_a_list(draft: Draft) -> None:
 
 
 def list_for_an_array(draft: Draft) -> None:
-    draft.trajectory["token_ids"] = [5, 6, 7, 260, 70000, 2]
+    draft.group["token_ids"] = [5, 6, 7, 260, 70000, 2] * 2
+    draft.group["loss_mask"], draft.group["behavior_logprobs"] = reference(1, "u1", 12), reference(2, "f4", 12)
     draft.arrays = draft.arrays[1:]
-    draft.trajectory["loss_mask"], draft.trajectory["behavior_logprobs"] = reference(1, "u1", 6), reference(2, "f4", 6)
-    draft.group["trajectories"] = draft.group["trajectories"][:1]
-    draft.arrays = draft.arrays[:2]
 
 
 def array_for_a_number(draft: Draft) -> None:
-    draft.group["task_index"] = reference(7, "i4", 1)
+    draft.group["task_index"] = reference(4, "i4", 1)
     draft.arrays.append(b"\0\0\0\0")
 
 
@@ -92,28 +90,70 @@ def array_of_another_length(draft: Draft) -> None:
 
 
 def length_that_the_others_lack(draft: Draft) -> None:
-    draft.trajectory["loss_mask"] = reference(2, "u1", 7)
+    draft.group["loss_mask"] = reference(2, "u1", 13)
     draft.arrays[1] = draft.arrays[1] + b"\0"
 
 
 def negative_length(draft: Draft) -> None:
-    draft.trajectory["loss_mask"] = reference(2, "u1", -6)
+    draft.group["loss_mask"] = reference(2, "u1", -12)
 
 
 def enormous_length(draft: Draft) -> None:
-    draft.trajectory["loss_mask"] = reference(2, "u1", (1 << 64) - 1)
+    draft.group["loss_mask"] = reference(2, "u1", (1 << 64) - 1)
 
 
 def array_of_another_type(draft: Draft) -> None:
-    draft.trajectory["token_ids"] = reference(1, "f4", 6)
+    draft.group["token_ids"] = reference(1, "f4", 12)
+
+
+def missing_array(draft: Draft) -> None:
+    del draft.group["behavior_logprobs"]
+    draft.arrays.pop()
+
+
+def missing_lengths(draft: Draft) -> None:
+    del draft.group["lengths"]
+
+
+def lengths_of_something_else(draft: Draft) -> None:
+    draft.group["lengths"] = "66"
+
+
+def length_below_zero(draft: Draft) -> None:
+    draft.group["lengths"] = [13, -1]
+
+
+def true_as_length(draft: Draft) -> None:
+    draft.group["lengths"] = [11, True]
+
+
+def length_for_one_only(draft: Draft) -> None:
+    draft.group["lengths"] = [12]
+
+
+def lengths_of_more_tokens(draft: Draft) -> None:
+    draft.group["lengths"] = [6, 7]
+
+
+def trajectories_that_end_elsewhere(draft: Draft) -> None:
+    draft.group["lengths"] = [5, 7]
+
+
+def trajectory_that_is_a_number(draft: Draft) -> None:
+    draft.group["trajectories"][1] = 7
+
+
+def trajectory_with_an_array_of_its_own(draft: Draft) -> None:
+    draft.group["trajectories"][1]["loss_mask"] = reference(4, "u1", 6)
+    draft.arrays.append(bytes(6))
 
 
 def unknown_element_code(draft: Draft) -> None:
-    draft.trajectory["token_ids"] = reference(1, "O8", 3)
+    draft.group["token_ids"] = reference(1, "O8", 6)
 
 
 def same_frame_twice(draft: Draft) -> None:
-    draft.group["trajectories"][1]["token_ids"] = reference(1, "i4", 6)
+    draft.group["loss_mask"] = reference(1, "i4", 12)
 
 
 def frame_that_did_not_come(draft: Draft) -> None:
@@ -121,11 +161,11 @@ def frame_that_did_not_come(draft: Draft) -> None:
 
 
 def header_named_as_an_array(draft: Draft) -> None:
-    draft.trajectory["token_ids"] = reference(0, "u1", 6)
+    draft.group["token_ids"] = reference(0, "u1", 6)
 
 
 def negative_frame(draft: Draft) -> None:
-    draft.trajectory["token_ids"] = reference(-1, "i4", 6)
+    draft.group["token_ids"] = reference(-1, "i4", 6)
 
 
 def frame_that_nobody_names(draft: Draft) -> None:
@@ -133,15 +173,15 @@ def frame_that_nobody_names(draft: Draft) -> None:
 
 
 def reference_of_two_parts(draft: Draft) -> None:
-    draft.trajectory["token_ids"] = reference(1, "i4")
+    draft.group["token_ids"] = reference(1, "i4")
 
 
 def reference_that_is_nested_deeply(draft: Draft) -> None:
-    draft.trajectory["token_ids"] = msgpack.ExtType(1, b"\x91" * 1000 + b"\x90")
+    draft.group["token_ids"] = msgpack.ExtType(1, b"\x91" * 1000 + b"\x90")
 
 
 def unknown_extension(draft: Draft) -> None:
-    draft.trajectory["token_ids"] = msgpack.ExtType(7, b"")
+    draft.group["token_ids"] = msgpack.ExtType(7, b"")
 
 
 def timestamp(draft: Draft) -> None:
@@ -157,11 +197,11 @@ def byte_string_for_a_field(draft: Draft) -> None:
 
 
 def nan_logprob(draft: Draft) -> None:
-    draft.arrays[2] = np.array([0, 0, 0, -1, np.nan, -1], dtype="<f4").tobytes()
+    draft.arrays[2] = np.array([0, 0, 0, -1, -1, -1, 0, 0, 0, -1, np.nan, -1], dtype="<f4").tobytes()
 
 
 def infinite_logprob(draft: Draft) -> None:
-    draft.arrays[2] = np.array([0, 0, 0, -1, -np.inf, -1], dtype="<f4").tobytes()
+    draft.arrays[2] = np.array([0, 0, 0, -1, -np.inf, -1] * 2, dtype="<f4").tobytes()
 
 
 def nan_reward(draft: Draft) -> None:
@@ -181,17 +221,19 @@ def reward_and_error(draft: Draft) -> None:
 
 
 def negative_token(draft: Draft) -> None:
-    draft.arrays[0] = np.array([5, 6, 7, 260, -1, 2], dtype="<i4").tobytes()
+    draft.arrays[0] = np.array([5, 6, 7, 260, 70000, 2, 5, 6, 7, 260, -1, 2], dtype="<i4").tobytes()
 
 
 def mask_of_two(draft: Draft) -> None:
-    draft.arrays[1] = bytes([0, 0, 0, 1, 2, 1])
+    draft.arrays[1] = bytes([0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 2, 1])
 
 
 def no_tokens(draft: Draft) -> None:
-    for name, code, index in (("token_ids", "i4", 1), ("loss_mask", "u1", 2), ("behavior_logprobs", "f4", 3)):
-        draft.trajectory[name] = reference(index, code, 0)
-        draft.arrays[index - 1] = b""
+    draft.group["lengths"] = [0, 12]
+
+
+def mark_beyond_the_stamps(draft: Draft) -> None:
+    draft.arrays[1] = bytes([0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1])
 
 
 def token_without_a_stamp(draft: Draft) -> None:
@@ -227,7 +269,9 @@ def turn_beyond_the_end(draft: Draft) -> None:
 
 
 def no_trajectories(draft: Draft) -> None:
-    draft.group["trajectories"] = []
+    draft.group["trajectories"], draft.group["lengths"] = [], []
+    for name in ("token_ids", "loss_mask", "behavior_logprobs"):
+        del draft.group[name]
     draft.arrays = []
 
 
@@ -240,34 +284,45 @@ SPOILED: list[tuple[Callable[[Draft], None], str]] = [
     (true_as_number, r"group\.attempt: Input should be a valid integer"),
     (unknown_purpose, r"group\.purpose: Input should be 'train' or 'evaluate'"),
     (body_is_a_list, r"finished: message: Input should be a valid dictionary"),
-    (list_for_an_array, r"token_ids: .*expected a numpy array, got tuple"),
+    (list_for_an_array, r"group\.token_ids: expected a numpy array, got tuple"),
     (array_for_a_number, r"group\.task_index: Input should be a valid integer"),
-    (array_of_another_length, r"frame 2 has 7 bytes, 6 elements of u1 were announced"),
-    (length_that_the_others_lack, r"loss_mask has 7 entries for 6 tokens"),
-    (negative_length, r"frame 2 has 6 bytes, -6 elements"),
-    (enormous_length, r"frame 2 has 6 bytes"),
-    (array_of_another_type, r"token_ids: .*expected a row of int32, got 1-d float32"),
-    (unknown_element_code, r"\[1, 'O8', 3\] does not name an array frame"),
-    (same_frame_twice, r"\[1, 'i4', 6\] does not name an array frame"),
-    (frame_that_did_not_come, r"\[6, 'f4', 6\] does not name an array frame"),
+    (array_of_another_length, r"frame 2 has 13 bytes, 12 elements of u1 were announced"),
+    (length_that_the_others_lack, r"group\.loss_mask has 13 entries for 12 tokens"),
+    (negative_length, r"frame 2 has 12 bytes, -12 elements"),
+    (enormous_length, r"frame 2 has 12 bytes"),
+    (array_of_another_type, r"group\.token_ids: expected a row of int32, got 1-d float32"),
+    (missing_array, r"group\.behavior_logprobs: expected a numpy array, got NoneType"),
+    (missing_lengths, r"group\.lengths: expected numbers of tokens, got None"),
+    (lengths_of_something_else, r"group\.lengths: expected numbers of tokens, got '66'"),
+    (length_below_zero, r"group\.lengths: expected numbers of tokens, got \(13, -1\)"),
+    (true_as_length, r"group\.lengths: expected numbers of tokens, got \(11, True\)"),
+    (length_for_one_only, r"group\.lengths: 1 lengths for 2 trajectories"),
+    (lengths_of_more_tokens, r"group\.token_ids has 12 entries for 13 tokens"),
+    (trajectories_that_end_elsewhere, r"trajectories\.0: .*exceeds 5 tokens|trajectories\.0: .*beyond the 5 tokens"),
+    (trajectory_that_is_a_number, r"group\.trajectories\.1: expected a dictionary, got int"),
+    (trajectory_with_an_array_of_its_own, r"group\.trajectories\.1: arrays of its own"),
+    (unknown_element_code, r"\[1, 'O8', 6\] does not name an array frame"),
+    (same_frame_twice, r"\[1, 'i4', 12\] does not name an array frame"),
+    (frame_that_did_not_come, r"\[3, 'f4', 12\] does not name an array frame"),
     (header_named_as_an_array, r"\[0, 'u1', 6\] does not name an array frame"),
     (negative_frame, r"\[-1, 'i4', 6\] does not name an array frame"),
-    (frame_that_nobody_names, r"7 array frames arrived, the header names 6"),
+    (frame_that_nobody_names, r"4 array frames arrived, the header names 3"),
     (reference_of_two_parts, r"\[1, 'i4'\] does not name an array frame"),
     (reference_that_is_nested_deeply, r"\[\[\[.*does not name an array frame"),
     (unknown_extension, r"extension type 7 is not known"),
     (timestamp, r"group\.task_index: Input should be a valid integer"),
     (byte_string_for_text, r"group\.environment: Input should be a valid string"),
     (byte_string_for_a_field, r"Keys should be strings"),
-    (nan_logprob, r"behavior_logprobs holds a value that is not finite"),
+    (nan_logprob, r"trajectories\.1: .*behavior_logprobs holds a value that is not finite"),
     (infinite_logprob, r"behavior_logprobs holds a value that is not finite"),
     (nan_reward, r"verifier .* gave a reward of nan, expected a finite number"),
     (infinite_component, r"verifier .* gave a component 'length' of inf, expected a finite number"),
     (enormous_reward, r"verifier .* gave a reward of 1000001.0, expected one of at most 1e\+06"),
     (reward_and_error, r"either a reward or an error"),
-    (negative_token, r"no negative id"),
-    (mask_of_two, r"loss_mask holds something other than 0 and 1"),
-    (no_tokens, r"at least one token"),
+    (negative_token, r"trajectories\.1: .*no negative id"),
+    (mask_of_two, r"trajectories\.1: .*loss_mask holds something other than 0 and 1"),
+    (no_tokens, r"trajectories\.0: .*at least one token"),
+    (mark_beyond_the_stamps, r"trajectories\.1: .*a sampled token has no version stamp"),
     (token_without_a_stamp, r"a sampled token has no version stamp"),
     (overlapping_spans, r"overlaps another"),
     (span_beyond_the_end, r"exceeds 6 tokens"),

@@ -16,14 +16,15 @@ from learner.journal.journal import (
     JournalDamaged,
     JournalFull,
     JournalLost,
+    JournalUnknown,
     LoggedBatch,
     LoggedFilter,
     LoggedGroup,
     Record,
     read_journal,
 )
-from learner.journal.segments import read_segment, segments_of, set_aside
-from protocol.codec import encode
+from learner.journal.segments import encoded_group, read_segment, segments_of, set_aside
+from protocol.codec import encode, sealed
 from protocol.messages import Finished
 from services.run_lock import FolderLost
 from tests.learner.samples import group, trajectory
@@ -38,6 +39,10 @@ def folder(tmp_path: Path) -> Path:
 def path(folder: Path) -> Path:
     """The first segment."""
     return folder / "segment-00000000.log"
+
+
+STORED = Path(__file__).parents[2] / "protocol/golden/stored/finished-4.hex"
+"""The frames of a group as protocol version 4 wrote them."""
 
 
 def write_some(path: Path) -> list[int]:
@@ -438,3 +443,19 @@ def test_a_closed_journal_refuses_what_comes_after(path: Path) -> None:
         assert os.fstat(other).st_size == 0
     finally:
         os.close(other)
+
+
+def test_a_journal_of_a_former_version_of_the_protocol_is_read(path: Path) -> None:
+    frames = [bytes.fromhex(line) for line in STORED.read_text("ascii").splitlines()]
+    path.parent.mkdir(parents=True)
+    path.write_bytes(encoded_group(frames))
+    with Journal.open(path.parent) as journal:
+        journal.append_group(group(3, version=2))
+    first, second = [record for record, _ in read_segment(path)]
+    assert isinstance(first, LoggedGroup)
+    assert isinstance(second, LoggedGroup)
+    assert (first.group.lease_id, first.group.oldest_version, second.group.lease_id) == (70000, 6, 3)
+    header = frames[0].replace(b"\x93\x04", b"\x93\x03", 1)
+    path.write_bytes(encoded_group(sealed([header, *frames[1:-1]])))
+    with pytest.raises(JournalUnknown, match="a group cannot be read: it was stored by a release that speaks"):
+        list(read_segment(path))
