@@ -34,9 +34,9 @@ def fault_of_reward(*, verifier: object, reward: object, components: object) -> 
     A reward is finite and of at most LARGEST_REWARD, its components are finite.
     """
     parts = components.items() if isinstance(components, dict) else ()
-    if isinstance(reward, float) and -LARGEST_REWARD <= reward <= LARGEST_REWARD:
-        if all(isinstance(part, float) and math.isfinite(part) for _, part in parts):
-            return None
+    numbers = (reward, *(part for _, part in parts))
+    if all(isinstance(number, float) and -LARGEST_REWARD <= number <= LARGEST_REWARD for number in numbers):
+        return None  # as almost always, and without a text for each
     for what, number in (("a reward", reward), *((f"a component {name!r}", part) for name, part in parts)):
         if isinstance(number, float) and not math.isfinite(number):
             return f"verifier {verifier} gave {what} of {number}, expected a finite number"

@@ -210,7 +210,7 @@ def test_received_arrays_are_the_memory_of_the_frames_and_cannot_be_written(grou
     frames = [memoryview(bytearray(frame)) for frame in encode(messages.Finished(group=group))]
     decoded = group_of(decode(frames))
     for trajectory in decoded.trajectories:
-        arrays = [trajectory.token_ids, trajectory.loss_mask, trajectory.behavior_logprobs]
+        arrays: list[npt.NDArray[Any]] = [trajectory.token_ids, trajectory.loss_mask, trajectory.behavior_logprobs]
         assert all(shares_memory(array, frame) for array, frame in zip(arrays, frames[1:-1], strict=True))
         assert not any(array.flags.writeable for array in arrays)
 
