@@ -1,7 +1,7 @@
 """Configuration of the env_service."""
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -112,6 +112,8 @@ class ConcurrencyConfig(ConfigModel):
 
 class EnvServiceConfig(ProcessConfig):
     """Everything that an env_service can be told."""
+
+    usual_groups: ClassVar[tuple[str, ...]] = ("retry", "scoring", "concurrency", "agents", "http")
 
     http: HttpConfig = HttpConfig(port=7330)
     model: Annotated[Path, ModelFolder(("tokenizer", "chat_template"))] = Field(

@@ -1,7 +1,7 @@
 """The settings of a generator. Loads neither vllm nor torch."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
@@ -89,6 +89,8 @@ class JoinConfig(ConfigModel):
 
 class GeneratorConfig(ProcessConfig):
     """The table [generator]."""
+
+    usual_groups: ClassVar[tuple[str, ...]] = ("engine", "join", "http")
 
     http: HttpConfig = Field(HttpConfig(port=7310), description="the generator's HTTP address")
     id: str | None = Field(

@@ -15,12 +15,13 @@ import importlib
 import json
 import logging
 import os
+import re
 import select
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points, version
@@ -30,11 +31,11 @@ from typing import TYPE_CHECKING, NoReturn
 from headway.file_commands import compare_runs, convert_data, fetch
 from headway.keys_command import make_keys
 from headway.new_project import make_project
-from headway.own_options import as_given, named_processes, own_options, split_options
+from headway.own_options import USAGE, as_given, named_processes, own_options, split_options, usage
 from headway.supervisor import Command, Limits, RestartPolicy, Supervisor
 from services.config.agreements import disagreements
 from services.config.devices import VISIBLE, Need, shared_out, visible
-from services.config.models import ProcessConfig, load_config
+from services.config.models import ProcessConfig, help_text, load_config
 from services.config.options import nearest
 from services.config.run_paths import import_code_beside
 from services.config.sources import PROCESSES, TABLES, ConfigError, read_tables
@@ -44,55 +45,6 @@ from services.run_lock import holder_of, taken_text
 
 if TYPE_CHECKING:
     from headway.checking import Examination
-
-USAGE = """\
-usage: headway init NAME [--model FOLDER]
-       headway up RUN.toml [--only PROCESS,...] [--resume [--accept-changes]] [--restarts N]
-                          [--PROCESS.OPTION VALUE ...]
-       headway check RUN.toml [--PROCESS.OPTION VALUE ...]
-       headway doctor RUN.toml [--before] [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
-       headway doctor --memory [SIZE ...]
-       headway eval RUN.toml [--model FOLDER | --checkpoint FOLDER] [--tasks N] [--samples N] [--output FILE]
-                             [--against FILE [--judge VERIFIER]] [--PROCESS.OPTION VALUE ...]
-       headway diff RUN RUN
-       headway fetch NAME ... [--dataset] [--revision REVISION]
-       headway --version
-       headway keys FOLDER [--env-service NAME ...] [--host HOST ...] [--force]
-       headway data convert ROWS.jsonl [TASKS.jsonl] [--reference] [--extract last|first|whole] [--reward all|fraction]
-
-init    write a project into the folder NAME: a run.toml, tasks, a reward, and a tiny model unless one is named
-up      start the processes that RUN.toml has a table for, and stop them all when the learner has ended; one that dies
-        is started again, at most N times (5 if left out) without a minute of life in between; with --resume the run
-        of this name goes on from its newest checkpoint; settings that would make it another training (algorithm,
-        model, group size) are refused then, unless with --accept-changes; with --only, start these alone, as the
-        others run on other machines: without the learner, until a signal comes
-check   read RUN.toml as each process would, with the files and the code that it names; see whether all of it fits
-        together and the machine is fit for it, and start nothing; `up` does so first
-doctor  ask the processes, also those at each URL, how they are, and say who is to blame if something is stuck; if none
-        of them answers, or with --before: see whether machine, files and settings are fit for a start; --memory: needs
-eval    evaluate the model of RUN.toml, or that in a folder, or a checkpoint of a run with these settings, on N held-out
-        tasks with N samples each; print the numbers and write them to FILE (evaluation.json in the run's folder if left
-        out); with --against, also the win rate against an earlier such file; with --judge, how often a pairwise
-        verifier of the reward service prefers ours to that file's, or to a JSONL's of prompt and completion. Processes
-        that run already are used, the others are started and stopped again; nothing is trained, and no run's history
-        is touched
-diff    print the settings, versions and commits in which two runs differ, given by their folders
-fetch   download models, or data sets, by their names on the Hugging Face hub into its cache (HF_HOME), where a run.toml
-        finds them by the same names
-keys    make keys and tokens for processes on several machines, and print the settings that use them; with names of
-        env-services that are new, adds theirs to what is in FOLDER; with the hosts of the machines, also makes a CA and
-        certificates for HTTPS, or renews those that are there; --force replaces what is there
-data    make tasks for the verifier code of rows of HumanEval(+), MBPP(+), APPS, TACO or LiveCodeBench, in JSONL or
-        Parquet; with --reference each holds its published solution, on which its tests are tried first
-
-PROCESS is learner, generator, reward-service or env-service, and run for the table [run]; the --help of each process
-lists its options. Example: headway up run.toml --learner.max-lag 0 --run.name synchronous
-
-exit code of up and eval: the learner's; 0 if stopped by a signal; 1 if a process could not be kept alive; 2 for wrong
-settings, also if a process finds them wrong at its start, which is then not started again
-exit code of check: 0 if all is well, 2 if not
-exit code of doctor: 0 if all is well, 1 if not, 2 for wrong settings
-"""
 
 log = logging.getLogger(__name__)
 
@@ -245,7 +197,7 @@ def _devices(configs: Mapping[str, ProcessConfig]) -> dict[str, tuple[tuple[str,
 
 def _run(words: Sequence[str]) -> int:
     if {"--help", "-h"} & set(words) or words == ["help"]:
-        sys.stdout.write(USAGE)
+        sys.stdout.write(usage(words[0]) + "".join(_all_options(words)))
         return 0
     match words:
         case ["up" | "check" | "doctor" | "eval" as command, path, *rest] if path[:1] != "-" or path == "--memory":
@@ -264,6 +216,15 @@ def _run(words: Sequence[str]) -> int:
             raise ConfigError([f"unknown command {word!r}; {hint}"])
     sys.stderr.write(USAGE)
     return 2
+
+
+def _all_options(words: Sequence[str]) -> Iterator[str]:
+    """With --all, what each process that a command starts or reads can be told."""
+    if "--all" in words and words[0] in _COMMANDS:
+        for name in PROCESSES:
+            asked = [word.replace(f"--{name}.", "--", 1) for word in words[1:]]
+            said = help_text(_config_model(name), process=name, argv=asked)
+            yield "\n" + re.sub(r"^  --(?!run\.)", f"  --{name}.", said, flags=re.MULTILINE)
 
 
 def _run_check(path: Path, words: Sequence[str]) -> int:

@@ -1,4 +1,6 @@
-"""The options of the umbrella command itself, told apart from those that it passes on to the processes."""
+"""The command line of the umbrella command: its usage, and its own options, told apart from those that it passes on to
+the processes.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,6 +8,116 @@ from pathlib import Path
 
 from services.config.options import nearest
 from services.config.sources import PROCESSES, TABLES, ConfigError, read_tables
+
+
+_USAGES: Mapping[str, str] = {
+    "init": """\
+       headway init NAME [--model FOLDER]
+""",
+    "up": """\
+       headway up RUN.toml [--only PROCESS,...] [--resume [--accept-changes]] [--restarts N]
+                          [--PROCESS.OPTION VALUE ...]
+""",
+    "check": """\
+       headway check RUN.toml [--PROCESS.OPTION VALUE ...]
+""",
+    "doctor": """\
+       headway doctor RUN.toml [--before] [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
+       headway doctor --memory [SIZE ...]
+""",
+    "eval": """\
+       headway eval RUN.toml [--model FOLDER | --checkpoint FOLDER] [--tasks N] [--samples N] [--output FILE]
+                             [--against FILE [--judge VERIFIER]] [--PROCESS.OPTION VALUE ...]
+""",
+    "diff": """\
+       headway diff RUN RUN
+""",
+    "fetch": """\
+       headway fetch NAME ... [--dataset] [--revision REVISION]
+""",
+    "--version": """\
+       headway --version
+""",
+    "keys": """\
+       headway keys FOLDER [--env-service NAME ...] [--host HOST ...] [--force]
+""",
+    "data": """\
+       headway data convert ROWS.jsonl [TASKS.jsonl] [--reference] [--extract last|first|whole] [--reward all|fraction]
+""",
+}
+_TEXTS: Mapping[str, str] = {
+    "init": """\
+init    write a project into the folder NAME: a run.toml, tasks, a reward, and a tiny model unless one is named
+""",
+    "up": """\
+up      start the processes that RUN.toml has a table for, and stop them all when the learner has ended; one that dies
+        is started again, at most N times (5 if left out) without a minute of life in between; with --resume the run
+        of this name goes on from its newest checkpoint; settings that would make it another training (algorithm,
+        model, group size) are refused then, unless with --accept-changes; with --only, start these alone, as the
+        others run on other machines: without the learner, until a signal comes
+""",
+    "check": """\
+check   read RUN.toml as each process would, with the files and the code that it names; see whether all of it fits
+        together and the machine is fit for it, and start nothing; `up` does so first
+""",
+    "doctor": """\
+doctor  ask the processes, also those at each URL, how they are, and say who is to blame if something is stuck; if none
+        of them answers, or with --before: see whether machine, files and settings are fit for a start; --memory: needs
+""",
+    "eval": """\
+eval    evaluate the model of RUN.toml, or that in a folder, or a checkpoint of a run with these settings, on N held-out
+        tasks with N samples each; print the numbers and write them to FILE (evaluation.json in the run's folder if left
+        out); with --against, also the win rate against an earlier such file; with --judge, how often a pairwise
+        verifier of the reward service prefers ours to that file's, or to a JSONL's of prompt and completion. Processes
+        that run already are used, the others are started and stopped again; nothing is trained, and no run's history
+        is touched
+""",
+    "diff": """\
+diff    print the settings, versions and commits in which two runs differ, given by their folders
+""",
+    "fetch": """\
+fetch   download models, or data sets, by their names on the Hugging Face hub into its cache (HF_HOME), where a run.toml
+        finds them by the same names
+""",
+    "keys": """\
+keys    make keys and tokens for processes on several machines, and print the settings that use them; with names of
+        env-services that are new, adds theirs to what is in FOLDER; with the hosts of the machines, also makes a CA and
+        certificates for HTTPS, or renews those that are there; --force replaces what is there
+""",
+    "data": """\
+data    make tasks for the verifier code of rows of HumanEval(+), MBPP(+), APPS, TACO or LiveCodeBench, in JSONL or
+        Parquet; with --reference each holds its published solution, on which its tests are tried first
+""",
+}
+_PROCESS = """\
+PROCESS is learner, generator, reward-service or env-service, and run for the table [run]; the --help of each process
+lists its options, and so does this with --all. Example: headway up run.toml --learner.max-lag 0 --run.name synchronous
+"""
+_ENDINGS: Mapping[str, str] = {
+    "up": """\
+exit code of up and eval: the learner's; 0 if stopped by a signal; 1 if a process could not be kept alive; 2 for wrong
+settings, also if a process finds them wrong at its start, which is then not started again
+""",
+    "check": """\
+exit code of check: 0 if all is well, 2 if not
+""",
+    "doctor": """\
+exit code of doctor: 0 if all is well, 1 if not, 2 for wrong settings
+""",
+}
+
+
+def usage(command: str = "") -> str:
+    """All that `headway --help` says, or what `headway COMMAND --help` says of one command."""
+    names = [command] if command in _USAGES else list(_USAGES)
+    uses = "".join(_USAGES[name] for name in names)
+    endings = [_ENDINGS.get(name, "") for name in (("up",) if command == "eval" else names)]
+    parts = ["usage: " + uses.removeprefix("       "), "".join(_TEXTS.get(name, "") for name in names)]
+    parts += [_PROCESS if "PROCESS.OPTION" in uses else "", "".join(endings)]
+    return "\n".join(part for part in parts if part)
+
+
+USAGE = usage()
 
 
 def own_options(words: Sequence[str], known: Mapping[str, bool]) -> tuple[dict[str, list[str]], list[str]]:
@@ -59,7 +171,7 @@ def as_given(problem: str, process: str) -> str:
     """A process's complaint about its command line, with the flags as they are written here."""
     if not problem.startswith("command line"):
         return problem
-    flags = re.sub(r"--(?!help\b|run\.)(?=[a-z])", f"--{process}.", problem)
+    flags = re.sub(r"(?<!learner )--(?!help\b|run\.)(?=[a-z])", f"--{process}.", problem)
     return flags.replace("see --help", f"see {process} --help")
 
 

@@ -1,7 +1,8 @@
 """The settings of the learner. Loads no torch."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -16,6 +17,17 @@ from services.config.made_with import settings_of
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.network import check_key_settings, is_loopback, is_wildcard
 from services.zmq.keys import KeyFile
+
+
+_FROM_FILES = ("sft", "rm", "dpo", "distill")
+_OF_SAMPLING = (
+    "groups_per_step", "max_lag", "rollouts", "lag", "guard", "leases", "weights", "evaluation", "http",
+    "checkpoint.journal_mb", "checkpoint.keep_best", "checkpoint.best_by",
+)  # fmt: skip
+_OF_LOGPROBS = (
+    "training.temperature", "training.logprob_chunk_tokens", "training.logprob_chunk_vocabulary",
+    "training.report_entropy",
+)  # fmt: skip
 
 
 class CurriculumConfig(ConfigModel):
@@ -287,6 +299,22 @@ class LearnerConfig(ProcessConfig):
     checkpoint: CheckpointConfig = CheckpointConfig()
     data: DataConfig = DataConfig()
     teachers: tuple[TeacherConfig, ...] = Field((), max_length=64, description="models to distill from, by opd")
+
+    usual_groups: ClassVar[tuple[str, ...]] = ("algo", "data", "rollouts", "training.optimizer", "training")
+
+    @classmethod
+    def without_effect(cls, settings: Mapping[str, object]) -> Mapping[str, str]:
+        """What an algorithm makes no use of: those that learn from files sample nothing, the others read no file."""
+        algo = str(settings.get("algo.type", "grpo"))
+        if algo == "custom" or settings.get("evaluation.only") in (True, "true"):
+            return {}
+        applies = f"Remove it; `learner --algo {algo} --help` lists what applies"
+        head = {} if algo == "rm" else {"training.head_seed": f"algo {algo} has no new head, only rm has. {applies}"}
+        if algo not in _FROM_FILES:
+            return {**head, "data": f"algo {algo} samples its data; {', '.join(_FROM_FILES)} read files. {applies}"}
+        reason = f"algo {algo} learns from the file data.path and samples nothing. {applies}"
+        logprobs = dict.fromkeys(_OF_LOGPROBS if algo == "rm" else (), f"algo rm has scores, no logprobs. {applies}")
+        return {**head, **dict.fromkeys(_OF_SAMPLING, reason), **logprobs}
 
     @property
     def gpus_wanted(self) -> int:

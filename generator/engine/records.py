@@ -14,8 +14,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from generator.engine.die_with_parent import OwnerTie
-from generator.engine.options import EngineOptions, ScoredSequence
+from generator.engine.options import EngineOptions, OwnerTie, ScoredSequence
 from protocol.generation import MOST_TOP_LOGPROBS, GeneratePart, Sampling
 from protocol.trajectories import FinishReason, VersionSpan
 

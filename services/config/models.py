@@ -12,18 +12,18 @@ A secret can also be given as a file that holds it, as containers mount them: un
 such as `token_file` or HEADWAY_LEARNER__HTTP__TOKEN_FILE.
 """
 
-import itertools
 import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from services.config.devices import use_devices
-from services.config.options import Choice, Schema, environment_name_of, flag_of, help_lines, schema_of
+from services.config import help_text as helping
+from services.config.options import Choice, Schema, flag_of, idle_reason, schema_of
 from services.config.run_paths import import_code_beside
 from services.config.sources import (
     PROCESSES,
@@ -127,6 +127,17 @@ class ProcessConfig(ConfigModel):
         (), description="GPUs of this process, by number among those that it sees; `headway up` shares them out if none"
     )
 
+    usual_groups: ClassVar[tuple[str, ...]] = ("http",)
+    """Groups of keys that `--help` lists one by one, the most wanted first."""
+
+    @classmethod
+    def without_effect(cls, settings: Mapping[str, object]) -> Mapping[str, str]:
+        """Keys, and groups of keys, that do nothing beside these settings, by dotted key; each with the reason.
+
+        Whoever sets one is told so: a setting that does nothing was meant to do something.
+        """
+        return {}
+
     @property
     def gpus_wanted(self) -> int:
         """How many GPUs it uses where there are some."""
@@ -155,7 +166,7 @@ def load_config(model: type[C], *, process: str, argv: Sequence[str], environ: M
     sources = [with_secrets_read(source, schema) for source in sources]
     problems = [problem for source in sources for problem in source.problems]
     settings, strays = _merged(_instance_defaults(model, ""), sources, schema)
-    problems += strays
+    problems += [*strays, *_idle(model, settings, process)]
     try:
         config = model.model_validate(_nested(settings))
     except ValidationError as error:
@@ -163,6 +174,15 @@ def load_config(model: type[C], *, process: str, argv: Sequence[str], environ: M
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _idle(model: type[ProcessConfig], settings: Mapping[str, Setting], process: str) -> list[str]:
+    """A complaint about each setting that does nothing."""
+    idle = model.without_effect({key: setting.value for key, setting in settings.items()})
+    reasons = {
+        setting.origin: idle_reason(key, idle) for key, setting in settings.items() if setting.origin != "default"
+    }
+    return [f"{origin} is set but has no effect: {reason}" for origin, reason in reasons.items() if reason]
 
 
 def load_or_exit(model: type[C], *, process: str, description: str = "") -> C:
@@ -184,35 +204,13 @@ def load_or_exit(model: type[C], *, process: str, description: str = "") -> C:
 
 
 def help_text(model: type[ProcessConfig], *, process: str, description: str = "", argv: Sequence[str] = ()) -> str:
-    """Every option of a process with its kind, default and meaning.
+    """The options that count where `argv` picks its types, with kind, default and meaning, the usual ones first.
 
-    Of a choice only the options of the variant that `argv` picks, or of the default one.
+    With `--all` every option, at length; with keys or groups in `argv`, these at length.
     """
-    schema = schema_of(model)
-    picked = {choice.key: _picked(choice, argv) for choice in schema.choices.values()}
-    example = environment_name_of("log.level", process=process)
-    lines = [
-        f"usage: {process} [--config RUN.toml] [--option value ...]",
-        *(["", description] if description else []),
-        "",
-        f"Defaults < [{process}] and [run] of RUN.toml < environment ({example}) < command line.",
-        *(
-            f"Below are the options of {flag_of(key)} {name}; of another one: {process} {flag_of(key)} NAME --help"
-            for key, name in picked.items()
-            if name is not None
-        ),
-        "",
-        *help_lines(schema, {key: name for key, name in picked.items() if name is not None}),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _picked(choice: Choice, argv: Sequence[str]) -> str | None:
-    """The variant that a command line asks for, by `--algo NAME` or `--algo.type=NAME`; else the default."""
-    words = [word for argument in argv for word in argument.split("=", 1)]
-    flags = (flag_of(choice.key), flag_of(choice.type_key))
-    named = [name for flag, name in itertools.pairwise(words) if flag in flags and name in choice.variants]
-    return named[-1] if named else choice.default
+    picked = helping.asked_of(schema_of(model), argv).picked
+    idle = model.without_effect({f"{key}.type": name for key, name in picked.items()})
+    return helping.page(model, process=process, description=description, argv=argv, usual=model.usual_groups, idle=idle)
 
 
 def _split_off_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:

@@ -253,21 +253,38 @@ def _union_parts(annotation: object) -> list[object]:
 
 
 _CLOSE = 0.7
+_ALIKE = 0.5
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known dotted name that is most like `name`, by whole name or by last part; None if nothing is close.
 
-    Close is what a slip of the fingers makes: a few letters more, fewer or in another order.
+    Close is what a slip of the fingers makes: a few letters more, fewer or in another order. What stands before the
+    last part, and the dashes of a flag, do not make two names alike.
     """
+    group, own = _parted(name)
 
     def likeness(candidate: str) -> float:
-        whole = difflib.SequenceMatcher(None, name, candidate).ratio()
-        last = difflib.SequenceMatcher(None, name.rsplit(".", 1)[-1], candidate.rsplit(".", 1)[-1]).ratio()
-        return max(whole, last * 0.95)
+        other_group, other = _parted(candidate)
+        last = difflib.SequenceMatcher(None, own, other).ratio()
+        if group == other_group:
+            return last
+        whole = difflib.SequenceMatcher(None, f"{group}.{own}", f"{other_group}.{other}").ratio()
+        return max(whole if last >= _ALIKE else 0.0, last * 0.95)
 
     best = max(known, key=likeness, default=None)
     return best if best is not None and likeness(best) >= _CLOSE else None
+
+
+def _parted(name: str) -> tuple[str, str]:
+    """Group and last part of a key, a flag or a variable of the environment."""
+    group, _, own = name.lstrip("-").replace("__", ".").rpartition(".")
+    return group, own
+
+
+def idle_reason(key: str, idle: Mapping[str, str]) -> str | None:
+    """Why a key does nothing, by its own name or by that of a group that it is in; None if it does something."""
+    return next((reason for name, reason in idle.items() if f"{key}.".startswith(f"{name}.")), None)
 
 
 def flag_of(key: str) -> str:
@@ -279,61 +296,3 @@ def environment_name_of(key: str, *, process: str) -> str:
     """`algo.clip_low` of the learner → `HEADWAY_LEARNER__ALGO__CLIP_LOW`; `run.name` → `HEADWAY_RUN__NAME`."""
     path = key if key.startswith("run.") else f"{process}.{key}"
     return "HEADWAY_" + path.replace("-", "_").replace(".", "__").upper()
-
-
-def help_lines(schema: Schema, picked: Mapping[str, str]) -> Iterator[str]:
-    """One paragraph for each option: flag, kind, default, and what it means.
-
-    `picked` names the variant of each choice whose options are listed.
-    """
-    for option in schema.options.values():
-        choice = schema.choice_of(option.key)
-        variant = None if choice is None else picked.get(choice.key)
-        if option.variants and variant not in option.variants:
-            continue
-        is_type = choice is not None and choice.type_key == option.key
-        short = f", or {flag_of(choice.key)}" if choice is not None and is_type else ""
-        default = option.default if variant is None or is_type else option.variants[variant]
-        kind = option.kinds.get(variant or "", option.annotation)
-        yield f"  {flag_of(option.key)}{short}  {kind_name(kind)}, {_default_text(default)}"
-        if text := option.texts.get(variant or "", option.description):
-            yield f"      {text}"
-        if choice is not None and is_type and variant is not None:
-            yield from (
-                f"      {variant}: {line}" if not at else f"      {line}" for at, line in _numbered(choice, variant)
-            )
-
-
-def _numbered(choice: Choice, variant: str) -> Iterator[tuple[int, str]]:
-    return enumerate(choice.texts.get(variant, "").splitlines())
-
-
-def kind_name(annotation: object) -> str:
-    """A short name of a type for help texts."""
-    if get_origin(annotation) is Annotated:
-        return kind_name(get_args(annotation)[0])
-    if get_origin(annotation) is Literal:
-        return "|".join(str(value) for value in get_args(annotation))
-    if get_origin(annotation) in (list, tuple, set, frozenset):
-        return "list of " + kind_name(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, types.UnionType):
-        return " or ".join(kind_name(part) for part in get_args(annotation))
-    if annotation is type(None):
-        return "none"
-    names = {"str": "text", "SecretStr": "secret", "float": "number", "int": "integer", "bool": "true|false"}
-    name = getattr(annotation, "__name__", str(annotation))
-    return names.get(name, name.lower())
-
-
-def _default_text(value: object) -> str:
-    if value is REQUIRED:
-        return "required"
-    return "default none" if value is None else f"default {_plain(value)}"
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_plain(item) for item in value) + "]"
-    return str(value)

@@ -5,7 +5,7 @@ import sys
 
 OWNER = """
 import multiprocessing, os, threading
-from generator.engine.die_with_parent import OwnerTie
+from generator.engine.options import OwnerTie
 
 def child(tie):
     print(os.getpid(), flush=True)

@@ -68,9 +68,32 @@ def problems(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 def test_help_is_printed_wherever_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words in (["--help"], ["-h"], ["help"], ["up", "--help"], ["check", "run.toml", "--help"]):
+    for words in (["--help"], ["-h"], ["help"]):
         assert call(monkeypatch, *words) == 0
         assert capsys.readouterr().out == umbrella.USAGE
+    assert len(umbrella.USAGE.splitlines()) <= 120
+
+
+@pytest.mark.parametrize("words", [["up", "--help"], ["up", "-h"], ["up", "run.toml", "--help"]])
+def test_help_for_a_command_tells_of_that_one_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert call(monkeypatch, *words) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("usage: headway up RUN.toml")
+    assert "exit code of up and eval" in said
+    assert "--restarts" in said
+    assert not any(other in said for other in ("headway init", "headway keys", "exit code of doctor"))
+
+
+def test_help_for_a_command_has_every_option_of_every_process_if_all_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "up", "--help", "--all") == 0
+    said = capsys.readouterr().out
+    wanted = ("learner.max-lag", "generator.engine.max-model-len", "reward-service.sandbox", "env-service.capacity")
+    assert all(f"\n  --{flag}  " in said for flag in (*wanted, "run.name"))
+    assert "[[env-service.environments]]" in said
 
 
 def test_nothing_at_all_is_answered_with_the_usage(

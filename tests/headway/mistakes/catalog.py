@@ -106,6 +106,10 @@ def _learner(name: str, line: str, *names: str, files: Mapping[str, str] | None 
     return Mistake(name, change={"steps = 5": line}, names=names, files=files or {})
 
 
+def _of_a_file(name: str, line: str, *names: str, files: Mapping[str, str] | None = None) -> Mistake:
+    return Mistake(name, change={"steps = 5": line, f"{ROLLOUTS}\n": ""}, names=names, files=files or {})
+
+
 MISTAKES = (
     # The file itself.
     Mistake("an option without its value", words=("--run.name",), names=("needs a value",)),
@@ -124,6 +128,7 @@ MISTAKES = (
     Mistake(
         "a setting of the command line", words=("--learner.max-lagg", "3"), names=("did you mean --learner.max-lag",)
     ),
+    Mistake("a setting that there is not", words=("--learner.wandb", "x"), names=("unknown flag --learner.wandb; see",)),
     Mistake(
         "a variable of the environment", environment={"HEADWAY_LEARNER__STEPP": "3"}, names=("HEADWAY_LEARNER__STEPS",)
     ),
@@ -267,15 +272,21 @@ MISTAKES = (
         change={"max_tokens = 5": "max_tokens = 5, group_size = 1"},
         names=("min_group_size is 2", "group_size 1"),
     ),
-    _learner("an algorithm that wants a file", 'algo = "sft"', "data.path"),
-    _learner(
+    _of_a_file("an algorithm that wants a file", 'algo = "sft"', "data.path"),
+    _of_a_file(
         "a file of examples that is not there", 'algo = "sft"\ndata.path = "sft.jsonl"', "sft.jsonl does not exist"
     ),
-    _learner(
+    _of_a_file(
         "an example that is none",
         'algo = "sft"\ndata.path = "sft.jsonl"',
         "line 2",
         files={"sft.jsonl": '{"prompt": "1+1=", "completion": "2"}\n{"prompt": "1+1="}\n'},
+    ),
+    _of_a_file(
+        "a setting of sampling where nothing is sampled",
+        'algo = "dpo"\ndata.path = "sft.jsonl"\nmax_lag = 2',
+        "max_lag is set but has no effect",
+        "algo dpo",
     ),
     _learner("nothing to resume", "resume = true", "resume", "runs/mine"),
     # The machine.
