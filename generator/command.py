@@ -62,6 +62,7 @@ def engine_options(config: GeneratorConfig) -> EngineOptions:
         pause_ttl_s=config.join.pause_ttl_s,
         stall_timeout_s=engine.stall_timeout_s,
         verbose=engine.verbose,
+        extra=engine.extra,
     )
 
 

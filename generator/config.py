@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, JsonValue, SecretStr, field_validator
 
+from generator.engine.options import extra_fault
 from protocol.fleet import Backend, positions
 from services.config.agreements import EqualTo, ModelFolder, Reaches
 from services.config.devices import cores, works_on_cores
@@ -58,7 +59,19 @@ class EngineConfig(ConfigModel):
     stall_timeout_s: float = Field(
         15.0, gt=0, description="an engine that does not answer for so long is out of service until it does, in seconds"
     )
+    extra: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="arguments of vLLM's that are no settings here, by its names, such as quantization or "
+        "enable_expert_parallel; what Headway sets itself is refused",
+    )
     verbose: bool = Field(False, description="let vLLM's own log through")
+
+    @field_validator("extra")
+    @classmethod
+    def _extra_is_known(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if (fault := extra_fault(value)) is not None:
+            raise ValueError(fault)
+        return value
 
 
 class JoinConfig(ConfigModel):
@@ -101,6 +114,14 @@ class GeneratorConfig(ProcessConfig):
     )
     served_model_name: str = Field("policy", description="name of the model on the OpenAI routes")
     openai: bool = Field(True, description="serve vLLM's OpenAI-compatible routes")
+    tool_parser: str | None = Field(
+        None,
+        description="vLLM's parser of tool calls for the OpenAI routes, such as hermes; none parses none. An "
+        "environment's own is `tool_format`",
+    )
+    reasoning_parser: str | None = Field(
+        None, description="vLLM's parser that takes the reasoning out of an answer, for the OpenAI routes"
+    )
     max_waiting_requests: int = Field(4096, ge=1, description="requests at once; more are refused with status 429")
     drain_s: float = Field(5.0, ge=0, description="how long requests may finish after SIGTERM, in seconds")
     engine: EngineConfig = EngineConfig()

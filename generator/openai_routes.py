@@ -8,6 +8,7 @@ defaults are vLLM's, not the model's.
 import asyncio
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fastapi import Depends, FastAPI
 from vllm.entrypoints.openai.chat_completion.api_router import router as chat_router
@@ -27,7 +28,14 @@ PREFIX = "/openai"
 
 
 async def mount_openai_routes(
-    app: FastAPI, *, engine: Engine, served_model_name: str, check_ready: Callable[[], None], prefix: str = PREFIX
+    app: FastAPI,
+    *,
+    engine: Engine,
+    served_model_name: str,
+    check_ready: Callable[[], None],
+    prefix: str = PREFIX,
+    tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
 ) -> None:
     """Serve `prefix`/v1/models, /v1/completions and /v1/chat/completions in `app`.
 
@@ -38,7 +46,8 @@ async def mount_openai_routes(
         check_ready()
 
     openai = FastAPI(openapi_url=None, dependencies=[Depends(ready)])
-    renderer = _fill_state(openai, llm=engine.llm, served_model_name=served_model_name)
+    parsers = _Parsers(tool=tool_parser, reasoning=reasoning_parser)
+    renderer = _fill_state(openai, llm=engine.llm, served_model_name=served_model_name, parsers=parsers)
     for router in (models_router, completion_router, chat_router):
         openai.include_router(router)
     init_exception_handler(openai)
@@ -46,7 +55,15 @@ async def mount_openai_routes(
     app.mount(prefix, openai)
 
 
-def _fill_state(app: FastAPI, *, llm: GatedLLM, served_model_name: str) -> OnlineRenderer:
+@dataclass(frozen=True)
+class _Parsers:
+    """Names of vLLM's, as its --tool-call-parser and --reasoning-parser have them."""
+
+    tool: str | None
+    reasoning: str | None
+
+
+def _fill_state(app: FastAPI, *, llm: GatedLLM, served_model_name: str, parsers: _Parsers) -> OnlineRenderer:
     """The names are those that vLLM's routers look for. Returns what renders the chat template."""
     paths = [BaseModelPath(name=served_model_name, model_path=llm.model_config.model)]
     models = OpenAIServingModels(engine_client=llm, base_model_paths=paths)
@@ -56,6 +73,9 @@ def _fill_state(app: FastAPI, *, llm: GatedLLM, served_model_name: str) -> Onlin
         request_logger=None,
         chat_template=None,
         chat_template_content_format="auto",
+        enable_auto_tools=parsers.tool is not None,
+        tool_parser=parsers.tool,
+        reasoning_parser=parsers.reasoning,
     )
     app.state.openai_serving_models = models
     app.state.openai_serving_completion = OpenAIServingCompletion(
@@ -69,6 +89,9 @@ def _fill_state(app: FastAPI, *, llm: GatedLLM, served_model_name: str) -> Onlin
         request_logger=None,
         chat_template=None,
         chat_template_content_format="auto",
+        enable_auto_tools=parsers.tool is not None,
+        tool_parser=parsers.tool,
+        reasoning_parser=parsers.reasoning or "",
     )
     app.state.openai_serving_chat_batch = None
     app.state.args = Namespace(log_error_stack=False, sse_keep_alive_interval=0)

@@ -232,7 +232,12 @@ async def _add_routes(
         add_weight_routes(app, sync=sync)
     if config.openai:
         await mount_openai_routes(
-            app, engine=engine, served_model_name=config.served_model_name, check_ready=serving.check_ready
+            app,
+            engine=engine,
+            served_model_name=config.served_model_name,
+            check_ready=serving.check_ready,
+            tool_parser=config.tool_parser,
+            reasoning_parser=config.reasoning_parser,
         )
 
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NoReturn
 from headway.file_commands import compare_runs, convert_data, fetch
 from headway.keys_command import make_keys
 from headway.new_project import make_project
-from headway.own_options import USAGE, as_given, named_processes, own_options, split_options, usage
+from headway.own_options import as_given, named_processes, own_options, split_options, usage
 from headway.supervisor import Command, Limits, RestartPolicy, Supervisor
 from services.config.agreements import disagreements
 from services.config.devices import VISIBLE, Need, shared_out, visible
@@ -214,7 +214,7 @@ def _run(words: Sequence[str]) -> int:
             names = ", ".join((*_COMMANDS, *_OTHERS))
             hint = f"did you mean {guess}?" if guess else f"expected one of {names}; see headway --help"
             raise ConfigError([f"unknown command {word!r}; {hint}"])
-    sys.stderr.write(USAGE)
+    sys.stderr.write(usage())
     return 2
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from services.config.options import nearest
 from services.config.sources import PROCESSES, TABLES, ConfigError, read_tables
 
-
 _USAGES: Mapping[str, str] = {
     "init": """\
        headway init NAME [--model FOLDER]
@@ -115,9 +114,6 @@ def usage(command: str = "") -> str:
     parts = ["usage: " + uses.removeprefix("       "), "".join(_TEXTS.get(name, "") for name in names)]
     parts += [_PROCESS if "PROCESS.OPTION" in uses else "", "".join(endings)]
     return "\n".join(part for part in parts if part)
-
-
-USAGE = usage()
 
 
 def own_options(words: Sequence[str], known: Mapping[str, bool]) -> tuple[dict[str, list[str]], list[str]]:

@@ -18,7 +18,6 @@ from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.network import check_key_settings, is_loopback, is_wildcard
 from services.zmq.keys import KeyFile
 
-
 _FROM_FILES = ("sft", "rm", "dpo", "distill")
 _OF_SAMPLING = (
     "groups_per_step", "max_lag", "rollouts", "lag", "guard", "leases", "weights", "evaluation", "http",
@@ -253,7 +252,21 @@ class DataConfig(ConfigModel):
         True, description="compute the reference's logprobs once, and keep them in a file beside the data"
     )
     batch_size: int = Field(128, ge=1, description="examples per step")
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        description="passes over the examples to train, in place of `steps`; the last step may begin another",
+    )
+    measure_every_steps: int | None = Field(
+        None, ge=1, description="steps between two measurements of what is held out; none: before and after all of them"
+    )
     seed: int = Field(0, ge=0, description="seed of the order of examples")
+
+    @model_validator(mode="after")
+    def _something_to_measure(self) -> Self:
+        if self.measure_every_steps is not None and not self.held_out_share:
+            raise ValueError("measure_every_steps is set and held_out_share is 0: nothing is held out; set the second")
+        return self
 
 
 class LearnerConfig(ProcessConfig):
@@ -344,6 +357,12 @@ class LearnerConfig(ProcessConfig):
             raise ValueError(
                 f"algo {self.algo.type} learns from a file and none is set: set data.path to a JSONL or Parquet file"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.data.epochs is not None and "steps" in self.model_fields_set:
+            raise ValueError(f"steps is {self.steps} and data.epochs {self.data.epochs}: set one of them")
         return self
 
     def made_with(self) -> dict[str, object]:

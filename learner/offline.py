@@ -7,6 +7,7 @@ and the place in the data are those of then, and `metrics.jsonl` is cut where it
 import asyncio
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -155,13 +156,14 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
 def _train(config: LearnerConfig, trainer: Trainer) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.model)
     examples = _with_reference(config, trainer, read_units(config, tokenizer))
+    config = _with_steps(config, examples)
     _say(config, examples)
     begun = _begun(config, trainer, examples)
     metrics = LineFile(config.run.folder / "metrics.jsonl", end=begun.metrics_bytes)
     try:
         if begun.before is None:
             begun = replace(begun, before=_measured(config, trainer, examples, metrics, step=0))
-        _steps(config, trainer, examples.training, metrics, begun)
+        _steps(config, trainer, examples, metrics, begun)
         after = _measured(config, trainer, examples, metrics, step=config.steps)
     finally:
         metrics.close()
@@ -234,9 +236,17 @@ def _say(config: LearnerConfig, examples: Examples) -> None:
     )
 
 
-def _steps(config: LearnerConfig, trainer: Trainer, units: Sequence[Unit], metrics: LineFile, begun: _Begun) -> None:
+def _with_steps(config: LearnerConfig, examples: Examples) -> LearnerConfig:
+    """With the steps that the epochs come to, if these are set."""
+    if config.data.epochs is None:
+        return config
+    steps = math.ceil(config.data.epochs * len(examples.training) / config.data.batch_size)
+    return config.model_copy(update={"steps": steps})
+
+
+def _steps(config: LearnerConfig, trainer: Trainer, examples: Examples, metrics: LineFile, begun: _Begun) -> None:
     data, keep = config.data, config.checkpoint.keep
-    order = batches(units, size=data.batch_size, seed=data.seed, first=begun.step)
+    order = batches(examples.training, size=data.batch_size, seed=data.seed, first=begun.step)
     checkpoints = Checkpoints(config.run.folder, keep=keep)
     began = said = time.monotonic()
     for step in range(begun.step + 1, config.steps + 1):
@@ -252,6 +262,8 @@ def _steps(config: LearnerConfig, trainer: Trainer, units: Sequence[Unit], metri
             left_s = (config.steps - step) * (now - began) / (step - begun.step)
             log.info("step %d/%d  loss %.4f  ETA %.0f s", step, config.steps, made.loss, left_s)
             said = now
+        if data.measure_every_steps and step % data.measure_every_steps == 0 and step < config.steps:
+            _measured(config, trainer, examples, metrics, step=step)
         if step % config.checkpoint.every_steps == 0:
             _checkpoint(checkpoints, trainer, replace(begun, step=step, metrics_bytes=metrics.end))
 

@@ -17,8 +17,8 @@ from env_service.config import EnvServiceConfig
 from generator.config import GeneratorConfig
 from learner.config import LearnerConfig
 from reward_service.config import RewardServiceConfig
-from services.config.models import ProcessConfig
 from services.config.help_text import kind_name
+from services.config.models import ProcessConfig
 from services.config.options import Option, schema_of
 
 MODELS: Mapping[str, type[ProcessConfig]] = {

@@ -3,15 +3,21 @@
 Nothing here imports vllm or torch, so that a command can parse its config first.
 """
 
+import ast
+import functools
+import importlib.util
 import logging
 import os
 import re
 import secrets
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
+
+from services.config.options import nearest
 
 _SAID_CHARS = 300
 
@@ -27,6 +33,7 @@ class EngineOptions:
     `staging` says where an update is received: beside the old weights while they serve, or within the pause.
     `tokenizer` says whether to load the model's; our own routes take and give tokens, the OpenAI routes need it.
     `stall_timeout_s` is the longest wait for an answer of the engine, beside what a load takes (`pause_ttl_s`).
+    `extra` are arguments of vLLM's by its names, which are no settings here.
     `initial_version` stamps the tokens that are sampled before the first commit. `instance` is drawn at each start of
     the process, which signs its stamps with it.
     """
@@ -51,6 +58,59 @@ class EngineOptions:
     pause_ttl_s: float = 60.0
     stall_timeout_s: float = 15.0
     verbose: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+_SETTINGS = {
+    "model": "generator.model", "tensor_parallel_size": "engine.tensor_parallel_size", "dtype": "engine.dtype",
+    "max_model_len": "engine.max_model_len", "max_num_seqs": "engine.max_num_seqs", "seed": "engine.seed",
+    "max_num_batched_tokens": "engine.max_num_batched_tokens", "enforce_eager": "engine.enforce_eager",
+    "gpu_memory_utilization": "engine.gpu_memory_fraction", "stream_interval": "engine.stream_interval",
+    "kv_cache_memory_bytes": "engine.kv_cache_gb", "served_model_name": "generator.served_model_name",
+}  # fmt: skip
+_OURS = (
+    "scheduling_policy", "logprobs_mode", "max_logprobs", "generation_config", "enable_prefix_caching",
+    "additional_config", "worker_extension_cls", "worker_cls", "weight_transfer_config", "load_format",
+    "skip_tokenizer_init", "distributed_executor_backend", "disable_log_stats", "enable_log_requests",
+    "use_tqdm_on_load",
+)  # fmt: skip
+_ELSEWISE = {
+    **dict.fromkeys(_OURS, "is set by Headway, whose stamps, logprobs and weight transfer rest on it"),
+    "data_parallel_size": "is 1: start another generator for each replica, which is what data parallelism is here",
+    "pipeline_parallel_size": "is 1: weights are moved to workers that share layers (engine.tensor_parallel_size)",
+    "speculative_config": "is none: its tokens are not sampled by the policy's own distribution alone",
+}
+
+
+def extra_fault(extra: Mapping[str, object]) -> str | None:
+    """What is wrong with arguments for vLLM, as far as their names tell; None if nothing is, or vLLM is not there."""
+    known = vllm_arguments()
+    for name in extra:
+        if name in _SETTINGS:
+            return f"engine.extra: {name} is a setting: set {_SETTINGS[name]}"
+        if name in _ELSEWISE:
+            return f"engine.extra: {name} {_ELSEWISE[name]}; leave it out"
+        if known and name not in known:
+            guess = nearest(name, known)
+            hint = f"; did you mean {guess}?" if guess else ": expected a field of vLLM's AsyncEngineArgs"
+            return f"engine.extra: vLLM has no argument {name}{hint}"
+    return None
+
+
+@functools.cache
+def vllm_arguments() -> frozenset[str]:
+    """The names of vLLM's engine arguments, read from its source: to import it takes ten seconds. Empty without it."""
+    found = importlib.util.find_spec("vllm")
+    path = Path(found.origin).parent / "engine" / "arg_utils.py" if found is not None and found.origin else None
+    if path is None or not path.exists():
+        return frozenset()
+    classes = [
+        node
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")
+    ]
+    fields = (node.target for one in classes for node in one.body if isinstance(node, ast.AnnAssign))
+    return frozenset(target.id for target in fields if isinstance(target, ast.Name))
 
 
 # What vLLM says of arguments that are settings here, in the words of its releases of 2025 and later.

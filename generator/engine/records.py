@@ -24,6 +24,7 @@ T = TypeVar("T")
 def engine_args(options: EngineOptions) -> AsyncEngineArgs:
     """What vLLM is started with."""
     return AsyncEngineArgs(
+        **options.extra,
         model=options.model,
         dtype=options.dtype,
         max_model_len=options.max_model_len,

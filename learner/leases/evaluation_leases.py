@@ -68,7 +68,10 @@ class Evaluator:
         stop_token_ids: tuple[int, ...] = (),
     ) -> None:
         self._config = config
-        self._sampling = Sampling(temperature=config.temperature, max_tokens=max_tokens, stop_token_ids=stop_token_ids)
+        self._sampling = Sampling(
+            temperature=config.temperature, top_p=config.top_p, top_k=config.top_k, min_p=config.min_p,
+            max_tokens=max_tokens, stop_token_ids=stop_token_ids,
+        )  # fmt: skip
         self._timeout_s = timeout_s
         self._longest_attempt_s = longest_attempt_s
         self._line: deque[_Running] = deque()

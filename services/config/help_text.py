@@ -1,8 +1,8 @@
 """What `--help` of a process says: the keys that count in the run that is asked about, the usual ones first.
 
-    learner --algo NAME --help           one line for each usual key; what NAME makes no use of is left out
-    learner --algo NAME --help GROUP     a group of keys, or a key, with all that is said of it
-    learner --help --all                 every key of every type, with the tables that stand in lists
+learner --algo NAME --help           one line for each usual key; what NAME makes no use of is left out
+learner --algo NAME --help GROUP     a group of keys, or a key, with all that is said of it
+learner --help --all                 every key of every type, with the tables that stand in lists
 """
 
 import inspect
@@ -62,7 +62,7 @@ def asked_of(schema: Schema, argv: Sequence[str]) -> Asked:
         named += given
         if one := given[-1] if given else choice.default:
             picked[choice.key] = one
-    keys = (word.strip("-").replace("-", "_").removesuffix(".") for word in argv if word != ALL)
+    keys = (word.replace("-", "_").removesuffix(".") for word in argv if word[:1] != "-" and word not in named)
     whole = ALL in argv
     return Asked(
         picked=picked,
@@ -120,7 +120,7 @@ def _head(process: str, description: str, asked: Asked) -> Iterator[str]:
 def _in_short(
     options: Sequence[Option], process: str, usual: Sequence[str], asked: Asked, schema: Schema, *, room: int
 ) -> Iterator[str]:
-    """The process's own keys and those of the usual groups, a line each, as far as there is room; then the other groups."""
+    """The process's own keys and those of the usual groups, a line each, as far as there is room; then other groups."""
     groups: dict[str, list[Option]] = {}
     for option in options:
         groups.setdefault(_group_of(option), []).append(option)
@@ -161,9 +161,10 @@ def _line(option: Option, variant: str, process: str) -> str:
 
 def _type_lines(choice: Choice, option: Option, asked: Asked) -> Iterator[str]:
     """The names that it may have, and what the picked one is."""
+    first = list(_types(choice, asked))[:1]
     text = f"{flag_of(choice.key)} NAME  {_default_text(option.default)}: {option.description}, one of "
     yield from textwrap.wrap(text + ", ".join(choice.variants), _WIDTH, initial_indent="  ", subsequent_indent=" " * 6)
-    yield from (f"      {line}" for at, line in enumerate(_types(choice, asked)) for line in [line.strip()] if not at)
+    yield from (textwrap.shorten(line, _WIDTH - 6, placeholder=" …").join(("      ", "")) for line in first)
 
 
 def _value_of(option: Option, variant: str) -> str:
@@ -204,7 +205,7 @@ def _entries(option: Option, process: str) -> Iterator[str]:
     for _, model in models_in(option.annotation):
         tag = next((name for name in _TAG_FIELDS if name in model.model_fields), "")
         values = get_args(model.model_fields[tag].annotation) if tag else ()
-        of = f'  {tag} = "{values[0]}"' if values and isinstance(values[0], str) else ""
+        of = f'  {tag} = "{values[0]}"' if len(values) == 1 and isinstance(values[0], str) else ""
         yield f"      [[{process}.{option.key}]]{of}"
         yield from (f"          {line}" for line in inspect.cleandoc(model.__doc__ or "").splitlines()[:1])
         for inner in schema_of(model).options.values():

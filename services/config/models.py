@@ -14,6 +14,7 @@ such as `token_file` or HEADWAY_LEARNER__HTTP__TOKEN_FILE.
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,9 +22,9 @@ from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
-from services.config.devices import use_devices
 from services.config import help_text as helping
-from services.config.options import Choice, Schema, flag_of, idle_reason, schema_of
+from services.config.devices import use_devices
+from services.config.options import Choice, Schema, idle_reason, schema_of
 from services.config.run_paths import import_code_beside
 from services.config.sources import (
     PROCESSES,
@@ -54,6 +55,9 @@ class RunConfig(ConfigModel):
 
     name: str = Field("default", description="name of the run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     directory: Path = Field(Path("runs"), description="folder in which each run has a folder of its own")
+    seed: int | None = Field(
+        None, ge=0, description="every seed of the processes that is not set itself; none: each has its own default"
+    )
 
     @property
     def folder(self) -> Path:
@@ -167,6 +171,7 @@ def load_config(model: type[C], *, process: str, argv: Sequence[str], environ: M
     problems = [problem for source in sources for problem in source.problems]
     settings, strays = _merged(_instance_defaults(model, ""), sources, schema)
     problems += [*strays, *_idle(model, settings, process)]
+    _follow_seed(settings, schema)
     try:
         config = model.model_validate(_nested(settings))
     except ValidationError as error:
@@ -183,6 +188,16 @@ def _idle(model: type[ProcessConfig], settings: Mapping[str, Setting], process: 
         setting.origin: idle_reason(key, idle) for key, setting in settings.items() if setting.origin != "default"
     }
     return [f"{origin} is set but has no effect: {reason}" for origin, reason in reasons.items() if reason]
+
+
+def _follow_seed(settings: dict[str, Setting], schema: Schema) -> None:
+    """Every seed that is not set is that of the run, if it has one."""
+    run = settings.get("run.seed")
+    if run is None or run.value is None:
+        return
+    for key in schema.options:
+        if re.fullmatch(r"(?:.*[._])?seed", key) and (key not in settings or settings[key].origin == "default"):
+            settings[key] = Setting(key, run.value, "default")
 
 
 def load_or_exit(model: type[C], *, process: str, description: str = "") -> C:

@@ -253,7 +253,7 @@ def _union_parts(annotation: object) -> list[object]:
 
 
 _CLOSE = 0.7
-_ALIKE = 0.5
+_ALIKE = 0.6
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -296,3 +296,68 @@ def environment_name_of(key: str, *, process: str) -> str:
     """`algo.clip_low` of the learner → `HEADWAY_LEARNER__ALGO__CLIP_LOW`; `run.name` → `HEADWAY_RUN__NAME`."""
     path = key if key.startswith("run.") else f"{process}.{key}"
     return "HEADWAY_" + path.replace("-", "_").replace(".", "__").upper()
+
+
+# What other trainers call what is called otherwise here.
+_ELSEWHERE = {
+    "num_generations": "rollouts.group_size",
+    "n_samples_per_prompt": "rollouts.group_size",
+    "max_completion_length": "rollouts.max_tokens",
+    "max_response_length": "rollouts.max_tokens",
+    "max_new_tokens": "rollouts.max_tokens",
+    "generate_max_len": "rollouts.max_tokens",
+    "beta": "algo.kl_coefficient",
+    "kl_coef": "algo.kl_coefficient",
+    "init_kl_coef": "algo.kl_coefficient",
+    "epsilon": "algo.clip_low",
+    "epsilon_high": "algo.clip_high",
+    "clip_eps": "algo.clip_low",
+    "max_steps": "steps",
+    "per_device_train_batch_size": "groups_per_step",
+    "train_batch_size": "groups_per_step",
+    "rollout_batch_size": "groups_per_step",
+    "output_dir": "output",
+    "model_name_or_path": "model",
+    "max_async_level": "max_lag",
+    "num_train_epochs": "data.epochs",
+    "num_epochs": "data.epochs",
+    "epochs": "data.epochs",
+    "eval_every": "evaluation.every_steps",
+    "eval_steps": "evaluation.every_steps",
+    "test_freq": "evaluation.every_steps",
+    "save_steps": "checkpoint.every_steps",
+    "save_freq": "checkpoint.every_steps",
+    "learning_rate": "training.optimizer.learning_rate",
+    "lr": "training.optimizer.learning_rate",
+    "temperature": "training.temperature",
+    "lora_rank": "training.lora.rank",
+    "warmup_steps": "training.optimizer.warmup_updates",
+    "max_grad_norm": "training.optimizer.max_grad_norm",
+    "gpu_memory_utilization": "engine.gpu_memory_fraction",
+    "vllm_gpu_memory_utilization": "engine.gpu_memory_fraction",
+}
+
+_WHOLE = (
+    "is not there for training: which tokens are left out is decided by the engine's numbers, which are not the "
+    "learner's to the last digit, so that the logprobs of the two would not be of one distribution; for evaluations "
+    "there is evaluation.{}"
+)
+# What others have, and is left out here, with the reason and what to do instead.
+_NOT_HERE = {
+    **{name: _WHOLE.format(name) for name in ("top_p", "top_k", "min_p")},
+    **dict.fromkeys(
+        ("stop", "stop_strings"),
+        "is set as rollouts.stop_token_ids, or as rules.stop of an environment of several turns",
+    ),
+    "chat_template": "is read from the model's folder, for all processes alike: put the file there as "
+    "chat_template.jinja",
+}
+
+
+def called_elsewhere(key: str, schema: Schema) -> str | None:
+    """What to say of a key that other trainers have: its name here, or why it is not there; None for any other."""
+    name = key.rpartition(".")[2]
+    meant = _ELSEWHERE.get(name)
+    if meant in schema.options:
+        return f"; that is {meant} here"
+    return f"; {name} {_NOT_HERE[name]}" if name in _NOT_HERE else None

@@ -4,6 +4,7 @@ Each source yields flat, named settings.
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from services.config.options import (
     FILE_SUFFIX,
     Option,
     Schema,
+    called_elsewhere,
     environment_name_of,
     flag_of,
     models_in,
@@ -109,7 +111,7 @@ def from_command_line(arguments: Sequence[str], schema: Schema, *, process: str 
         key = targets.get(flag) or (negated if negated in schema.options else None)
         target = None if key is None else _target(key, text, schema)
         if target is None:
-            problems.append(_unknown_flag(written, targets))
+            problems.append(_unknown_flag(written, targets, schema, process))
             continue
         option = schema.options[target]
         if text is None and not option.is_bool:
@@ -163,7 +165,7 @@ def parse_text(text: str, option: Option) -> object:
 def read_tables(path: Path) -> dict[str, dict[str, object]]:
     """The tables of a run.toml, unchecked. Raises ConfigError if it cannot be read."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = _parsed(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"cannot read {path}: {getattr(error, 'strerror', None) or error}"]) from error
     except tomllib.TOMLDecodeError as error:
@@ -172,6 +174,48 @@ def read_tables(path: Path) -> dict[str, dict[str, object]]:
     if stray:
         raise ConfigError([f"{path.name}: {name} is outside of a table; tables are {_tables()}" for name in stray])
     return tables
+
+
+_NAMED = re.compile(r"""^[ \t]*(\w+)[ \t]*=[ \t]*(["'])(\w+)\2[ \t]*(?:#.*)?$""", re.MULTILINE)
+_HEADER = re.compile(r"^[ \t]*\[[ \t]*([\w.-]+)[ \t]*\][ \t]*(?:#.*)?$", re.MULTILINE)
+
+
+def _parsed(text: str) -> dict[str, dict[str, object]]:
+    """TOML, but `algo = "grpo"` in [learner] may stand beside a table [learner.algo], as whose `type` it counts."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        short, picked = _without_short_forms(text)
+        if not picked:
+            raise
+        try:
+            tables = tomllib.loads(short)
+        except tomllib.TOMLDecodeError:
+            raise error from None
+    for (table, key), name in picked.items():
+        group = tables[table][key]
+        assert isinstance(group, dict), "a header made it"
+        if group.setdefault("type", name) != name:
+            raise ConfigError(
+                [f"[{table}] {key} is {name!r}, and [{table}.{key}] type {group['type']!r}: leave one out"]
+            )
+    return tables
+
+
+def _without_short_forms(text: str) -> tuple[str, dict[tuple[str, str], str]]:
+    """The text, in as many lines, without keys of one word in tables that have a table of that name, too."""
+    headers = [(found.start(), found[1]) for found in _HEADER.finditer(text)]
+    names = {name for _, name in headers}
+    picked: dict[tuple[str, str], str] = {}
+
+    def blank(found: re.Match[str]) -> str:
+        table = next((name for start, name in reversed(headers) if start < found.start()), "")
+        if f"{table}.{found[1]}" not in names or "." in table:
+            return found[0]
+        picked[table, found[1]] = found[3]
+        return ""
+
+    return _NAMED.sub(blank, text), picked
 
 
 def _leaves(table: Mapping[str, object], prefix: str, schema: Schema) -> Iterator[tuple[str, object]]:
@@ -218,39 +262,16 @@ def _joined(before: Setting | None, value: object, option: Option) -> object:
     return value
 
 
-def _unknown_flag(flag: str, targets: Mapping[str, str]) -> str:
-    return f"command line: unknown flag {flag}" + _hint(nearest(flag, [*targets, "--config", "--help"]))
-
-
-# What other trainers call what is called otherwise here.
-_ELSEWHERE = {
-    "num_generations": "rollouts.group_size",
-    "n_samples_per_prompt": "rollouts.group_size",
-    "max_completion_length": "rollouts.max_tokens",
-    "max_response_length": "rollouts.max_tokens",
-    "max_new_tokens": "rollouts.max_tokens",
-    "generate_max_len": "rollouts.max_tokens",
-    "beta": "algo.kl_coefficient",
-    "kl_coef": "algo.kl_coefficient",
-    "init_kl_coef": "algo.kl_coefficient",
-    "epsilon": "algo.clip_low",
-    "epsilon_high": "algo.clip_high",
-    "clip_eps": "algo.clip_low",
-    "max_steps": "steps",
-    "per_device_train_batch_size": "groups_per_step",
-    "train_batch_size": "groups_per_step",
-    "rollout_batch_size": "groups_per_step",
-    "output_dir": "output",
-    "model_name_or_path": "model",
-    "max_async_level": "max_lag",
-}
+def _unknown_flag(flag: str, targets: Mapping[str, str], schema: Schema, process: str) -> str:
+    key = flag.removeprefix("--").removeprefix(f"{process}.").replace("-", "_")
+    hint = called_elsewhere(key, schema) or _hint(nearest(flag, [*targets, "--config", "--help"]))
+    return f"command line: unknown flag {flag}{hint}"
 
 
 def _hint_for(key: str, schema: Schema, process: str) -> str:
     """What may be meant by an unknown key: what other trainers call so, or what is spelled nearly so."""
-    meant = _ELSEWHERE.get(key.rpartition(".")[2])
-    if meant in schema.options:
-        return f"; that is {meant} here"
+    if (known := called_elsewhere(key, schema)) is not None:
+        return known
     guess = nearest(key, schema.options)
     return f"; did you mean {guess}?" if guess else f"; `{process} --help` lists all keys"
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from generator.engine.options import EngineOptions, in_settings
+from generator.config import EngineConfig
+from generator.engine.options import EngineOptions, extra_fault, in_settings, vllm_arguments
 
 OPTIONS = EngineOptions(model="models/mine", max_model_len=4096, dtype="bfloat16", tensor_parallel_size=3)
 
@@ -40,3 +41,28 @@ def test_an_error_about_a_setting_names_its_key_and_keeps_vllms_words(said: str,
 
 def test_an_error_about_no_setting_stays_what_it_is() -> None:
     assert in_settings(RuntimeError("Engine core initialization failed"), OPTIONS) is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"quantizatoin": "fp8"}, "vLLM has no argument quantizatoin; did you mean quantization?"),
+        ({"zzzz": 1}, "vLLM has no argument zzzz: expected a field of vLLM's AsyncEngineArgs"),
+        ({"max_model_len": 8}, "max_model_len is a setting: set engine.max_model_len"),
+        ({"logprobs_mode": "raw_logprobs"}, "logprobs_mode is set by Headway"),
+        ({"data_parallel_size": 2}, "start another generator for each replica"),
+    ],
+)
+def test_an_argument_for_vllm_that_cannot_be_given_is_named_before_anything_is_started(
+    extra: dict[str, object], said: str
+) -> None:
+    if not vllm_arguments() and "vLLM has" in said:
+        pytest.skip("vLLM is not installed")
+    assert said in str(extra_fault(extra))
+    with pytest.raises(ValueError, match=r"engine\.extra"):
+        EngineConfig.model_validate({"extra": extra})
+
+
+def test_an_argument_that_vllm_has_and_that_is_no_setting_is_taken() -> None:
+    extra = {"quantization": "fp8", "enable_expert_parallel": True, "block_size": 16}
+    assert EngineConfig.model_validate({"extra": extra}).extra == extra

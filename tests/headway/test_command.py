@@ -10,6 +10,7 @@ import pytest
 from headway import checking
 from headway import command as umbrella
 from headway.doctor import before
+from headway.own_options import usage
 from headway.supervisor import Command
 from services.process import huge_pages
 from services.run_lock import RunLock
@@ -70,8 +71,8 @@ def test_help_is_printed_wherever_it_is_asked_for(
 ) -> None:
     for words in (["--help"], ["-h"], ["help"]):
         assert call(monkeypatch, *words) == 0
-        assert capsys.readouterr().out == umbrella.USAGE
-    assert len(umbrella.USAGE.splitlines()) <= 120
+        assert capsys.readouterr().out == usage()
+    assert len(usage().splitlines()) <= 120
 
 
 @pytest.mark.parametrize("words", [["up", "--help"], ["up", "-h"], ["up", "run.toml", "--help"]])
@@ -100,7 +101,7 @@ def test_nothing_at_all_is_answered_with_the_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch) == 2
-    assert capsys.readouterr().err == umbrella.USAGE
+    assert capsys.readouterr().err == usage()
 
 
 @pytest.mark.parametrize(

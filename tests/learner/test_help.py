@@ -97,7 +97,9 @@ def test_help_has_every_key_at_length_if_all_are_asked_for(process: str) -> None
         if option.is_list:
             for _, model in models_in(option.annotation):
                 assert f"[[{process}.{key}]]" in said
-                assert all(f"\n          {name}" in said for name in model.model_fields if name not in ("type", "source"))
+                assert all(
+                    f"\n          {name}" in said for name in model.model_fields if name not in ("type", "source")
+                )
 
 
 def test_help_for_a_group_and_for_a_key_tells_of_these_alone() -> None:
@@ -119,12 +121,15 @@ def complaint(tmp_path: Path, toml: str, *argv: str, **environ: str) -> str:
 
 @pytest.mark.parametrize("algo", ["sft", "rm", "dpo", "distill"])
 @pytest.mark.parametrize(
-    "setting", ["max_lag = 2", "rollouts.group_size = 4", "leases.timeout_s = 3", "evaluation.tasks = 5", "http.port = 1"]
+    "setting",
+    ["max_lag = 2", "rollouts.group_size = 4", "leases.timeout_s = 3", "evaluation.tasks = 5", "http.port = 1"],
 )
 def test_a_setting_of_sampling_is_refused_where_nothing_is_sampled(algo: str, setting: str, tmp_path: Path) -> None:
     said = complaint(tmp_path, f'[learner]\nmodel = "m"\nalgo = "{algo}"\ndata.path = "d.jsonl"\n{setting}\n')
     key = setting.partition(" ")[0]
-    assert said.startswith(f"run.toml [learner] {key} is set but has no effect: algo {algo} learns from the file data.path")
+    assert said.startswith(
+        f"run.toml [learner] {key} is set but has no effect: algo {algo} learns from the file data.path"
+    )
     assert f"`learner --algo {algo} --help`" in said
 
 
@@ -143,9 +148,7 @@ def test_what_is_spelled_otherwise_is_not_proposed_wherever_it_is_written(proces
     path.write_text(f'[{process}]\nmodel = "m"\nwandb = "x"\nlog.wandb = "x"\n')
     name = f"HEADWAY_{process.upper().replace('-', '_')}__WANDB"
     with pytest.raises(ConfigError) as caught:
-        load_config(
-            MODELS[process], process=process, argv=["--config", str(path), "--wandb", "x"], environ={name: "x"}
-        )
+        load_config(MODELS[process], process=process, argv=["--config", str(path), "--wandb", "x"], environ={name: "x"})
     said = [line for line in str(caught.value).splitlines() if "wandb" in line.lower()]
     assert len(said) == 4
     assert not any("did you mean" in line for line in said)

@@ -129,3 +129,23 @@ def test_a_run_is_not_taken_up_with_other_examples_or_without_a_whole_checkpoint
         (checkpoint / "manifest.json").unlink()
     with pytest.raises(NothingToResume, match=r"no checkpoint in .* is whole"):
         train(config)
+
+
+def test_epochs_come_to_steps_and_what_is_held_out_is_measured_between_them(
+    tmp_path: Path, untrained_model: Path, train: Train
+) -> None:
+    config = config_of(tmp_path, untrained_model, "sft", "epochs")
+    settings = config.model_dump(exclude_unset=True, exclude={"steps"})
+    settings["data"] |= {"epochs": 2, "measure_every_steps": 2}
+    train(LearnerConfig.model_validate(settings))
+
+    lines = [json.loads(line) for line in (tmp_path / "epochs" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "step"] == [1, 2, 3, 4, 5, 6]  # of 18 examples, 6 a step
+    assert [line["step"] for line in lines if line["kind"] == "held_out"] == [0, 2, 4, 6]
+
+
+def test_epochs_and_steps_at_once_are_refused(tmp_path: Path, untrained_model: Path) -> None:
+    settings = config_of(tmp_path, untrained_model, "sft", "both").model_dump(exclude_unset=True)
+    settings["data"] |= {"epochs": 2}
+    with pytest.raises(ValueError, match=r"steps is 7 and data\.epochs 2: set one of them"):
+        LearnerConfig.model_validate(settings)

@@ -128,7 +128,9 @@ MISTAKES = (
     Mistake(
         "a setting of the command line", words=("--learner.max-lagg", "3"), names=("did you mean --learner.max-lag",)
     ),
-    Mistake("a setting that there is not", words=("--learner.wandb", "x"), names=("unknown flag --learner.wandb; see",)),
+    Mistake(
+        "a setting that there is not", words=("--learner.wandb", "x"), names=("unknown flag --learner.wandb; see",)
+    ),
     Mistake(
         "a variable of the environment", environment={"HEADWAY_LEARNER__STEPP": "3"}, names=("HEADWAY_LEARNER__STEPS",)
     ),

@@ -205,6 +205,36 @@ def test_an_argument_that_is_no_flag_and_a_flag_without_value_are_errors() -> No
     assert "--config needs" in problem("--config")
 
 
+@pytest.mark.parametrize("key", ["top_p", "min_p", "stop", "chat_template"])
+def test_what_others_have_and_is_left_out_here_is_answered_with_the_reason(key: str, tmp_path: Path) -> None:
+    (line,) = problem(toml=f'[learner]\nmodel = "m"\n{key} = "x"\n', tmp_path=tmp_path).splitlines()
+    name = key.rpartition(".")[2]
+    assert f"unknown key [learner] {key}; {name} is " in line
+    (line,) = problem(f"--{key.replace('_', '-')}", "x").splitlines()
+    assert f"; {name} is " in line
+
+
+def test_the_short_form_of_a_choice_may_stand_beside_its_table(tmp_path: Path) -> None:
+    toml = "[learner]\nmodel = 'm'\nalgo = 'sft'  # short\nmax_lag = 3\n[learner.algo]\nepochs = 7\n"
+    assert load(toml=toml, tmp_path=tmp_path).algo == Sft(epochs=7)
+    assert "is not TOML" in problem(toml=toml + "epochs = 8\n", tmp_path=tmp_path)
+    said = problem(toml=toml + "type = 'grpo'\n", tmp_path=tmp_path)
+    assert "[learner] algo is 'sft', and [learner.algo] type 'grpo': leave one out" in said
+
+
+class Seeded(Config):
+    seed: int = Field(0, ge=0, description="a seed")
+    head_seed: int = Field(0, ge=0, description="another")
+
+
+def test_seeds_that_are_not_set_are_those_of_the_run() -> None:
+    argv = ["--model", "m", "--run.seed", "7", "--head-seed", "1"]
+    config = load_config(Seeded, process="learner", argv=argv, environ={})
+    assert (config.seed, config.head_seed) == (7, 1)
+    config = load_config(Seeded, process="learner", argv=["--model", "m"], environ={})
+    assert (config.seed, config.run.seed) == (0, None)
+
+
 def test_help_shows_every_option_with_default_and_meaning() -> None:
     texts = [help_text(Config, process="learner", argv=("--algo", name, "--help", "--all")) for name in ("grpo", "sft")]
     schema = schema_of(Config)

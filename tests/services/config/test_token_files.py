@@ -71,7 +71,7 @@ def test_every_secret_of_every_process_has_its_file(process: str) -> None:
     secrets = [key for key, option in options.items() if option.is_secret]
     assert "http.token" in secrets
     assert all(f"{key}_file" in options for key in secrets)
-    assert "--http.token-file" in help_text(MODELS[process], process=process)
+    assert "--http.token-file" in help_text(MODELS[process], process=process, argv=("--all",))
 
 
 @pytest.mark.parametrize("process", MODELS)
