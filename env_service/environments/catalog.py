@@ -239,7 +239,7 @@ def _offered(
 ) -> OfferedEnvironment:
     if isinstance(config, ClassTasks):
         return offered(config) if config.isolation == "none" else elsewhere(config)
-    return OfferedEnvironment(name=config.name, tasks=_source(config), start=SingleTurn)
+    return OfferedEnvironment(name=config.name, tasks=_source(config), start=SingleTurn, at_once=True)
 
 
 def _source(config: AdditionTasks | JsonlTasks | ReasoningGymTasks) -> TaskSource:

@@ -273,7 +273,8 @@ class OfferedEnvironment:
 
     `roles` are those of the messages that it sends after the opening; none, if it has one turn or plain text. With
     `players`, what `start` makes is a `SeveralPlayers`. With `parts` it consists of others, and these tell which of
-    them has a task, and as which of its own; training tasks are in `levels` of equal size, the easiest first.
+    them has a task, and as which of its own; training tasks are in `levels` of equal size, the easiest first. What
+    `start` makes is called `at_once`, on the event loop, if its code is known to take microseconds; else in a thread.
     """
 
     name: str
@@ -285,6 +286,7 @@ class OfferedEnvironment:
     agent: Callable[[], Agent] | None = None
     players: tuple[str, ...] = ()
     levels: int = 1
+    at_once: bool = False
     parts: Callable[[Purpose, int], tuple["OfferedEnvironment", int]] | None = None
 
     def at(self, purpose: Purpose, index: int) -> tuple["OfferedEnvironment", int]:

@@ -241,7 +241,10 @@ class Conversation:
         try:
             with self.speaker.progress.waiting_for("environment"):
                 answered = await self.speaker.calls.one(
-                    step, what="the environment's step", timeout_s=self._rules.step_timeout_s
+                    step,
+                    what="the environment's step",
+                    timeout_s=self._rules.step_timeout_s,
+                    at_once=self.speaker.offered.at_once,
                 )
             return check(answered)
         except Exception as error:  # noqa: BLE001 - the rollout boundary: whatever it raises becomes a record

@@ -8,13 +8,14 @@ Code of an environment that never returns would otherwise stop heartbeats, and w
 
 import asyncio
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable, iscoroutine
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from env_service.rollouts.outcomes import DataFailure
 
@@ -42,38 +43,47 @@ class EnvironmentCalls:
         self._jobs: queue.SimpleQueue[_Job[object]] = queue.SimpleQueue()
         self._worker: _Worker | None = None
 
-    async def one(self, call: Call[T], *, what: str, timeout_s: float | None = None) -> T:
+    async def one(self, call: Call[T], *, what: str, timeout_s: float | None = None, at_once: bool = False) -> T:
         """What the call returns, or resolves to. Raises what it raises, and DidNotReturn when it takes too long:
-        longer than `timeout_s`, if that is given.
+        longer than `timeout_s`, if that is given. One `at_once` is made here: its code is known not to block.
         """
-        (result,) = await self.all([call], what=what, timeout_s=timeout_s)
+        (result,) = await self.all([call], what=what, timeout_s=timeout_s, at_once=at_once)
         return result
 
-    async def all(self, calls: Sequence[Call[T]], *, what: str, timeout_s: float | None = None) -> list[T]:
+    async def all(
+        self, calls: Sequence[Call[T]], *, what: str, timeout_s: float | None = None, at_once: bool = False
+    ) -> list[T]:
         """The same for several calls, in order."""
+        if at_once:
+            return await _resolved([call() for call in calls])
         job = _Job(calls, asyncio.get_running_loop(), timeout_s=timeout_s or self._timeout_s)
         self._jobs.put(job)  # type: ignore[arg-type]
         try:
-            await self._until_begun(job)
-            limit = asyncio.timeout(job.timeout_s)
+            await self._until_returned(job, what)
+            if not any(map(isawaitable, job.returned.result())):
+                return cast("list[T]", job.returned.result())
+            limit = asyncio.timeout(job.due - _now())
             try:
                 async with limit:
-                    return await _resolved(await job.returned)
+                    return await _resolved(job.returned.result())
             except TimeoutError as error:
                 if not limit.expired():
                     raise
-                self._replace_stuck()
-                raise DidNotReturn(f"{what} did not come back within {job.timeout_s:g} s") from error
+                raise _did_not_return(job, what) from error
         finally:
             job.unwanted = True
 
-    async def _until_begun(self, job: "_Job[T]") -> None:
+    async def _until_returned(self, job: "_Job[T]", what: str) -> None:
         """Whoever waits in the queue looks after the worker: the caller of a stuck one may have been cancelled."""
-        while not job.begun.done():
+        while not job.returned.done():
             worker = self._worker = self._worker or _Worker(self._jobs, self._timeout_s)
-            await asyncio.wait([job.begun], timeout=max(0.01, worker.due - _now()))
-            if not job.begun.done():
+            # It may begin meanwhile, and nobody says so: a thread that wakes the event loop twice costs twice as much.
+            due = job.due if job.begun else min(worker.due, _now() + job.timeout_s)
+            await asyncio.wait([job.returned], timeout=max(0.01, due - _now()))
+            if not job.returned.done():
                 self._replace_stuck()
+                if job.begun and _now() >= job.due:
+                    raise _did_not_return(job, what)
 
     def _replace_stuck(self) -> None:
         worker = self._worker
@@ -90,13 +100,13 @@ class _Job(Generic[T]):
         self.calls = calls
         self.timeout_s = timeout_s
         self.loop = loop
-        self.begun: asyncio.Future[None] = loop.create_future()
+        self.begun = False
+        self.due = math.inf
         self.returned: asyncio.Future[list[T | Awaitable[T]]] = loop.create_future()
         self.unwanted = False
 
     def run(self) -> None:
         """In the worker's thread."""
-        self._tell(lambda: self.begun.set_result(None))
         try:
             results = [call() for call in self.calls]
         except Exception as error:  # noqa: BLE001 - it crosses to the awaiting rollout, which judges it
@@ -133,8 +143,13 @@ class _Worker:
             job = self.jobs.get()
             self.due, self.busy = _now() + job.timeout_s, True
             if not job.unwanted:
+                job.due, job.begun = self.due, True
                 job.run()
             self.busy = False
+
+
+def _did_not_return(job: _Job[T], what: str) -> DidNotReturn:
+    return DidNotReturn(f"{what} did not come back within {job.timeout_s:g} s")
 
 
 async def _resolved(results: Sequence[T | Awaitable[T]]) -> list[T]:

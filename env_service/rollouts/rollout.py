@@ -245,7 +245,7 @@ class Rollout:
         self, offered: OfferedEnvironment, environments: Sequence[Environment], task: Task, seed: int
     ) -> _Opened:
         resets: list[Call[object]] = [partial(environment.reset, task, seed) for environment in environments]
-        given = await self._calls.all(resets, what="the environment's reset")
+        given = await self._calls.all(resets, what="the environment's reset", at_once=offered.at_once)
         turns = [how_it_opens(each, offered.players) for each in given] if offered.players else []
         openings = [turn.opening for turn in turns] or [_as_opening(each) for each in given]
         if any(opening != openings[0] for opening in openings) or len({turn.player for turn in turns}) > 1:
@@ -254,7 +254,9 @@ class Rollout:
 
     async def _close(self, environments: Sequence[Environment | Agent]) -> None:
         """Call `close` of those that have it; what that raises is logged, and changes nothing."""
-        closings: list[Call[object]] = [partial(_closed, each) for each in environments]
+        closings: list[Call[object]] = [partial(_closed, each) for each in environments if hasattr(each, "close")]
+        if not closings:
+            return
         try:
             await self._calls.all(closings, what="the environment's close")
         except DidNotReturn as error:  # the work is done by then
