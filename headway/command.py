@@ -28,7 +28,7 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from headway.file_commands import compare_runs, convert_data, fetch
+from headway.file_commands import compare_runs, convert_data, fetch, view_runs
 from headway.keys_command import make_keys
 from headway.new_project import make_project
 from headway.own_options import as_given, named_processes, own_options, split_options, usage
@@ -282,6 +282,7 @@ def _run_data(words: Sequence[str]) -> int:
 _OTHERS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "init": make_project,
     "diff": compare_runs,
+    "view": view_runs,
     "fetch": fetch,
     "keys": make_keys,
     "data": _run_data,

@@ -1,5 +1,5 @@
-"""`headway data`, `headway fetch`, `headway diff`: published data sets as task files, models and data sets of the hub,
-and what two runs were made with.
+"""`headway data`, `headway fetch`, `headway diff`, `headway view`: published data sets as task files, models and data
+sets of the hub, what two runs were made with, and the page of runs that have ended.
 """
 
 import importlib
@@ -17,6 +17,7 @@ from services.config.sources import ConfigError
 
 # Found by name, so that this package imports none of the processes.
 _CONVERTERS = "reward_service.code.published_rows"
+_PAGE = "learner.page.routes"
 
 _OPTIONS = {"--reference": False, "--extract": True, "--reward": True}
 _VALUES = {"--extract": ("last", "first", "whole"), "--reward": ("all", "fraction")}
@@ -163,3 +164,24 @@ def _fetched(name: str, kind: HubKind, revision: str) -> str:
         raise ConfigError(
             [f"{name}: cannot be fetched: {text:.300}; is the name right, and the hub reachable?"]
         ) from error
+
+
+_VIEW = {"--host": True, "--port": True, "--token-file": True}
+_VIEW_PORT = "7390"
+
+
+def view_runs(words: Sequence[str]) -> int:
+    """`headway view RUN ...`: serves the page of runs from their files, until a signal. Raises ConfigError."""
+    own, given = own_options(words, _VIEW)
+    folders = [Path(each) for each in given]
+    wrong = [each for each in folders if not (each / "metrics.jsonl").is_file()]
+    if wrong or not folders:
+        got = f", got {wrong[0]}, which has no metrics.jsonl" if wrong else ""
+        raise ConfigError([f"headway view needs folders of runs, such as runs/addition{got}"])
+    code: int = importlib.import_module(_PAGE).serve_runs(
+        folders,
+        host=own.get("--host", ["127.0.0.1"])[-1],
+        port=own.get("--port", [_VIEW_PORT])[-1],
+        token_file=own["--token-file"][-1] if "--token-file" in own else None,
+    )
+    return code

@@ -31,6 +31,9 @@ _USAGES: Mapping[str, str] = {
     "diff": """\
        headway diff RUN RUN
 """,
+    "view": """\
+       headway view RUN ... [--port N] [--host HOST --token-file FILE]
+""",
     "fetch": """\
        headway fetch NAME ... [--dataset] [--revision REVISION]
 """,
@@ -73,6 +76,10 @@ eval    evaluate the model of RUN.toml, or that in a folder, or a checkpoint of 
 """,
     "diff": """\
 diff    print the settings, versions and commits in which two runs differ, given by their folders
+""",
+    "view": """\
+view    serve the page of runs, given by their folders, at http://127.0.0.1:7390/ or another port: curves, events,
+        settings, trajectories token by token; of a run that goes on the learner serves it at its own HTTP address
 """,
     "fetch": """\
 fetch   download models, or data sets, by their names on the Hugging Face hub into its cache (HF_HOME), where a run.toml

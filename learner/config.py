@@ -239,6 +239,19 @@ class CheckpointConfig(ConfigModel):
     )
 
 
+class SamplesConfig(ConfigModel):
+    """Trajectories that are kept to be looked at on the run's page, in `trajectories/` of its folder."""
+
+    enabled: bool = Field(True, description="whether any are kept")
+    budget_mb: int = Field(2048, ge=4, description="room on the disk in MiB; beyond it the oldest steps go")
+    time_share: float = Field(
+        0.005,
+        ge=0,
+        le=1,
+        description="share of the time that keeping them may take from one core; beyond it one group of a step is kept",
+    )
+
+
 class DataConfig(ConfigModel):
     """Examples for the algorithms that learn from files; docs/algorithms.md says what each of them reads."""
 
@@ -310,6 +323,7 @@ class LearnerConfig(ProcessConfig):
     weights: WeightsConfig = WeightsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    samples: SamplesConfig = SamplesConfig()
     data: DataConfig = DataConfig()
     teachers: tuple[TeacherConfig, ...] = Field((), max_length=64, description="models to distill from, by opd")
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Coroutine
 from importlib.metadata import version
+from typing import Any
 
 from learner.config import LearnerConfig
 from learner.journal.journal import RunLog
@@ -17,8 +18,10 @@ from learner.leases.dead_letters import DEAD_LETTERS, DeadLetters
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.flow import GroupFilter, GroupRules, IntakeOptions
 from learner.leases.granting import LeaseTerms
-from learner.leases.intake import Intake, ignored
+from learner.leases.intake import Intake
 from learner.ledger import LedgerConfig
+from learner.page.routes import PAGE_PATHS, RewardsSeen, RunPage, ShownRun, shown_processes
+from learner.page.store import TrajectoryStore
 from learner.recovery import Recovered
 from learner.reports.run_records import Records
 from learner.reports.status import LearnerStatus, Measures
@@ -28,6 +31,7 @@ from learner.weights.published import JoinReport, PublisherOptions, PublishRepor
 from learner.weights.publisher import Publisher
 from protocol.fleet import Fingerprints, fingerprint_directory, vocabulary_size
 from protocol.generation import Sampling
+from protocol.trajectories import TrajectoryGroup
 from services.http.app import create_app
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
@@ -192,6 +196,8 @@ class Parts:
             tls=client_tls(config.http.tls),
         )
         self.shelf = Shelf()
+        self.rewards_seen = RewardsSeen()
+        self.samples = self._make_samples()
         self.idle = IdleWatch(fleet=self.fleet, client=client)
         self.publisher = Publisher(
             fleet=self.fleet,
@@ -216,6 +222,12 @@ class Parts:
         measures.fleet(self.status.generator_states, expulsions=lambda: self.fleet.expulsions)
         measures.env_services(lambda: len(self.intake.env_services()))
         measures.folder(config.run.folder, unseen=lambda: records.left_out_samples)
+
+    def _make_samples(self) -> TrajectoryStore | None:
+        given = self.config.samples
+        if not given.enabled or self.config.evaluation.only:
+            return None
+        return TrajectoryStore(self.config.run.folder, budget_bytes=given.budget_mb << 20, share=given.time_share)
 
     def _make_fleet(self, incarnation: int) -> Fleet:
         return Fleet(
@@ -243,8 +255,9 @@ class Parts:
             refused=self.measures.refused,
             belongs=self.recovered.history.contains,
             left_out=self.measures.left_out,
-            accepted=self.teachers.prefetch if self.config.teachers else ignored,
-            forgotten=self.teachers.forget if self.config.teachers else ignored,
+            accepted=self._accepted,
+            forgotten=self._forgotten,
+            filtered=self._filtered,
         )
 
     def _make_status(self, incarnation: int) -> LearnerStatus:
@@ -270,7 +283,10 @@ class Parts:
             readiness=self.waits.readiness,
             metrics=self.metrics,
             max_body_bytes=http.max_body_bytes,
+            open_paths=PAGE_PATHS,
         )
+        page = RunPage([ShownRun(self.config.run.name, self.config.run.folder, self._processes)], token=http.token)
+        page.add_routes(app)
         add_routes(app, fleet=self.fleet, shelf=self.shelf)
         add_status_route(
             app, service="learner", version=version("headway"), waits=self.waits, failures=self.failures,
@@ -278,6 +294,7 @@ class Parts:
         )  # fmt: skip
         return {
             "http": serve_http(app, listener),
+            "page": page.run(),
             "intake": self.intake.receive(),
             "tick": self.intake.tick(),
             "publisher": self.publisher.run(),
@@ -285,6 +302,29 @@ class Parts:
             "silence": self._drop_silent(),
             "idle": self.idle.run(),
         }
+
+    def _processes(self) -> dict[str, Any]:
+        return shown_processes(
+            self.status.report(),
+            waits=self.waits.status(),
+            failures=self.failures.newest_first(),
+            rates=self.idle.rates,
+            rewards=self.rewards_seen,
+        )
+
+    def _accepted(self, group: TrajectoryGroup) -> None:
+        self.rewards_seen.saw(group, step=self.recovered.ledger.version + 1)
+        if self.config.teachers:
+            self.teachers.prefetch(group)
+
+    def _forgotten(self, group: TrajectoryGroup) -> None:
+        self._filtered(group, "too_old")
+        if self.config.teachers:
+            self.teachers.forget(group)
+
+    def _filtered(self, group: TrajectoryGroup, why: str) -> None:
+        if self.samples is not None:
+            self.samples.put_left_out(group, step=self.recovered.ledger.version + 1, why=why)
 
     def _published(self, report: PublishReport) -> None:
         self.records.publish(report)
@@ -299,9 +339,14 @@ class Parts:
         )  # fmt: skip
 
     async def _watch_fleet(self) -> None:
+        known: set[str] = set()
         while True:
             await self._fleet_stirred.wait()
             self._fleet_stirred.clear()
+            present = {member.generator_id for member in self.fleet.members()}
+            for gone in sorted(known - present):
+                self.records.leave(gone, version=self.recovered.ledger.version)
+            known = present
             self.publisher.fleet_changed()
             await self.intake.fleet_changed()
 

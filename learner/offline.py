@@ -139,7 +139,7 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
         settings = config.made_with()
         changes = changed_settings(folder, settings, resume=config.resume is True, accepted=config.accept_changes)
         open_run_folder(lock, folder, resume=config.resume is True, journal=False)
-        made_with.write(folder, settings, changes=changes)
+        made_with.write(folder, settings, changes=changes, differs=made_with.differing(config))
         ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
         thread = await stack.enter_async_context(TrainerThread())
 

@@ -19,6 +19,7 @@ from learner.config import LearnerConfig
 from learner.evaluation.results import Evaluation
 from learner.journal.checkpoints import Checkpoints, Evaluated
 from learner.leases.intake import Intake, TakenBatch
+from learner.page.store import Place, TakenStep, TrajectoryStore
 from learner.recovery import LoggedStep
 from learner.reports.run_records import Records
 from learner.reports.status import Measures
@@ -61,6 +62,7 @@ class OnlineTraining:
         teachers: Teachers,
         checkpoints: Checkpoints,
         guard: Guard,
+        samples: TrajectoryStore | None,
         first_probe: tuple[int, ...],
         first_version: int,
         replay: Sequence[LoggedStep],
@@ -76,6 +78,7 @@ class OnlineTraining:
         self._teachers = teachers
         self._checkpoints = checkpoints
         self._guard = guard
+        self._samples = samples
         self._version = first_version
         self._replay = replay
         self._loop = loop
@@ -156,13 +159,30 @@ class OnlineTraining:
         return step_record(batch.groups, version=batch.version, timing=timing, success_reward=success)
 
     def _train(self, batch: TakenBatch) -> StepMetrics:
-        metrics = self._trainer.train_step(self._sequences(batch), version=batch.version)
+        sequences = self._sequences(batch)
+        metrics = self._trainer.train_step(sequences, version=batch.version)
+        self._keep(batch, sequences)
         if metrics.skipped_updates:
             self._say_skipped(batch, metrics)
             stop_after_skips(metrics, most=self._config.training.max_skipped_updates)
         self._version = batch.version + 1
         self._prober.renew(batch.groups)
         return metrics
+
+    def _keep(self, batch: TakenBatch, sequences: Sequence[TrainSequence]) -> None:
+        tokens = self._trainer.tokens if self._samples is not None else None
+        if self._samples is None:
+            return
+        origins = [(one.origin, len(one.token_ids)) for one in sequences]
+        places = [Place(at.group, at.trajectory, at.start, count) for at, count in origins if at is not None]
+        self._samples.put(
+            TakenStep(
+                step=batch.version + 1,
+                groups=batch.groups,
+                places=places,
+                values={} if tokens is None or len(places) < len(origins) else vars(tokens),
+            )
+        )
 
     def _say_skipped(self, batch: TakenBatch, metrics: StepMetrics) -> None:
         rewards = [one.reward for group in batch.groups for one in group.trajectories]
@@ -246,7 +266,9 @@ class OnlineTraining:
                 self._config.checkpoint.every_steps,
             )
         else:
-            log.info("checkpoint %s, %.1f s", path, time.monotonic() - start)
+            seconds = time.monotonic() - start
+            self._records.checkpoint(version=self._version, seconds=seconds)
+            log.info("checkpoint %s, %.1f s", path, seconds)
 
     def _evaluate_and_wait(self) -> None:
         if self._config.evaluation.final_tasks:

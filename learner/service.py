@@ -27,6 +27,7 @@ from learner.journal.checkpoints import Checkpoints
 from learner.journal.journal import FOLDER, Journal, NoJournal, RunLog
 from learner.journal.run_folder import changed_settings, hold_run_folder, open_run_folder
 from learner.online import OnlineTraining
+from learner.page.store import keep_tokenizer
 from learner.recovery import recover
 from learner.reports.run_records import Records
 from learner.reports.status import Measures
@@ -60,7 +61,7 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         changes = changed_settings(folder, settings, resume=config.resume is True, accepted=config.accept_changes)
         links = await open_links(config, stack)
         incarnation = open_run_folder(lock, folder, resume=config.resume is True, journal=config.checkpoint.journal)
-        made_with.write(folder, settings, changes=changes)
+        made_with.write(folder, settings, changes=changes, differs=made_with.differing(config))
         measures = links.measures
         records = stack.enter_context(
             Records(folder=folder, total_steps=config.steps, failed_write=measures.failed_write)
@@ -75,6 +76,10 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
             failures=stack.enter_context(recent_failures()),
         )  # fmt: skip
         stack.callback(parts.dead_letters.close)
+        if parts.samples is not None:
+            parts.samples.take_up(version=recovered.version)
+            keep_tokenizer(config.model, folder)
+            stack.enter_context(parts.samples)
         ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
         # What the thread writes to is closed after it has ended.
         thread = await stack.enter_async_context(TrainerThread())
@@ -151,6 +156,7 @@ async def _train(parts: Parts, trainer: Trainer, thread: TrainerThread) -> None:
             best_by=config.checkpoint.best_by,
             journal=parts.journal,
         ),
+        samples=parts.samples,
         guard=Guard(config.guard, max_lag=config.max_lag, state=recovered.guard),
         first_probe=first_probe(config.model, count=config.weights.probe_tokens),
         first_version=recovered.version,

@@ -377,4 +377,5 @@ def _trainer(
         commands=commands,
         teachers=[teacher.path for teacher in config.teachers if teacher.path is not None],
         should_stop=should_stop,
+        keeps_tokens=config.samples.enabled and not config.learns_from_files and not config.evaluation.only,
     )

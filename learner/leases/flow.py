@@ -252,6 +252,7 @@ class GroupFlow:
         left_out: Callable[[str], None],
         accepted: Callable[[TrajectoryGroup], None],
         forgotten: Callable[[TrajectoryGroup], None],
+        filtered: Callable[[TrajectoryGroup, str], None],
         belongs: Belongs | None,
         clock: Callable[[], float],
     ) -> None:
@@ -281,6 +282,7 @@ class GroupFlow:
         self._left_out = left_out
         self._accepted = accepted
         self._forgotten = forgotten
+        self._filtered = filtered
         self._clock = clock
 
     def wake(self) -> None:
@@ -318,6 +320,7 @@ class GroupFlow:
     def _filter(self, group: TrajectoryGroup, reason: FilterReason) -> None:
         self._ledger.filter(lease_id=group.lease_id)
         self._left_out(reason.value)
+        self._filtered(group, reason.value)
         failure = self.rounds.left_out(group, reason, buffered=self._ledger.books().buffered)
         self.failure = self.failure or failure
         self.wake()

@@ -59,7 +59,8 @@ class Intake:
     """What the trainer asks for, and the loops beside it.
 
     `refused` is told the reason of each refused message, `left_out` that of each group or attempt that came to nothing;
-    `accepted` of each group that waits for its step, `forgotten` if it will not be trained after all.
+    `accepted` of each group that waits for its step, `forgotten` if it will not be trained after all, and `filtered`
+    of each that is left out on purpose, with the reason.
     `belongs` judges versions of former lives; without it, all count up to the version at which this life resumes.
     """
 
@@ -79,6 +80,7 @@ class Intake:
         left_out: Callable[[str], None] = lambda reason: None,
         accepted: Callable[[TrajectoryGroup], None] = ignored,
         forgotten: Callable[[TrajectoryGroup], None] = ignored,
+        filtered: Callable[[TrajectoryGroup, str], None] = lambda group, reason: None,
         belongs: Belongs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -94,6 +96,7 @@ class Intake:
             left_out=left_out,
             accepted=accepted,
             forgotten=forgotten,
+            filtered=filtered,
             belongs=belongs,
             clock=clock,
         )

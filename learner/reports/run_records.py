@@ -1,10 +1,11 @@
 """The records of a run, written and at a resume read again: `metrics.jsonl`, `samples.jsonl`, the line of progress.
 
 `metrics.jsonl` holds one object a line, told apart by `kind`: `step`, `replay` (a step that was trained again, from the
-batch log, with the same fields), `publish`, `join` (a generator that caught up), `evaluation`, and `resume`, which says
-up to which version the lines before it belong to the run. `lag_bound` is the bound under which the step's batch was
-taken, `level` that of new leases when the step ended, null without levels and in a replay; `guard` lines tell when the
-guard moved the bound, after which step, and what was beyond its limit.
+batch log, with the same fields), `publish`, `join` (a generator that caught up), `leave` (one that is gone),
+`checkpoint`, `evaluation`, and `resume`, which says up to which version the lines before it belong to the run.
+`lag_bound` is the bound under which the step's batch was taken, `level` that of new leases when the step ended, null
+without levels and in a replay; `guard` lines tell when the guard moved the bound, after which step, and what was beyond
+its limit.
 """
 
 import dataclasses
@@ -287,6 +288,14 @@ class Records:
     def join(self, report: JoinReport) -> None:
         """Notes a generator that caught up."""
         self._metrics.write({"kind": "join", **dataclasses.asdict(report)})
+
+    def leave(self, generator_id: str, *, version: int) -> None:
+        """Notes a generator that died, was expelled or said goodbye while the learner was at `version`."""
+        self._metrics.write({"kind": "leave", "generator_id": generator_id, "version": version})
+
+    def checkpoint(self, *, version: int, seconds: float) -> None:
+        """Notes a checkpoint that was written."""
+        self._metrics.write({"kind": "checkpoint", "version": version, "seconds": seconds})
 
     def evaluation(self, result: EvaluationResult) -> None:
         """Notes and says an evaluation."""

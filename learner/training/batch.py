@@ -23,6 +23,17 @@ _NO_TOKENS = np.zeros(0, dtype=np.float32)
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Whose tokens a sequence has: those from the token `start` on of a trajectory of a group, both by their place in
+    the step.
+    """
+
+    group: int
+    trajectory: int
+    start: int = 0
+
+
+@dataclass(frozen=True)
 class TrainTurn:
     """The policy's turn from token `start` on; `state` tells what it was given: equal for equal states of a task.
 
@@ -57,7 +68,7 @@ class TrainSequence:
     is how much better it is. `label`: whether an unpaired example is a good one. `teacher` is the index of the model to
     ask, of those that the ranks hold, unless its logprobs are known already. A `mismatched` sequence, a prompt with the
     completion of another one, is only measured. Those are [T] float32 or empty:
-    `teacher_logprobs` and `reference_logprobs`.
+    `teacher_logprobs` and `reference_logprobs`. `origin`: of a trajectory that was sampled, where it is in the step.
     """
 
     token_ids: NDArray[np.int32]
@@ -79,6 +90,7 @@ class TrainSequence:
     teacher_logprobs: NDArray[np.float32] = field(default_factory=lambda: _NO_TOKENS)
     reference_logprobs: NDArray[np.float32] = field(default_factory=lambda: _NO_TOKENS)
     candidates: Candidates | None = None
+    origin: Origin | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.behavior_logprobs), len(self.lags)}
@@ -307,6 +319,7 @@ def sequences_of(
                 turns=_trajectory_turns(groups[number].trajectories[index], preset, groups[number].environment),
                 components=_components(groups[number].trajectories[index], preset, groups[number].environment),
                 group=label,
+                origin=Origin(number, index),
                 pair=label if preset.paired else -1,
                 **({} if teaching is None else teaching[number].of(index)),
             ),
@@ -340,6 +353,7 @@ def _part(whole: TrainSequence, at: slice) -> TrainSequence:
         behavior_logprobs=whole.behavior_logprobs[at],
         lags=lags,
         mixed_versions=len(np.unique(lags[mask])) > 1,
+        origin=None if whole.origin is None else replace(whole.origin, start=at.start),
         turns=tuple(replace(turn, start=turn.start - at.start) for turn in turns),
     )
 

@@ -77,6 +77,17 @@ class StepMetrics(TokenMeans):
     skipped_in_row: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenValues:
+    """What the learner computed of each token of a step's batch, float32 [N]; NaN where it computed nothing, as outside
+    of the loss mask. Logprobs and entropies in nats: of the first update that a token was in.
+    """
+
+    learner_logprobs: NDArray[np.float32]
+    entropies: NDArray[np.float32]
+    advantages: NDArray[np.float32]
+
+
 @dataclass(frozen=True)
 class MicrobatchRecord:
     """What is kept of a microbatch for the metrics, without gradient; each tensor [N] but the scalar `loss`."""
@@ -203,6 +214,10 @@ class Step:
         self._ranks = ranks
         self._should_stop = should_stop
         self._reached = reached
+        self.keeps_tokens = False
+        """Whether `tokens` is filled; the same on every rank."""
+        self.tokens: TokenValues | None = None
+        """Of the newest step."""
         self.carried = Carried()
         """What the algorithm carries to the next step; the same on every rank."""
 
@@ -232,6 +247,8 @@ class Step:
             samples_policy=self._preset.samples_policy,
             ratio_moves=len(updates) > 1 or self._preset.moves_at_once,
         )
+        if self.keeps_tokens:
+            self.tokens = _token_values(data, [record for update in updates for record in update.records])
         if data.credit.carried.is_finite:
             self.carried = data.credit.carried
         return StepMetrics(
@@ -371,6 +388,28 @@ class Step:
             return microbatch, None
         token_ids, known = self._models.teachers.candidates(microbatch, count=self._preset.candidates)
         return replace(microbatch, candidates=token_ids), known
+
+
+def _token_values(data: _Data, records: Sequence[MicrobatchRecord]) -> TokenValues:
+    """Every rank must call it: each token is in the microbatches of one rank."""
+    trained = torch.from_numpy(data.batch.loss_mask)
+    found = torch.zeros(3, len(trained))
+    for record in records:
+        places = record.microbatch.places
+        found[0, places] = record.proximal_logprobs.float().cpu()
+        found[2, places] = 1.0
+        if record.entropy is not None:
+            found[1, places] = record.entropy.float().cpu()
+    logprobs, entropies, seen = summed_over_ranks(found)
+    unknown = ~trained | (seen == 0)
+    has_entropy = records[0].entropy is not None
+    return TokenValues(
+        learner_logprobs=logprobs.masked_fill(unknown, torch.nan).numpy(),
+        entropies=entropies.masked_fill(unknown, torch.nan).numpy()
+        if has_entropy
+        else np.full(len(trained), np.nan, dtype=np.float32),
+        advantages=data.credit.advantages.float().masked_fill(~trained, torch.nan).numpy(),
+    )
 
 
 def _critic_targets(

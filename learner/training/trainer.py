@@ -40,7 +40,7 @@ from learner.training.packing import pack, shared_prefixes
 from learner.training.policy import PolicyModel, WeightSnapshot, host_copy, write_model_directory
 from learner.training.ranks import Command, CommandChannel, Ranks, any_rank, raise_on_all, share_batch
 from learner.training.score_model import save_score_model
-from learner.training.step import Step, StepMetrics, TrainingStopped
+from learner.training.step import Step, StepMetrics, TokenValues, TrainingStopped
 
 logger = logging.getLogger(__name__)
 
@@ -164,8 +164,11 @@ class Trainer:
         commands: CommandChannel,
         teachers: Sequence[Path] = (),
         should_stop: Callable[[], bool] = _never,
+        keeps_tokens: bool = False,
     ) -> None:
-        """`teachers` are folders of models that each rank loads."""
+        """`teachers` are folders of models that each rank loads; `keeps_tokens`, whether `tokens` is filled: the same
+        on every rank.
+        """
         self._model_path = model_path
         self._preset: Preset = build_preset(algorithm)
         self._config = config
@@ -183,6 +186,7 @@ class Trainer:
             should_stop=should_stop,
             reached=self._reached,
         )
+        self._step.keeps_tokens = keeps_tokens
         has_ratio = self._preset.samples_policy and self._preset.advantages is not None
         if config.updates_per_step == 1 and has_ratio and not self._preset.moves_at_once:
             logger.info("updates_per_step is 1, so the ratio to the proximal policy is 1 and clipping it has no effect")
@@ -191,6 +195,11 @@ class Trainer:
     def preset(self) -> Preset:
         """The algorithm in use."""
         return self._preset
+
+    @property
+    def tokens(self) -> TokenValues | None:
+        """What the newest step computed of each token of its sequences, end to end; None if it was not kept."""
+        return self._step.tokens
 
     @property
     def updates(self) -> int:

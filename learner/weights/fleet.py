@@ -254,6 +254,8 @@ class IdleWatch:
         self._fleet = fleet
         self._client = client
         self._last: dict[str, GeneratorState] = {}
+        self.rates: dict[str, dict[str, float]] = {}
+        """Of each serving generator in the last seconds: `tokens_per_s`, `idle_share`, and its `running` requests."""
         self._counting = False
         self._idle_s = 0.0
         self._passed_s = 0.0
@@ -284,6 +286,7 @@ class IdleWatch:
         serving = self._fleet.serving()
         for gone in self._last.keys() - {generator.generator_id for generator in serving}:
             del self._last[gone]
+            self.rates.pop(gone, None)
         async with asyncio.TaskGroup() as tasks:
             for generator in serving:
                 tasks.create_task(self._ask(generator))
@@ -296,6 +299,12 @@ class IdleWatch:
             return
         before = self._last.get(generator.generator_id)
         self._last[generator.generator_id] = state
+        if before is not None and (passed_s := state.uptime_s - before.uptime_s) > 0:
+            self.rates[generator.generator_id] = {
+                "tokens_per_s": max(0.0, (state.tokens_generated - before.tokens_generated) / passed_s),
+                "idle_share": min(1.0, max(0.0, (state.idle_s - before.idle_s) / passed_s)),
+                "running": state.running,
+            }
         if self._counting and before is not None and state.uptime_s >= before.uptime_s:
             self._idle_s += state.idle_s - before.idle_s
             self._passed_s += state.uptime_s - before.uptime_s

@@ -80,12 +80,37 @@ def _plain(value: object) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def write(folder: Path, settings: Mapping[str, Any], *, changes: Sequence[Difference] = ()) -> None:
-    """Writes the file. Of a run that is taken up it keeps the earlier starts."""
+def differing(config: BaseModel) -> list[str]:
+    """The keys of `settings_of` whose values are others than their defaults, and those that have none."""
+    return _differing(config, None, "")
+
+
+def _differing(group: BaseModel, usual: BaseModel | None, prefix: str) -> list[str]:
+    found: list[str] = []
+    for name, info in type(group).model_fields.items():
+        value = getattr(group, name)
+        default = getattr(usual, name) if usual is not None else info.get_default(call_default_factory=True)
+        if isinstance(value, BaseModel):
+            alike = default if isinstance(default, BaseModel) and type(default) is type(value) else None
+            if alike is None and "type" in type(value).model_fields:
+                found.append(f"{prefix}{name}.type")
+            found += _differing(value, alike, f"{prefix}{name}.")
+        elif _plain(value) != _plain(default):
+            found.append(f"{prefix}{name}")
+    return found
+
+
+def write(
+    folder: Path, settings: Mapping[str, Any], *, changes: Sequence[Difference] = (), differs: Sequence[str] = ()
+) -> None:
+    """Writes the file. Of a run that is taken up it keeps the earlier starts. `differs` names the settings that are
+    not as their defaults are.
+    """
     former = read(folder)
     starts = [*former.get("former_starts", []), _brief(former)] if former else []
     made = {
         "settings": settings,
+        "differs": differs,
         "versions": _versions(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "host": {"name": socket.gethostname(), "system": platform.platform(), "cores": os.cpu_count()},

@@ -101,11 +101,13 @@ Door = Callable[[int], AbstractContextManager[None]]
 
 
 class BearerToken:
-    """Refuses with 401 whoever does not show the token, but at the open paths, and below those that end in a slash."""
+    """Refuses with 401 whoever does not show the token, but at the open paths, and below those that end in a slash;
+    "/" is the one page and not what is below it.
+    """
 
     def __init__(self, app: ASGIApp, *, token: str, open_paths: Collection[str], refused: Counter) -> None:
         self._app = app
-        self._open_folders = tuple(path for path in open_paths if path.endswith("/"))
+        self._open_folders = tuple(path for path in open_paths if path.endswith("/") and path != "/")
         self._open_paths = open_paths
         self._expected = f"Bearer {token}".encode()
         self._refused = refused

@@ -1,0 +1,314 @@
+"""Reading trajectories: pages of those that fit a filter, newest first, and the tokens of a group, decoded.
+
+A `Key` names a trajectory by its part and its number there. Pages go on from a key, not from a number of rows, so that
+a page far back costs what the first one does.
+"""
+
+import json
+import sqlite3
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.page.store import FOLDER, TOKENIZER, Columns, unpacked
+
+MOST_ROWS = 200
+MOST_TOKENS = 1 << 16
+"""Of all trajectories of a group that are decoded for one answer; one alone is decoded whatever its length."""
+
+_EXCERPT = 240
+_HELD_BACK = 8
+Direction = Literal["older", "newer"]
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Key:
+    """The row `row` of the part that begins with step `part`."""
+
+    part: int
+    row: int
+
+    def __str__(self) -> str:
+        return f"{self.part}-{self.row}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Key":
+        """What `str` made. Raises ValueError."""
+        part, row = text.split("-")
+        return cls(int(part), int(row))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """Which trajectories are wanted; None where it does not matter. `why` is `trained` for those that were trained, and
+    otherwise a reason. `words` are words, or the beginning of one with a star after it, in the order of the text.
+    """
+
+    step: int | None = None
+    environment: str | None = None
+    task: int | None = None
+    why: str | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    min_lag: int | None = None
+    finish: str | None = None
+    words: str | None = None
+
+    def where(self) -> tuple[str, list[Any]]:
+        """As SQL, of known columns alone, with its values."""
+        tests = {
+            "rows.step = ?": self.step, "rows.environment = ?": self.environment, "rows.task = ?": self.task,
+            "rows.why = ?": "" if self.why == "trained" else self.why, "rows.reward >= ?": self.min_reward,
+            "rows.reward <= ?": self.max_reward, "rows.length >= ?": self.min_length,
+            "rows.length <= ?": self.max_length, "rows.lag >= ?": self.min_lag, "rows.finish = ?": self.finish,
+        }  # fmt: skip
+        wanted = {test: value for test, value in tests.items() if value is not None}
+        return " AND ".join(wanted) or "1", list(wanted.values())
+
+
+@dataclass(frozen=True)
+class Page:
+    """Rows newest first, as the viewer takes them, and parts that could not be read."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+
+def parts_of(folder: Path) -> list[Path]:
+    """The parts in a run's folder, the oldest first."""
+    return sorted((folder / FOLDER).glob("part-*.db"))
+
+
+def _opened(path: Path) -> "closing[sqlite3.Connection]":
+    """To read only. A copy on a disk that nobody may write to has no room for what WAL keeps beside it."""
+    for options in ("mode=ro", "mode=ro&immutable=1"):
+        database = sqlite3.connect(f"file:{_quoted(path)}?{options}", uri=True)
+        try:
+            database.execute("SELECT count(*) FROM sqlite_schema")
+        except sqlite3.OperationalError:
+            database.close()
+            continue
+        database.row_factory = sqlite3.Row
+        return closing(database)
+    raise sqlite3.OperationalError(f"{path} cannot be opened")
+
+
+def _quoted(path: Path) -> str:
+    return str(path.resolve()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+def _first_step(path: Path) -> int:
+    return int(path.stem.removeprefix("part-"))
+
+
+def page(
+    folder: Path, wanted: Filter, *, limit: int = 50, start: Key | None = None, direction: Direction = "older"
+) -> Page:
+    """At most `limit` rows beyond `start` in a direction, without it from that end; always newest first."""
+    older, found = direction == "older", Page()
+    for path in sorted(parts_of(folder), reverse=older):
+        part = _first_step(path)
+        if start is not None and (part > start.part if older else part < start.part):
+            continue
+        beyond = start.row if start is not None and part == start.part else None
+        try:
+            with _opened(path) as database:
+                rows = _select(database, wanted, limit=limit - len(found.rows), beyond=beyond, older=older)
+                found.rows.extend(_shown(part, row) for row in rows)
+        except sqlite3.DatabaseError as error:
+            found.unreadable.append(f"{path.name}: {error}")
+        if len(found.rows) >= limit:
+            break
+    if not older:
+        found.rows.reverse()
+    return found
+
+
+def _select(
+    database: sqlite3.Connection, wanted: Filter, *, limit: int, beyond: int | None, older: bool
+) -> list[sqlite3.Row]:
+    where, values = wanted.where()
+    if beyond is not None:
+        where, values = f"{where} AND rows.id {'<' if older else '>'} ?", [*values, beyond]
+    join, excerpt = "", f"substr(rows.text, 1, {_EXCERPT})"
+    if wanted.words:
+        join, values = "JOIN words ON words.rowid = rows.id AND words MATCH ?", [_phrase(wanted.words), *values]
+        excerpt = "snippet(words, 0, '\x02', '\x03', ' … ', 24)"
+    return database.execute(
+        "SELECT rows.id, grp, place, rows.step, rows.environment, rows.task, rows.why, reward, length, lag, finish,"
+        f" {excerpt} AS excerpt FROM rows {join} WHERE {where} ORDER BY rows.id {'DESC' if older else 'ASC'} LIMIT ?",
+        (*values, limit),
+    ).fetchall()
+
+
+def _phrase(words: str) -> str:
+    """One phrase of FTS5 whatever stands in it; a star at its end asks for words that begin so."""
+    bare = words.rstrip("*").replace('"', '""').replace("\0", " ")
+    return f'"{bare}"{"*" if words.endswith("*") else ""}'
+
+
+def _shown(part: int, row: sqlite3.Row) -> dict[str, Any]:
+    known = {name: row[name] for name in row.keys() if name not in ("id", "grp")}  # noqa: SIM118
+    return {"key": str(Key(part, row["id"])), "group": str(Key(part, row["grp"])), **known}
+
+
+def overview(folder: Path) -> dict[str, Any]:
+    """What there is: first and last step, environments, reasons, endings, how many groups were kept and left out."""
+    counts = {"groups": 0, "trajectories": 0, "left_out": 0}
+    names: dict[str, set[str]] = {"environment": set(), "why": set(), "finish": set()}
+    steps: list[int] = []
+    unreadable = []
+    for path in parts_of(folder):
+        try:
+            with _opened(path) as database:
+                row = database.execute(
+                    "SELECT min(step), max(step), sum(groups), sum(trajectories), sum(left_out) FROM steps"
+                ).fetchone()
+                steps += [row[0], row[1]] if row[0] is not None else []
+                for name, value in zip(counts, row[2:], strict=True):
+                    counts[name] += value or 0
+                for name, values in names.items():
+                    values.update(found[0] for found in database.execute(_DISTINCT.format(name=name)))
+        except sqlite3.DatabaseError as error:
+            unreadable.append(f"{path.name}: {error}")
+    known = {f"{name}s": sorted(values - {""}) for name, values in names.items()}
+    first, last = (min(steps), max(steps)) if steps else (None, None)
+    return {"first_step": first, "last_step": last, **counts, **known, "unreadable": unreadable}
+
+
+# The newest tell which there are: to look at all would cost more than the page itself.
+_DISTINCT = "SELECT DISTINCT {name} FROM (SELECT {name} FROM rows ORDER BY id DESC LIMIT 5000)"
+
+
+def group(folder: Path, key: Key, *, decode: Decode | None, only: int | None = None) -> dict[str, Any] | None:
+    """A group with its tokens; None if it is not there. `only` is the place of the one trajectory to decode.
+
+    The tokens that all its trajectories begin with stand once, in `prompt_pieces`. Without `decode` a token is shown
+    by its number. Raises sqlite3.DatabaseError for a part that cannot be read, as a damaged one.
+    """
+    path = folder / FOLDER / f"part-{key.part:010d}.db"
+    if not path.exists():
+        return None
+    with _opened(path) as database:
+        head = database.execute("SELECT * FROM groups WHERE id = ?", (key.row,)).fetchone()
+        rows = database.execute("SELECT * FROM rows WHERE grp = ? ORDER BY place", (key.row,)).fetchall()
+    if head is None:
+        return None
+    try:
+        columns = unpacked(head["tokens"])
+    except (zlib.error, struct.error, ValueError) as error:
+        raise sqlite3.DatabaseError(f"{path.name}: the tokens of group {key.row} are damaged: {error}") from error
+    shared = _shared(columns)
+    left = MOST_TOKENS
+    shown = []
+    for row, own in zip(rows, columns, strict=True):
+        whole = row["place"] == only or (only is None and len(own["token_ids"]) <= left)
+        left -= len(own["token_ids"]) if whole else 0
+        tokens = _tokens(own, shared, decode) if whole else None
+        shown.append(
+            {
+                **_shown(key.part, row),
+                "facts": json.loads(row["facts"]),
+                "text": row["text"] if tokens is None else None,
+                "total": len(own["token_ids"]),
+                "tokens": tokens,
+            }
+        )
+    facts = {name: head[name] for name in head.keys() if name not in ("id", "tokens")}  # noqa: SIM118
+    prompt = pieces_of(columns[0]["token_ids"][:shared].tolist(), decode)
+    return {"group": str(key), **facts, "shared": shared, "prompt_pieces": prompt, "trajectories": shown}
+
+
+def _shared(columns: Sequence[Columns]) -> int:
+    """How many tokens all trajectories begin with, before anything was sampled."""
+    first = columns[0]["token_ids"]
+    most = min(_given(own["loss_mask"]) for own in columns)
+    for own in columns[1:]:
+        differs = np.flatnonzero(own["token_ids"][:most] != first[:most])
+        most = int(differs[0]) if len(differs) else most
+    return most
+
+
+def _given(mask: NDArray[Any]) -> int:
+    sampled = np.flatnonzero(mask)
+    return int(sampled[0]) if len(sampled) else len(mask)
+
+
+def _tokens(own: Columns, shared: int, decode: Decode | None) -> dict[str, Any]:
+    before = own["token_ids"][max(0, shared - 1) : shared].tolist()
+    return {
+        "pieces": pieces_of(own["token_ids"][shared:].tolist(), decode, before=before),
+        "ids": own["token_ids"][shared:].tolist(),
+        "mask": own["loss_mask"][shared:].tolist(),
+        "versions": own["versions"][shared:].tolist(),
+        **{
+            name: _numbers(own[name][shared:])
+            for name in ("behavior_logprobs", "learner_logprobs", "entropies", "advantages")
+        },
+    }
+
+
+def _numbers(values: NDArray[Any]) -> list[float | None]:
+    """Four digits after the point; null for what is not known."""
+    return [None if value != value else value for value in np.round(values.astype(np.float64), 4).tolist()]
+
+
+def pieces_of(ids: Sequence[int], decode: Decode | None, *, before: Sequence[int] = ()) -> list[str]:
+    """The text of each token. A character that several tokens make stands at the last of them; one token before each is
+    decoded with it, as some tokenizers drop the space of the first one.
+    """
+    if decode is None:
+        return [f"⟨{token}⟩" for token in ids]
+    found: list[str] = []
+    context, held = list(before), []
+    for token in ids:
+        held.append(token)
+        text = decode([*context, *held])[len(decode(context)) if context else 0 :]
+        if text.endswith("\ufffd") and len(held) < _HELD_BACK:
+            found.append("")
+            continue
+        found.append(text)
+        context, held = held[-1:], []
+    if held:
+        found[-1] = decode([*context, *held])[len(decode(context)) if context else 0 :]
+    return found
+
+
+@lru_cache(maxsize=4)
+def _decoder(path: str, written_at: int) -> Decode | None:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return None
+    tokenizer = Tokenizer.from_file(path)
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def decoder_of(folder: Path) -> Decode | None:
+    """By the tokenizer that the run keeps; None if it has none that can be read."""
+    for path in (folder / TOKENIZER, folder / "model" / TOKENIZER):
+        if path.is_file():
+            try:
+                return _decoder(str(path), path.stat().st_mtime_ns)
+            except Exception:  # noqa: BLE001 - its library raises Exception itself for a file that is none
+                continue
+    return None
+
+
+def all_rows(folder: Path, wanted: Filter, *, limit: int = 1000) -> Iterator[dict[str, Any]]:
+    """All rows that fit, page after page."""
+    start: Key | None = None
+    while rows := page(folder, wanted, limit=limit, start=start).rows:
+        yield from rows
+        start = Key.parse(rows[-1]["key"])

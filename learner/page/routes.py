@@ -1,0 +1,341 @@
+"""The page of a run at `/`, its data, and the stream that keeps it up to date.
+
+    GET /                      the page; /page/static/... is what it loads
+    GET /page/data/runs        which runs there are: one in a learner, several under `headway view`
+    GET /page/data/steps       curves and events of all steps so far, and the mark up to which they go
+    GET /page/data/events      what comes after a mark, as server-sent events whose id is the mark
+    GET /page/data/made_with   the configuration, and what in it differs from the defaults
+    GET /page/data/rows        a page of trajectories that fit a filter; .../overview what there is; .../group one group
+
+Where the process has a token, all data want it: as `Authorization: Bearer`, or as the cookie that `POST /page/login`
+gives for it, which no other route knows.
+"""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import logging
+import re
+import sqlite3
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+
+from learner.page.curves import Mark, Restarted, RunCurves
+from learner.page.reading import MOST_ROWS, Filter, Key, decoder_of, group, overview, page
+from protocol.model import PolicyVersion
+from protocol.status import FailureStatus, Readiness, Report, WaitStatus
+from protocol.trajectories import TrajectoryGroup
+from services.config import made_with
+from services.config.models import HttpConfig
+from services.config.sources import ConfigError
+from services.http.app import OPEN_PATHS, RequestRefused, create_app, json_body
+from services.http.metrics import Metrics
+from services.http.server import Listener, serve_http
+from services.logs import configure_logging
+from services.process import Stop, run_loops, run_process
+
+log = logging.getLogger(__name__)
+
+PAGE_PATHS = OPEN_PATHS | {"/", "/page/"}
+"""What an application with the page leaves open: its routes ask for the token themselves."""
+
+_STATIC = Path(__file__).with_name("static")
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_COOKIE = "headway_page"
+_NEWS_EVERY_S = 0.5
+_STATUS_EVERY_S = 2.0
+_MONTH_S = 30 * 24 * 3600
+_NUMBERS = {"step": int, "task": int, "min_length": int, "max_length": int, "min_lag": int,
+            "min_reward": float, "max_reward": float}  # fmt: skip
+
+Processes = Callable[[], Mapping[str, Any]]
+"""What the learner says of itself and the others, as JSON takes it."""
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """A run's folder, and where it lives, who tells of its processes."""
+
+    name: str
+    folder: Path
+    processes: Processes | None = None
+
+
+class RewardsSeen:
+    """Which reward services judged what the learner took in, how fast, and for which step at last."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[str, Any]] = {}
+
+    def saw(self, group: TrajectoryGroup, *, step: int) -> None:
+        """Notes who judged the trajectories of a group; `step` is the one that is being made ready."""
+        for reward in (one.reward for one in group.trajectories):
+            name = reward.service_id or reward.endpoint or reward.verifier
+            known = self._seen.pop(name, {"latency_s": reward.latency_s})
+            latency_s = known["latency_s"] + _WEIGHT * (reward.latency_s - known["latency_s"])
+            self._seen[name] = {"name": name, "url": reward.endpoint, "latency_s": latency_s, "step": step}
+        while len(self._seen) > _MOST_SERVICES:
+            del self._seen[next(iter(self._seen))]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """By name."""
+        return [self._seen[name] for name in sorted(self._seen)]
+
+
+_WEIGHT = 0.02
+_MOST_SERVICES = 32
+
+
+def shown_processes(
+    report: Report,
+    *,
+    waits: Sequence[WaitStatus],
+    failures: Sequence[FailureStatus],
+    rates: Mapping[str, Mapping[str, float]],
+    rewards: RewardsSeen,
+) -> dict[str, Any]:
+    """What the page shows of the four kinds of processes, by what the learner knows. `rates` are by generator."""
+    said = report.model_dump(mode="json", include={"queues", "problems"})
+    number = None if report.policy_version is None else PolicyVersion.parse(report.policy_version).number
+    learner = {
+        **said,
+        "version": number,
+        "total": None if report.progress is None else report.progress.total,
+        "waits": [each.model_dump(mode="json") for each in waits],
+        "failures": [each.model_dump(mode="json") for each in failures],
+    }
+    peers: dict[str, list[dict[str, Any]]] = {"generator": [], "env-service": []}
+    for peer in report.peers:
+        shown = peer.model_dump(mode="json", include={"name", "url", "last_heard_s", "state"})
+        peers.setdefault(peer.kind, []).append({**shown, "version": peer.serving_version, **rates.get(peer.name, {})})
+    return {
+        "learner": learner,
+        "generators": peers["generator"],
+        "env_services": peers["env-service"],
+        "reward_services": rewards.shown(),
+    }
+
+
+class Login(BaseModel):
+    """The body of `POST /page/login`."""
+
+    model_config = ConfigDict(extra="forbid")
+    token: SecretStr
+
+
+class RunPage:
+    """Adds its routes to an application; `run` is its loop, at whose end all streams end."""
+
+    def __init__(self, runs: Sequence[ShownRun], *, token: SecretStr | None) -> None:
+        self._runs = runs
+        self._curves = [RunCurves(each.folder) for each in runs]
+        self._token = None if token is None else token.get_secret_value()
+        self._over = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled. A stream that nobody ended would hold up the end of the process."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._over.set()
+
+    def add_routes(self, app: FastAPI) -> None:
+        """The application must leave PAGE_PATHS open."""
+        known = [Depends(self._check)]
+        get = partial(app.get, include_in_schema=False)
+        get("/")(self._index)
+        get("/page/static/{path:path}")(self._file)
+        app.post("/page/login", include_in_schema=False)(self._login)
+        get("/page/data/runs", dependencies=known)(self._list_runs)
+        get("/page/data/steps", dependencies=known)(self._steps)
+        get("/page/data/events", dependencies=known)(self._events)
+        get("/page/data/made_with", dependencies=known)(self._made_with)
+        get("/page/data/overview", dependencies=known)(self._overview)
+        get("/page/data/rows", dependencies=known)(self._rows)
+        get("/page/data/group", dependencies=known)(self._group)
+
+    # Who may read
+
+    def _check(self, request: Request) -> None:
+        if self._token is None:
+            return
+        shown = request.headers.get("authorization", "")
+        cookie = request.cookies.get(_COOKIE, "")
+        as_header = hmac.compare_digest(shown.encode(), f"Bearer {self._token}".encode())
+        if not as_header and not hmac.compare_digest(cookie.encode(), self._pass().encode()):
+            raise RequestRefused(401, "unauthorized", "the page wants the learner's http.token: log in at /")
+
+    def _pass(self) -> str:
+        """What the cookie holds: made of the token, so that it outlives this process, and is not the token."""
+        assert self._token is not None, "asked only where there is one"
+        return hmac.new(self._token.encode(), b"the page of a run", hashlib.sha256).hexdigest()
+
+    def _login(self, request: Request, body: Annotated[Login, Depends(json_body(Login))]) -> Response:
+        if self._token is None:
+            return Response(status_code=204)
+        if not hmac.compare_digest(body.token.get_secret_value().encode(), self._token.encode()):
+            raise RequestRefused(401, "unauthorized", "this is not the learner's http.token")
+        answer = Response(status_code=204)
+        answer.set_cookie(
+            _COOKIE, self._pass(), max_age=_MONTH_S, path="/page", httponly=True, samesite="strict",
+            secure=request.url.scheme == "https",
+        )  # fmt: skip
+        return answer
+
+    # The page itself
+
+    def _index(self) -> Response:
+        text = (_STATIC / "index.html").read_text(encoding="utf-8")
+        return Response(text, media_type="text/html", headers={**_HEADERS, "Content-Security-Policy": _policy(text)})
+
+    def _file(self, path: str) -> Response:
+        found = (_STATIC / path).resolve()
+        if not found.is_relative_to(_STATIC) or not found.is_file() or found.suffix not in _TYPES:
+            raise RequestRefused(404, "unknown_route", f"the page has no file {path!r}")
+        return Response(found.read_bytes(), media_type=_TYPES[found.suffix], headers=_HEADERS)
+
+    # Its data
+
+    def _of(self, run: int) -> int:
+        if not 0 <= run < len(self._runs):
+            raise RequestRefused(404, "unknown_run", f"there is no run {run}: 0 to {len(self._runs) - 1} are shown")
+        return run
+
+    def _list_runs(self) -> list[dict[str, Any]]:
+        return [{"name": each.name, "live": each.processes is not None} for each in self._runs]
+
+    async def _steps(self, run: int = 0) -> Response:
+        data, _ = await asyncio.to_thread(self._curves[self._of(run)].catch_up)
+        return Response(data, media_type="application/json", headers=_FRESH)
+
+    async def _events(self, request: Request, at: str = "", run: int = 0) -> Response:
+        self._of(run)
+        try:
+            mark = Mark.parse(request.headers.get("last-event-id") or at or str(Mark()))
+        except ValueError as error:
+            raise RequestRefused(422, "invalid_field", "at: expected what `steps` gave as `at`", field="at") from error
+        headers = {**_FRESH, "X-Accel-Buffering": "no"}
+        return StreamingResponse(self._stream(run, mark), media_type="text/event-stream", headers=headers)
+
+    async def _stream(self, run: int, mark: Mark) -> AsyncGenerator[bytes, None]:
+        yield b"retry: 2000\n\n"
+        told_in_s = 0.0
+        while not self._over.is_set():
+            try:
+                data, mark = await asyncio.to_thread(self._curves[run].news, mark)
+            except Restarted:
+                yield b"event: reset\ndata: {}\n\n"
+                return
+            if data is not None:
+                yield f"id: {mark}\ndata: ".encode() + data + b"\n\n"
+                continue
+            if told_in_s <= 0:
+                told_in_s = _STATUS_EVERY_S
+                yield self._status(run)  # also finds out that the reader has gone
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), _NEWS_EVERY_S)
+            told_in_s -= _NEWS_EVERY_S
+
+    def _status(self, run: int) -> bytes:
+        processes = self._runs[run].processes
+        told = {"live": processes is not None, **({} if processes is None else processes())}
+        return b"event: status\ndata: " + json.dumps(told).encode() + b"\n\n"
+
+    def _made_with(self, run: int = 0) -> dict[str, Any]:
+        return made_with.read(self._runs[self._of(run)].folder)
+
+    async def _overview(self, run: int = 0) -> dict[str, Any]:
+        return await asyncio.to_thread(overview, self._runs[self._of(run)].folder)
+
+    async def _rows(self, request: Request, run: int = 0) -> dict[str, Any]:
+        asked = dict(request.query_params)
+        older = asked.get("direction", "older") == "older"
+        try:
+            start = Key.parse(asked["start"]) if asked.get("start") else None
+            limit = max(1, min(MOST_ROWS, int(asked.get("limit", "50"))))
+            wanted = _filter_of(asked)
+        except ValueError as error:
+            raise RequestRefused(422, "invalid_field", f"a filter that cannot be read: {error}") from error
+        folder = self._runs[self._of(run)].folder
+        look = partial(page, folder, wanted, limit=limit, start=start, direction="older" if older else "newer")
+        found = await asyncio.to_thread(look)
+        return {"rows": found.rows, "unreadable": found.unreadable}
+
+    async def _group(self, key: str, run: int = 0, only: int | None = None) -> dict[str, Any]:
+        folder = self._runs[self._of(run)].folder
+        try:
+            wanted = Key.parse(key)
+            found = await asyncio.to_thread(lambda: group(folder, wanted, decode=decoder_of(folder), only=only))
+        except ValueError as error:
+            raise RequestRefused(422, "invalid_field", f"key: {error}", field="key") from error
+        except sqlite3.DatabaseError as error:
+            raise RequestRefused(409, "damaged", f"this group cannot be read: {error}") from error
+        if found is None:
+            raise RequestRefused(404, "unknown_group", f"group {key} is not kept, or no longer")
+        return found
+
+
+_FRESH = {"Cache-Control": "no-store"}
+_HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+
+
+def _policy(text: str) -> str:
+    """Under it only files of this program run; the styles in the page itself are allowed by their hash."""
+    styles = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in _STYLE.findall(text)]
+    allowed = " ".join(["'self'", *(f"'sha256-{digest}'" for digest in styles)])
+    return (
+        f"default-src 'none'; script-src 'self'; style-src {allowed}; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+_STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
+
+
+def _filter_of(asked: Mapping[str, str]) -> Filter:
+    """Raises ValueError for a number that is none."""
+    names = [each.name for each in fields(Filter)]
+    return Filter(**{name: _NUMBERS.get(name, str)(asked[name]) for name in names if asked.get(name)})
+
+
+def serve_runs(folders: Sequence[Path], *, host: str, port: str, token_file: str | None) -> int:
+    """Serves until a signal; returns the exit code. Raises ConfigError for an address that cannot be served at."""
+    try:
+        token = None if token_file is None else Path(token_file).read_text(encoding="utf-8").strip()
+        http = HttpConfig.model_validate({"host": host, "port": port, "token": token or None})
+        listener = Listener(host=http.host, port=http.port)
+    except ValidationError as error:
+        raise ConfigError(
+            [f"headway view: {each['msg'].removeprefix('Value error, ')}" for each in error.errors()]
+        ) from error
+    except OSError as error:
+        raise ConfigError([f"headway view: {error}"]) from error
+    configure_logging("headway", level="info", format="text")
+
+    async def serve(stop: Stop) -> None:
+        page = RunPage([ShownRun(each.resolve().name, each) for each in folders], token=http.token)
+        app = create_app(
+            service="view",
+            version=version("headway"),
+            token=http.token,
+            readiness=lambda: Readiness(ready=True),
+            metrics=Metrics("view"),
+            open_paths=PAGE_PATHS,
+        )
+        page.add_routes(app)
+        log.info("the page is at %s/", listener.url)
+        await run_loops(http=serve_http(app, listener), page=page.run())
+
+    with listener:
+        return run_process("headway", serve)

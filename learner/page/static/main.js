@@ -1,0 +1,57 @@
+// Which view is shown: that of the address behind the #. Login where the learner has a token.
+import { $, NeedsToken, address, ask, el, place } from "./dom.js";
+import { RunView } from "./run.js";
+import { showSettings } from "./settings.js";
+import { Viewer } from "./viewer.js";
+
+const VIEWS = ["run", "trajectories", "settings", "login"];
+const said = text => { if ($("state").textContent !== text) $("state").textContent = text; };
+const view = new RunView({ needsToken, said });
+const viewer = new Viewer($("view-trajectories"), { needsToken });
+let runs = [];
+
+function only(name) { for (const each of VIEWS) $(`view-${each}`).hidden = each !== name; }
+
+function needsToken() {
+  view.hide();
+  said("a token is wanted");
+  only("login");
+  $("token").focus();
+}
+
+function route() {
+  const { view: wanted, given } = place(), name = VIEWS.includes(wanted) && wanted !== "login" ? wanted : "run", run = given.run ?? "0";
+  only(name);
+  for (const each of ["run", "trajectories", "settings"]) {
+    $(`to-${each}`).href = address(each, { run: run === "0" ? null : run });
+    if (each === name) $(`to-${each}`).setAttribute("aria-current", "page"); else $(`to-${each}`).removeAttribute("aria-current");
+  }
+  $("runs").value = run;
+  $("name").textContent = runs[Number(run)]?.name ?? "";
+  if (name === "run") view.show(run); else view.hide();
+  if (name === "trajectories") { said(""); viewer.show(given); }
+  if (name === "settings") { said(""); showSettings($("view-settings"), run, needsToken); }
+}
+
+async function start() {
+  try {
+    runs = await ask("runs");
+  } catch (error) {
+    if (error instanceof NeedsToken) return needsToken();
+    said("the learner does not answer");
+    return setTimeout(start, 2000);
+  }
+  $("runs").replaceChildren(...runs.map((run, i) => el("option", { value: String(i) }, run.name)));
+  $("choose").hidden = runs.length < 2;
+  route();
+}
+
+$("login").addEventListener("submit", async event => {
+  event.preventDefault();
+  const answer = await fetch("/page/login", { method: "POST", body: JSON.stringify({ token: $("token").value }) }).catch(() => null);
+  $("login-error").textContent = answer?.ok ? "" : answer?.status === 401 ? "This is not the learner's token." : "The learner does not answer.";
+  if (answer?.ok) { $("token").value = ""; start(); }
+});
+$("runs").addEventListener("change", () => { location.hash = address(place().view, { run: $("runs").value }); });
+addEventListener("hashchange", route);
+start();

@@ -1,0 +1,358 @@
+"""Trajectories of a run for its viewer: parts of SQLite in the run's folder, written beside training.
+
+    trainer's thread ── trained ──▶ ┐
+    event loop ── left_out ───────▶ ┴ a queue of few steps ──▶ a thread of its own ──▶ trajectories/part-<first step>.db
+
+Nobody waits for it: what finds no room in the queue, in the share of time or on the disk is counted and left out. The
+newest part is written to, the oldest is deleted whole. A step is one transaction: readers see whole steps, and so does
+whoever opens the file after a SIGKILL. The tokens of a group are one blob, column by column, as they share a prompt.
+"""
+
+import json
+import logging
+import queue
+import shutil
+import sqlite3
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.trajectories import Trajectory, TrajectoryGroup
+
+log = logging.getLogger(__name__)
+
+FOLDER = "trajectories"
+"""The store's name in the run's folder."""
+
+TOKENIZER = "tokenizer.json"
+
+COLUMNS = {
+    "token_ids": "<i4",
+    "loss_mask": "u1",
+    "versions": "<i4",
+    "behavior_logprobs": "<f4",
+    "learner_logprobs": "<f2",
+    "entropies": "<f2",
+    "advantages": "<f4",
+}
+"""Of each token. `versions` is -1 where nobody sampled; logprobs and entropies in nats; what nobody knows is NaN."""
+
+_OF_THE_LEARNER = ("learner_logprobs", "entropies", "advantages")
+_QUEUED_STEPS = 4
+_GRANTED_S = 0.05
+_CLOSE_S = 10.0
+
+_SCHEMA = """
+PRAGMA page_size=8192; PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA user_version=1;
+CREATE TABLE IF NOT EXISTS groups(id INTEGER PRIMARY KEY, step INT, incarnation INT, lease INT, environment TEXT,
+    task INT, why TEXT, size INT, reward_mean REAL, reward_std REAL, prompt TEXT, tokens BLOB);
+CREATE TABLE IF NOT EXISTS rows(id INTEGER PRIMARY KEY, grp INT, place INT, step INT, environment TEXT, task INT,
+    why TEXT, reward REAL, length INT, lag INT, finish TEXT, facts TEXT, text TEXT);
+CREATE TABLE IF NOT EXISTS steps(step INTEGER PRIMARY KEY, groups INT, trajectories INT, left_out INT);
+CREATE INDEX IF NOT EXISTS by_step ON rows(step); CREATE INDEX IF NOT EXISTS by_reward ON rows(reward, id);
+CREATE INDEX IF NOT EXISTS by_group ON rows(grp); CREATE INDEX IF NOT EXISTS by_task ON rows(task);
+CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(text, content='rows', content_rowid='id', prefix='2 3');
+"""
+
+Columns = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the tokens of a sequence belong: in a group of the step, in its trajectory, from the token `start` on."""
+
+    group: int
+    trajectory: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenStep:
+    """Groups of one step. `values` are the learner's own, float32 over the tokens of all `places` end to end; `why` is
+    why they were left out of training, empty if they were not.
+    """
+
+    step: int
+    groups: Sequence[TrajectoryGroup]
+    places: Sequence[Place] = ()
+    values: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    why: str = ""
+
+
+def keep_tokenizer(model: Path, folder: Path) -> None:
+    """Copies the tokenizer of a model's folder into the run's: its trajectories can be read without the model then."""
+    try:
+        shutil.copyfile(model / TOKENIZER, folder / TOKENIZER)
+    except OSError as error:
+        log.warning("no tokenizer is kept in %s, so tokens are shown by their numbers: %s", folder, error)
+
+
+def packed(columns: Sequence[Columns]) -> bytes:
+    """The columns of a group's trajectories as one blob."""
+    lengths = [len(each["token_ids"]) for each in columns]
+    parts = [struct.pack(f"<I{len(lengths)}I", len(lengths), *lengths)]
+    parts += [np.concatenate([each[name] for each in columns]).astype(kind).tobytes() for name, kind in COLUMNS.items()]
+    return zlib.compress(b"".join(parts), 1)
+
+
+def unpacked(blob: bytes) -> list[Columns]:
+    """What was packed. Raises zlib.error, struct.error or ValueError for something else."""
+    data = zlib.decompress(blob)
+    (count,) = struct.unpack_from("<I", data)
+    lengths = struct.unpack_from(f"<{count}I", data, 4)
+    at, total = 4 + 4 * count, sum(lengths)
+    found: list[Columns] = [{} for _ in range(count)]
+    for name, kind in COLUMNS.items():
+        whole = np.frombuffer(data, kind, total, at)
+        at += whole.nbytes
+        for columns, part in zip(found, np.split(whole, np.cumsum(lengths)[:-1]), strict=True):
+            columns[name] = part
+    return found
+
+
+def columns_of(taken: TakenStep) -> Iterator[tuple[TrajectoryGroup, list[Columns]]]:
+    """The columns of each group's trajectories."""
+    found = [[_own_columns(one) for one in group.trajectories] for group in taken.groups]
+    at = 0
+    for place in taken.places:
+        columns = found[place.group][place.trajectory]
+        for name, values in taken.values.items():
+            columns[name][place.start : place.start + place.length] = values[at : at + place.length]
+        at += place.length
+    yield from zip(taken.groups, found, strict=True)
+
+
+def _own_columns(trajectory: Trajectory) -> Columns:
+    unknown = {name: np.full(len(trajectory.token_ids), np.nan, dtype=np.float32) for name in _OF_THE_LEARNER}
+    return {
+        "token_ids": trajectory.token_ids,
+        "loss_mask": trajectory.loss_mask,
+        "versions": trajectory.token_versions(),
+        "behavior_logprobs": trajectory.behavior_logprobs,
+        **unknown,
+    }
+
+
+class TrajectoryStore:
+    """Takes trajectories from any thread; a context manager. `folder` is the run's.
+
+    At most `share` of the time goes into it, by the clock of its thread's CPU: beyond that one group of a step is
+    kept. Over `budget_bytes` the oldest part goes.
+    """
+
+    def __init__(self, folder: Path, *, budget_bytes: int, share: float, part_bytes: int = 64 << 20) -> None:
+        self._folder, self._budget_bytes, self._share = folder / FOLDER, budget_bytes, share
+        self._part_bytes = min(part_bytes, max(1 << 20, budget_bytes // 4))
+        self._queue: queue.Queue[TakenStep | None] = queue.Queue(maxsize=_QUEUED_STEPS)
+        self._began = time.monotonic()
+        self._missed: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._part: Path | None = None
+        self._database: sqlite3.Connection | None = None
+        self._said = False
+        self.left_out = 0
+        """Groups that were not kept."""
+        self.spent_s = 0.0
+        self._thread = threading.Thread(target=self._write, name="trajectories", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._queue.put(None)
+        self._thread.join(_CLOSE_S)
+
+    def take_up(self, *, version: int) -> None:
+        """Forgets what former lives kept of steps beyond `version`; to be called before the first `put`."""
+        for path in sorted(self._folder.glob("part-*.db")):
+            try:
+                if int(path.stem.removeprefix("part-")) > version:
+                    _remove(path)
+                else:
+                    _forget_beyond(path, version)
+            except (OSError, ValueError, sqlite3.Error) as error:
+                log.warning("%s cannot be cut at step %d and is removed: %s", path, version, error)
+                _remove(path)
+
+    def put(self, taken: TakenStep) -> None:
+        """Never waits and never raises. What is left out of a step's groups is chosen by their lease, so that it is the
+        same in every life.
+        """
+        groups = taken.groups
+        busy = self.spent_s > self._share * (time.monotonic() - self._began) + _GRANTED_S
+        if busy and len(groups) > 1:
+            kept = min(range(len(groups)), key=lambda number: _lot(groups[number].lease_id))
+            self._count(taken.step, len(groups) - 1)
+            taken = _only(taken, kept)
+        try:
+            self._queue.put_nowait(taken)
+        except queue.Full:
+            self._count(taken.step, len(taken.groups))
+
+    def put_left_out(self, group: TrajectoryGroup, *, step: int, why: str) -> None:
+        """A group that will not be trained, although it came; `step` is the one that it might have been in."""
+        if self._queue.qsize() < _QUEUED_STEPS - 1:  # what is trained comes first
+            self.put(TakenStep(step=step, groups=(group,), why=why))
+        else:
+            self._count(step, 1)
+
+    def wait_idle(self) -> None:
+        """Returns when all that was taken so far is written, or given up."""
+        self._queue.join()
+
+    def _count(self, step: int, groups: int) -> None:
+        with self._lock:
+            self._missed[step] = self._missed.get(step, 0) + groups
+            self.left_out += groups
+
+    def _write(self) -> None:
+        while (taken := self._queue.get()) is not None:
+            began = time.thread_time()
+            try:
+                self._write_step(taken)
+            except (sqlite3.Error, OSError) as error:  # a full disk costs samples, never the run
+                self._give_up(error)
+                self._count(taken.step, len(taken.groups))
+            self.spent_s += time.thread_time() - began
+            self._queue.task_done()
+        if self._database is not None:
+            self._database.close()
+
+    def _give_up(self, error: Exception) -> None:
+        if not self._said:
+            log.warning("trajectories cannot be kept in %s: %s. The run goes on without them", self._folder, error)
+        self._said = True
+        if self._database is not None:
+            self._database.close()
+        self._database = None
+
+    def _write_step(self, taken: TakenStep) -> None:
+        database = self._open(taken.step)
+        with self._lock:
+            missed, self._missed = self._missed, {}
+        database.execute("BEGIN IMMEDIATE")
+        for group, columns in columns_of(taken):
+            _insert(database, group, columns, taken)
+        trajectories = sum(len(group.trajectories) for group in taken.groups)
+        counted = [(taken.step, len(taken.groups), trajectories, 0), *((step, 0, 0, n) for step, n in missed.items())]
+        database.executemany(_COUNT, counted)
+        database.execute("COMMIT")
+
+    def _open(self, step: int) -> sqlite3.Connection:
+        if self._database is not None and self._part is not None and _bytes(self._part) < self._part_bytes:
+            return self._database
+        if self._database is not None:
+            self._database.close()
+        self._folder.mkdir(exist_ok=True)
+        newest = max(self._folder.glob("part-*.db"), default=None)
+        goes_on = self._part is None and newest is not None and _bytes(newest) < self._part_bytes
+        part = newest if goes_on and newest is not None else self._folder / f"part-{step:010d}.db"
+        self._part = part
+        self._database = sqlite3.connect(part, isolation_level=None, check_same_thread=False)
+        self._database.executescript(_SCHEMA)
+        self._trim()
+        return self._database
+
+    def _trim(self) -> None:
+        parts = sorted(self._folder.glob("part-*.db"))
+        while len(parts) > 1 and sum(map(_bytes, parts)) + self._part_bytes > self._budget_bytes:
+            _remove(parts.pop(0))
+
+
+_COUNT = """INSERT INTO steps VALUES(?, ?, ?, ?) ON CONFLICT(step) DO UPDATE SET groups = groups + excluded.groups,
+trajectories = trajectories + excluded.trajectories, left_out = left_out + excluded.left_out"""
+
+
+def _insert(database: sqlite3.Connection, group: TrajectoryGroup, columns: Sequence[Columns], taken: TakenStep) -> None:
+    rewards = np.array([one.reward.reward for one in group.trajectories if one.reward.reward is not None])
+    mean, std = (float(rewards.mean()), float(rewards.std())) if len(rewards) else (None, None)
+    added = database.execute(
+        "INSERT INTO groups(step, incarnation, lease, environment, task, why, size, reward_mean, reward_std, prompt,"
+        " tokens) VALUES(?,?,?,?,?,?,?,?,?,?,?)",
+        (taken.step, group.incarnation, group.lease_id, group.environment, group.task_index, taken.why,
+         len(group.trajectories), mean, std, group.prompt_text, packed(columns)),
+    )  # fmt: skip
+    for place, (one, own) in enumerate(zip(group.trajectories, columns, strict=True)):
+        text = one.completion_text
+        row = database.execute(
+            "INSERT INTO rows(grp, place, step, environment, task, why, reward, length, lag, finish, facts, text)"
+            " VALUES(?,?,?,?,?,?,?,?,?,?,?,?)",
+            (added.lastrowid, place, taken.step, group.environment, group.task_index, taken.why, one.reward.reward,
+             int(one.loss_mask.sum()), _lag(one, taken.step), one.stop_reason or one.turns[-1].finish_reason,
+             json.dumps(_facts(one, own)), text),
+        )  # fmt: skip
+        database.execute("INSERT INTO words(rowid, text) VALUES(?,?)", (row.lastrowid, text))
+
+
+def _lag(trajectory: Trajectory, step: int) -> int | None:
+    oldest = trajectory.oldest_version
+    return None if oldest is None else max(0, step - 1 - oldest)
+
+
+def _facts(trajectory: Trajectory, own: Columns) -> dict[str, Any]:
+    """What is shown of one trajectory, and not searched by."""
+    mask = trajectory.loss_mask == 1
+    advantage = float(own["advantages"][mask].mean()) if mask.any() else float("nan")
+    return {
+        "reward": trajectory.reward.model_dump(mode="json", exclude_none=True),
+        "spans": [[span.version, span.start, span.end] for span in trajectory.version_spans],
+        "turns": [turn.model_dump(mode="json", exclude_none=True) for turn in trajectory.turns],
+        "sequence_starts": list(trajectory.sequence_starts),
+        "player": trajectory.player,
+        "advantage": None if np.isnan(advantage) else advantage,
+    }
+
+
+def _only(taken: TakenStep, kept: int) -> TakenStep:
+    """One group of the step, with its tokens' values."""
+    starts = np.cumsum([0, *(place.length for place in taken.places)])
+    chosen = [number for number, place in enumerate(taken.places) if place.group == kept]
+    values = {
+        name: np.concatenate([whole[starts[each] : starts[each + 1]] for each in chosen]) if chosen else whole[:0]
+        for name, whole in taken.values.items()
+    }
+    places = [taken.places[each] for each in chosen]
+    moved = [Place(0, place.trajectory, place.start, place.length) for place in places]
+    return TakenStep(step=taken.step, groups=(taken.groups[kept],), places=moved, values=values, why=taken.why)
+
+
+def _lot(lease_id: int) -> int:
+    return zlib.crc32(struct.pack("<q", lease_id))
+
+
+def _bytes(path: Path) -> int:
+    """Of a part, with what SQLite keeps beside it."""
+    files = (path.with_name(path.name + end) for end in ("", "-wal"))
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
+def _remove(path: Path) -> None:
+    for end in ("", "-wal", "-shm"):
+        path.with_name(path.name + end).unlink(missing_ok=True)
+
+
+def _forget_beyond(path: Path, version: int) -> None:
+    database = sqlite3.connect(path, isolation_level=None)
+    try:
+        database.execute("BEGIN")
+        database.execute(
+            "INSERT INTO words(words, rowid, text) SELECT 'delete', id, text FROM rows WHERE step > ?", (version,)
+        )
+        for table in ("rows", "groups", "steps"):
+            database.execute(f"DELETE FROM {table} WHERE step > ?", (version,))
+        database.execute("COMMIT")
+    finally:
+        database.close()

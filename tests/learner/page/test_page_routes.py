@@ -1,0 +1,173 @@
+import asyncio
+import json
+import os
+import tomllib
+from hashlib import sha256
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from pydantic import SecretStr
+
+from learner.page.curves import Mark
+from learner.page.routes import PAGE_PATHS, RunPage, ShownRun
+from protocol.status import Readiness
+from services.http.app import create_app
+from services.http.metrics import Metrics
+from tests.learner.page.made_run import make_run, step_line, write_lines
+
+STATIC = Path(__file__).parents[3] / "learner" / "page" / "static"
+
+
+def _app(page: RunPage, token: str | None = None) -> FastAPI:
+    app = create_app(
+        service="learner", version="1", token=None if token is None else SecretStr(token),
+        readiness=lambda: Readiness(ready=True), metrics=Metrics("learner"), open_paths=PAGE_PATHS,
+    )  # fmt: skip
+    page.add_routes(app)
+    return app
+
+
+def _client(folder: Path, *, token: str | None = None) -> httpx.AsyncClient:
+    page = RunPage([ShownRun("one", folder)], token=None if token is None else SecretStr(token))
+    transport = httpx.ASGITransport(app=_app(page, token))
+    return httpx.AsyncClient(transport=transport, base_url="http://learner")
+
+
+async def _first_events(page: RunPage, mark: Mark, count: int) -> list[str]:
+    found: list[str] = []
+    stream = page._stream(0, mark)
+    async with asyncio.timeout(60):
+        async for part in stream:
+            if b"event: status" not in part and b"retry" not in part:
+                found.append(part.decode())
+            if len(found) == count:
+                break
+    await stream.aclose()
+    return found
+
+
+async def test_the_page_and_its_files_come_under_a_strict_policy(tmp_path: Path) -> None:
+    async with _client(tmp_path) as client:
+        page = await client.get("/")
+        script = await client.get("/page/static/main.js")
+        outside = await client.get("/page/static/../routes.py")
+        encoded = await client.get("/page/static/%2e%2e/routes.py")
+
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "style=" not in page.text
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert outside.status_code == encoded.status_code == 404
+
+
+async def test_steps_are_all_there_and_events_with_them(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=30)
+
+    async with _client(folder) as client:
+        found = (await client.get("/page/data/steps")).json()
+
+    assert found["columns"]["step"] == list(range(1, 31))
+    assert {event["kind"] for event in found["events"]} == {"publish", "evaluation", "checkpoint", "leave"}
+
+
+async def test_a_stream_goes_on_from_its_mark_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
+    write_lines(tmp_path, [step_line(1)])
+    page = RunPage([ShownRun("one", tmp_path)], token=None)
+    _, mark = page._curves[0].catch_up()
+    whole = json.dumps(step_line(2)) + "\n"
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(whole[:100])
+        file.flush()
+        waiting = asyncio.create_task(_first_events(page, mark, 1))
+        await asyncio.sleep(0)
+        file.write(whole[100:])
+
+    (event,) = await waiting
+
+    assert json.loads(event.split("data: ")[1])["columns"]["step"] == [2]
+
+
+async def test_a_cut_or_another_file_resets_the_stream(tmp_path: Path) -> None:
+    write_lines(tmp_path, [step_line(1), step_line(2)])
+    page = RunPage([ShownRun("one", tmp_path)], token=None)
+    _, mark = page._curves[0].catch_up()
+    os.truncate(tmp_path / "metrics.jsonl", 10)
+
+    (event,) = await _first_events(page, mark, 1)
+
+    assert event.startswith("event: reset")
+
+
+async def test_a_resume_takes_back_the_steps_that_were_lost(tmp_path: Path) -> None:
+    lost = [step_line(step) for step in range(1, 9)]
+    write_lines(tmp_path, [*lost, {"kind": "resume", "version": 5, "incarnation": 2}, step_line(6, reward_mean=7.0)])
+
+    async with _client(tmp_path) as client:
+        found = (await client.get("/page/data/steps")).json()
+
+    assert found["columns"]["step"] == [1, 2, 3, 4, 5, 6]
+    assert found["columns"]["reward_mean"][-1] == 7.0
+    assert found["cuts"] == [5]
+
+
+async def test_streams_end_with_the_page(tmp_path: Path) -> None:
+    write_lines(tmp_path, [step_line(1)])
+    page = RunPage([ShownRun("one", tmp_path)], token=None)
+    life = asyncio.create_task(page.run())
+    reading = asyncio.create_task(_first_events(page, Mark(), 100))
+    await asyncio.sleep(0)
+    life.cancel()
+
+    events = await asyncio.wait_for(reading, 60)
+
+    assert len(events) <= 1
+
+
+async def test_with_a_token_data_are_for_who_logged_in(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=2)
+
+    async with _client(folder, token="secret") as client:
+        page = await client.get("/")
+        without = [await client.get(f"/page/data/{name}") for name in ("steps", "rows", "made_with", "events", "runs")]
+        wrong = await client.post("/page/login", json={"token": "guess"})
+        with_header = await client.get("/page/data/steps", headers={"Authorization": "Bearer secret"})
+        right = await client.post("/page/login", json={"token": "secret"})
+        with_cookie = await client.get("/page/data/steps")
+        elsewhere = [await client.get("/v1/status"), await client.get("/openapi.json")]
+
+    assert page.status_code == 200
+    assert {each.status_code for each in without} == {401}
+    assert wrong.status_code == 401
+    assert with_header.status_code == with_cookie.status_code == 200
+    cookie = right.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert "secret" not in cookie
+    assert {each.status_code for each in elsewhere} == {401}
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("rows?start=x", 422), ("rows?min_reward=many", 422), ("group?key=1-99999", 404), ("group?key=..-1", 422),
+        ("group?key=7777-1", 404), ("steps?run=9", 404), ("events?at=nowhere", 422),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_answered_is_refused(tmp_path: Path, path: str, status: int) -> None:
+    folder = make_run(tmp_path / "run", steps=1)
+
+    async with _client(folder) as client:
+        answer = await client.get(f"/page/data/{path}")
+
+    assert answer.status_code == status
+
+
+def test_what_stands_here_of_others_is_what_they_published() -> None:
+    vendored = tomllib.loads((STATIC / "vendor" / "VENDORED.toml").read_text())
+
+    for name, told in vendored.items():
+        found = {path.name: sha256(path.read_bytes()).hexdigest() for path in (STATIC / "vendor" / name).iterdir()}
+        assert found == told["files"]

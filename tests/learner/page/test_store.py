@@ -1,0 +1,184 @@
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner.page.reading import Filter, Key, decoder_of, group, overview, page, parts_of, pieces_of
+from learner.page.store import TrajectoryStore, columns_of, packed, unpacked
+from tests.learner.page.made_run import TOKENIZER, make_run, taken
+from tests.learner.page.made_run import group as made_group
+
+NASTY = "<script>alert(1)</script>\x00\x1b[31m\u202egnp.exe\u2066 \ud7ff"
+
+
+def _keys(folder: Path, wanted: Filter = Filter(), **more: object) -> list[str]:  # noqa: B008 - frozen
+    return [row["key"] for row in page(folder, wanted, **more).rows]  # type: ignore[arg-type]
+
+
+def test_what_was_packed_comes_back_as_it_was() -> None:
+    ((_, columns),) = columns_of(taken(3, made_group(7, step=3)))
+
+    back = unpacked(packed(columns))
+
+    for before, after in zip(columns, back, strict=True):
+        for name in ("token_ids", "loss_mask", "versions", "behavior_logprobs", "advantages"):
+            assert np.array_equal(before[name], after[name]), name
+        assert np.allclose(before["learner_logprobs"], after["learner_logprobs"], atol=1e-3)
+
+
+def test_the_store_keeps_the_arrays_of_the_groups(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=2)
+
+    found = group(folder, Key(1, 1), decode=decoder_of(folder))
+
+    assert found is not None
+    expected = made_group(2, step=1).trajectories
+    assert found["shared"] == 3
+    assert found["prompt_pieces"] == ["word5 ", "word6 ", "word7 "]
+    for shown, trajectory in zip(found["trajectories"], expected, strict=True):
+        tokens = shown["tokens"]
+        assert tokens["ids"] == trajectory.token_ids[3:].tolist()
+        assert tokens["versions"] == trajectory.token_versions()[3:].tolist()
+        assert tokens["behavior_logprobs"] == pytest.approx(trajectory.behavior_logprobs[3:].tolist(), abs=1e-4)
+        gaps = np.array(tokens["learner_logprobs"]) - np.array(tokens["behavior_logprobs"])
+        assert gaps == pytest.approx(np.full(6, 0.25), abs=1e-2)
+
+
+def test_pages_go_through_all_parts_and_back(tmp_path: Path) -> None:
+    with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=1.0, part_bytes=1) as store:
+        for step in range(1, 6):
+            store.put(taken(step, made_group(step, step=step)))
+            store.wait_idle()
+    assert len(parts_of(tmp_path)) == 5
+
+    whole = _keys(tmp_path)
+    first = _keys(tmp_path, limit=4)
+    second = _keys(tmp_path, limit=4, start=Key.parse(first[-1]))
+    back = _keys(tmp_path, limit=4, start=Key.parse(second[0]), direction="newer")
+
+    assert len(whole) == 10
+    assert first + second == whole[:8]
+    assert back == first
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count"),
+    [
+        (Filter(step=3), 4), (Filter(environment="sums"), 20), (Filter(min_reward=0.5), 20), (Filter(min_length=7), 0),
+        (Filter(words="word3"), 20), (Filter(words="word3", max_reward=0.5), 0), (Filter(words="wo*", step=1), 4),
+        (Filter(words='" OR 1'), 0), (Filter(why="trained"), 40), (Filter(why="uniform"), 0), (Filter(task=2), 6),
+    ],
+)  # fmt: skip
+def test_filters_find_what_fits(tmp_path: Path, wanted: Filter, count: int) -> None:
+    folder = make_run(tmp_path / "run", steps=10)
+
+    assert len(page(folder, wanted, limit=200).rows) == count
+
+
+def test_a_resume_forgets_the_steps_beyond(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=6)
+    with TrajectoryStore(folder, budget_bytes=1 << 30, share=1.0) as store:
+        store.take_up(version=4)
+        store.put(taken(5, made_group(99, step=5)))
+
+    assert overview(folder)["last_step"] == 5
+    assert len(page(folder, Filter(step=5)).rows) == 2
+    assert page(folder, Filter(words="word3", step=6)).rows == []
+
+
+def test_over_the_budget_the_oldest_part_goes(tmp_path: Path) -> None:
+    with TrajectoryStore(tmp_path, budget_bytes=4 << 20, share=1.0) as store:
+        for step in range(1, 40):
+            store.put(taken(step, *(made_group(8 * step + n, step=step, length=9000) for n in range(8))))
+            store.wait_idle()
+
+    kept = sum(path.stat().st_size for path in (tmp_path / "trajectories").iterdir())
+    found = overview(tmp_path)
+    assert kept < 5 << 20
+    assert found["first_step"] > 1
+    assert found["last_step"] == 39
+
+
+def test_beyond_its_share_of_time_one_group_of_a_step_is_kept_and_the_rest_counted(tmp_path: Path) -> None:
+    with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=0.0) as store:
+        store.spent_s = 1.0
+        for step in (1, 2):
+            store.put(taken(step, *(made_group(8 * step + n, step=step) for n in range(8))))
+            store.wait_idle()
+
+    found = overview(tmp_path)
+    assert found["groups"] == 2
+    assert found["left_out"] == 14
+    shown = group(tmp_path, Key.parse(page(tmp_path, Filter()).rows[0]["group"]), decode=None)
+    assert shown is not None
+    assert None not in shown["trajectories"][0]["tokens"]["learner_logprobs"]
+
+
+def test_a_group_that_was_left_out_of_training_says_why(tmp_path: Path) -> None:
+    with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=1.0) as store:
+        store.put_left_out(made_group(4, step=1), step=1, why="uniform")
+
+    (first, _) = page(tmp_path, Filter(why="uniform")).rows
+    assert first["why"] == "uniform"
+
+
+def test_a_disk_that_takes_nothing_costs_trajectories_alone(tmp_path: Path) -> None:
+    (tmp_path / "trajectories").write_text("a file is in the way")
+    with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=1.0) as store:
+        store.put(taken(1, made_group(1, step=1)))
+        store.wait_idle()
+
+    assert store.left_out == 1
+
+
+def test_a_damaged_part_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=2)
+    (folder / "trajectories" / "part-0000000009.db").write_bytes(b"no database" * 1000)
+
+    found = page(folder, Filter())
+
+    assert len(found.rows) == 8
+    assert [text.split(":")[0] for text in found.unreadable] == ["part-0000000009.db"]
+
+
+def test_text_of_any_kind_is_kept_and_found(tmp_path: Path) -> None:
+    texts = (NASTY, "x" * (1 << 20) + " needle")
+    folder = make_run(tmp_path / "run", steps=1, texts=texts)
+
+    (row,) = [row for row in page(folder, Filter(words="alert")).rows if row["step"] == 1][:1]
+    assert "script" in row["excerpt"]
+    (long,) = page(folder, Filter(words="needle"), limit=1).rows
+    assert len(long["excerpt"]) < 1000
+
+
+def test_a_reader_sees_whole_steps_beside_the_writer(tmp_path: Path) -> None:
+    with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=1.0) as store:
+        for step in range(1, 30):
+            store.put(taken(step, *(made_group(2 * step + n, step=step) for n in range(2))))
+            for row in page(tmp_path, Filter(), limit=5).rows:
+                assert len(page(tmp_path, Filter(step=row["step"])).rows) == 4
+            store.wait_idle()
+
+
+def test_a_file_that_nobody_may_write_beside_is_read(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=1)
+    for path in parts_of(folder):
+        with sqlite3.connect(path) as database:
+            assert database.execute("PRAGMA wal_checkpoint").fetchone() is not None
+        database.close()
+        path.chmod(0o444)
+
+    assert len(page(folder, Filter()).rows) == 4
+
+
+def test_characters_of_several_tokens_stand_at_the_last_one() -> None:
+    parts = {1: b"\xe2\x82", 2: b"\xac", 3: b" five", 4: b"\xff"}
+
+    def decode(ids: object) -> str:
+        return b"".join(parts[each] for each in ids).decode(errors="replace")  # type: ignore[attr-defined]
+
+    assert pieces_of([1, 2, 3], decode) == ["", "€", " five"]
+    assert pieces_of([3, 4], decode) == [" five", "\ufffd"]
+    assert pieces_of([1, 2], None) == ["⟨1⟩", "⟨2⟩"]
+    assert TOKENIZER["model"]
