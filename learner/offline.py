@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from learner.algorithms.config import AlgorithmConfig, DpoConfig, RmConfig
 from learner.algorithms.presets.pairs import Sides, preference
 from learner.config import LearnerConfig
+from learner.data.distillation import CacheKey, cached_reference_logprobs, fingerprint_model, fingerprint_sequences
 from learner.data.examples import Tokenized, batches, length_statistics
-from learner.data.reference_cache import CacheKey, cached_reference_logprobs, fingerprint_model, fingerprint_sequences
 from learner.journal.checkpoints import Checkpoint, Checkpoints, checkpoints_of
 from learner.journal.files import LineFile, write_atomically
 from learner.journal.run_folder import NothingToResume, changed_settings, hold_run_folder, open_run_folder

@@ -83,7 +83,7 @@ def _report(seed: int) -> None:
     from headway.simulation.install import install
 
     install()
-    from headway.simulation.checking.run import simulate
+    from headway.simulation.checking.invariants import simulate
     from headway.simulation.checking.scenario import scenario_of
 
     scenario = scenario_of(seed)
@@ -103,7 +103,7 @@ def _one(seed: int, *, shorten: bool, verbose: bool) -> int:
     from headway.simulation.install import install
 
     install()
-    from headway.simulation.checking.run import shortened, simulate
+    from headway.simulation.checking.invariants import shortened, simulate
     from headway.simulation.checking.scenario import scenario_of
 
     scenario = scenario_of(seed)

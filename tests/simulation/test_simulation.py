@@ -46,7 +46,7 @@ from headway.simulation.checking import invariants
 from headway.simulation.actors.cluster import Settings
 from headway.simulation.checking.scenario import Fault
 from headway.simulation.checking.scenario import Scenario
-from headway.simulation.checking.run import shortened, simulate
+from headway.simulation.checking.invariants import shortened, simulate
 invariants.STANDSTILL_S = 30.0
 faults = (Fault(2.5, "kill", "env-0"), Fault(4.0, "cut off", "gen-0", 90.0))
 invariants.EXCUSED = False
