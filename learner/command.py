@@ -13,7 +13,7 @@ from typing import NoReturn
 from learner.config import LearnerConfig
 from services.config.models import load_or_exit
 from services.logs import configure_logging
-from services.nccl import keep_to_interface_of
+from services.network import keep_to_interface_of
 from services.process import START_AGAIN, run_process
 
 _RESTARTS = "HEADWAY_RANK_RESTARTS"

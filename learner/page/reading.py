@@ -160,6 +160,9 @@ def _phrase(words: str) -> str:
 
 def _shown(part: int, row: sqlite3.Row) -> dict[str, Any]:
     known = {name: row[name] for name in row.keys() if name not in ("id", "grp")}  # noqa: SIM118
+    if "excerpt" in known:
+        begin = max(0, known["excerpt"].find("\x02") - _EXCERPT)  # a word may be as long as the whole text
+        known["excerpt"] = known["excerpt"][begin : begin + 2 * _EXCERPT]
     return {"key": str(Key(part, row["id"])), "group": str(Key(part, row["grp"])), **known}
 
 

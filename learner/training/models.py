@@ -160,6 +160,36 @@ def _scored(batch: FlatBatch, scores: TokenScores, trained: Tensor) -> ScoredBat
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenValues:
+    """What the learner computed of each token of a step's batch, float32 [N]; NaN where it computed nothing, as outside
+    of the loss mask. Logprobs and entropies in nats: of the first update that a token was in.
+    """
+
+    learner_logprobs: NDArray[np.float32]
+    entropies: NDArray[np.float32]
+    advantages: NDArray[np.float32]
+
+
+def token_values(batch: FlatBatch, made: Credit, parts: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> TokenValues:
+    """Of this rank's microbatches their places, logprobs and entropies. Every rank must call it: each token is in the
+    microbatches of one of them.
+    """
+    trained = torch.from_numpy(batch.loss_mask)
+    found = torch.zeros(3, len(trained))
+    for places, logprobs, entropy in parts:
+        found[0, places] = logprobs.float().cpu()
+        found[1, places] = torch.nan if entropy is None else entropy.float().cpu()
+        found[2, places] = 1.0
+    logprobs, entropies, seen = summed_over_ranks(found)
+    unknown = ~trained | (seen == 0)
+    return TokenValues(
+        learner_logprobs=logprobs.masked_fill(unknown, torch.nan).numpy(),
+        entropies=entropies.masked_fill(unknown, torch.nan).numpy(),
+        advantages=made.advantages.float().masked_fill(~trained, torch.nan).numpy(),
+    )
+
+
 Output = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 """What a trained model returns: see PolicyModel.forward and ScoreModel.forward."""
 

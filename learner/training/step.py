@@ -24,7 +24,7 @@ from learner.algorithms.policy_loss import once_for_each
 from learner.algorithms.presets.preset import Carried, LossTokens, Mean, Passes, Preset
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig, learning_rate
-from learner.training.models import Credit, Models, TokenScores, credit, score
+from learner.training.models import Credit, Models, TokenScores, TokenValues, credit, score, token_values
 from learner.training.packing import Microbatch, pack, plan, shared_prefixes
 from learner.training.ranks import Ranks, any_rank, summed_over_ranks
 from learner.training.score_model import Critic, CriticHead, CriticTargets, freezes_policy, value_measures
@@ -75,17 +75,6 @@ class StepMetrics(TokenMeans):
     optimizer_s: float
     skipped_updates: int = 0
     skipped_in_row: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenValues:
-    """What the learner computed of each token of a step's batch, float32 [N]; NaN where it computed nothing, as outside
-    of the loss mask. Logprobs and entropies in nats: of the first update that a token was in.
-    """
-
-    learner_logprobs: NDArray[np.float32]
-    entropies: NDArray[np.float32]
-    advantages: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -248,7 +237,9 @@ class Step:
             ratio_moves=len(updates) > 1 or self._preset.moves_at_once,
         )
         if self.keeps_tokens:
-            self.tokens = _token_values(data, [record for update in updates for record in update.records])
+            records = [record for update in updates for record in update.records]
+            parts = [(record.microbatch.places, record.proximal_logprobs, record.entropy) for record in records]
+            self.tokens = token_values(data.batch, data.credit, parts)
         if data.credit.carried.is_finite:
             self.carried = data.credit.carried
         return StepMetrics(
@@ -388,28 +379,6 @@ class Step:
             return microbatch, None
         token_ids, known = self._models.teachers.candidates(microbatch, count=self._preset.candidates)
         return replace(microbatch, candidates=token_ids), known
-
-
-def _token_values(data: _Data, records: Sequence[MicrobatchRecord]) -> TokenValues:
-    """Every rank must call it: each token is in the microbatches of one rank."""
-    trained = torch.from_numpy(data.batch.loss_mask)
-    found = torch.zeros(3, len(trained))
-    for record in records:
-        places = record.microbatch.places
-        found[0, places] = record.proximal_logprobs.float().cpu()
-        found[2, places] = 1.0
-        if record.entropy is not None:
-            found[1, places] = record.entropy.float().cpu()
-    logprobs, entropies, seen = summed_over_ranks(found)
-    unknown = ~trained | (seen == 0)
-    has_entropy = records[0].entropy is not None
-    return TokenValues(
-        learner_logprobs=logprobs.masked_fill(unknown, torch.nan).numpy(),
-        entropies=entropies.masked_fill(unknown, torch.nan).numpy()
-        if has_entropy
-        else np.full(len(trained), np.nan, dtype=np.float32),
-        advantages=data.credit.advantages.float().masked_fill(~trained, torch.nan).numpy(),
-    )
 
 
 def _critic_targets(

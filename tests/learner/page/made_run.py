@@ -9,7 +9,7 @@ import numpy as np
 from learner.page.store import Place, TakenStep, TrajectoryStore
 from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 
-TOKENIZER = {
+TOKENIZER: dict[str, object] = {
     "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
     "pre_tokenizer": None, "post_processor": None, "decoder": {"type": "Fuse"},
     "model": {"type": "WordLevel", "unk_token": "<unk>",
