@@ -35,12 +35,12 @@ from learner.algorithms.presets.registry import build_preset
 from learner.algorithms.shaping import RunningMoments
 from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.config import TrainingConfig
-from learner.training.models import open_models
+from learner.training.models import TokenValues, open_models
 from learner.training.packing import pack, shared_prefixes
 from learner.training.policy import PolicyModel, WeightSnapshot, host_copy, write_model_directory
 from learner.training.ranks import Command, CommandChannel, Ranks, any_rank, raise_on_all, share_batch
 from learner.training.score_model import save_score_model
-from learner.training.step import Step, StepMetrics, TokenValues, TrainingStopped
+from learner.training.step import Step, StepMetrics, TrainingStopped
 
 logger = logging.getLogger(__name__)
 

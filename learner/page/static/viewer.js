@@ -1,6 +1,140 @@
-import { el } from "./dom.js";
+// Trajectories: those that fit a filter, and one group token by token. All of it is in the address.
+import { NeedsToken, address, ask, el, number, seconds, share } from "./dom.js";
+import { COLORINGS, clean, legend, strip } from "./tokens.js";
+
+const FILTERS = [["words", "Words", "search", "text"], ["step", "Step", "number"], ["environment", "Environment", "select"], ["task", "Task", "number"], ["why", "Kept", "select"],
+  ["min_reward", "Reward from", "number"], ["max_reward", "to", "number"], ["min_length", "Tokens from", "number"], ["max_length", "to", "number"],
+  ["min_lag", "Lag from", "number"], ["finish", "Ending", "select"]];
+const PAGE = 50;
 
 export class Viewer {
-  constructor(target) { this.target = target; }
-  show() { this.target.replaceChildren(el("p", {}, "soon")); }
+  constructor(target, { needsToken }) {
+    this.target = target;
+    this.needsToken = needsToken;
+    this.given = {};
+    this.known = null;
+    document.addEventListener("keydown", event => this.key(event));
+  }
+
+  async show(given) {
+    const run = given.run ?? "0", turn = (this.turn = (this.turn ?? 0) + 1);
+    this.given = given;
+    try {
+      if (this.run !== run || !this.known) { this.known = await ask("overview", { run }); this.run = run; }
+      const made = given.group ? await this.group(given) : await this.list(given);
+      if (turn === this.turn) this.target.replaceChildren(...made);
+    } catch (error) {
+      if (error instanceof NeedsToken) return this.needsToken();
+      if (turn === this.turn) this.target.replaceChildren(el("p", { role: "alert" }, String(error.message)), el("p", {}, el("a", { href: address("trajectories", { run: given.run }) }, "All trajectories")));
+    }
+  }
+
+  to(change) { return address("trajectories", { ...this.given, ...change }); }
+
+  filter() { return Object.fromEntries([["run", this.given.run], ...FILTERS.map(([name]) => [name, this.given[name]])]); }
+
+  // The list
+
+  async list(given) {
+    const asked = { ...this.filter(), limit: PAGE, start: given.start, direction: given.direction };
+    const began = performance.now(), found = await ask("rows", asked), took = performance.now() - began, rows = found.rows;
+    const first = rows[0]?.key, last = rows.at(-1)?.key, backwards = given.direction === "newer";
+    const newer = given.start && (rows.length || !backwards) && !(backwards && rows.length < PAGE) && el("a", { href: this.to({ start: first ?? given.start, direction: "newer" }), rel: "prev" }, "◀ newer");
+    const older = (backwards || rows.length === PAGE) && last && el("a", { href: this.to({ start: last, direction: null }), rel: "next" }, "older ▶");
+    const pages = () => el("p", { class: "bar noprint" }, newer || null, older || null, given.start ? el("a", { href: this.to({ start: null, direction: null }) }, "newest") : null);
+    return [el("h2", {}, "Trajectories"), this.said(), this.form(), ...found.unreadable.map(text => el("p", { role: "alert" }, `cannot be read: ${text}`)),
+      el("p", { class: "soft", role: "status" }, rows.length ? `${rows.length} shown, in ${Math.round(took)} ms` : "None that fits."), pages(), rows.length ? this.rows(rows) : null, rows.length > 12 ? pages() : null].filter(Boolean);
+  }
+
+  said() {
+    const k = this.known, out = k.left_out ? `; ${number(k.left_out)} groups were left out to keep within the share of time` : "";
+    return el("p", { class: "soft" }, k.first_step == null ? "No trajectory is kept of this run." : `Steps ${number(k.first_step)} to ${number(k.last_step)}: ${number(k.trajectories)} trajectories of ${number(k.groups)} groups${out}.`);
+  }
+
+  form() {
+    const choices = { environment: this.known.environments, why: ["trained", ...this.known.whys], finish: this.known.finishs };
+    const fields = FILTERS.map(([name, label, kind, size]) => {
+      const value = this.given[name] ?? "", id = `f-${name}`;
+      const input = kind === "select"
+        ? el("select", { id, name, onchange: () => form.requestSubmit() }, el("option", { value: "" }, "any"), choices[name].map(each => el("option", { value: each, selected: each === value }, each)))
+        : el("input", { id, name, type: kind, value, step: "any", class: size ?? "", placeholder: name === "words" ? "a word, or the beginning of one*" : null });
+      return el("label", { for: id }, label, input);
+    });
+    const form = el("form", { class: "noprint", "aria-label": "Filter", onsubmit: event => {
+      event.preventDefault();
+      location.hash = address("trajectories", { run: this.given.run, color: this.given.color, ...Object.fromEntries(new FormData(form)) });
+    } }, el("div", { class: "row" }, fields, el("button", { type: "submit" }, "Show"), el("a", { href: address("trajectories", { run: this.given.run }) }, "no filter")));
+    return form;
+  }
+
+  rows(rows) {
+    const narrow = (name, value, text = value) => el("a", { href: this.to({ [name]: value, start: null, direction: null, group: null }), title: `only ${name} ${value}` }, text);
+    const head = ["step", "reward", "tokens", "lag", "ending", "environment", "task", "kept", "text"];
+    const body = rows.map(row => el("tr", {}, [narrow("step", row.step, number(row.step)), el("a", { href: this.to({ group: row.group, at: row.key, start: null, direction: null }) }, number(row.reward)), number(row.length), number(row.lag),
+      narrow("finish", row.finish), narrow("environment", row.environment), narrow("task", row.task), narrow("why", row.why || "trained"), this.excerpt(row)].map(cell => el("td", {}, cell))));
+    return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "List of trajectories" }, el("table", { class: "list" },
+      el("thead", {}, el("tr", {}, head.map(text => el("th", { scope: "col" }, text)))), el("tbody", {}, body)));
+  }
+
+  excerpt(row) {
+    const open = el("a", { class: "excerpt", dir: "ltr", href: this.to({ group: row.group, at: row.key, start: null, direction: null }) });
+    const parts = (row.excerpt || "(empty)").split(/[\u0002\u0003]/);
+    parts.forEach((part, i) => open.append(i % 2 ? el("mark", {}, clean(part)) : clean(part)));
+    return open;
+  }
+
+  // One group
+
+  async group(given) {
+    const only = given.only ?? null, run = given.run;
+    const [found, before, after] = await Promise.all([ask("group", { run, key: given.group, only }), this.beside("newer"), this.beside("older")]);
+    const color = COLORINGS[given.color] ? given.color : "lag", places = new Map(found.trajectories.map(one => [one.place, one]));
+    const ranked = [...places.values()].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity) || a.place - b.place);
+    const uniform = new Set(ranked.map(one => one.reward)).size === 1;
+    const link = (row, text, rel) => (row ? el("a", { rel, href: this.to({ group: row.group, at: row.key, only: null }) }, text) : el("span", { class: "soft" }, text));
+    this.steps = { before, after };
+    const colors = el("span", { class: "group", role: "group", "aria-label": "Colour of tokens" }, Object.entries(COLORINGS).map(([name, { title }]) =>
+      el("button", { type: "button", "aria-pressed": String(name === color), onclick: () => { location.hash = this.to({ color: name }); } }, title)));
+    const facts = [`step ${number(found.step)}`, found.environment, `task ${found.task}`, `lease ${found.lease}`, `${found.size} trajectories`, `reward ${number(found.reward_mean)} ± ${number(found.reward_std)}`];
+    const shades = legend(color, ranked, found.step);
+    return [
+      el("p", { class: "bar noprint" }, el("a", { href: this.to({ group: null, at: null, only: null }) }, "▲ list"), link(before, "◀ newer", "prev"), link(after, "older ▶", "next"), el("span", { class: "soft" }, "inside of the filter; keys: j, k, u")),
+      el("h2", {}, facts.join(" · ")),
+      found.why ? el("p", { class: "slow" }, `It was left out of training: ${found.why}`) : null,
+      uniform && ranked.length > 1 ? el("p", { class: "slow" }, "All rewards are equal: nothing is learned from the spread of this group.") : null,
+      el("div", { class: "bar noprint" }, colors), shades,
+      el("details", { class: "card", open: found.prompt_pieces.length < 400 }, el("summary", {}, `Prompt, ${number(found.shared)} tokens, the same for all`), el("div", { class: "tokens given", dir: "ltr" }, clean(found.prompt_pieces.join("")))),
+      el("div", { class: "siblings" }, ranked.map((one, i) => this.card(one, found, color, i, ranked.length))),
+    ].filter(Boolean);
+  }
+
+  async beside(direction) { // the next trajectory of another group, inside of the filter
+    if (!this.given.at) return null;
+    const { rows } = await ask("rows", { ...this.filter(), start: this.given.at, direction, limit: 20 });
+    const others = rows.filter(row => row.group !== this.given.group);
+    return (direction === "newer" ? others.at(-1) : others[0]) ?? null;
+  }
+
+  card(one, found, color, rank, count) {
+    const place = rank === 0 ? "best" : rank === count - 1 ? "worst" : `${rank + 1} of ${count}`, { reward, turns, spans, advantage, player } = one.facts;
+    const versions = [...new Set(spans.map(([version]) => version))];
+    const head = [`${place}: reward ${number(one.reward)}`, `${number(one.length)} tokens`, one.finish, `lag ${number(one.lag)}`, versions.length > 1 ? `versions ${versions.join(", ")}` : `version ${versions[0] ?? "–"}`,
+      advantage == null ? null : `advantage ${number(advantage)}`, turns.length > 1 ? `${turns.length} turns` : null, player || null];
+    const more = Object.entries(reward).filter(([name, value]) => !["reward", "components"].includes(name) && value !== "" && value != null);
+    const open = el("a", { href: this.to({ only: one.place }) }, `${number(one.total)} tokens: show them`);
+    return el("article", { class: `card${one.key === this.given.at ? " chosen" : ""}`, "aria-label": `${place}, reward ${one.reward}` },
+      el("h3", {}, head.filter(Boolean).join(" · ")),
+      Object.keys(reward.components ?? {}).length ? el("p", { class: "soft" }, Object.entries(reward.components).map(([name, value]) => `${name} ${number(value)}`).join(" · ")) : null,
+      one.tokens ? strip(one, found, color) : el("div", {}, open, one.text ? el("div", { class: "tokens", dir: "ltr" }, clean(one.text)) : null),
+      el("details", {}, el("summary", {}, "Reward and turns"), el("dl", { class: "facts" },
+        more.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, name === "latency_s" ? seconds(value) : clean(typeof value === "string" ? value : JSON.stringify(value)))]),
+        turns.flatMap((turn, i) => [el("dt", {}, `turn ${i + 1}`), el("dd", {}, `tokens ${turn.completion_start} to ${turn.end}, ${turn.finish_reason}, by ${turn.generator_ids.join(", ")}${turn.reward == null ? "" : `, reward ${number(turn.reward)}`}`)]))));
+  }
+
+  key(event) {
+    if (!this.given.group || this.target.hidden || event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName)) return;
+    const row = { j: this.steps?.after, k: this.steps?.before }[event.key];
+    if (row) location.hash = this.to({ group: row.group, at: row.key, only: null });
+    if (event.key === "u") location.hash = this.to({ group: null, at: null, only: null });
+  }
 }

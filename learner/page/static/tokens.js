@@ -1,0 +1,103 @@
+// Tokens as text, coloured by one of their numbers. Neighbours of one colour are one element; under the pointer, or under
+// the cursor of the keyboard, each token tells its own numbers.
+import { css, el, number } from "./dom.js";
+
+const gap = (t, i) => (t.learner_logprobs[i] == null ? null : t.learner_logprobs[i] - t.behavior_logprobs[i]);
+export const COLORINGS = {
+  lag: { title: "Policy version", of: (t, i, step) => Math.max(0, step - 1 - t.versions[i]), kinds: true },
+  gap: { title: "Logprob gap", of: (t, i) => { const g = gap(t, i); return g == null ? null : Math.abs(g); }, unit: "nats" },
+  ratio: { title: "Ratio", of: (t, i) => { const g = gap(t, i); return g == null ? null : g; }, signed: true, shown: v => Math.exp(v), unit: "" },
+  advantage: { title: "Advantage", of: (t, i) => t.advantages[i], signed: true, unit: "" },
+  entropy: { title: "Entropy", of: (t, i) => t.entropies[i], unit: "nats" },
+  logprob: { title: "Logprob", of: (t, i) => -t.behavior_logprobs[i], shown: v => -v, unit: "nats" },
+  turn: { title: "Turns, masks", of: (t, i, step, turn) => turn, kinds: true },
+};
+const SHADES = 8;
+
+const shown = new Map([["\n", "⏎\n"], ["\t", "⇥\t"]]);
+// Control characters and marks of direction would change what stands around them: they are shown by their numbers.
+export const clean = text => text.replace(/[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g,
+  c => shown.get(c) ?? `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
+function largest(rows, coloring, step) { // over trained tokens alone: what is masked has numbers that mean nothing
+  let most = 0;
+  for (const one of rows) {
+    const t = one.tokens;
+    t?.mask.forEach((trained, i) => { if (trained) { const v = coloring.of(t, i, step, 0); if (v != null) most = Math.max(most, Math.abs(v)); } });
+  }
+  return most || 1;
+}
+
+function shade(value, most, coloring, trained) {
+  if (!trained) return "masked";
+  if (value == null) return "unknown";
+  if (coloring.kinds) return `k${Math.min(5, value)}`;
+  const level = Math.min(SHADES, Math.round((Math.abs(value) / most) * SHADES));
+  return `${coloring.signed && value < 0 ? "n" : "p"}${level}`;
+}
+
+function turnOf(one) { // the turn of each token, by its place in the whole conversation
+  const starts = one.facts.turns.map(turn => turn.start);
+  return place => { let found = 0; while (found + 1 < starts.length && starts[found + 1] <= place) found++; return found; };
+}
+
+export function legend(name, rows, step) {
+  const coloring = COLORINGS[name], most = largest(rows, coloring, step), format = v => number((coloring.shown ?? (x => x))(v));
+  const sample = (kind, text) => el("span", { class: "sample" }, el("span", { class: `t ${kind}` }, " a token "), ` ${text}  `);
+  if (name === "turn") return el("p", { class: "legend" }, sample("k0", "first turn"), sample("k1", "second"), sample("k2", "third, and so on"), sample("masked", "given, not trained"));
+  if (coloring.kinds) return el("p", { class: "legend" }, Array.from({ length: Math.min(5, Math.round(most)) + 1 }, (_, lag) => sample(`k${lag}`, `${lag}${lag === 5 ? " or more" : ""} versions old`)), sample("masked", "given, not trained"));
+  const ends = coloring.signed ? [["n8", -most], ["n4", -most / 2], ["p0", 0], ["p4", most / 2], ["p8", most]] : [["p0", 0], ["p4", most / 2], ["p8", most]];
+  return el("p", { class: "legend" }, ends.map(([kind, value]) => sample(kind, `${format(value)} ${coloring.unit}`)), sample("masked", "given, not trained"));
+}
+
+export function strip(one, found, name) {
+  const t = one.tokens, coloring = COLORINGS[name], most = largest(found.trajectories, coloring, found.step), turn = turnOf(one), shared = found.shared;
+  const box = el("div", { class: "tokens", dir: "ltr" }), told = el("p", { class: "told", "aria-live": "off" }, "\u00a0");
+  let run = null;
+  const flush = () => { if (run) { run.element.textContent = clean(run.text); box.append(run.element); } };
+  for (let i = 0; i < t.pieces.length; i++) {
+    const kind = shade(coloring.of(t, i, found.step, turn(shared + i)), most, coloring, t.mask[i] === 1);
+    if (run?.kind !== kind) { flush(); run = { kind, text: "", from: i, element: el("span", { class: `t ${kind}` }) }; run.element.dataset.from = i; }
+    run.text += t.pieces[i];
+    run.element.dataset.to = i + 1;
+  }
+  flush();
+  const tell = i => {
+    told.textContent = i == null ? "\u00a0" : `token ${shared + i} (id ${t.ids[i]}) ${JSON.stringify(clean(t.pieces[i])).slice(0, 60)}: ${t.mask[i] ? `version ${t.versions[i]}, logprob ${number(t.behavior_logprobs[i])} sampling and ${number(t.learner_logprobs[i])} learning, ratio ${number(gap(t, i) == null ? null : Math.exp(gap(t, i)))}, entropy ${number(t.entropies[i])}, advantage ${number(t.advantages[i])}` : "given, not sampled"}`;
+  };
+  box.addEventListener("pointerover", event => { // a run of one colour falls into its tokens under the pointer
+    const at = event.target;
+    if (at.dataset.at != null) return tell(Number(at.dataset.at));
+    if (at.dataset.from == null || at.childElementCount) return undefined;
+    const [from, to] = [Number(at.dataset.from), Number(at.dataset.to)];
+    if (to - from > 2000) return tell(from);
+    at.replaceChildren(...Array.from({ length: to - from }, (_, k) => { const each = el("span", {}, clean(t.pieces[from + k])); each.dataset.at = from + k; return each; }));
+    return undefined;
+  });
+  box.addEventListener("pointerleave", () => tell(null));
+  return el("div", {}, curve(t, coloring, found.step), box, told);
+}
+
+function curve(t, coloring, step) { // the same numbers against the position
+  if (coloring.kinds || t.pieces.length < 24) return null;
+  const values = t.mask.map((trained, i) => (trained ? coloring.of(t, i, step, 0) : null)), most = Math.max(...values.map(v => Math.abs(v ?? 0))) || 1, low = coloring.signed ? -most : 0;
+  const canvas = el("canvas", { class: "spark", role: "img", "aria-label": `${coloring.title} over the tokens` });
+  requestAnimationFrame(() => {
+    const width = canvas.clientWidth, height = 36, ratio = devicePixelRatio || 1;
+    if (!width) return;
+    canvas.width = width * ratio; canvas.height = height * ratio;
+    const context = canvas.getContext("2d");
+    context.scale(ratio, ratio);
+    context.strokeStyle = css("--blue");
+    context.beginPath();
+    let down = false;
+    values.forEach((v, i) => {
+      if (v == null) { down = false; return; }
+      const x = (i / values.length) * width, y = height - 2 - ((v - low) / (most - low)) * (height - 4);
+      if (down) context.lineTo(x, y); else context.moveTo(x, y);
+      down = true;
+    });
+    context.stroke();
+  });
+  return canvas;
+}
