@@ -23,7 +23,7 @@ def main() -> None:
         keep_to_interface_of(address_to(config.join.learner) or urlsplit(config.join.learner).hostname or LOOPBACK)
     options = engine_options(config)
     prepare_environment(options)
-    os.nice(config.niceness)
+    os.nice(config.engine.niceness)
     for number in (signal.SIGINT, signal.SIGTERM):
         # The import takes some ten seconds, and nothing has been started that needs to be ended.
         signal.signal(number, _exit)
@@ -52,7 +52,7 @@ def engine_options(config: GeneratorConfig) -> EngineOptions:
         kv_cache_gb=engine.kv_cache_gb,
         gpu_memory_fraction=engine.gpu_memory_fraction,
         tensor_parallel_size=engine.tensor_parallel_size,
-        threads=config.threads,
+        threads=engine.threads,
         seed=engine.seed,
         enforce_eager=engine.enforce_eager,
         stream_interval=engine.stream_interval,

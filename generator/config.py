@@ -2,19 +2,15 @@
 
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, SecretStr, field_validator
 
 from generator.engine.options import extra_fault
 from protocol.fleet import Backend, positions
 from services.config.agreements import EqualTo, ModelFolder, Reaches
-from services.config.devices import cores, works_on_cores
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
-from services.network import is_here
 
 _USUAL_TOKENS = 2048
-_BEHIND_LEARNER = 10
 
 
 class EngineConfig(ConfigModel):
@@ -38,15 +34,13 @@ class EngineConfig(ConfigModel):
     kv_cache_gb: float = Field(1.0, gt=0, description="cache of keys and values on a CPU, in GiB")
     gpu_memory_fraction: float = Field(0.9, gt=0, le=1, description="share of a GPU's memory that vLLM takes")
     tensor_parallel_size: int = Field(1, ge=1, description="workers that share one model")
-    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto",
-        description="CPU threads of each worker; auto: the machine's cores, shared out to the workers, for a "
-        "model of width 256 or more on a CPU, otherwise 1",
-    )
-    niceness: Annotated[int, Field(ge=0, le=19)] | Literal["auto"] = Field(
-        "auto",
-        description="how far its processes stand back for others on the same cores, as of the command nice; "
-        "auto: 10 where threads is auto, uses all cores, and the learner is on this machine, otherwise 0",
+    threads: int = Field(1, ge=1, description="CPU threads that compute")
+    niceness: int = Field(
+        0,
+        ge=0,
+        le=19,
+        description="how far its processes stand back for others on the same cores, as of the command nice: on a "
+        "machine that does other work it may then not answer for long (stall_timeout_s)",
     )
     seed: int = Field(0, ge=0, description="seed of sampling")
     enforce_eager: bool = Field(
@@ -136,21 +130,6 @@ class GeneratorConfig(ProcessConfig):
     def gpus_wanted(self) -> int:
         """One for each worker."""
         return self.engine.tensor_parallel_size
-
-    @property
-    def threads(self) -> int:
-        """As set, or what the model needs on this machine; reads the model's config.json then."""
-        if self.engine.threads != "auto":
-            return self.engine.threads
-        return max(1, cores() // self.engine.tensor_parallel_size) if works_on_cores(self.model) else 1
-
-    @property
-    def niceness(self) -> int:
-        """As set; or so that the learner, which is what a run waits for, goes first on the cores that both use."""
-        if self.engine.niceness != "auto":
-            return self.engine.niceness
-        beside = self.join.learner is not None and is_here(urlsplit(self.join.learner).hostname or "")
-        return _BEHIND_LEARNER if beside and self.engine.threads == "auto" and self.threads > 1 else 0
 
     @property
     def collective(self) -> str:
