@@ -154,20 +154,20 @@ class Command:
 
 @dataclass(frozen=True)
 class Limits:
-    """Stopping takes `stop_s` seconds at most, and each stage of it `stage_s`; then what still runs is killed."""
+    """Stopping takes `stop_s` seconds at most, each stage of it `stage_s`, and a leader's results `leader_s` more."""
 
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
     stage_s: float = 4.0
     stop_s: float = 8.0
+    leader_s: float = 70.0
 
 
 class Supervisor:
     """Runs `commands` until the leader has ended, SIGINT, SIGTERM or SIGHUP comes, or a child cannot be kept alive.
 
     A child that ends is started again, the leader only if a signal has ended it or it asks for it by its code. One that
-    ends with code 78 or 2, which means that its settings are wrong, ends all, and why is said once more at the end. A
-    second SIGINT kills what has not stopped yet.
-    To be made and run in the main thread, once.
+    ends with code 78 or 2 (wrong settings) ends all, and why is said once more at the end. A second SIGINT kills what
+    has not stopped yet. To be made and run in the main thread, once.
     """
 
     def __init__(self, commands: Sequence[Command], *, limits: Limits | None = None) -> None:
@@ -177,8 +177,7 @@ class Supervisor:
         self._children: list[_Child] = []
         self._err, self._out = self._sinks = (Sink(2), Sink(1))
         self._strangers: frozenset[int] = frozenset()
-        self.was_stopped = False
-        """Whether a signal ended it, and not the leader."""
+        self.was_stopped = False  # by a signal, and not by the leader's end
         self._last_sentence = ""
 
     def run(self) -> int:
@@ -290,8 +289,10 @@ class Supervisor:
         for stage in sorted({child.command.stop_stage for child in self._children}):
             for child in self._of_stage(stage):
                 child.process.terminate()
-            stage_end = min(end, time.monotonic() + self._limits.stage_s)
-            self._await(inbox, partial(self._of_stage, stage), until=stage_end, quiet=quiet)
+            self._await(inbox, self._leaders, until=time.monotonic() + self._limits.leader_s, quiet=quiet)
+            end = max(end, time.monotonic() + self._limits.stop_s - self._limits.stage_s)
+            until = min(end, time.monotonic() + self._limits.stage_s)
+            self._await(inbox, partial(self._of_stage, stage), until=until, quiet=quiet)
         self._await(inbox, lambda: self._children, until=end, quiet=quiet)
         for child in tuple(self._children):
             log.warning("%s does not stop and is killed", child.command.name)
@@ -303,6 +304,9 @@ class Supervisor:
             self._bury(child)
         self._kill_orphans()
         self._flush()
+
+    def _leaders(self) -> "list[_Child]":
+        return [child for child in self._children if child.command.is_leader]
 
     def _of_stage(self, stage: int) -> "list[_Child]":
         return [child for child in self._children if child.command.stop_stage == stage]

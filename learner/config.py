@@ -292,6 +292,9 @@ class LearnerConfig(ProcessConfig):
     output: Path | None = Field(None, description="where the trained model goes; the run's folder if left out")
     algo: AlgorithmConfig = Field(GrpoConfig(), description="the algorithm")
     steps: int = Field(100, ge=1, description="steps to train; each consumes groups_per_step groups")
+    time_limit_s: float | None = Field(
+        None, gt=0, description="training ends after so long as after the last step, in seconds; `--resume` goes on"
+    )
     groups_per_step: int = Field(32, ge=1, description="groups (tasks) in one step")
     max_lag: int = Field(
         4, ge=0, description="no token older than this many policy versions is trained on; 0 is synchronous"

@@ -35,7 +35,7 @@ from learner.training.batch import TrainSequence
 from learner.training.trainer import Trainer, stop_after_skips
 from protocol.rewards import RewardInput, write_reward_input
 from services.config import made_with
-from services.process import Stop
+from services.process import FINISH_S, Stop
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,8 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
 
         async def work() -> None:
             trainer = await thread.run(partial(ranks.open_trainer, should_stop=thread.stopping))
-            await thread.run(partial(_train, config, trainer))
+            stop.finish_s = FINISH_S
+            await thread.run(partial(_train, config, trainer, stop))
 
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(lock.watch(), name="run_lock")
@@ -153,7 +154,7 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
             watch.cancel()
 
 
-def _train(config: LearnerConfig, trainer: Trainer) -> None:
+def _train(config: LearnerConfig, trainer: Trainer, stop: Stop | None = None) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.model)
     examples = _with_reference(config, trainer, read_units(config, tokenizer))
     config = _with_steps(config, examples)
@@ -163,15 +164,16 @@ def _train(config: LearnerConfig, trainer: Trainer) -> None:
     try:
         if begun.before is None:
             begun = replace(begun, before=_measured(config, trainer, examples, metrics, step=0))
-        _steps(config, trainer, examples, metrics, begun)
-        after = _measured(config, trainer, examples, metrics, step=config.steps)
+        step = _steps(config, trainer, examples, metrics, begun, _End(stop, config.time_limit_s))
+        cut = stop is not None and stop.requested  # who asked for an end waits for it
+        after = {} if cut else _measured(config, trainer, examples, metrics, step=step)
     finally:
         metrics.close()
     trainer.export(config.exported_model)
     if examples.form is not None:
         write_reward_input(config.exported_model, RewardInput(format=examples.form, tokenize="apart"))
     trainer.close()
-    summary = {"algo": config.algo.type, "steps": config.steps, "before": begun.before, "after": after}
+    summary = {"algo": config.algo.type, "steps": step, "before": begun.before, "after": after}
     write_atomically(config.run.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
     log.info("the trained model is in %s", config.exported_model)
 
@@ -244,7 +246,25 @@ def _with_steps(config: LearnerConfig, examples: Examples) -> LearnerConfig:
     return config.model_copy(update={"steps": steps})
 
 
-def _steps(config: LearnerConfig, trainer: Trainer, examples: Examples, metrics: LineFile, begun: _Begun) -> None:
+class _End:
+    """When training is to end before its last step: at a stop, and after some seconds. Asked from the thread."""
+
+    def __init__(self, stop: Stop | None, limit_s: float | None) -> None:
+        self._stop, self._limit_s, self._began = stop, limit_s, time.monotonic()
+
+    def has_come(self, step: int) -> bool:
+        late = self._limit_s is not None and time.monotonic() - self._began >= self._limit_s
+        asked = self._stop is not None and self._stop.requested
+        if late or asked:
+            why = "stopped" if asked else f"time_limit_s is {self._limit_s:g} s"
+            log.info("ending after step %d, as after the last one (%s); with --resume it goes on", step, why)
+        return late or asked
+
+
+def _steps(
+    config: LearnerConfig, trainer: Trainer, examples: Examples, metrics: LineFile, begun: _Begun, end: _End
+) -> int:
+    """Trains until the last step, or the end that comes before it; returns the number of the last one."""
     data, keep = config.data, config.checkpoint.keep
     order = batches(examples.training, size=data.batch_size, seed=data.seed, first=begun.step)
     checkpoints = Checkpoints(config.run.folder, keep=keep)
@@ -264,8 +284,12 @@ def _steps(config: LearnerConfig, trainer: Trainer, examples: Examples, metrics:
             said = now
         if data.measure_every_steps and step % data.measure_every_steps == 0 and step < config.steps:
             _measured(config, trainer, examples, metrics, step=step)
-        if step % config.checkpoint.every_steps == 0:
+        ends = step < config.steps and end.has_come(step)
+        if ends or step % config.checkpoint.every_steps == 0:
             _checkpoint(checkpoints, trainer, replace(begun, step=step, metrics_bytes=metrics.end))
+        if ends:
+            return step
+    return config.steps
 
 
 def _checkpoint(checkpoints: Checkpoints, trainer: Trainer, progress: _Begun) -> None:

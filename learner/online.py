@@ -12,7 +12,8 @@ import logging
 import math
 import time
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import TypeVar, cast
 
 from learner.config import LearnerConfig
@@ -39,6 +40,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LAST_PUBLISH_S = 30.0
+
+
+class EndedEarly(Exception):
+    """A wait that was cut off, since the run is to end."""
 
 
 class OnlineTraining:
@@ -88,11 +93,22 @@ class OnlineTraining:
         self._began: float | None = None
         self._underway: list[Future[None]] = []
         self._awaited: Future[object] | None = None
+        self._may_end = False
         self._interrupted = False
+        self._ending = False
         self.train_wall_s = 0.0
 
     def run(self) -> None:
-        """Replays, publishes, evaluates, trains until `steps`, evaluates again, exports."""
+        """Replays, publishes, evaluates, trains until `steps`, evaluates again, exports.
+
+        What ends early has a model and a summary, too, but for one without a single step.
+        """
+        try:
+            self._run()
+        except EndedEarly:
+            log.info("ended before the first step: there is no model to write")
+
+    def _run(self) -> None:
         config = self._config
         for logged in self._replay:
             log.info("replaying the batch of step %d from the log", logged.version + 1)
@@ -109,23 +125,36 @@ class OnlineTraining:
         if len(self._replay) >= config.checkpoint.every_steps:
             self._checkpoint()  # or each further death would replay it all again
         if self._version == 0:
-            self._evaluate_and_wait()
+            self._evaluate_and_wait()  # what is ended early here has trained nothing
         self._call(self._idle.begin())
         self._began = time.monotonic()
-        while self._version < config.steps:
-            self._step()
+        with suppress(EndedEarly):
+            while self._version < config.steps and not self._out_of_time():
+                self._step()
         self.train_wall_s = time.monotonic() - self._began
         self._call(self._idle.end())
-        for evaluation in self._underway:
-            self._wait_for(evaluation)
-        self._evaluate_and_wait()
-        self._call(self._last_publish())
+        with suppress(EndedEarly):
+            for evaluation in self._underway:
+                self._wait_for(evaluation, may_end=True)
+            self._evaluate_and_wait()
+            self._call(self._last_publish(), may_end=True)
+        if self._ending and self._version == 0:
+            raise EndedEarly
+        if self._ending:
+            log.info("ending after step %d of %d, as after the last one", self._version, config.steps)
         self._trainer.export(config.exported_model)
         log.info("the trained model is in %s", config.exported_model)
 
+    def _out_of_time(self) -> bool:
+        limit_s = self._config.time_limit_s
+        if self._began is None or limit_s is None or time.monotonic() - self._began < limit_s:
+            return False
+        log.info("training ends after time_limit_s, %g s; with --resume it goes on", limit_s)
+        return True
+
     def _step(self) -> None:
         start = time.monotonic()
-        batch = self._call(self._intake.take())
+        batch = self._call(self._intake.take(), may_end=True)
         taken = time.monotonic()
         metrics = self._train(batch)
         lag_bound = self._guard.max_lag
@@ -258,6 +287,8 @@ class OnlineTraining:
                 save_trainer=self._trainer.save,
             )
         except OSError as error:
+            if self._interrupted:  # the files are closed by now, and nobody goes on
+                return
             self._measures.failed_write("checkpoint")
             log.warning(
                 "no checkpoint of version %d could be written: %s. The run goes on; the next is due in %d steps",
@@ -272,7 +303,7 @@ class OnlineTraining:
 
     def _evaluate_and_wait(self) -> None:
         if self._config.evaluation.final_tasks:
-            evaluation = self._call(self._evaluate(self._config.evaluation.final_tasks, self._version))
+            evaluation = self._call(self._evaluate(self._config.evaluation.final_tasks, self._version), may_end=True)
             if evaluation is not None:
                 self._evaluated(evaluation)
 
@@ -306,15 +337,28 @@ class OnlineTraining:
         if self._awaited is not None:
             self._awaited.cancel()
 
-    def _call(self, work: Coroutine[None, None, T]) -> T:
-        """Runs a coroutine in the event loop and waits for it."""
-        return self._wait_for(asyncio.run_coroutine_threadsafe(work, self._loop))
+    def end_early(self) -> None:
+        """From the event loop: has `run` end as after the last step, once the present one is done, if there was one."""
+        self._ending = True
+        if self._awaited is not None and self._may_end:
+            self._awaited.cancel()
 
-    def _wait_for(self, future: Future[T]) -> T:
-        self._awaited = cast("Future[object]", future)
-        if self._interrupted:  # looked at after the line above, so that an interrupt falls on one side or the other
+    def _call(self, work: Coroutine[None, None, T], *, may_end: bool = False) -> T:
+        """Runs a coroutine in the event loop and waits for it. `may_end`: an early end need not wait for it."""
+        return self._wait_for(asyncio.run_coroutine_threadsafe(work, self._loop), may_end=may_end)
+
+    def _wait_for(self, future: Future[T], *, may_end: bool = False) -> T:
+        """Raises EndedEarly for a wait that an early end has cut off."""
+        self._awaited, self._may_end = cast("Future[object]", future), may_end
+        # Looked at after the line above, so that an interrupt falls on one side or the other.
+        if self._interrupted or (self._ending and may_end):
             future.cancel()
-        return future.result()
+        try:
+            return future.result()
+        except CancelledError:
+            if self._ending and may_end and not self._interrupted:
+                raise EndedEarly from None
+            raise
 
 
 def _credit(evaluation: Evaluation) -> Evaluated | None:

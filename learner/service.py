@@ -41,7 +41,7 @@ from services.http.metrics import Metrics
 from services.http.server import Listener
 from services.http.status import recent_failures
 from services.http.tls import client_tls
-from services.process import Stop
+from services.process import FINISH_S, Stop
 from services.run_lock import RunLock
 from services.zmq.keys import ServerKeys
 from services.zmq.sockets import RouterSocket
@@ -85,7 +85,7 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         thread = await stack.enter_async_context(TrainerThread())
         await stack.enter_async_context(parts.teachers)
         loops = {**parts.loops(links.listener, stop), "run_lock": lock.watch()}
-        await beside_loops(loops, thread, ranks, work=lambda trainer: _train(parts, trainer, thread))
+        await beside_loops(loops, thread, ranks, work=lambda trainer: _train(parts, trainer, thread, stop))
     sys.stdout.write(parts.closing_words)
 
 
@@ -135,8 +135,8 @@ async def beside_loops(
             task.cancel()
 
 
-async def _train(parts: Parts, trainer: Trainer, thread: TrainerThread) -> None:
-    """The trainer's thread from its first publish to the exported model, then the summary."""
+async def _train(parts: Parts, trainer: Trainer, thread: TrainerThread, stop: Stop) -> None:
+    """The trainer's thread from its first publish to the exported model, then the summary; so too after a stop."""
     config, recovered = parts.config, parts.recovered
     if recovered.trainer_folder is not None:
         await thread.run(partial(trainer.load, recovered.trainer_folder))
@@ -165,14 +165,29 @@ async def _train(parts: Parts, trainer: Trainer, thread: TrainerThread) -> None:
     )
     thread.on_stop(training.interrupt)
     parts.waits.started()
-    await thread.run(training.run)
+    await _ended_early_on(stop, training, thread)
     _close(parts, train_wall_s=training.train_wall_s)
+
+
+async def _ended_early_on(stop: Stop, training: OnlineTraining, thread: TrainerThread) -> None:
+    async def end() -> None:
+        await stop.wait()
+        training.end_early()
+
+    stop.finish_s = FINISH_S
+    ending = asyncio.create_task(end(), name="ending")  # in no group: what the thread raises is told by its type
+    try:
+        await thread.run(training.run)
+    finally:
+        ending.cancel()
 
 
 def _close(parts: Parts, *, train_wall_s: float) -> None:
     """Summary and curves of the whole run, over all starts of the learner."""
     config, records = parts.config, parts.records
     folder = config.run.folder
+    if records.tally.steps == 0:  # ended before the first one
+        return
     if records.tally.steps == records.former_steps and (folder / "summary.json").exists():
         log.info("no step was left to train: the summary of the run's former start still holds")
         return

@@ -37,6 +37,8 @@ _PR_SET_PDEATHSIG = 1
 _MOST_FILES = 1 << 16
 _TUNABLES, _HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 _FIRST_WITH_HUGE_PAGES = (2, 35)
+FINISH_S = 60.0
+"""How long a learner may take after a stop for the end of its step, its model and its summary."""
 ENDED, FAILED, START_AGAIN, WRONG_SETTINGS = 0, 1, 75, 78  # the last as EX_TEMPFAIL and EX_CONFIG in sysexits.h
 """Exit codes: it ended well, or as it was asked to; an error; what was lost may be there again, so start it again (a
 learner with `--resume true`), as after a signal; settings with which it cannot run, so that no new start would help. A
@@ -68,6 +70,8 @@ class Stop:
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self.reason: str | None = None
+        self.finish_s = 0.0
+        """How long after the request the work may go on to end by itself; set by work that looks at it."""
 
     def request(self, reason: str) -> None:
         """Ask the process to end cleanly; the first reason counts."""
@@ -92,9 +96,10 @@ def run_process(name: str, main: Main, *, finish_s: float = 0.0, clean_up_s: flo
     """Run `main` until it ends, raises, or SIGTERM or SIGINT arrives; returns the exit code.
 
     0: it returned, or a stop was requested and it ended. 1: it raised, or 75 for StartAgain and 78 for WrongSettings;
-    the reason is logged in one line, with the traceback at debug. After a request, `main` has `finish_s` seconds to
-    return by itself, is then cancelled, and has `clean_up_s` seconds; if it still runs then, its tasks and threads are
-    logged and the process exits at once with 1.
+    the reason is logged in one line, with the traceback at debug. After a request, `main` has `finish_s` seconds, or
+    what it has set in its Stop, to return by itself, is then cancelled, and has `clean_up_s` seconds; if it still runs
+    then, its tasks and threads are logged and the process exits at once with 1. A second SIGINT ends it at once, with
+    130.
     """
     _allow_many_files()
     watchdog = _Watchdog(clean_up_s)
@@ -220,7 +225,7 @@ async def _supervise(name: str, main: Main, *, finish_s: float, watchdog: _Watch
     stop = Stop()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.request, number.name)
+        loop.add_signal_handler(number, _asked_to_stop, stop, number)
     try:
         async with asyncio.TaskGroup() as group:
             work = group.create_task(_run_main(main, stop), name=name)
@@ -233,6 +238,15 @@ async def _supervise(name: str, main: Main, *, finish_s: float, watchdog: _Watch
     if work.cancelled():
         return 0 if stop.requested else 1
     return work.result()
+
+
+def _asked_to_stop(stop: Stop, number: signal.Signals) -> None:
+    """By a signal; who presses Ctrl-C a second time wants no order."""
+    if stop.requested and number == signal.SIGINT:
+        logger.warning("ended at once")
+        logging.shutdown()
+        os._exit(128 + number)
+    stop.request(number.name)
 
 
 async def _run_main(main: Main, stop: Stop) -> int:
@@ -265,8 +279,8 @@ def exit_code_of(error: BaseException) -> int:
 async def _end_on_request(work: asyncio.Task[int], stop: Stop, *, finish_s: float, watchdog: _Watchdog) -> None:
     await stop.wait()
     logger.info("stopping: %s", stop.reason)
-    if finish_s > 0:
-        await asyncio.wait([work], timeout=finish_s)
+    if (patience_s := max(finish_s, stop.finish_s)) > 0:
+        await asyncio.wait([work], timeout=patience_s)
     watchdog.start(asyncio.get_running_loop())
     work.cancel()
 

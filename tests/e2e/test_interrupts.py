@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from tests.e2e.processes import Launched, Launcher, marked, until
 from tests.e2e.run_files import write_run_file
@@ -44,6 +45,10 @@ def test_an_untied_model_agrees_at_every_publish_and_ctrl_c_in_training_ends_all
     run = run_file.run()
     until(lambda: len(run.metrics("publish")) >= 8, what="eight publishes", timeout_s=120, during=[up])
     interrupt(up, mark=launcher.mark)
+    assert run.summary()["steps"] == run.steps()[-1]
+    assert (run.path / "curves.png").stat().st_size > 0
+    assert AutoModelForCausalLM.from_pretrained(run.path / "model").num_parameters() > 0
+    assert "held-out" in up.text() or "reward" in up.text().rpartition("the trained model is in")[2]
     published = run.metrics("publish")
     assert len({line["version"] for line in published}) >= 8
     assert all(line["probe_gap"] < 1e-3 for line in published)

@@ -14,6 +14,7 @@ from learner.offline_examples import Unit, in_step
 from learner.training.batch import TrainSequence
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
+from services.process import Stop
 
 STEPS, EVERY, BATCH, EXAMPLES = 7, 2, 6, 20
 """An epoch ends in the middle of a batch, and of what lies between two checkpoints."""
@@ -129,6 +130,29 @@ def test_a_run_is_not_taken_up_with_other_examples_or_without_a_whole_checkpoint
         (checkpoint / "manifest.json").unlink()
     with pytest.raises(NothingToResume, match=r"no checkpoint in .* is whole"):
         train(config)
+
+
+@pytest.mark.parametrize("reason", ["stop", "time"])
+def test_a_run_that_is_ended_early_leaves_model_and_summary_and_can_go_on(
+    reason: str, untrained_model: Path, tmp_path: Path, commands: CommandChannel
+) -> None:
+    config = config_of(tmp_path, untrained_model, "sft", "ended")
+    stop = Stop()
+    if reason == "stop":
+        stop.request("SIGINT")
+    else:
+        config = config.model_copy(update={"time_limit_s": 1e-9})
+    trainer = Trainer(
+        config.model, algorithm=config.algo, config=config.training, ranks=Ranks(), commands=commands, teachers=[]
+    )
+    config.run.folder.mkdir()
+    offline._train(config, trainer, stop)
+
+    entries, summary, _ = left_behind(config)
+    assert [entry["step"] for entry in entries if entry["kind"] == "step"] == [1]
+    assert isinstance(summary, dict)
+    assert summary["steps"] == 1
+    assert [path.name for path in config.run.folder.glob("checkpoint-*")] == ["checkpoint-00000001"]
 
 
 def test_epochs_come_to_steps_and_what_is_held_out_is_measured_between_them(

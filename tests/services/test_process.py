@@ -54,6 +54,25 @@ def test_a_signal_ends_the_process_cleanly_with_0(name: str) -> None:
     assert "Traceback" not in log
 
 
+def test_work_that_can_finish_has_its_time_and_a_second_ctrl_c_ends_it_at_once() -> None:
+    finishing = """
+        async def main(stop):
+            stop.finish_s = 50.0
+            os.kill(os.getpid(), signal.SIGINT)
+            await stop.wait()
+            {more}
+            logging.info("results written")
+        sys.exit(run_process("learner", main))
+    """
+    code, log = run_child(finishing.format(more="await asyncio.sleep(0)"))
+    assert code == 0, log
+    assert "results written" in log
+    code, log = run_child(finishing.format(more="os.kill(os.getpid(), signal.SIGINT); await asyncio.sleep(40)"))
+    assert code == 130
+    assert "ended at once" in log
+    assert "results written" not in log
+
+
 CRASHING = """
 async def crash():
     raise KeyError("what went wrong")
