@@ -3,7 +3,8 @@
 At the door the prefix cache is salted with the version that is served, and requests wait while a commit is under way.
 At the place where vLLM hands out the engine's outputs, every part of a completion gets its version spans, and counters
 go on: vLLM stamps each step's outputs with the version that the engine holds, and adds the spans to the last part of a
-completion only. Work that can go on elsewhere after a death needs them with every part.
+completion only. Work that can go on elsewhere after a death needs them with every part. Logprobs come packed
+(`packing.py`), and a first token waits for those that follow it, as all later ones do.
 """
 
 import asyncio
@@ -16,15 +17,30 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
 from generator.engine.options import EngineCounters
+from generator.engine.packing import pack_outputs, unpack
 
 
 class SpannedRequestState(RequestState):  # type: ignore[misc]
-    """A completion in flight whose every part carries the spans so far."""
+    """A completion in flight whose every part carries the spans so far, and the logprobs of its tokens if those came
+    packed: `sampled` are those that no part has carried yet.
+    """
+
+    sampled: list[float] | None = None
+
+    def make_request_output(
+        self, new_token_ids: list[int], pooling_output: Any, finish_reason: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        begins = finish_reason is None and self.detokenizer is not None and self.sent_tokens_offset == 0
+        if begins and self.detokenizer.num_output_tokens() < self.stream_interval:
+            return None  # vLLM would send a part for the first token alone, which costs as much as one for many
+        return super().make_request_output(new_token_ids, pooling_output, finish_reason, *args, **kwargs)
 
     def _new_completion_output(self, *args: Any, **kwargs: Any) -> CompletionOutput:
         output = super()._new_completion_output(*args, **kwargs)
         if output.weight_versions is None:
             output.weight_versions = self._weight_version_spans()
+        if self.sampled is not None:
+            output.logprobs, self.sampled = self.sampled, []
         return output
 
 
@@ -48,7 +64,11 @@ class CountingOutputProcessor(OutputProcessor):  # type: ignore[misc]
         self.request_states[request.request_id].__class__ = SpannedRequestState
 
     def process_outputs(self, engine_core_outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        self._tokens += sum([len(output.new_token_ids) for output in engine_core_outputs])
+        for output in engine_core_outputs:
+            sampled = unpack(output)
+            self._tokens += len(output.new_token_ids)
+            if sampled is not None and (state := self.request_states.get(output.request_id)) is not None:
+                state.sampled = sampled if state.sampled is None else state.sampled + sampled
         return super().process_outputs(engine_core_outputs, *args, **kwargs)
 
     def counters(self) -> EngineCounters:
@@ -116,6 +136,7 @@ class GatedLLM(AsyncLLM):  # type: ignore[misc]
         self._entering = 0
         self._none_entering = asyncio.Event()
         self._none_entering.set()
+        pack_outputs(kwargs["vllm_config"])
         super().__init__(*args, **kwargs)
         assert self.output_handler is None, "the output handler would hold on to the processor that is replaced here"
         self.output_processor = CountingOutputProcessor(

@@ -10,6 +10,7 @@ import vllm
 from vllm.config import VllmConfig
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -96,16 +97,22 @@ def sampling_params(*, n: int, sampling: Sampling, stream_interval: int) -> Samp
 def generate_part(completion: CompletionOutput, *, instance: str) -> GeneratePart:
     """A part of one completion: its new tokens, and the version spans of all of it so far, signed by `instance`."""
     spans = completion.weight_versions or ()
-    logprobs = completion.logprobs
     return GeneratePart(
         index=completion.index,
         token_ids=tuple(completion.token_ids),
-        behavior_logprobs=tuple(logprobs.logprobs) if logprobs is not None else (),
+        behavior_logprobs=_sampled(completion.logprobs),
         version_spans=tuple(
             VersionSpan(version=span.version, start=span.start, end=span.end, instance=instance) for span in spans
         ),
         finish_reason=_finish_reason(completion.finish_reason),
     )
+
+
+def _sampled(logprobs: "FlatLogprobs | list[float] | None") -> tuple[float, ...]:
+    """The logprobs of a part's tokens, packed on their way or not."""
+    if logprobs is None:
+        return ()
+    return tuple(logprobs if isinstance(logprobs, list) else logprobs.logprobs)
 
 
 def _finish_reason(reason: str | None) -> FinishReason | None:

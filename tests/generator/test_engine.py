@@ -65,6 +65,19 @@ async def test_behavior_logprobs_are_those_of_the_temperature(rig: Rig) -> None:
         assert part.behavior_logprobs[0] == pytest.approx(expected[part.token_ids[0]].item(), abs=TOLERANCE)
 
 
+async def test_logprobs_come_packed_and_no_part_holds_the_first_token_alone(rig: Rig) -> None:
+    await rig.publish()
+    chosen = rig.engine.llm.vllm_config.scheduler_config.scheduler_cls
+    assert str(chosen).startswith("generator.engine.packing.Packing")
+    asked = rig.engine.generate(
+        request_id=rig.next_request(), prompt_token_ids=PROMPT, n=2, sampling=Sampling(max_tokens=9, min_tokens=9)
+    )
+    parts = [part async for part in asked]
+    assert all(len(part.token_ids) == len(part.behavior_logprobs) for part in parts)
+    whole = [part for part in parts if part.index == 0]
+    assert len(whole[0].token_ids) == min(9, rig.engine._options.stream_interval)
+
+
 @pytest.mark.parametrize("clear_cache", [False, True])
 async def test_a_running_request_survives_an_update_and_its_spans_say_which_tokens_are_whose(
     rig: Rig, clear_cache: bool
