@@ -15,6 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
+
+import numpy as np
 
 from learner.journal.journal import JournalFull, RunLog
 from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculum
@@ -180,6 +183,11 @@ def _strange_version(group: TrajectoryGroup, belongs: Callable[[PolicyVersion], 
 
 
 def _fault(group: TrajectoryGroup, *, rules: GroupRules) -> str | None:
+    masks = np.concatenate([trajectory.loss_mask for trajectory in group.trajectories])
+    starts = [0, *accumulate(trajectory.token_ids.shape[0] for trajectory in group.trajectories)][:-1]
+    largest = max(int(trajectory.token_ids.max()) for trajectory in group.trajectories)
+    if largest < rules.vocabulary_size and not masks[starts].any() and np.maximum.reduceat(masks, starts).all():
+        return None  # as almost always; else each is looked at by itself
     for trajectory in group.trajectories:
         largest = int(trajectory.token_ids.max())
         if largest >= rules.vocabulary_size:
