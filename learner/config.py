@@ -252,6 +252,19 @@ class SamplesConfig(ConfigModel):
     )
 
 
+class TrackersConfig(ConfigModel):
+    """Where the numbers of `metrics.jsonl` are sent besides. What a tracker is too slow for is left out and counted."""
+
+    tensorboard: bool = Field(False, description="write TensorBoard files, by the package tensorboardX")
+    wandb: Literal["off", "online", "offline"] = Field(
+        "off", description="send to W&B, or write for it into the run's folder (offline), by the package wandb"
+    )
+    wandb_project: str = Field("headway", min_length=1, description="project at W&B")
+    mlflow_url: str | None = Field(None, pattern=r"^https?://", description="address of an MLflow server to send to")
+    mlflow_experiment: str = Field("headway", min_length=1, description="experiment at the MLflow server")
+    mlflow_token: SecretStr | None = Field(None, description="bearer token of the MLflow server")
+
+
 class DataConfig(ConfigModel):
     """Examples for the algorithms that learn from files; docs/algorithms.md says what each of them reads."""
 
@@ -328,6 +341,7 @@ class LearnerConfig(ProcessConfig):
     checkpoint: CheckpointConfig = CheckpointConfig()
     samples: SamplesConfig = SamplesConfig()
     data: DataConfig = DataConfig()
+    trackers: TrackersConfig = TrackersConfig()
     teachers: tuple[TeacherConfig, ...] = Field((), max_length=64, description="models to distill from, by opd")
 
     usual_groups: ClassVar[tuple[str, ...]] = ("algo", "data", "rollouts", "training.optimizer", "training")

@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -27,9 +27,10 @@ from learner.config import LearnerConfig
 from learner.data.distillation import CacheKey, cached_reference_logprobs, fingerprint_model, fingerprint_sequences
 from learner.data.examples import Tokenized, batches, length_statistics
 from learner.journal.checkpoints import Checkpoint, Checkpoints, checkpoints_of
-from learner.journal.files import LineFile, write_atomically
+from learner.journal.files import LineFile, ignore, write_atomically
 from learner.journal.run_folder import NothingToResume, changed_settings, hold_run_folder, open_run_folder
 from learner.offline_examples import Examples, Unit, in_step, read_units
+from learner.reports.trackers import TrackedRun, Trackers, trackers_of
 from learner.trainer_thread import LearnerRanks, TrainerThread
 from learner.training.batch import TrainSequence
 from learner.training.trainer import Trainer, stop_after_skips
@@ -38,6 +39,8 @@ from services.config import made_with
 from services.process import FINISH_S, Stop
 
 log = logging.getLogger(__name__)
+
+Told = Callable[[Mapping[str, object]], None]
 
 _AT_ONCE = 256
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -140,13 +143,15 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
         changes = changed_settings(folder, settings, resume=config.resume is True, accepted=config.accept_changes)
         open_run_folder(lock, folder, resume=config.resume is True, journal=False)
         made_with.write(folder, settings, changes=changes, differs=made_with.differing(config))
+        run = TrackedRun(config.run.name, folder, settings)
+        trackers = stack.enter_context(Trackers(trackers_of(**dict(config.trackers)), run))
         ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
         thread = await stack.enter_async_context(TrainerThread())
 
         async def work() -> None:
             trainer = await thread.run(partial(ranks.open_trainer, should_stop=thread.stopping))
             stop.finish_s = FINISH_S
-            await thread.run(partial(_train, config, trainer, stop))
+            await thread.run(partial(_train, config, trainer, stop, trackers.take))
 
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(lock.watch(), name="run_lock")
@@ -154,13 +159,13 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
             watch.cancel()
 
 
-def _train(config: LearnerConfig, trainer: Trainer, stop: Stop | None = None) -> None:
+def _train(config: LearnerConfig, trainer: Trainer, stop: Stop | None = None, told: Told = ignore) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.model)
     examples = _with_reference(config, trainer, read_units(config, tokenizer))
     config = _with_steps(config, examples)
     _say(config, examples)
     begun = _begun(config, trainer, examples)
-    metrics = LineFile(config.run.folder / "metrics.jsonl", end=begun.metrics_bytes)
+    metrics = LineFile(config.run.folder / "metrics.jsonl", end=begun.metrics_bytes, told=told)
     try:
         if begun.before is None:
             begun = replace(begun, before=_measured(config, trainer, examples, metrics, step=0))

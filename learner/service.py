@@ -32,6 +32,7 @@ from learner.recovery import recover
 from learner.reports.run_records import Records
 from learner.reports.status import Measures
 from learner.reports.summary import draw_curves, summarize, table, write_summary
+from learner.reports.trackers import TrackedRun, Trackers, trackers_of
 from learner.trainer_thread import LearnerRanks, TrainerThread, first_probe
 from learner.training.guard import Guard
 from learner.training.trainer import Trainer
@@ -63,8 +64,10 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         incarnation = open_run_folder(lock, folder, resume=config.resume is True, journal=config.checkpoint.journal)
         made_with.write(folder, settings, changes=changes, differs=made_with.differing(config))
         measures = links.measures
+        trackers = Trackers(trackers_of(config.trackers), TrackedRun(config.run.name, folder, settings))
+        measures.trackers(stack.enter_context(trackers).dropped)
         records = stack.enter_context(
-            Records(folder=folder, total_steps=config.steps, failed_write=measures.failed_write)
+            Records(folder=folder, total_steps=config.steps, failed_write=measures.failed_write, told=trackers.take)
         )
         recovered = recover(folder, config=ledger_config(config), resume=config.resume is True, incarnation=incarnation)
         if config.resume is True:

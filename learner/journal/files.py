@@ -142,18 +142,27 @@ def unused(path: Path) -> Path:
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
-def ignore(name: str) -> None:
+def ignore(name: object) -> None:
     """Takes note of nothing."""
 
 
 class LineFile:
     """Appends lines from any thread. A line that a crash cut short is removed at opening.
 
-    `failed` is told the file's name for each line that could not be written; the first one is said in the log.
+    `failed` is told the file's name for each line that could not be written; the first one is said in the log. `told`
+    gets each entry, written or not, which is not changed any more.
     """
 
-    def __init__(self, path: Path, *, failed: Callable[[str], None] = ignore, end: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        failed: Callable[[str], None] = ignore,
+        end: int | None = None,
+        told: Callable[[Mapping[str, object]], None] = ignore,
+    ) -> None:
         """`end`: the bytes of the file that stay; all whole lines if left out."""
+        self._told = told
         self._path = path
         self._failed = failed
         self._file = AppendFile(path, end=end_of_lines(path) if end is None else end)
@@ -165,6 +174,7 @@ class LineFile:
     def write(self, entry: Mapping[str, object]) -> bool:
         """True if the entry is in the file now, as a line."""
         line = json.dumps(entry, ensure_ascii=False) + "\n"
+        self._told(entry)
         try:
             with self._lock:
                 self._file.append(line.encode("utf-8", errors="replace"))

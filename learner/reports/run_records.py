@@ -170,9 +170,17 @@ class Records:
     A line that cannot be written is lost: the first one is said, `failed_write` is told the file's name for each.
     """
 
-    def __init__(self, *, folder: Path, total_steps: int, failed_write: Callable[[str], None] = ignore) -> None:
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        total_steps: int,
+        failed_write: Callable[[str], None] = ignore,
+        told: Callable[[Mapping[str, object]], None] = ignore,
+    ) -> None:
+        """`told` gets each line of `metrics.jsonl`."""
         self._total_steps = total_steps
-        self._metrics = LineFile(folder / "metrics.jsonl", failed=failed_write)
+        self._metrics = LineFile(folder / "metrics.jsonl", failed=failed_write, told=told)
         self._samples = LineFile(folder / "samples.jsonl", failed=failed_write)
         self._folder = folder
         self._said_at = 0.0

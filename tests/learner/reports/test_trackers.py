@@ -1,0 +1,393 @@
+"""Trackers: what they are sent, and that none of them costs a run anything. The MLflow server here is a stand-in of a
+few routes over real HTTP; TensorBoard's files are read back; W&B runs offline, and against a server that never answers.
+"""
+
+import importlib.util
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from learner.config import TrackersConfig
+from learner.journal.files import LineFile
+from learner.reports import trackers as module
+from learner.reports.trackers import (
+    Follower,
+    MlFlow,
+    TensorBoard,
+    TrackedRun,
+    Tracker,
+    Trackers,
+    WeightsAndBiases,
+    curves_of,
+    trackers_of,
+)
+
+STEP = {
+    "kind": "step", "step": 3, "reward_mean": 0.5, "loss": float("nan"), "entropy": None, "lease_ids": (1, 2),
+    "lag_counts": {0: 4}, "reward_by_verifier": {"math": 0.25},
+}  # fmt: skip
+PATIENCE_S = 60.0
+
+
+def absent(package: str) -> bool:
+    return importlib.util.find_spec(package) is None
+
+
+class Scripted:
+    """A tracker that does what it is told: `start` and `log` are called in its thread."""
+
+    name = "scripted"
+
+    def __init__(self, *, start: Callable[[], None] = lambda: None, log: Callable[[], None] = lambda: None) -> None:
+        self._start = start
+        self._log = log
+        self.seen: list[object] = []
+        self.abandoned = False
+
+    def start(self, run: TrackedRun) -> None:
+        self._start()
+        self.seen.append(run.name)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._log()
+        self.seen.append((step, dict(values)))
+
+    def event(self, step: int | None, kind: str, text: str) -> None:
+        self.seen.append((step, kind, json.loads(text)))
+
+    def finish(self, status: str) -> None:
+        self.seen.append(status)
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> TrackedRun:
+    return TrackedRun("sums", tmp_path, {"max_lag": 4, "http.token": "(a secret)"})
+
+
+def test_the_numbers_of_a_line_keep_their_names_and_what_is_none_is_left_out() -> None:
+    assert curves_of(STEP) == (3, {"reward_mean": 0.5, "reward_by_verifier/math": 0.25})
+    assert curves_of({"kind": "publish", "version": 2, "total_s": 0.5}) == (2, {"publish/total_s": 0.5})
+    evaluation = {"kind": "evaluation", "version": 2, "accuracy": 0.5, "pass_at_k": {4: 1.0}}
+    assert curves_of(evaluation) == (2, {"evaluation/accuracy": 0.5, "evaluation/pass_at_k/4": 1.0})
+    assert curves_of({"kind": "resume", "version": 2, "incarnation": 5}) is None
+
+
+def test_a_tracker_gets_all_lines_of_the_file_in_their_order(run: TrackedRun, tmp_path: Path) -> None:
+    tracker = Scripted()
+    with Trackers([tracker], run) as followed:
+        lines = LineFile(tmp_path / "metrics.jsonl", told=followed.take)
+        for step in range(1, 51):
+            lines.write({"kind": "step", "step": step, "reward_mean": step / 100})
+        lines.write({"kind": "resume", "version": 50, "incarnation": 2})
+        lines.close()
+
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    logged = [(entry["step"], {"reward_mean": entry["reward_mean"]}) for entry in written[:-1]]
+    assert tracker.seen == ["sums", *logged, (50, "resume", {"version": 50, "incarnation": 2}), "finished"]
+    assert followed.dropped() == {"scripted": 0.0}
+
+
+def test_a_tracker_that_hangs_loses_its_oldest_entries_and_keeps_nobody(
+    run: TrackedRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_FINISH_S", 0.2)
+    hanging, let_go = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hanging.set()
+        let_go.wait()
+
+    tracker = Scripted(log=hang)
+    with Trackers([tracker], run) as followed:
+        followed.take({"kind": "step", "step": 0})
+        assert hanging.wait(PATIENCE_S)
+        for step in range(1, 2001):
+            followed.take({"kind": "step", "step": step})
+        assert followed.dropped() == {"scripted": 2000.0 - 1024}
+    assert tracker.abandoned
+    assert followed.dropped() == {"scripted": 2000.0}
+    assert "has not taken the last 1024 entries" in caplog.text
+    let_go.set()
+
+
+def test_after_a_hang_the_newest_entries_come(run: TrackedRun) -> None:
+    hanging, let_go = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hanging.set()
+        assert let_go.wait(PATIENCE_S)
+
+    tracker = Scripted(log=hang)
+    follower = Follower(tracker, run, most_waiting=2)
+    follower.put({"kind": "step", "step": 0})
+    assert hanging.wait(PATIENCE_S)
+    for step in range(1, 6):
+        follower.put({"kind": "step", "step": step})
+    let_go.set()
+    follower.end("finished")
+    follower._thread.join(PATIENCE_S)
+
+    assert tracker.seen == ["sums", (0, {}), (4, {}), (5, {}), "finished"]
+    assert follower.dropped == 3
+
+
+def test_a_start_that_fails_is_said_and_the_run_goes_on(run: TrackedRun, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise RuntimeError("the key is not known")
+
+    follower = Follower(Scripted(start=fail), run)
+    follower._thread.join(PATIENCE_S)
+    assert "tracker scripted cannot start: the key is not known. The run goes on without it" in caplog.text
+    follower.put(STEP)
+    assert follower.dropped == 1
+
+
+def test_an_entry_that_is_not_taken_is_counted_and_the_next_one_is_tried(run: TrackedRun) -> None:
+    answers = iter([True, False])
+
+    def fail_once() -> None:
+        if next(answers):
+            raise ValueError("not now")
+
+    tracker = Scripted(log=fail_once)
+    with Trackers([tracker], run) as followed:
+        followed.take({"kind": "step", "step": 1})
+        followed.take({"kind": "step", "step": 2})
+
+    assert tracker.seen == ["sums", (2, {}), "finished"]
+    assert followed.dropped() == {"scripted": 1.0}
+
+
+def test_a_run_that_fails_is_a_failed_one_there(run: TrackedRun) -> None:
+    tracker = Scripted()
+    with pytest.raises(KeyError), Trackers([tracker], run):
+        raise KeyError
+    assert tracker.seen == ["sums", "failed"]
+
+
+def test_the_settings_name_the_trackers() -> None:
+    assert trackers_of(TrackersConfig()) == []
+    every = TrackersConfig.model_validate({"tensorboard": True, "wandb": "offline", "mlflow_url": "http://h:5000"})
+    assert [tracker.name for tracker in trackers_of(every)] == ["tensorboard", "wandb", "mlflow"]
+
+
+class StandIn(ThreadingHTTPServer):
+    """The routes of an MLflow server that are used, with what it keeps in memory: a stand-in, no MLflow."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Routes)
+        self.experiments: dict[str, str] = {}
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.tokens: set[str | None] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def answer(self, route: str, body: dict[str, Any]) -> tuple[int, object]:
+        match route:
+            case "experiments/get-by-name":
+                name = body["experiment_name"]
+                if name not in self.experiments:
+                    return 404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": f"no experiment {name}"}
+                return 200, {"experiment": {"experiment_id": self.experiments[name], "name": name}}
+            case "experiments/create":
+                self.experiments[body["name"]] = str(len(self.experiments) + 1)
+                return 200, {"experiment_id": self.experiments[body["name"]]}
+            case "runs/create":
+                made = f"run{len(self.runs)}"
+                self.runs[made] = {**body, "metrics": [], "params": {}, "tags": {}, "status": "RUNNING"}
+                return 200, {"run": {"info": {"run_id": made, "run_name": body["run_name"]}}}
+        return self._of_a_run(route, self.runs[body["run_id"]], body)
+
+    @staticmethod
+    def _of_a_run(route: str, run: dict[str, Any], body: dict[str, Any]) -> tuple[int, object]:
+        match route:
+            case "runs/log-batch":
+                metrics, params = body.get("metrics", []), body.get("params", [])
+                if len(metrics) > 1000 or len(params) > 100:
+                    return 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": "too many"}
+                run["metrics"] += [(row["key"], row["value"], row["step"]) for row in metrics]
+                run["params"] |= {row["key"]: row["value"] for row in params}
+            case "runs/set-tag":
+                run["tags"][body["key"]] = body["value"]
+            case "runs/update":
+                run["status"] = body["status"]
+            case _:
+                return 404, {"error_code": "ENDPOINT_NOT_FOUND"}
+        return 200, {}
+
+
+class _Routes(BaseHTTPRequestHandler):
+    server: StandIn
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        self._reply(parts.path, {name: values[0] for name, values in parse_qs(parts.query).items()})
+
+    def do_POST(self) -> None:
+        self._reply(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def _reply(self, path: str, body: dict[str, Any]) -> None:
+        self.server.tokens.add(self.headers["Authorization"])
+        status, answer = self.server.answer(path.removeprefix("/api/2.0/mlflow/"), body)
+        text = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def mlflow() -> Iterator[StandIn]:
+    with StandIn() as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join(PATIENCE_S)
+
+
+def followed_by(tracker: Tracker, run: TrackedRun, *entries: Mapping[str, object]) -> Follower:
+    """To its end, without a hurry."""
+    follower = Follower(tracker, run)
+    for entry in entries:
+        follower.put(entry)
+    follower.end("finished")
+    follower._thread.join(PATIENCE_S)
+    assert not follower._thread.is_alive()
+    return follower
+
+
+def test_mlflow_gets_settings_numbers_and_events_and_a_resume_goes_on_with_its_run(
+    mlflow: StandIn, run: TrackedRun
+) -> None:
+    several = TrackedRun(run.name, run.folder, {**run.settings, **{f"key{n}": n for n in range(250)}})
+    tracker = MlFlow(mlflow.url + "/", experiment="my sums", token="open")
+    follower = followed_by(tracker, several, STEP, {"kind": "guard", "step": 3, "after": 2})
+    assert follower.dropped == 0
+    again = followed_by(MlFlow(mlflow.url, experiment="my sums"), several, {"kind": "step", "step": 4, "loss": 1.0})
+    assert again.dropped == 0
+
+    ((run_id, made),) = mlflow.runs.items()
+    assert json.loads((run.folder / "trackers.json").read_text()) == {"mlflow": run_id}
+    assert mlflow.experiments == {"my sums": made["experiment_id"]}
+    assert (made["run_name"], made["status"]) == ("sums", "FINISHED")
+    assert made["params"]["max_lag"] == "4"
+    assert len(made["params"]) == 252
+    assert made["metrics"] == [("reward_mean", 0.5, 3), ("reward_by_verifier/math", 0.25, 3), ("loss", 1.0, 4)]
+    assert json.loads(made["tags"]["event.guard"]) == {"step": 3, "after": 2}
+    assert mlflow.tokens == {"Bearer open", None}
+
+
+def test_mlflow_that_is_not_there_is_said_by_its_address(run: TrackedRun, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    follower = followed_by(MlFlow(f"http://127.0.0.1:{port}", experiment="e"), run, STEP)
+
+    assert f"tracker mlflow cannot start: http://127.0.0.1:{port} did not answer experiments/get-by-name" in caplog.text
+    assert follower.dropped == 1
+
+
+@pytest.fixture
+def hanging_server() -> Iterator[str]:
+    """It accepts, and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+HANGING = [
+    pytest.param("mlflow", id="mlflow"),
+    pytest.param("wandb", id="wandb", marks=pytest.mark.skipif(absent("wandb"), reason="wandb is not installed")),
+]
+
+
+@pytest.mark.parametrize("name", HANGING)
+def test_a_server_that_accepts_and_never_answers_costs_a_run_nothing(
+    name: str, run: TrackedRun, hanging_server: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_BASE_URL", hanging_server)
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    made = {"mlflow": {"mlflow_url": hanging_server}, "wandb": {"wandb": "online"}}[name]
+    with Trackers(trackers_of(TrackersConfig.model_validate(made)), run) as followed:
+        for step in range(100):
+            followed.take({"kind": "step", "step": step, "reward_mean": 0.5})
+
+    assert followed.dropped() == {name: 100.0}
+    assert f"tracker {name} has not taken the last 100 entries" in caplog.text
+    for follower in followed._followers:
+        if name == "wandb":
+            follower._thread.join(PATIENCE_S)
+        child = getattr(follower._tracker, "_child", None)
+        assert child is None or child.returncode not in (None, 0), "its process is gone as well"
+
+
+@pytest.mark.skipif(absent("tensorboardX"), reason="tensorboardX is not installed")
+def test_tensorboard_files_hold_every_number(run: TrackedRun) -> None:
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    entries = [{"kind": "step", "step": step, "reward_mean": step / 8, "loss": 1.0} for step in range(1, 9)]
+    assert followed_by(TensorBoard(), run, *entries).dropped == 0
+
+    (path,) = (run.folder / "tensorboard").iterdir()
+    data, found = path.read_bytes(), []
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        assert int.from_bytes(data[8:12], "little") == masked_crc32c(data[:8])
+        event = Event.FromString(data[12 : 12 + size])
+        found += [
+            (value.tag, event.step, value.simple_value) for value in event.summary.value if not value.HasField("tensor")
+        ]
+        data = data[16 + size :]
+    assert [row for row in found if row[0] == "reward_mean"] == [("reward_mean", n, n / 8) for n in range(1, 9)]
+    assert sum(row[0] == "loss" for row in found) == 8
+
+
+def test_a_package_that_is_missing_is_named_with_its_remedy(
+    run: TrackedRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
+    followed_by(TensorBoard(), run, STEP)
+
+    assert "tracker tensorboard cannot start: the package tensorboardX is not installed: pip install" in caplog.text
+
+
+@pytest.mark.skipif(absent("wandb"), reason="wandb is not installed")
+def test_wandb_writes_offline_what_it_is_sent(run: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    tracker = WeightsAndBiases(mode="offline", project="p")
+    assert followed_by(tracker, run, STEP, {"kind": "resume", "version": 3}).dropped == 0
+
+    (path,) = run.folder.glob("wandb/offline-run-*/*.wandb")
+    data = path.read_bytes()
+    assert b"reward_by_verifier/math" in data
+    assert json.loads((run.folder / "trackers.json").read_text())["wandb"].encode() in data
+    assert tracker._child is not None
+    with pytest.raises(ProcessLookupError):
+        os.killpg(tracker._child.pid, 0)
+
+
+@pytest.mark.skipif(not absent("wandb"), reason="wandb is installed")
+def test_wandb_that_is_not_installed_is_named_with_its_remedy(
+    run: TrackedRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed_by(WeightsAndBiases(mode="offline", project="p"), run, STEP)
+
+    assert "tracker wandb cannot start: the package wandb is not installed: pip install wandb" in caplog.text
