@@ -64,7 +64,7 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         incarnation = open_run_folder(lock, folder, resume=config.resume is True, journal=config.checkpoint.journal)
         made_with.write(folder, settings, changes=changes, differs=made_with.differing(config))
         measures = links.measures
-        trackers = Trackers(trackers_of(config.trackers), TrackedRun(config.run.name, folder, settings))
+        trackers = Trackers(trackers_of(**dict(config.trackers)), TrackedRun(config.run.name, folder, settings))
         measures.trackers(stack.enter_context(trackers).dropped)
         records = stack.enter_context(
             Records(folder=folder, total_steps=config.steps, failed_write=measures.failed_write, told=trackers.take)

@@ -3,7 +3,7 @@
     LineFile.write ──▶ Trackers.take ──▶ Follower: a queue that drops its oldest, and a thread ──▶ Tracker
 
 TensorBoard writes files, MLflow is spoken to by its REST routes, W&B runs in a child process: this module's main.
-Training never waits for one. What a tracker is too slow for, or fails to take, is counted; the whole is in the file.
+Training waits for none. What one is too slow for, or fails to take, is counted; the whole is in the file.
 """
 
 import contextlib
@@ -27,7 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from learner.config import TrackersConfig
+from pydantic import SecretStr
+
 from learner.journal.files import write_atomically
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class Tracker(Protocol):
         """The run is over: `finished`, or `failed`."""
 
     def abandon(self) -> None:
-        """From another thread: `finish` has not come to its end in time. Returns at once."""
+        """From another thread: `finish` has not ended in time. Returns at once."""
 
 
 def curves_of(entry: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
@@ -212,7 +213,7 @@ class Trackers:
         self._followers = [Follower(tracker, run) for tracker in trackers]
 
     def take(self, entry: Mapping[str, Any]) -> None:
-        """A line of `metrics.jsonl`, which nobody changes any more."""
+        """A line of the file, which nobody changes any more."""
         for follower in self._followers:
             follower.put(entry)
 
@@ -233,16 +234,19 @@ class Trackers:
             follower.finish(deadline=deadline)
 
 
-def trackers_of(config: TrackersConfig) -> list[Tracker]:
-    """Those that the settings name; none of them has done anything yet."""
+def trackers_of(
+    *, tensorboard: bool, wandb: str, wandb_project: str, mlflow_url: str | None, mlflow_experiment: str,
+    mlflow_token: SecretStr | None,
+) -> list[Tracker]:  # fmt: skip
+    """Those that the settings of `[learner.trackers]` name; none of them has done anything yet."""
     found: list[Tracker] = []
-    if config.tensorboard:
+    if tensorboard:
         found.append(TensorBoard())
-    if config.wandb != "off":
-        found.append(WeightsAndBiases(mode=config.wandb, project=config.wandb_project))
-    if config.mlflow_url is not None:
-        token = None if config.mlflow_token is None else config.mlflow_token.get_secret_value()
-        found.append(MlFlow(config.mlflow_url, experiment=config.mlflow_experiment, token=token))
+    if wandb != "off":
+        found.append(WeightsAndBiases(mode=wandb, project=wandb_project))
+    if mlflow_url is not None:
+        token = None if mlflow_token is None else mlflow_token.get_secret_value()
+        found.append(MlFlow(mlflow_url, experiment=mlflow_experiment, token=token))
     return found
 
 
@@ -257,8 +261,7 @@ class TensorBoard:
     def start(self, run: TrackedRun) -> None:
         """Opens a new file; curves of several files in a folder are one."""
         self._writer = _imported("tensorboardX").SummaryWriter(logdir=str(run.folder / "tensorboard"), flush_secs=10)
-        rows = "".join(f"    {key} = {json.dumps(value)}\n" for key, value in run.settings.items())
-        self._writer.add_text("settings", rows, 0)
+        self._writer.add_text("settings", json.dumps(dict(run.settings), indent=4), 0)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """A scalar for each."""
@@ -312,17 +315,16 @@ class MlFlow:
             self._call("runs/log-batch", {"run_id": self._run_id, "params": params[first : first + _MOST_PARAMS]})
 
     def _experiment_id(self) -> str:
-        wanted = urllib.parse.quote(self._experiment)
         try:
-            found = self._call(f"experiments/get-by-name?experiment_name={wanted}")
+            found = self._call(f"experiments/get-by-name?experiment_name={urllib.parse.quote(self._experiment)}")
         except _NotThere:
             return str(self._call("experiments/create", {"name": self._experiment})["experiment_id"])
         return str(found["experiment"]["experiment_id"])
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """One batch."""
-        now = _now_ms()
-        rows = [{"key": key, "value": value, "timestamp": now, "step": step} for key, value in values.items()]
+        same = {"timestamp": _now_ms(), "step": step}
+        rows = [{"key": key, "value": value, **same} for key, value in values.items()]
         self._call("runs/log-batch", {"run_id": self._run_id, "metrics": rows})
 
     def event(self, step: int | None, kind: str, text: str) -> None:
@@ -331,11 +333,10 @@ class MlFlow:
 
     def finish(self, status: str) -> None:
         """Ends the run."""
-        body = {"run_id": self._run_id, "status": status.upper(), "end_time": _now_ms()}
-        self._call("runs/update", body)
+        self._call("runs/update", {"run_id": self._run_id, "status": status.upper(), "end_time": _now_ms()})
 
     def abandon(self) -> None:
-        """Nothing: its thread ends with the process."""
+        """Nothing: a daemon's thread."""
 
     def _call(self, route: str, body: Mapping[str, object] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -351,8 +352,7 @@ class MlFlow:
             raise RuntimeError(f"{self._url} did not answer {route}: {error}") from error
 
 
-class _NotThere(RuntimeError):
-    pass
+class _NotThere(RuntimeError): ...
 
 
 def _now_ms() -> int:

@@ -177,9 +177,9 @@ def test_a_run_that_fails_is_a_failed_one_there(run: TrackedRun) -> None:
 
 
 def test_the_settings_name_the_trackers() -> None:
-    assert trackers_of(TrackersConfig()) == []
+    assert trackers_of(**dict(TrackersConfig())) == []
     every = TrackersConfig.model_validate({"tensorboard": True, "wandb": "offline", "mlflow_url": "http://h:5000"})
-    assert [tracker.name for tracker in trackers_of(every)] == ["tensorboard", "wandb", "mlflow"]
+    assert [tracker.name for tracker in trackers_of(**dict(every))] == ["tensorboard", "wandb", "mlflow"]
 
 
 class StandIn(ThreadingHTTPServer):
@@ -325,7 +325,7 @@ def test_a_server_that_accepts_and_never_answers_costs_a_run_nothing(
     monkeypatch.setenv("WANDB_BASE_URL", hanging_server)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     made = {"mlflow": {"mlflow_url": hanging_server}, "wandb": {"wandb": "online"}}[name]
-    with Trackers(trackers_of(TrackersConfig.model_validate(made)), run) as followed:
+    with Trackers(trackers_of(**dict(TrackersConfig.model_validate(made))), run) as followed:
         for step in range(100):
             followed.take({"kind": "step", "step": step, "reward_mean": 0.5})
 
