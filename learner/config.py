@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from learner.algorithms.config import AlgorithmConfig, DistillConfig, GrpoConfig, OfflineConfig
-from learner.evaluation.config import EvaluationConfig
+from learner.evaluation.config import EvaluationConfig, TrackersConfig
 from learner.teachers.config import TeacherConfig, check_teachers, check_use
 from learner.training.config import GuardConfig, TrainingConfig
 from protocol.fleet import Backend, fingerprint_directory
@@ -250,19 +250,6 @@ class SamplesConfig(ConfigModel):
         le=1,
         description="share of the time that keeping them may take from one core; beyond it one group of a step is kept",
     )
-
-
-class TrackersConfig(ConfigModel):
-    """Where the numbers of `metrics.jsonl` are sent besides. What a tracker is too slow for is left out and counted."""
-
-    tensorboard: bool = Field(False, description="write TensorBoard files, by the package tensorboardX")
-    wandb: Literal["off", "online", "offline"] = Field(
-        "off", description="send to W&B, or write for it into the run's folder (offline), by the package wandb"
-    )
-    wandb_project: str = Field("headway", min_length=1, description="project at W&B")
-    mlflow_url: str | None = Field(None, pattern=r"^https?://", description="address of an MLflow server to send to")
-    mlflow_experiment: str = Field("headway", min_length=1, description="experiment at the MLflow server")
-    mlflow_token: SecretStr | None = Field(None, description="bearer token of the MLflow server")
 
 
 class DataConfig(ConfigModel):

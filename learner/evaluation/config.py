@@ -1,7 +1,7 @@
-"""The settings of evaluations and of their judge. Loads no torch."""
+"""The settings of evaluations, of their judge, and of the trackers of a run. Loads no torch."""
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -97,3 +97,16 @@ class EvaluationConfig(ConfigModel):
         if self.only and self.final_tasks == 0:
             raise ValueError("only is true and final_tasks is 0: nothing would be evaluated; set final_tasks")
         return self
+
+
+class TrackersConfig(ConfigModel):
+    """Where the numbers of `metrics.jsonl` are sent besides. What a tracker is too slow for is left out and counted."""
+
+    tensorboard: bool = Field(False, description="write TensorBoard files, by the package tensorboardX")
+    wandb: Literal["off", "online", "offline"] = Field(
+        "off", description="send to W&B, or write for it into the run's folder (offline), by the package wandb"
+    )
+    wandb_project: str = Field("headway", min_length=1, description="project at W&B")
+    mlflow_url: str | None = Field(None, pattern=r"^https?://", description="address of an MLflow server to send to")
+    mlflow_experiment: str = Field("headway", min_length=1, description="experiment at the MLflow server")
+    mlflow_token: SecretStr | None = Field(None, description="bearer token of the MLflow server")

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from learner.config import TrackersConfig
+from learner.evaluation.config import TrackersConfig
 from learner.journal.files import LineFile
 from learner.reports import trackers as module
 from learner.reports.trackers import (
