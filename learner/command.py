@@ -1,5 +1,6 @@
-"""The command `learner`."""
+"""The command `learner`; `learner replay RUN` trains a run that has ended again, from its journal."""
 
+import argparse
 import atexit
 import contextlib
 import ctypes
@@ -7,26 +8,35 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
 
 from learner.config import LearnerConfig
+from services.config import made_with
 from services.config.models import load_or_exit
 from services.logs import configure_logging
 from services.network import keep_to_interface_of
-from services.process import START_AGAIN, run_process
+from services.process import START_AGAIN, WRONG_SETTINGS, WrongSettings, run_process
 
 _RESTARTS = "HEADWAY_RANK_RESTARTS"
 _STABLE_S = 60.0
+_DESCRIPTION = "Trains a policy, online or from files."
 _STDERR = 2
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 
 
 def main() -> None:
     """Reads the config, then trains or evaluates. torch is imported after the config is known to be good."""
-    config = load_or_exit(LearnerConfig, process="learner", description="Trains a policy, online or from files.")
+    again = _to_replay(sys.argv[1:])
+    if again is None:
+        config = load_or_exit(LearnerConfig, process="learner", description=_DESCRIPTION)
+        config = resumed_if_there_is_a_run(_resumed_by_torchrun(config))
+    else:
+        config, version = again
     configure_logging("learner", level=config.log.level, format=config.log.format)
-    config = resumed_if_there_is_a_run(_resumed_by_torchrun(config))
     _tune_environment(config)
     if int(os.environ.get("RANK", "0")) > 0:
         from learner.trainer_thread import follow
@@ -35,6 +45,10 @@ def main() -> None:
         ranks = ranks_from_environment(os.environ)
         assert ranks is not None, "RANK is set"
         leave(follow(config, ranks))
+    if again is not None:
+        from learner.replay import replay
+
+        leave(run_process("learner", lambda stop: replay(config, stop, version=version)))
     if config.evaluation.only:
         from learner.evaluate import evaluate_alone as train
     elif config.learns_from_files:
@@ -46,6 +60,61 @@ def main() -> None:
     if code == START_AGAIN and "RANK" not in os.environ:
         start_again(config, lived_s=time.monotonic() - began)
     leave(code)
+
+
+def _to_replay(words: list[str]) -> tuple[LearnerConfig, int | None] | None:
+    """The settings of the run that `learner replay` names, and the version to begin with; None for other words."""
+    if words[:1] != ["replay"]:
+        return None
+    parser = argparse.ArgumentParser(prog="learner replay", description="Trains a run again from its journal.")
+    parser.add_argument("run", type=Path, help="the run's folder, such as runs/addition")
+    parser.add_argument("--from", dest="version", type=int, help="begin with this checkpoint; else with the oldest")
+    given = parser.parse_args(words[1:])
+    try:
+        return settings_of_run(given.run), given.version
+    except (WrongSettings, ValidationError) as error:
+        sys.stderr.write(f"learner replay: {error}\n")
+        sys.exit(WRONG_SETTINGS)
+
+
+def settings_of_run(folder: Path) -> LearnerConfig:
+    """As the run was started last. Raises WrongSettings where that is not known, or what needs more than the folder."""
+    settings = made_with.read(folder).get("settings")
+    if not isinstance(settings, dict):
+        raise WrongSettings(f"{folder / made_with.FILE} is missing or cannot be read: expected the folder of a run")
+    known = {key: value for key, value in settings.items() if value != made_with.SECRET and key != "model_fingerprint"}
+    # A setting that counts for nothing beside others is refused if it is given, also as its default.
+    least = {key: value for key, value in known.items() if key in ("model", "algo.type", "algo.path")}
+    defaults = made_with.settings_of(LearnerConfig.model_validate(_nested(least)))
+    given = {key: value for key, value in known.items() if key in least or value != defaults.get(key)}
+    config = LearnerConfig.model_validate(_nested(given))
+    if config.learns_from_files:
+        raise WrongSettings(f"the run in {folder} learnt from files ({config.algo.type}): it has no journal to replay")
+    if not config.checkpoint.journal:
+        raise WrongSettings(
+            f"the run in {folder} kept no journal (checkpoint.journal = false): there is nothing to replay"
+        )
+    asked_elsewhere = [each.urls[0] for each in config.teachers if each.urls]
+    if asked_elsewhere:
+        raise WrongSettings(f"a teacher at {asked_elsewhere[0]} taught this run, and its words are not in the journal")
+    run = config.run.model_copy(update={"directory": folder.resolve().parent, "name": folder.resolve().name})
+    return config.model_copy(
+        # The optimizer's own weights, whatever is published.
+        update={"run": run, "training": config.training.model_copy(update={"publish_dtype": "float32"})}
+    )
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as tables in each other; those of list entries, too."""
+    tables: dict[str, Any] = {}
+    for key, value in flat.items():
+        *groups, name = key.split(".")
+        table = tables
+        for group in groups:
+            table = table.setdefault(group, {})
+        entries = isinstance(value, list)
+        table[name] = [_nested(each) if isinstance(each, dict) else each for each in value] if entries else value
+    return tables
 
 
 def start_again(config: LearnerConfig, *, lived_s: float) -> None:

@@ -237,6 +237,9 @@ class CheckpointConfig(ConfigModel):
         description="keep accepted groups on disk, so that a killed run can be resumed without losing any; "
         "false is for measuring what that costs",
     )
+    whole_journal: bool = Field(
+        False, description="keep the journal from the first step on, so that `learner replay` can train all of it again"
+    )
 
 
 class SamplesConfig(ConfigModel):

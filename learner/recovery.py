@@ -135,6 +135,17 @@ def recover(folder: Path, *, config: LedgerConfig, resume: bool, incarnation: in
     )
 
 
+def logged_steps(folder: Path, *, version: int) -> tuple[LoggedStep, ...]:
+    """What the journal of a run holds from a version on, whose segment is there; the folder is only read.
+
+    Raises JournalDamaged, and JournalUnknown for a journal that this release cannot have written.
+    """
+    logged = _read([each for each in segments_of(folder / FOLDER) if each.start >= version], version=version)
+    if logged.damage is not None:
+        raise logged.damage
+    return tuple(logged.batches)
+
+
 def _base(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole and that the journal follows; None for the initial model."""
     faults: list[str] = []

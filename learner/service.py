@@ -158,6 +158,7 @@ async def _train(parts: Parts, trainer: Trainer, thread: TrainerThread, stop: St
             keep_best=config.checkpoint.keep_best,
             best_by=config.checkpoint.best_by,
             journal=parts.journal,
+            whole_journal=config.checkpoint.whole_journal,
         ),
         samples=parts.samples,
         guard=Guard(config.guard, max_lag=config.max_lag, state=recovered.guard),

@@ -13,6 +13,7 @@ import shutil
 import socket
 import stat
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -93,6 +94,15 @@ def check_disk(what: str, folder: Path, *, need_bytes: int) -> Finding:
     there = _existing(folder)
     if not there.is_dir():
         return bad(what, f"{there} is a file", "choose another run.directory")
+    try:
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        # Room is judged below.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            who = f"user {os.getuid()} cannot write to {there}: {error.strerror}"
+            return bad(
+                what, who, "mount it so that this user may write there, chown it, or choose another run.directory"
+            )
     free = shutil.disk_usage(there).free
     found = f"{_size(free)} free in {there}, need about {_size(need_bytes)}"
     if free < need_bytes // 4:

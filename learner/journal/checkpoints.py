@@ -150,7 +150,7 @@ def checkpoints_of(folder: Path) -> list[Checkpoint]:
 class Checkpoints:
     """Writes the checkpoints of one run; keeps the newest `keep`, and the `keep_best` best by held-out evaluation.
 
-    Only the newest are bases to resume from: the journal is kept for as long as one of them needs it.
+    Only the newest are bases to resume from: the journal is kept for as long as one of them needs it, or whole.
     """
 
     def __init__(
@@ -161,12 +161,14 @@ class Checkpoints:
         keep_best: int = 0,
         best_by: Metric = "accuracy",
         journal: RunLog | None = None,
+        whole_journal: bool = False,
     ) -> None:
         self._folder = folder
         self._keep = keep
         self._keep_best = keep_best
         self._best_by: Metric = best_by
         self._journal = journal or NoJournal()
+        self._whole_journal = whole_journal
         self._size_then = self._journal.size()
         self._lock = threading.Lock()
 
@@ -242,7 +244,8 @@ class Checkpoints:
                 self._remove(each.path)
                 each.evaluation.unlink(missing_ok=True)
         # While fewer than `keep` are there, the initial model is one to fall back to.
-        self._journal.trim(version=newest[0].version if len(newest) == self._keep else 0)
+        if not self._whole_journal:
+            self._journal.trim(version=newest[0].version if len(newest) == self._keep else 0)
 
     def _check_room(self) -> None:
         """Better before the ranks begin to write than when one of them fails and the others wait for it."""

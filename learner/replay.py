@@ -1,0 +1,206 @@
+"""`learner replay RUN`: trains a run again from its journal, and compares what comes out with what the run wrote.
+
+    checkpoint, or the initial model ─▶ batches of the journal, in order ─┬▶ numbers of each step = metrics.jsonl ?
+                                                                          └▶ weights = later checkpoints, model/ ?
+
+On the run's machine, with its versions and in float32, all of it is equal bit for bit. The run's folder is only read.
+"""
+
+import dataclasses
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from learner.config import LearnerConfig
+from learner.journal.checkpoints import Checkpoint, checkpoints_of
+from learner.journal.journal import FOLDER
+from learner.journal.segments import segments_of
+from learner.recovery import LoggedStep, logged_steps
+from learner.teachers.config import index_of
+from learner.trainer_thread import LearnerRanks, TrainerThread
+from learner.training.batch import Teaching, sequences_of
+from learner.training.policy import WeightSnapshot
+from learner.training.step import StepMetrics
+from learner.training.trainer import Trainer
+from services.config import made_with
+from services.process import Stop, WrongSettings
+from services.run_lock import holder_of
+
+log = logging.getLogger(__name__)
+
+_TIMES = ("forward_backward_s", "optimizer_s")
+_SAID_EVERY = 50
+Weights = Mapping[str, torch.Tensor]
+
+
+class Differs(RuntimeError):
+    """The replay is not the run; the text names the first difference."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """What was compared, and was equal: steps by their numbers, and weights by where the run wrote them."""
+
+    first: int
+    last: int
+    compared_steps: int
+    compared_weights: Sequence[str]
+
+    def __str__(self) -> str:
+        weights = ", ".join(self.compared_weights) or "nothing: the run wrote none behind its first step here"
+        return (
+            f"replayed steps {self.first + 1} to {self.last}: the numbers of {self.compared_steps} of them are those "
+            f"of metrics.jsonl, digit for digit.\nweights compared, equal bit for bit: {weights}"
+        )
+
+
+async def replay(config: LearnerConfig, stop: Stop, *, version: int | None) -> None:
+    """Trains what the journal holds, from the checkpoint of `version` on, and prints what was compared.
+
+    Raises Differs, and WrongSettings where there is nothing to begin with, or the run still goes on.
+    """
+    folder = config.run.folder
+    if (holder := holder_of(folder)) is not None:
+        raise WrongSettings(f"the run in {folder} goes on: {holder} has it. Wait for its end, or replay a copy of it")
+    base, first = _base(folder, version)
+    steps = logged_steps(folder, version=first)
+    if not steps:
+        raise WrongSettings(f"the journal of {folder} holds no batch behind version {first}: nothing to replay")
+    _say_what_is_other(folder)
+    log.info("replaying steps %d to %d, from %s", first + 1, first + len(steps), base.path if base else config.model)
+    async with AsyncExitStack() as stack:
+        ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
+        thread = await stack.enter_async_context(TrainerThread())
+
+        async def all_of_it() -> Replayed:
+            trainer = await thread.run(partial(ranks.open_trainer, should_stop=thread.stopping))
+            return await thread.run(lambda: _trained_again(trainer, config, base=base, steps=steps))
+
+        replayed = await ranks.watch.during(all_of_it())
+    sys.stdout.write(f"{replayed}\n")
+
+
+def _base(folder: Path, version: int | None) -> tuple[Checkpoint | None, int]:
+    """Where to begin: a whole checkpoint that the journal follows, or the initial model at version 0."""
+    begun = {segment.start for segment in segments_of(folder / FOLDER)}
+    whole = {each.version: each for each in checkpoints_of(folder) if each.version in begun and each.fault() is None}
+    possible = sorted({*whole, *({0} & begun)})
+    if not possible or (version is not None and version not in possible):
+        there = ", ".join(map(str, possible)) or "none"
+        raise WrongSettings(
+            f"{folder}: {'nothing to begin with' if version is None else f'no version {version}'}: the journal follows "
+            f"these: {there}. It is kept from the oldest checkpoint on; checkpoint.whole_journal = true keeps all of it"
+        )
+    first = possible[0] if version is None else version
+    return whole.get(first), first
+
+
+def _say_what_is_other(folder: Path) -> None:
+    made, here = made_with.read(folder), made_with.here()
+    for name in ("versions", "host"):
+        if made.get(name) != here[name]:
+            log.warning(
+                "the run's %s were %s, here they are %s: weights may differ in their last bits",
+                name, json.dumps(made.get(name)), json.dumps(here[name]),
+            )  # fmt: skip
+
+
+def _trained_again(
+    trainer: Trainer, config: LearnerConfig, *, base: Checkpoint | None, steps: Sequence[LoggedStep]
+) -> Replayed:
+    """In the trainer's thread."""
+    folder, first = config.run.folder, steps[0].version
+    if base is not None:
+        trainer.load(base.trainer)
+    noted = _noted(folder / "metrics.jsonl")
+    written = {each.version: each for each in checkpoints_of(folder) if each.version > first and each.fault() is None}
+    mine: dict[int, Weights] = {}
+    compared = 0
+    for done, step in enumerate(steps, 1):
+        metrics = _train(trainer, config, step)
+        compared += _same_numbers(metrics, noted.get(step.version + 1), step=step.version + 1)
+        if step.version + 1 in written or done == len(steps):
+            mine[step.version + 1] = _by_name(trainer.host_copy())
+        if done % _SAID_EVERY == 0:
+            log.info("replayed %d of %d steps, all equal so far", done, len(steps))
+    last = first + len(steps)
+    equal = [_exported(folder, mine[last], last=last)]
+    for version, checkpoint in written.items():
+        if version in mine:
+            trainer.load(checkpoint.trainer)
+            _same_weights(_by_name(trainer.host_copy()), mine[version], where=checkpoint.path.name)
+            equal.append(checkpoint.path.name)
+    return Replayed(first=first, last=last, compared_steps=compared, compared_weights=[each for each in equal if each])
+
+
+def _train(trainer: Trainer, config: LearnerConfig, step: LoggedStep) -> StepMetrics:
+    batch = step.read()
+    teaching = None
+    if config.teachers:
+        teaching = [Teaching(index=index_of(config.teachers, each.environment)) for each in batch.groups]
+    sequences = sequences_of(
+        batch.groups, version=batch.version, max_lag=config.max_lag, preset=trainer.preset, teaching=teaching
+    )
+    return trainer.train_step(sequences, version=batch.version)
+
+
+def _noted(path: Path) -> Mapping[int, Mapping[str, Any]]:
+    """The newest line of each step; a step that a resume trained again has several."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for line in _lines(path):
+        if line.get("kind") in ("step", "replay"):
+            found[line["step"]] = line
+    return found
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            yield json.loads(text)
+        except ValueError:  # the last one of a life that was killed
+            continue
+
+
+def _same_numbers(metrics: StepMetrics, noted: Mapping[str, Any] | None, *, step: int) -> bool:
+    """Whether there was something to compare with. Raises Differs."""
+    if noted is None:
+        return False
+    replayed = {name: value for name, value in dataclasses.asdict(metrics).items() if name not in _TIMES}
+    for name, value in json.loads(json.dumps(replayed)).items():
+        # As text, so that a number that is none equals itself.
+        if name in noted and json.dumps(noted[name]) != json.dumps(value):
+            raise Differs(f"step {step} is the first that differs: its {name} was {noted[name]}, and is {value} now")
+    return True
+
+
+def _by_name(snapshot: WeightSnapshot) -> Weights:
+    return {each.name: each.value for each in snapshot.tensors}
+
+
+def _exported(folder: Path, mine: Weights, *, last: int) -> str:
+    """Compares with the exported model, if the run came to its end; returns what was compared."""
+    summary, path = folder / "summary.json", folder / "model" / "model.safetensors"
+    if not (summary.exists() and path.exists()) or json.loads(summary.read_text(encoding="utf-8"))["steps"] != last:
+        return ""
+    theirs = load_file(path)
+    common = {name: mine[name].to(theirs[name].dtype) for name in mine if name in theirs}
+    _same_weights({name: theirs[name] for name in common}, common, where="model/")
+    return "model/" if common else ""
+
+
+def _same_weights(theirs: Weights, mine: Weights, *, where: str) -> None:
+    for name, weight in theirs.items():
+        if not torch.equal(weight, mine[name]):
+            apart = (weight.float() - mine[name].float()).abs()
+            raise Differs(
+                f"{name} in {where} differs in {int((apart > 0).sum())} of {apart.numel()} numbers, by at most "
+                f"{float(apart.max()):.3g}; the numbers of all steps before it agree"
+            )
