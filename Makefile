@@ -163,6 +163,27 @@ manifests: $(INSTALLED) ## render the Kubernetes manifests, and the chart's valu
 machines-test: $(INSTALLED) $(ADDITION) ## train over two hosts that are made here, and in pods on the docker engine (root, half an hour)
 	$(BIN)/python -m pytest -p no:xdist -m machines -rs --durations=0 tests/deploy
 
+.PHONY: page-tests
+page-tests: $(INSTALLED) ## look at the run's page in a headless Chromium, with axe (apt install chromium-headless-shell; npm)
+	$(BIN)/python -m pip install -q --disable-pip-version-check playwright==1.65.2
+	npm install --silent --prefix build/page axe-core@4.14.1
+	HEADWAY_PAGE_TESTS=required $(BIN)/python -m pytest -p no:xdist -rs tests/learner/page
+
+# RUN=FOLDER: of that run; docs/pictures/ is what README and the documentation show.
+RUN ?= runs/addition
+.PHONY: screenshots
+screenshots: $(INSTALLED) ## pictures of the page of a run for the documentation (RUN=runs/addition)
+	$(BIN)/python -m pip install -q --disable-pip-version-check playwright==1.65.2
+	$(BIN)/python -m docs.screenshots $(RUN) docs/pictures
+
+UPLOT := learner/page/static/vendor/uplot
+.PHONY: vendored
+vendored: ## fetch what is vendored anew from its package, and compare it with the sums (npm)
+	rm -rf build/vendored && mkdir -p build/vendored
+	cd build/vendored && npm pack --silent uplot@$$(sed -n 's/^version = "\(.*\)"/\1/p' ../../$(UPLOT)/../VENDORED.toml) && tar xzf uplot-*.tgz
+	cp build/vendored/package/{dist/uPlot.iife.min.js,dist/uPlot.min.css,LICENSE} $(UPLOT)/
+	$(BIN)/python -m pytest -q tests/learner/page/test_page_routes.py -k published
+
 .PHONY: chaos
 chaos: $(INSTALLED) $(ADDITION) ## kill, hang and disturb real runs for an hour; results go to benchmarks/results/chaos.md
 	$(QUIET) $(BIN)/python -m tests.chaos

@@ -40,7 +40,7 @@ COLUMNS = {
     "loss_mask": "u1",
     "versions": "<i4",
     "behavior_logprobs": "<f4",
-    "learner_logprobs": "<f2",
+    "learner_logprobs": "<f4",
     "entropies": "<f2",
     "advantages": "<f4",
 }
@@ -286,7 +286,7 @@ def _insert(database: sqlite3.Connection, group: TrajectoryGroup, columns: Seque
          len(group.trajectories), mean, std, group.prompt_text, packed(columns)),
     )  # fmt: skip
     for place, (one, own) in enumerate(zip(group.trajectories, columns, strict=True)):
-        text = one.completion_text
+        text = one.completion_text.replace("\0", "\u2400")  # at a zero SQLite's functions see a text's end
         row = database.execute(
             "INSERT INTO rows(grp, place, step, environment, task, why, reward, length, lag, finish, facts, text)"
             " VALUES(?,?,?,?,?,?,?,?,?,?,?,?)",

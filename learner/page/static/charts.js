@@ -101,7 +101,7 @@ export class Charts {
         cursor: { sync: { key: "steps" }, drag: { x: true, y: false, setScale: false } },
         hooks: { setSelect: [u => { if (u.select.width > 3) { this.zoom([u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]); u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false); } }] },
         scales: { x: { time: false, range: () => this.shown() }, y: log ? { distr: 3 } : { range: (_, low, high) => scale(def.zero || def.stacked ? Math.min(0, low) : low, high) } },
-        axes: [axis(), axis({ size: LEFT, values: (_, ticks) => ticks.map(v => (v == null ? "" : number(v))) })],
+        axes: [axis(), axis({ size: LEFT, values: (_, ticks) => ticks.map(tick) })],
         series: [{ label: "step", value: (_, v) => number(v) }, ...this.series(def)],
       }, this.data(def), box);
       const canvas = plot.root.querySelector("canvas");
@@ -195,14 +195,16 @@ export class Charts {
     context.textAlign = "left";
     const counts = kinds.map(kind => `${events.filter(e => e.kind === kind).length} × ${kind}`);
     this.line.querySelector("figcaption").textContent = counts.join(", ") || "Nothing has happened yet.";
-    const last = events.filter(e => e.kind !== "publish").slice(-100).reverse();
+    const last = events.filter(e => e.kind !== "publish").slice(-100).sort((a, b) => b.step - a.step);
     const rows = last.map(({ kind, step, ...rest }) => [number(step), kind, Object.entries(rest).filter(([, v]) => v != null).map(([k, v]) => `${k} ${number(v)}`).join(", ")]);
-    const target = this.list.querySelector("table"), head = ["step", "event", ""];
+    const target = this.list.querySelector("table"), head = ["step", "event", "what"];
     target.replaceChildren(el("thead", {}, el("tr", {}, head.map(text => el("th", { scope: "col" }, text)))),
       el("tbody", {}, rows.map(row => el("tr", {}, row.map(text => el("td", {}, text))))));
     this.list.hidden = !rows.length;
   }
 }
+
+const tick = v => (v == null ? "" : v !== 0 && Math.abs(v) < 0.001 ? v.toExponential(0) : Number(v.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: 4 }));
 
 function scale(low, high) {
   if (low == null || high == null) return [0, 1];

@@ -22,7 +22,7 @@ export async function showSettings(target, run, needsToken) {
     ["commit", made.git && `${made.git.commit}${made.git.changed_files ? `, ${made.git.changed_files} files changed` : ""}`],
     ["versions", made.versions && Object.entries(made.versions).map(pair => pair.join(" ")).join(", ")], ["changes at the last resume", made.changes?.join("; ")], ["former starts", made.former_starts?.length || null]];
   const about = el("table");
-  table(about, ["made with", ""], facts.filter(([, value]) => value).map(([name, value]) => [name, String(value)]));
+  table(about, ["made with", "what"], facts.filter(([, value]) => value).map(([name, value]) => [name, String(value)]));
   target.replaceChildren(el("h2", {}, "Settings"), el("div", { class: "row" }, el("label", { for: "settings-search" }, "Search", search), el("label", { for: "settings-differs" }, "Only what differs", only)),
     count, el("div", { class: "wide" }, grid), el("h2", {}, "Made with"), el("div", { class: "wide" }, about));
   fill();

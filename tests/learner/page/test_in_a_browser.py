@@ -1,0 +1,219 @@
+"""The page as Chromium shows it. Skipped with one line where playwright or Chromium is not installed."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.learner.page.made_run import make_run, step_line, write_lines
+
+CHROMIUM = os.environ.get("HEADWAY_CHROMIUM") or shutil.which("chromium-headless-shell") or shutil.which("chromium")
+REQUIRED = os.environ.get("HEADWAY_PAGE_TESTS") == "required"
+WAIT_MS = 60_000
+EXPECTED = {
+    "#/run": ("#tiles dd", "60"),
+    "#/trajectories": ("table.list td", "sums"),
+    "#/settings": ("#view-settings td", "steps"),
+}
+NASTY = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>\x00\x1b[31m\u202egnp.exe\u2066 end"
+
+try:
+    from playwright.sync_api import Browser, Page, sync_playwright
+except ImportError:
+    sync_playwright = None
+
+pytestmark = pytest.mark.skipif(
+    not REQUIRED and (sync_playwright is None or CHROMIUM is None),
+    reason="the page is not looked at: playwright or Chromium is not installed (make page-tests)",
+)
+
+
+class Viewed:
+    """`headway view` of a folder, as a process that can be killed and started again at the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def start(self) -> None:
+        headway = Path(sys.executable).with_name("headway")
+        self.process = subprocess.Popen(
+            [headway, "view", self.folder, "--port", str(self.port)], stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if "listening" in line:
+                return
+        raise AssertionError("it did not start")
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        self.process.communicate(timeout=60)
+        return self.process.returncode
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    assert sync_playwright is not None, "playwright is not installed: pip install playwright"
+    assert CHROMIUM is not None, "Chromium is not installed: apt-get install chromium-headless-shell"
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def viewed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
+    texts = ("word1 word2", NASTY, "word4 " * 50)
+    shown = Viewed(make_run(tmp_path_factory.mktemp("runs") / "run", steps=60, texts=texts))
+    yield shown
+    if shown.process.poll() is None:
+        shown.end()
+
+
+def _opened(browser: "Browser", url: str, **options: Any) -> tuple["Page", list[str]]:
+    page = browser.new_context(**options).new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(url)
+    return page, said
+
+
+def _shows(page: "Page", selector: str, text: str) -> None:
+    page.locator(selector).filter(has_text=text).first.wait_for(timeout=WAIT_MS)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"viewport": {"width": 1200, "height": 900}, "color_scheme": "light"},
+        {"viewport": {"width": 1200, "height": 900}, "color_scheme": "dark"},
+        {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"},
+    ],
+    ids=["light", "dark", "narrow"],
+)
+@pytest.mark.parametrize("view", ["#/run", "#/trajectories", "#/trajectories?group=1-7&color=entropy", "#/settings"])
+def test_every_view_is_shown_without_an_error_and_within_its_width(
+    browser: "Browser", viewed: Viewed, view: str, options: dict[str, Any]
+) -> None:
+    page, said = _opened(browser, viewed.url + view, **options)
+    _shows(page, *EXPECTED.get(view, (".tokens", "word")))
+
+    assert said == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= options["viewport"]["width"]
+    assert page.evaluate("window.broken") is None
+    page.context.close()
+
+
+def test_text_that_would_run_or_turn_around_is_shown_as_it_is(browser: "Browser", viewed: Viewed) -> None:
+    page, said = _opened(browser, f"{viewed.url}#/trajectories?words=script")
+    _shows(page, "table.list .excerpt", "<script>")
+    text = page.locator("table.list .excerpt").first.inner_text()
+
+    assert "\\u202e" in text
+    assert "\u202e" not in text
+    assert page.evaluate("window.broken") is None
+    assert said == []
+    page.context.close()
+
+
+def test_the_keyboard_goes_on_inside_of_the_filter(browser: "Browser", viewed: Viewed) -> None:
+    page, _ = _opened(browser, f"{viewed.url}#/trajectories?environment=sums")
+    page.locator("table.list tbody tr td:nth-child(2) a").first.click(timeout=WAIT_MS)
+    _shows(page, "h2", "step 60 · sums")
+    page.keyboard.press("j")
+    _shows(page, "h2", "step 59 · sums")
+    page.keyboard.press("k")
+    _shows(page, "h2", "step 60 · sums")
+    page.keyboard.press("u")
+    _shows(page, "h2", "Trajectories")
+    page.context.close()
+
+
+def test_a_step_comes_by_itself_and_the_page_outlives_its_server(browser: "Browser", tmp_path: Path) -> None:
+    shown = Viewed(make_run(tmp_path / "run", steps=5))
+    page, said = _opened(browser, shown.url)
+    _shows(page, "#state", "ended")
+
+    write_lines(shown.folder, [step_line(6)])
+    _shows(page, "#tiles dd", "6")
+    before = list(said)
+    shown.end(signal.SIGKILL)
+    _shows(page, "#state", "does not answer")
+    write_lines(shown.folder, [{"kind": "resume", "version": 4, "incarnation": 2}, step_line(5)])
+    shown.start()
+    _shows(page, "#events td", "resume")
+    _shows(page, "#tiles dd", "5")
+    code = shown.end()
+
+    assert before == []
+    assert all("Failed to load resource" in line or "net::ERR" in line for line in said), said
+    assert code == 0
+    page.context.close()
+
+
+def test_zoom_smoothing_and_log_scale_are_buttons(browser: "Browser", viewed: Viewed) -> None:
+    page, said = _opened(browser, viewed.url)
+    _shows(page, "#tiles dd", "60")
+    for button in ("#log", "#zoom-in", "#zoom-on", "#zoom-back", "#zoom-out", "#zoom-whole"):
+        page.locator(button).press("Enter")
+    page.locator("#smooth").select_option("0")
+
+    assert page.locator("#log").get_attribute("aria-pressed") == "true"
+    assert page.locator("#charts canvas[role=img]").count() >= 8
+    assert said == []
+    page.context.close()
+
+
+def test_a_token_is_asked_for_and_then_known(browser: "Browser", tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=3)
+    (tmp_path / "token").write_text("a secret token")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [Path(sys.executable).with_name("headway"), "view", folder, "--port", str(port)]
+    with subprocess.Popen([*words, "--token-file", tmp_path / "token"], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any("listening" in line for line in process.stderr)
+        page, _ = _opened(browser, f"http://127.0.0.1:{port}/")
+        _shows(page, "h2", "Log in")
+        page.locator("#token").fill("another")
+        page.locator("#token").press("Enter")
+        _shows(page, "#login-error", "not the learner's token")
+        page.locator("#token").fill("a secret token")
+        page.locator("#token").press("Enter")
+        _shows(page, "#tiles dd", "3")
+        page.reload()
+        _shows(page, "#tiles dd", "3")
+        process.terminate()
+    page.context.close()
+
+
+def test_every_view_is_accessible_where_axe_is_at_hand(browser: "Browser", viewed: Viewed) -> None:
+    axe = Path(os.environ.get("HEADWAY_AXE", "build/page/node_modules/axe-core/axe.min.js"))
+    if not axe.is_file():
+        pytest.skip("axe is not installed (make page-tests)")
+    for view in ("#/run", "#/trajectories", "#/trajectories?group=1-7&color=gap", "#/settings"):
+        for scheme in ("light", "dark"):
+            options: dict[str, Any] = {"color_scheme": scheme, "bypass_csp": True}
+            page, _ = _opened(browser, viewed.url + view, **options)
+            _shows(page, *EXPECTED.get(view, (".tokens", "word")))
+            page.add_script_tag(content=axe.read_text(encoding="utf-8"))
+            found = page.evaluate("async () => (await axe.run()).violations.map(v => [v.id, v.nodes[0].html])")
+            assert found == [], (view, scheme)
+            page.context.close()
