@@ -186,8 +186,10 @@ def test_a_token_is_asked_for_and_then_known(browser: "Browser", tmp_path: Path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [Path(sys.executable).with_name("headway"), "view", folder, "--port", str(port)]
-    with subprocess.Popen([*words, "--token-file", tmp_path / "token"], stderr=subprocess.PIPE, text=True) as process:
+    words = [str(Path(sys.executable).with_name("headway")), "view", str(folder), "--port", str(port)]
+    with subprocess.Popen(
+        [*words, "--token-file", str(tmp_path / "token")], stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stderr is not None
         assert any("listening" in line for line in process.stderr)
         page, _ = _opened(browser, f"http://127.0.0.1:{port}/")
