@@ -112,10 +112,8 @@ async def serve(folder: Path, *, groups: int, stages: Stages | None) -> dict[str
             if stages is not None:
                 stages.spent.clear()
             began, wall = time.process_time(), time.perf_counter()
-            size = journal.size()
             await train(intake, groups=groups, version=version)
             cpu_s, wall_s = time.process_time() - began, time.perf_counter() - wall
-            journal_bytes = journal.size() - size
             for loop in loops:
                 loop.cancel()
             await asyncio.wait(loops)
@@ -125,7 +123,6 @@ async def serve(folder: Path, *, groups: int, stages: Stages | None) -> dict[str
     return {
         "cpu_us": 1e6 * cpu_s / trajectories,
         "wall_us": 1e6 * wall_s / trajectories,
-        "bytes": journal_bytes / trajectories,
         "stages": spent,
     }
 
@@ -309,16 +306,25 @@ def commit(checkout: Path) -> str:
     return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
 
 
+def bytes_of(tokens: int) -> float:
+    """Of a trajectory on the wire and in the journal, as this release encodes it."""
+    from protocol.codec import encode
+    from protocol.messages import Finished
+
+    return sum(map(len, encode(Finished(group=group_of(tokens))))) / GROUP_SIZE
+
+
 def rows(found: dict[str, dict[int, list[dict[str, Any]]]]) -> list[str]:
     """A line for each commit and length."""
     lines = [
         "| commit | tokens | bytes | CPU us (smallest, largest) | wall us | trajectories/s a core | MB/s a core |",
         "|---|---|---|---|---|---|---|",
     ]
+    sizes = {tokens: bytes_of(tokens) for lengths in found.values() for tokens in lengths}
     for name, lengths in found.items():
         for tokens, runs in lengths.items():
             cpus = [run["cpu_us"] for run in runs]
-            cpu, size = statistics.median(cpus), runs[0]["bytes"]
+            cpu, size = statistics.median(cpus), sizes[tokens]
             lines.append(
                 f"| `{name}` | {tokens} | {size:,.0f} | {cpu:.1f} ({min(cpus):.1f}, {max(cpus):.1f}) | "
                 f"{statistics.median(run['wall_us'] for run in runs):.0f} | {1e6 / cpu:,.0f} | {size / cpu:,.0f} |"
@@ -352,7 +358,8 @@ def measure(checkouts: Sequence[Path], *, rounds: int, lengths: Sequence[int]) -
         for checkout in checkouts:
             staged[names[checkout]][tokens] = measured(checkout, tokens=tokens, stages=True)
             print(names[checkout], tokens, staged[names[checkout]][tokens], flush=True)
-    return "\n".join([*rows(found), "", "By stage, us of CPU a trajectory:", "", *stage_rows(staged), ""])
+    title = ["# What a trajectory costs the learner before it is trained", "", "`python -m benchmarks.intake`", ""]
+    return "\n".join([*title, *rows(found), "", "By stage, us of CPU a trajectory:", "", *stage_rows(staged), ""])
 
 
 def main() -> None:
@@ -376,8 +383,7 @@ def main() -> None:
     else:
         checkouts = [HERE] if arguments.against is None else [arguments.against.resolve(), HERE]
         table = measure(checkouts, rounds=arguments.rounds, lengths=arguments.lengths)
-        RESULT.with_suffix(".tables.md").write_text(table, encoding="utf-8")
-        print(table)
+        RESULT.write_text(table, encoding="utf-8")
 
 
 if __name__ == "__main__":
