@@ -33,11 +33,12 @@ from env_service.environments.interface import (
     OfferedEnvironment,
     Opening,
     Prompt,
+    Round,
     Step,
     Task,
+    TurnOf,
     text_of,
 )
-from env_service.environments.players import Round, TurnOf
 from env_service.environments.task_configs import BUILT_IN, ClassTasks
 from env_service.environments.tokenization import Tokenization
 from env_service.environments.tool_formats import Reading, read

@@ -8,8 +8,7 @@ from typing import ClassVar, Generic, Literal, TypeVar
 
 from pydantic import Field
 
-from env_service.environments.interface import Action, Aggregation, ChatMessage, Role, Task
-from env_service.environments.players import Round, TurnOf
+from env_service.environments.interface import Action, Aggregation, ChatMessage, Role, Round, Task, TurnOf
 from env_service.environments.rules import Rules
 from services.config.models import ConfigModel
 

@@ -7,8 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from env_service.builtin.textarena_games import Chance, TextArenaOptions, move_of, opened_game, quiet, registered
-from env_service.environments.interface import Action, Aggregation, ChatMessage, Role, Task
-from env_service.environments.players import Round, TurnOf
+from env_service.environments.interface import Action, Aggregation, ChatMessage, Role, Round, Task, TurnOf
 from env_service.environments.rules import Rules
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, Validat
 
 from env_service.environments.interface import Tool, ToolCall
 from protocol.codec import describe
-from protocol.execution import ExecuteAnswer, ExecuteRequest, ExecutionLimits, SessionEnded
+from protocol.rewards import ExecuteAnswer, ExecuteRequest, ExecutionLimits, SessionEnded
 from services.config.models import ConfigModel
 from services.http.client import HttpClient, ServiceRefused
 

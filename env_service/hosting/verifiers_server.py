@@ -28,8 +28,7 @@ from env_service.environments.rules import Rules
 from protocol.codec import MalformedMessage, describe, pack_value, unpack_value
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
-from services.zmq.plain_dealer import PlainDealer
-from services.zmq.sockets import SendTimeout
+from services.zmq.sockets import PlainDealer, SendTimeout
 
 _PASSING = ("ProviderError", "InterceptionError", "TunnelError", "SandboxError", "ToolsetError")
 _NO_KEY = "HEADWAY_NO_SUCH_VARIABLE"

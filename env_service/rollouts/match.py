@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
-from env_service.environments.interface import Action, Environment
-from env_service.environments.players import Round, SeveralPlayers, TurnOf
+from env_service.environments.interface import Action, Environment, Round, SeveralPlayers, TurnOf
 from env_service.environments.tokenization import Bridges, ChatTemplateError, Tokenization
 from env_service.rollouts.completions import Completion, EndOf, Progress
 from env_service.rollouts.conversation import Conversation, Fault, Nonsense, Speaker, check_numbers, check_said

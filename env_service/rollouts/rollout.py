@@ -29,10 +29,11 @@ from env_service.environments.interface import (
     EnvironmentUnavailable,
     OfferedEnvironment,
     Opening,
+    SeveralPlayers,
     Task,
+    TurnOf,
     text_of,
 )
-from env_service.environments.players import SeveralPlayers, TurnOf
 from env_service.environments.tokenization import Bridges, Tokenization
 from env_service.rollouts.completions import Progress, continues
 from env_service.rollouts.conversation import Conversation, Nonsense, Speaker

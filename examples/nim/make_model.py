@@ -11,8 +11,7 @@ from random import Random
 
 from env_service.builtin.duels import NimDuel
 from env_service.environments.catalog import build
-from env_service.environments.interface import Action, Task
-from env_service.environments.players import Round, TurnOf
+from env_service.environments.interface import Action, Round, Task, TurnOf
 from env_service.environments.task_configs import ClassTasks
 from examples.addition.make_model import make_model
 from examples.maze.make_model import tokenizer_of_characters

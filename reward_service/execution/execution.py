@@ -23,7 +23,7 @@ from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import reward_service.execution.session_inside as session_inside
-from protocol.execution import ExecuteAnswer, ExecuteRequest, ExecutionLimits, SessionEnded
+from protocol.rewards import ExecuteAnswer, ExecuteRequest, ExecutionLimits, SessionEnded
 from reward_service.sandbox.pool import (
     SESSION_LINE_FACTOR,
     Sandboxes,

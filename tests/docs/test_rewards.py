@@ -12,8 +12,7 @@ from env_service.config import EnvServiceConfig
 from env_service.environments.interface import Task
 from env_service.environments.jsonl import JsonlTaskSource
 from env_service.environments.task_configs import JsonlTasks
-from protocol.execution import ExecuteRequest
-from protocol.rewards import ScoreItem, ScoreRequest
+from protocol.rewards import ExecuteRequest, ScoreItem, ScoreRequest
 from protocol.status import Readiness
 from reward_service.config import RewardServiceConfig
 from reward_service.included import INCLUDED, build_registry

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from env_service.environments.interface import Action, ChatMessage, OfferedEnvironment, Task
-from env_service.environments.players import Round, TurnOf
+from env_service.environments.interface import Action, ChatMessage, OfferedEnvironment, Round, Task, TurnOf
 from env_service.environments.rules import History, Rules
 from env_service.environments.tokenization import Bridges, Tokenization
 from env_service.rollouts.completions import Progress

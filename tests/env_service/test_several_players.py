@@ -12,8 +12,16 @@ from env_service.builtin.duels import NimDuel, NimDuelOptions
 from env_service.config import EnvServiceConfig
 from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault
-from env_service.environments.interface import Action, ChatMessage, OfferedEnvironment, Task, Verification, text_of
-from env_service.environments.players import Round, TurnOf
+from env_service.environments.interface import (
+    Action,
+    ChatMessage,
+    OfferedEnvironment,
+    Round,
+    Task,
+    TurnOf,
+    Verification,
+    text_of,
+)
 from env_service.environments.rules import Rules
 from env_service.environments.task_configs import ClassTasks, OpponentConfig
 from env_service.environments.tokenization import Tokenization

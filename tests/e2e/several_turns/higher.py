@@ -7,8 +7,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from env_service.environments.interface import Action, AgentClient, ChatMessage, Task
-from env_service.environments.players import Round, TurnOf
+from env_service.environments.interface import Action, AgentClient, ChatMessage, Round, Task, TurnOf
 from env_service.environments.rules import Rules
 
 PLAYERS = ("first", "second")

@@ -14,7 +14,7 @@ from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import Action, ChatMessage, Opening, Step, ToolCall
 from env_service.environments.task_configs import ClassTasks
-from protocol.execution import SessionEnded
+from protocol.rewards import SessionEnded
 from services.http.client import HttpClient, ServiceError
 from tests.reward_service.real_service import real_service
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
-from protocol.execution import ExecuteAnswer
+from protocol.rewards import ExecuteAnswer
 from protocol.status import Readiness
 from reward_service.execution.execution import execution_routes, open_execution
 from reward_service.sandbox.pool import Sandboxes, open_sandboxes
