@@ -15,15 +15,25 @@ class PaddedTraining:
     """Weights and optimizer states are of `dtype`; no master weights are kept, which favours it."""
 
     def __init__(
-        self, path: Path, *, device: torch.device, dtype: torch.dtype, learning_rate: float, microbatch_tokens: int
+        self,
+        path: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        learning_rate: float,
+        microbatch_tokens: int,
+        attention: str = "sdpa",
+        fused: bool = False,
     ) -> None:
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+            path, dtype=dtype, attn_implementation=attention, local_files_only=True
         )
         self._model = model.to(device).train()
         self._device = device
         self._microbatch_tokens = microbatch_tokens
-        self._adamw = torch.optim.AdamW(self._model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        self._adamw = torch.optim.AdamW(
+            self._model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused or None
+        )
 
     def step(self, batch: Sequence[TrainSequence]) -> float:
         """One update by the mean negative log-likelihood of the trained tokens, which is returned."""

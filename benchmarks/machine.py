@@ -1,0 +1,25 @@
+"""The machine, and the state of the code, that a result is of."""
+
+import os
+import subprocess
+from pathlib import Path
+
+
+def described_machine() -> str:
+    """Cores, the processor's name, the load of the last minute, and the commit; in a sentence without its full stop."""
+    load = os.getloadavg()[0]
+    return f"{os.cpu_count()} cores ({_processor()}), load {load:.1f} at the end; commit {_commit()}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
+    return (found.stdout.strip() or "unknown") + (" with changes" if dirty.stdout.strip() else "")
