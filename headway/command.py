@@ -4,6 +4,8 @@
     headway up RUN.toml      starts what RUN.toml has a table for, and stops it all when the learner has ended
     headway check RUN.toml   reads it as the processes would, and starts nothing
     headway doctor RUN.toml  asks the processes how they are; before a start, looks at the machine
+    headway status RUN.toml  shows what they do, live
+    headway report RUN ...   writes one HTML file of one run or of several
     headway eval RUN.toml    evaluates a model on held-out tasks, and trains nothing
     headway keys FOLDER      makes the keys and tokens with which processes on several machines trust each other
     headway data convert     makes tasks of the rows of published data sets
@@ -200,9 +202,11 @@ def _run(words: Sequence[str]) -> int:
         sys.stdout.write(usage(words[0]) + "".join(_all_options(words)))
         return 0
     match words:
-        case ["up" | "check" | "doctor" | "eval" as command, path, *rest] if path[:1] != "-" or path == "--memory":
+        case ["up" | "check" | "doctor" | "eval" | "status" as command, path, *rest] if (
+            path[:1] != "-" or path == "--memory"
+        ):
             return _COMMANDS[command](Path(path), rest)
-        case ["up" | "check" | "doctor" | "eval" as command, *_]:
+        case ["up" | "check" | "doctor" | "eval" | "status" as command, *_]:
             raise ConfigError([f"headway {command} needs the path of a TOML file: headway {command} RUN.toml"])
         case ["--version"]:
             sys.stdout.write(f"headway {version('headway')}\n")
@@ -268,8 +272,21 @@ def _run_doctor(path: Path, words: Sequence[str]) -> int:
     return doctor(_load_each(path, split_options(overrides)), options)
 
 
+def _run_status(path: Path, words: Sequence[str]) -> int:
+    from headway.doctor_command import options_of, status  # deferred for the same reason
+
+    options, overrides = options_of(words)
+    return status(_load_each(path, split_options(overrides)), options)
+
+
+def _run_report(words: Sequence[str]) -> int:
+    from headway.report import report  # deferred: no other command needs it
+
+    return report(words)
+
+
 _COMMANDS: Mapping[str, Callable[[Path, Sequence[str]], int]] = {
-    "up": _run_up, "check": _run_check, "doctor": _run_doctor, "eval": _run_eval,
+    "up": _run_up, "check": _run_check, "doctor": _run_doctor, "eval": _run_eval, "status": _run_status,
 }  # fmt: skip
 
 
@@ -283,6 +300,7 @@ _OTHERS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "init": make_project,
     "diff": compare_runs,
     "view": view_runs,
+    "report": _run_report,
     "fetch": fetch,
     "keys": make_keys,
     "data": _run_data,

@@ -1,12 +1,16 @@
-"""`headway doctor`: which of its two examinations is wanted, and its exit code."""
+"""`headway doctor`: which of its two examinations is wanted, and its exit code. `headway status`: what processes do."""
 
 import asyncio
+import contextlib
+import importlib
+import json
 import math
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, get_args
 
 from headway.doctor.asking import Condition, Patient, Target, ask_all, targets_of, tokens_of
 from headway.doctor.before import BARE_BYTES, GIB, MODEL_TIMES, Level, examine
@@ -20,6 +24,7 @@ from services.network import command_of
 from services.run_lock import holder_of
 
 _SECOND_LOOK_S = 2.0
+_LONGEST_WAIT = 60
 
 Progress = dict[str, ProgressStatus]
 
@@ -134,6 +139,97 @@ async def _before(configs: Mapping[str, ProcessConfig], options: DoctorOptions) 
         why = "as asked for" if options.before else "no process of the config file answers"
         sys.stdout.write(f"before a start ({why}):\n\n{findings_text(findings)}")
     return 1 if any(finding.level is Level.ERROR for finding in findings) else 0
+
+
+_LOOK_S = 1.0
+
+
+def status(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
+    """Prints what the processes do, in a terminal again and again until Ctrl-C; 1 if none of them answers."""
+    try:
+        live = importlib.import_module("rich.live") if sys.stdout.isatty() and not options.as_json else None
+    except ImportError:
+        live = None
+    try:
+        return asyncio.run(_status(configs, options, live))
+    except KeyboardInterrupt:
+        return 0
+
+
+async def _status(configs: Mapping[str, ProcessConfig], options: DoctorOptions, live: Any) -> int:
+    async def look() -> tuple[list[Patient], float]:
+        return await ask_all(_targets(configs, options), tokens=tokens_of(configs)), time.monotonic()
+
+    before, then = await look()
+    with contextlib.nullcontext() if live is None else live.Live(auto_refresh=False) as screen:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            patients, now = await look()
+            rates = rates_between(before, patients, seconds=now - then)
+            text = status_json(patients, rates) if options.as_json else status_text(patients, rates)
+            if live is None:
+                sys.stdout.write(text)
+                return 0 if any(patient.condition is Condition.ANSWERS for patient in patients) else 1
+            screen.update(importlib.import_module("rich.text").Text(text), refresh=True)
+            before, then = patients, now
+
+
+def rates_between(before: Sequence[Patient], after: Sequence[Patient], *, seconds: float) -> dict[str, float]:
+    """By name of the process, how much of its progress it made a second; one that started anew meanwhile has none."""
+    first, last = _progress(before), _progress(after)
+    return {
+        name: (now.done - first[name].done) / seconds
+        for name, now in last.items()
+        if name in first and now.done >= first[name].done and seconds > 0
+    }
+
+
+def status_json(patients: Sequence[Patient], rates: Mapping[str, float]) -> str:
+    """For scripts: of each process its whole status, if it answered, and its rate a second."""
+    found = [
+        {
+            "process": patient.kind, "url": patient.target.url, "condition": patient.condition.value,
+            "complaint": patient.complaint, "rate_per_s": rates.get(patient.name),
+            "status": None if patient.status is None else patient.status.model_dump(mode="json"),
+        }
+        for patient in patients
+    ]  # fmt: skip
+    return json.dumps(found, indent=1) + "\n"
+
+
+def status_text(patients: Sequence[Patient], rates: Mapping[str, float]) -> str:
+    """A row for each process, and below it what was said last."""
+    rows = [("process", "version", "progress", "waits for", "last")]
+    rows += [_status_row(patient, rates.get(patient.name)) for patient in patients]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    for patient in patients:
+        for failure in (() if patient.status is None else patient.status.failures)[:2]:
+            lines.append(f"{patient.kind}, {failure.age_s:.0f} s ago: {' '.join(failure.text.split())[:200]}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _status_row(patient: Patient, rate: float | None) -> tuple[str, ...]:
+    said = patient.status
+    if said is None:
+        return patient.name, "", "", f"{patient.condition}: {patient.complaint}"[:_LONGEST_WAIT], ""
+    waits = ", ".join(f"{wait.whom} ({wait.since_s:.0f} s)" for wait in said.waits)
+    events = ", ".join(f"{event.name} {event.age_s:.0f} s ago" for event in said.events)
+    version = said.policy_version or ""
+    return patient.name, version, _progress_text(said.progress, rate), waits[:_LONGEST_WAIT] or "nobody", events
+
+
+def _progress_text(progress: ProgressStatus | None, rate: float | None) -> str:
+    if progress is None:
+        return ""
+    text = f"{progress.done} {progress.unit}" if progress.total is None else f"{progress.done}/{progress.total}"
+    if rate is None:
+        return text
+    text = f"{text}, {rate:.3g}/s"
+    if progress.total is None or rate <= 0:
+        return text
+    minutes, seconds = divmod(round((progress.total - progress.done) / rate), 60)
+    return f"{text}, {minutes}m{seconds:02d}s left"
 
 
 async def _second_look(

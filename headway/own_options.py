@@ -28,6 +28,12 @@ _USAGES: Mapping[str, str] = {
        headway eval RUN.toml [--model FOLDER | --checkpoint FOLDER] [--tasks N] [--samples N] [--output FILE]
                              [--against FILE [--judge VERIFIER]] [--PROCESS.OPTION VALUE ...]
 """,
+    "status": """\
+       headway status RUN.toml [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
+""",
+    "report": """\
+       headway report RUN [RUN ...] [--output FILE]
+""",
     "diff": """\
        headway diff RUN RUN
 """,
@@ -73,6 +79,13 @@ eval    evaluate the model of RUN.toml, or that in a folder, or a checkpoint of 
         verifier of the reward service prefers ours to that file's, or to a JSONL's of prompt and completion. Processes
         that run already are used, the others are started and stopped again; nothing is trained, and no run's history
         is touched
+""",
+    "status": """\
+status  show what the processes do: version, rate, waits, last events; live in a terminal until Ctrl-C, else once
+""",
+    "report": """\
+report  write curves, balance, settings, environment and samples of runs, by their folders, into one HTML file
+        (report.html in the first one's folder if left out)
 """,
     "diff": """\
 diff    print the settings, versions and commits in which two runs differ, given by their folders

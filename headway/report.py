@@ -1,0 +1,431 @@
+"""`headway report RUN [RUN ...]`: one HTML file of one run or of several, to be kept, sent and printed.
+
+    metrics.jsonl, summary.json, made_with.json, samples.jsonl ──▶ Run ──▶ sections of text ──▶ a file without script
+
+Curves are SVG within it; nothing is loaded from outside, and a policy in its head forbids it. What a run's folder does
+not hold is left out.
+"""
+
+import contextlib
+import html
+import importlib
+import itertools
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from headway.own_options import own_options
+from services.config import made_with
+from services.config.sources import ConfigError
+
+Points = Sequence[tuple[float, float]]
+
+_WIDTH, _HEIGHT = 720, 210
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 26
+_COLORS = 6
+_SAMPLES = 8
+_LONGEST_TEXT = 4000
+_CHARTS = (
+    ("Reward", ("reward_mean", "evaluation accuracy")),
+    ("Lag (versions)", ("lag_mean", "lag_max", "lag_bound")),
+    ("Time of a step (s)", ("train_s", "wait_s", "copy_s")),
+    ("Loss", ("loss",)),
+    ("KL (nats)", ("behavior_kl", "mismatch_kl")),
+    ("Entropy (nats)", ("entropy",)),
+    ("Tokens of a completion", ("length_mean",)),
+    ("Shares", ("truncated_share", "uniform_groups_share", "solved_share")),
+    ("Gradient norm", ("grad_norm",)),
+)
+"""Titles, and the fields of `metrics.jsonl` in one figure; one without a measured value is left out."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run's folder holds, as far as it can be read."""
+
+    name: str
+    steps: Sequence[Mapping[str, Any]]
+    evaluations: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any]
+    made: Mapping[str, Any]
+    samples: Sequence[Mapping[str, Any]]
+
+    def curve(self, field: str) -> Points:
+        """Its values by step; of one that is measured in every step, a moving mean over a twentieth of the run."""
+        if field == "evaluation accuracy":
+            found = [(entry.get("version", 0), entry.get("accuracy")) for entry in self.evaluations]
+            return [(float(x), float(y)) for x, y in found if _is_number(y)]
+        rows = [(float(entry["step"]), float(entry[field])) for entry in self.steps if _is_number(entry.get(field))]
+        return rows if field in ("lag_max", "lag_bound") else _smoothed(rows)
+
+
+def report(words: Sequence[str]) -> int:
+    """Writes the file that `--output` names (report.html in the first run's folder). Raises ConfigError."""
+    own, folders = own_options(words, {"--output": True})
+    if not folders or any(folder.startswith("-") for folder in folders):
+        raise ConfigError(["headway report needs the folder of a run: headway report runs/NAME [runs/OTHER ...]"])
+    runs = [read_run(Path(folder)) for folder in folders]
+    path = Path(own["--output"][-1]) if "--output" in own else Path(folders[0]) / "report.html"
+    try:
+        path.write_text(page(runs), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError([f"cannot write {path}: {error.strerror}; name another file by --output"]) from error
+    sys.stdout.write(f"{path}\n")
+    return 0
+
+
+def read_run(folder: Path) -> Run:
+    """Raises ConfigError for a folder that is none of a run."""
+    if not (folder / "metrics.jsonl").is_file():
+        raise ConfigError([f"{folder} holds no metrics.jsonl: expected the folder of a run, such as runs/addition"])
+    steps: dict[int, Mapping[str, Any]] = {}
+    evaluations: list[Mapping[str, Any]] = []
+    for entry in _lines(folder / "metrics.jsonl"):
+        match entry.get("kind"):
+            case "step":
+                steps[entry["step"]] = entry
+            case "replay":
+                steps.setdefault(entry["step"], entry)
+            case "evaluation":
+                evaluations.append(entry)
+            case "held_out":
+                evaluations.append({**entry, "version": entry.get("step", 0)})
+            case "resume":
+                steps = {step: kept for step, kept in steps.items() if step <= entry["version"]}
+                evaluations = [kept for kept in evaluations if kept.get("version", 0) <= entry["version"]]
+    return Run(
+        name=folder.resolve().name,
+        steps=[steps[step] for step in sorted(steps)],
+        evaluations=evaluations,
+        summary=_object(folder / "summary.json"),
+        made=made_with.read(folder),
+        samples=list(_lines(folder / "samples.jsonl")),
+    )
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Its objects; a line that a death cut short is left out."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if isinstance(entry, dict):
+                    yield entry
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _smoothed(rows: Points) -> Points:
+    half, sums = len(rows) // 40, [0.0, *itertools.accumulate(y for _, y in rows)]
+    found = []
+    for place, (x, _) in enumerate(rows):
+        first, end = max(0, place - half), min(len(rows), place + half + 1)
+        found.append((x, (sums[end] - sums[first]) / (end - first)))
+    return found if half else rows
+
+
+# The balance
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How fast a run was, and how fast each side would be without the other, in trained tokens a second.
+
+    `sampling` is what the generators did in the time in which they had work; None if their idle time is not known.
+    Both sides ran at once: where they share a machine, each would be faster alone than this says.
+    """
+
+    reached: float
+    training: float
+    sampling: float | None
+    shares: Mapping[str, float]
+
+    @property
+    def bound(self) -> float:
+        """The slower side's rate: no overlap can be faster."""
+        return self.training if self.sampling is None else min(self.training, self.sampling)
+
+    @property
+    def in_turn(self) -> float | None:
+        """The rate of the same two sides one after the other."""
+        return None if self.sampling is None else 1 / (1 / self.training + 1 / self.sampling)
+
+
+def balance_of(run: Run) -> Balance | None:
+    """None for a run without steps that sampled."""
+    timed = [entry for entry in run.steps if entry.get("kind") == "step" and _is_number(entry.get("wait_s"))]
+    spent = {name: sum(entry[name] for entry in timed) for name in ("train_s", "wait_s", "copy_s")}
+    tokens = sum(entry.get("sampled_tokens", 0) for entry in timed)
+    stepped = sum(spent.values())
+    if not tokens or not spent["train_s"]:
+        return None
+    whole = run.summary.get("train_wall_s")
+    wall = max(stepped, float(whole)) if _is_number(whole) and whole is not None else stepped
+    idle = run.summary.get("generator_idle_share")
+    reached = tokens / wall
+    return Balance(
+        reached=reached,
+        training=tokens / (spent["train_s"] + spent["copy_s"]),
+        sampling=reached / (1 - idle) if idle is not None and _is_number(idle) and idle < 1 else None,
+        shares={
+            "training": spent["train_s"] / wall,
+            "waiting for groups": spent["wait_s"] / wall,
+            "copying weights": spent["copy_s"] / wall,
+            "between steps (checkpoints, evaluations)": (wall - stepped) / wall,
+        },
+    )
+
+
+def advice(balance: Balance) -> str:
+    """Which split of the machines would be better."""
+    if balance.sampling is None:
+        return "How long the generators were idle is not known, so nothing can be said of a better split."
+    ratio = balance.training / balance.sampling
+    if ratio > 1.1:
+        return (
+            f"Sampling bounds this run: training alone is {ratio:.2f} times as fast. With {ratio:.2f} times the "
+            "generators (or engines that are faster by as much), the two sides would be even."
+        )
+    if ratio < 0.9:
+        return (
+            f"Training bounds this run: sampling alone is {1 / ratio:.2f} times as fast. {ratio:.0%} of the generators "
+            f"would do, or {1 / ratio:.2f} times the learner's ranks would make the two sides even."
+        )
+    return "The two sides are even: only faster ones of both would help, or less time lost between them."
+
+
+def _balance_section(run: Run) -> str:
+    balance = balance_of(run)
+    if balance is None:
+        return ""
+    says = "; ".join(f"{name} {share:.1%}" for name, share in balance.shares.items())
+    bars = "".join(
+        f'<div class="fill{place}" style="width:{100 * share:.2f}%"></div>'
+        for place, share in enumerate(balance.shares.values())
+    )
+    keys = "".join(
+        f'<span><i class="fill{place}"></i>{_text(name)} {share:.1%}</span> '
+        for place, (name, share) in enumerate(balance.shares.items())
+    )
+    rows: list[tuple[str, object]] = [
+        ("reached, trained tokens a second", balance.reached),
+        ("training alone (and copying weights)", balance.training),
+        ("sampling alone: while generators had work", balance.sampling),
+        ("the bound: the slower side", balance.bound),
+        ("one after the other", balance.in_turn),
+        ("share of the bound that was reached", f"{balance.reached / balance.bound:.1%}"),
+    ]
+    return (
+        f'<h3>The balance</h3><div class="bar" role="img" aria-label="{_text(says)}">{bars}</div>'
+        f'<p class="key">{keys}</p>'
+        f"{_table(rows)}<p>{_text(advice(balance))} Rates are of tokens that were trained; both sides ran at once, and "
+        "where they share a machine each is faster alone.</p>"
+    )
+
+
+# Figures
+
+
+def thinned(points: Points, columns: int) -> Points:
+    """At most two points a column of pixels, its least and its most: peaks stay, and the file stays small."""
+    if len(points) <= 2 * columns:
+        return points
+    size, kept = len(points) / columns, []
+    for column in range(columns):
+        part = points[int(column * size) : int((column + 1) * size)]
+        ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
+        kept += sorted(ends)
+    return kept
+
+
+def chart(title: str, curves: Mapping[str, Points]) -> str:
+    """A figure of SVG with its caption; empty without a point."""
+    curves = {name: points for name, points in curves.items() if points}
+    every = [point for points in curves.values() for point in points]
+    if not every:
+        return ""
+    x0, x1 = min(x for x, _ in every), max(x for x, _ in every)
+    y0, y1 = min(0.0, *(y for _, y in every)), max(y for _, y in every)
+    x1, y1 = (x1 if x1 > x0 else x0 + 1), (y1 + 0.05 * (y1 - y0) if y1 > y0 else y0 + 1)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (x - x0) / (x1 - x0) * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + across, _HEIGHT - _BOTTOM - (y - y0) / (y1 - y0) * (_HEIGHT - _TOP - _BOTTOM)
+
+    parts = []
+    for quarter in range(5):
+        x, y = place(x0 + (x1 - x0) * quarter / 4, y0 + (y1 - y0) * quarter / 4)
+        height, across = y0 + (y1 - y0) * quarter / 4, x0 + (x1 - x0) * quarter / 4
+        parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
+        parts.append(f'<text x="{_LEFT - 4}" y="{y + 4:.1f}" text-anchor="end">{height:.3g}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{across:.0f}</text>')
+    for number, points in enumerate(curves.values()):
+        path = "L".join("{:.1f} {:.1f}".format(*place(*point)) for point in thinned(points, _WIDTH))
+        parts.append(f'<path class="curve line{number % _COLORS}" d="M{path}"/>')
+    words = "; ".join(
+        f"{name}: {points[0][1]:.4g} at first, {points[-1][1]:.4g} at last" for name, points in curves.items()
+    )
+    keys = "".join(f'<span><i class="fill{n % _COLORS}"></i>{_text(name)}</span> ' for n, name in enumerate(curves))
+    return (
+        f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_text(f"{title}. {words}")}">'
+        f"{''.join(parts)}</svg><figcaption>{_text(title)} over steps. {keys}<br><small>{_text(words)}</small>"
+        "</figcaption></figure>"
+    )
+
+
+def _charts(runs: Sequence[Run]) -> str:
+    def name_of(run: Run, field: str) -> str:
+        return field if len(runs) == 1 else f"{run.name}: {field}"
+
+    return "".join(
+        chart(title, {name_of(run, field): run.curve(field) for run in runs for field in fields})
+        for title, fields in _CHARTS
+    )
+
+
+# Text and tables
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _table(rows: Sequence[tuple[str, object]], *, head: Sequence[str] = ()) -> str:
+    top = "".join(f'<th scope="col">{_text(one)}</th>' for one in head)
+    body = "".join(
+        f'<tr><th scope="row">{_text(name)}</th><td>{_text(_shown(value))}</td></tr>' for name, value in rows
+    )
+    return f"<table>{f'<thead><tr>{top}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>" if rows else ""
+
+
+def _numbers(run: Run) -> str:
+    rows = [(name, value) for name, value in run.summary.items() if _is_number(value) or isinstance(value, str)]
+    histogram = run.summary.get("lag_histogram")
+    if isinstance(histogram, dict) and histogram:
+        rows.append(("trained trajectories by lag", ", ".join(f"{lag}: {count}" for lag, count in histogram.items())))
+    return f"<h3>Numbers</h3>{_table(rows)}" if rows else "<p>The run has not ended: there is no summary yet.</p>"
+
+
+def _configuration(run: Run) -> str:
+    settings = run.made.get("settings")
+    if not isinstance(settings, dict):
+        return ""
+    defaults = _defaults(settings)
+    changed = [(key, value) for key, value in settings.items() if key not in defaults or defaults[key] != value]
+    rest = [(key, value) for key, value in settings.items() if key in defaults and defaults[key] == value]
+    return (
+        f"<h3>Configuration: what differs from the defaults</h3>{_table(changed)}"
+        f"<details><summary>{len(rest)} settings as they are by default</summary>{_table(rest)}</details>"
+    )
+
+
+def _defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a learner with the same algorithm, by dotted key; of one with another release's algorithm, the plain ones."""
+    (entry,) = entry_points(group="headway.process", name="learner")
+    model = getattr(importlib.import_module(entry.module), entry.attr)
+    given = {"model": "unknown", "data": {"path": "unknown"}, "algo": {"type": settings.get("algo.type", "grpo")}}
+    try:
+        made = made_with.settings_of(model.model_validate(given))
+    except ValueError:
+        made = made_with.settings_of(model.model_validate({"model": "unknown"}))
+    return {key: value for key, value in made.items() if key not in ("model", "data.path")}
+
+
+def _environment(run: Run) -> str:
+    rows: list[tuple[str, object]] = [("began", run.made.get("began", "not known"))]
+    for group in ("versions", "host", "git"):
+        found = run.made.get(group)
+        rows += [(f"{group} {key}", value) for key, value in found.items()] if isinstance(found, dict) else []
+    command = run.made.get("command")
+    if isinstance(command, list):
+        rows.append(("command", " ".join(map(str, command))))
+    rows += [("changed by a resume", change) for change in run.made.get("changes") or ()]
+    return f"<h3>Environment</h3>{_table(rows)}" if run.made else ""
+
+
+def _samples(run: Run) -> str:
+    """Some from all of the run, evenly."""
+    count = len(run.samples)
+    chosen = [run.samples[index * count // _SAMPLES] for index in range(_SAMPLES)] if count > _SAMPLES else run.samples
+    cards = "".join(
+        f"<article><h4>step {_text(sample.get('step'))}, lease {_text(sample.get('lease_id'))}</h4>"
+        f"{_pre(sample.get('prompt', ''))}{''.join(map(_completion, sample.get('completions') or ()))}</article>"
+        for sample in chosen
+    )
+    return f"<h3>Samples</h3>{cards}" if cards else ""
+
+
+def _completion(given: Mapping[str, Any]) -> str:
+    versions = ", ".join(map(str, given.get("versions") or ()))
+    says = (
+        f"reward {_shown(given.get('reward'))}, {given.get('tokens')} tokens, {given.get('finish_reason')}, {versions}"
+    )
+    return f"<p>{_text(says)}</p>{_pre(given.get('text', ''))}"
+
+
+def _pre(text: object) -> str:
+    whole = str(text)
+    cut = whole if len(whole) <= _LONGEST_TEXT else f"{whole[:_LONGEST_TEXT]} [{len(whole) - _LONGEST_TEXT} more]"
+    return f'<pre dir="auto">{_text(cut)}</pre>'
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The whole file."""
+    sections = "".join(
+        f"<section><h2>{_text(run.name)}</h2>{_balance_section(run)}{_numbers(run)}{_configuration(run)}"
+        f"{_environment(run)}{_samples(run)}</section>"
+        for run in runs
+    )
+    title = _text(", ".join(run.name for run in runs))
+    return _PAGE.substitute(title=title, charts=_charts(runs), sections=sections)
+
+
+_LIGHT = "--c0:#0b5fa5;--c1:#b34700;--c2:#2f7d32;--c3:#8e2a8a;--c4:#6b6f76;--c5:#946200;--line:#d0d4d9"
+_DARK = "--c0:#6cb6ff;--c1:#f5a04c;--c2:#7bc47f;--c3:#e08fdc;--c4:#a3a9b2;--c5:#e0b84c;--line:#3a4048"
+_FILLS = "".join(f".line{n}{{stroke:var(--c{n})}}.fill{n}{{background:var(--c{n})}}" for n in range(_COLORS))
+_STYLE = (
+    f":root{{color-scheme:light dark;{_LIGHT}}}@media(prefers-color-scheme:dark){{:root{{{_DARK}}}}}{_FILLS}"
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:800px;margin:0 auto;padding:16px}figure{margin:16px 0}"
+    "svg{width:100%;height:auto}svg text{font-size:11px;fill:currentColor}.grid{stroke:var(--line)}"
+    ".curve{fill:none;stroke-width:1.6}.key span,figcaption span{margin-right:12px;white-space:nowrap}"
+    "i{display:inline-block;width:10px;height:10px;margin-right:4px}.bar{display:flex;height:20px}"
+    "table{border-collapse:collapse;margin:8px 0}th{text-align:left;font-weight:400}"
+    "td{padding-left:16px;overflow-wrap:anywhere}tr{border-bottom:1px solid var(--line)}"
+    "pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0;unicode-bidi:plaintext}"
+    "article{border-top:1px solid var(--line);margin-top:12px}"
+    f"@media print{{:root{{color-scheme:light;{_LIGHT}}}body{{max-width:none;padding:0;font-size:10pt}}"
+    "figure,tr{break-inside:avoid}h2,h3,h4{break-after:avoid}.bar div,i{print-color-adjust:exact}}"
+    "@page{size:A4;margin:15mm}"
+)
+_PAGE = Template(
+    '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+    f"<title>$title · Headway</title><style>{_STYLE}</style></head>"
+    "<body><main><h1>$title</h1>$charts$sections</main></body></html>\n"
+)
