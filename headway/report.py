@@ -276,7 +276,7 @@ def chart(title: str, curves: Mapping[str, Points]) -> str:
         height, across = y0 + (y1 - y0) * quarter / 4, x0 + (x1 - x0) * quarter / 4
         parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
         parts.append(f'<text x="{_LEFT - 4}" y="{y + 4:.1f}" text-anchor="end">{height:.3g}</text>')
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{across:.0f}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{across:.6g}</text>')
     for number, points in enumerate(curves.values()):
         path = "L".join("{:.1f} {:.1f}".format(*place(*point)) for point in thinned(points, _WIDTH))
         parts.append(f'<path class="curve line{number % _COLORS}" d="M{path}"/>')
