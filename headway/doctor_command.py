@@ -161,7 +161,8 @@ async def _status(configs: Mapping[str, ProcessConfig], options: DoctorOptions, 
         return await ask_all(_targets(configs, options), tokens=tokens_of(configs)), time.monotonic()
 
     before, then = await look()
-    with contextlib.nullcontext() if live is None else live.Live(auto_refresh=False) as screen:
+    opened: Any = contextlib.nullcontext() if live is None else live.Live(auto_refresh=False)
+    with opened as screen:
         while True:
             await asyncio.sleep(_LOOK_S)
             patients, now = await look()
@@ -199,7 +200,7 @@ def status_json(patients: Sequence[Patient], rates: Mapping[str, float]) -> str:
 
 def status_text(patients: Sequence[Patient], rates: Mapping[str, float]) -> str:
     """A row for each process, and below it what was said last."""
-    rows = [("process", "version", "progress", "waits for", "last")]
+    rows: list[tuple[str, ...]] = [("process", "version", "progress", "waits for", "last")]
     rows += [_status_row(patient, rates.get(patient.name)) for patient in patients]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -59,8 +59,8 @@ class Run:
     def curve(self, field: str) -> Points:
         """Its values by step; of one that is measured in every step, a moving mean over a twentieth of the run."""
         if field == "evaluation accuracy":
-            found = [(entry.get("version", 0), entry.get("accuracy")) for entry in self.evaluations]
-            return [(float(x), float(y)) for x, y in found if _is_number(y)]
+            known = [entry for entry in self.evaluations if _is_number(entry.get("accuracy"))]
+            return [(float(entry.get("version", 0)), float(entry["accuracy"])) for entry in known]
         rows = [(float(entry["step"]), float(entry[field])) for entry in self.steps if _is_number(entry.get(field))]
         return rows if field in ("lag_max", "lag_bound") else _smoothed(rows)
 
