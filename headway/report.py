@@ -1,6 +1,6 @@
 """`headway report RUN [RUN ...]`: one HTML file of one run or of several, to be kept, sent and printed.
 
-    metrics.jsonl, summary.json, made_with.json, samples.jsonl ──▶ Run ──▶ sections of text ──▶ a file without script
+    metrics.jsonl, summary.json, made_with.json, samples.jsonl ──▶ ReportedRun ──▶ a file without script
 
 Curves are SVG within it; nothing is loaded from outside, and a policy in its head forbids it. What a run's folder does
 not hold is left out.
@@ -46,7 +46,7 @@ _CHARTS = (
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """What a run's folder holds, as far as it can be read."""
 
     name: str
@@ -80,7 +80,7 @@ def report(words: Sequence[str]) -> int:
     return 0
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> ReportedRun:
     """Raises ConfigError for a folder that is none of a run."""
     if not (folder / "metrics.jsonl").is_file():
         raise ConfigError([f"{folder} holds no metrics.jsonl: expected the folder of a run, such as runs/addition"])
@@ -99,7 +99,7 @@ def read_run(folder: Path) -> Run:
             case "resume":
                 steps = {step: kept for step, kept in steps.items() if step <= entry["version"]}
                 evaluations = [kept for kept in evaluations if kept.get("version", 0) <= entry["version"]]
-    return Run(
+    return ReportedRun(
         name=folder.resolve().name,
         steps=[steps[step] for step in sorted(steps)],
         evaluations=evaluations,
@@ -169,7 +169,7 @@ class Balance:
         return None if self.sampling is None else 1 / (1 / self.training + 1 / self.sampling)
 
 
-def balance_of(run: Run) -> Balance | None:
+def balance_of(run: ReportedRun) -> Balance | None:
     """None for a run without steps that sampled."""
     timed = [entry for entry in run.steps if entry.get("kind") == "step" and _is_number(entry.get("wait_s"))]
     spent = {name: sum(entry[name] for entry in timed) for name in ("train_s", "wait_s", "copy_s")}
@@ -212,7 +212,7 @@ def advice(balance: Balance) -> str:
     return "The two sides are even: only faster ones of both would help, or less time lost between them."
 
 
-def _balance_section(run: Run) -> str:
+def _balance_section(run: ReportedRun) -> str:
     balance = balance_of(run)
     if balance is None:
         return ""
@@ -291,8 +291,8 @@ def chart(title: str, curves: Mapping[str, Points]) -> str:
     )
 
 
-def _charts(runs: Sequence[Run]) -> str:
-    def name_of(run: Run, field: str) -> str:
+def _charts(runs: Sequence[ReportedRun]) -> str:
+    def name_of(run: ReportedRun, field: str) -> str:
         return field if len(runs) == 1 else f"{run.name}: {field}"
 
     return "".join(
@@ -323,7 +323,7 @@ def _table(rows: Sequence[tuple[str, object]], *, head: Sequence[str] = ()) -> s
     return f"<table>{f'<thead><tr>{top}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>" if rows else ""
 
 
-def _numbers(run: Run) -> str:
+def _numbers(run: ReportedRun) -> str:
     rows = [(name, value) for name, value in run.summary.items() if _is_number(value) or isinstance(value, str)]
     histogram = run.summary.get("lag_histogram")
     if isinstance(histogram, dict) and histogram:
@@ -331,7 +331,7 @@ def _numbers(run: Run) -> str:
     return f"<h3>Numbers</h3>{_table(rows)}" if rows else "<p>The run has not ended: there is no summary yet.</p>"
 
 
-def _configuration(run: Run) -> str:
+def _configuration(run: ReportedRun) -> str:
     settings = run.made.get("settings")
     if not isinstance(settings, dict):
         return ""
@@ -356,7 +356,7 @@ def _defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in made.items() if key not in ("model", "data.path")}
 
 
-def _environment(run: Run) -> str:
+def _environment(run: ReportedRun) -> str:
     rows: list[tuple[str, object]] = [("began", run.made.get("began", "not known"))]
     for group in ("versions", "host", "git"):
         found = run.made.get(group)
@@ -368,7 +368,7 @@ def _environment(run: Run) -> str:
     return f"<h3>Environment</h3>{_table(rows)}" if run.made else ""
 
 
-def _samples(run: Run) -> str:
+def _samples(run: ReportedRun) -> str:
     """Some from all of the run, evenly."""
     count = len(run.samples)
     chosen = [run.samples[index * count // _SAMPLES] for index in range(_SAMPLES)] if count > _SAMPLES else run.samples
@@ -394,7 +394,7 @@ def _pre(text: object) -> str:
     return f'<pre dir="auto">{_text(cut)}</pre>'
 
 
-def page(runs: Sequence[Run]) -> str:
+def page(runs: Sequence[ReportedRun]) -> str:
     """The whole file."""
     sections = "".join(
         f"<section><h2>{_text(run.name)}</h2>{_balance_section(run)}{_numbers(run)}{_configuration(run)}"

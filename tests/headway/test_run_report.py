@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.report import Run, advice, balance_of, chart, page, read_run, report, thinned
+from headway.report import ReportedRun, advice, balance_of, chart, page, read_run, report, thinned
 from services.config.sources import ConfigError
 
 HOSTILE = '<script>alert("1")</script><img src=x onerror=alert(1)>&amp;'
@@ -180,6 +180,6 @@ def test_what_is_no_run_is_said() -> None:
 
 def test_a_run_of_100_000_steps_makes_a_small_file() -> None:
     steps = [step(number) for number in range(1, 100_001)]
-    run = Run(name="long", steps=steps, evaluations=[], summary={}, made={}, samples=[])
+    run = ReportedRun(name="long", steps=steps, evaluations=[], summary={}, made={}, samples=[])
 
     assert len(page([run])) < 500_000
