@@ -251,7 +251,8 @@ class SamplesConfig(ConfigModel):
         0.005,
         ge=0,
         le=1,
-        description="share of the time that keeping them may take from one core; beyond it one group of a step is kept",
+        description="share of the time that keeping them may take from one core; beyond it one group of a step is "
+        "kept, beyond twice it none",
     )
 
 

@@ -147,7 +147,7 @@ class TrajectoryStore:
     """Takes trajectories from any thread; a context manager. `folder` is the run's.
 
     At most `share` of the time goes into it, by the clock of its thread's CPU: beyond that one group of a step is
-    kept. Over `budget_bytes` the oldest part goes.
+    kept, beyond twice that none. Over `budget_bytes` the oldest part goes.
     """
 
     def __init__(self, folder: Path, *, budget_bytes: int, share: float, part_bytes: int = 64 << 20) -> None:
@@ -192,7 +192,11 @@ class TrajectoryStore:
         same in every life.
         """
         groups = taken.groups
-        busy = self.spent_s > self._share * (time.monotonic() - self._began) + _GRANTED_S
+        granted_s = self._share * (time.monotonic() - self._began) + _GRANTED_S
+        if self.spent_s > 2 * granted_s:
+            self._count(taken.step, len(groups))
+            return
+        busy = self.spent_s > granted_s
         if busy and len(groups) > 1:
             kept = min(range(len(groups)), key=lambda number: _lot(groups[number].lease_id))
             self._count(taken.step, len(groups) - 1)

@@ -102,7 +102,7 @@ def test_over_the_budget_the_oldest_part_goes(tmp_path: Path) -> None:
 
 def test_beyond_its_share_of_time_one_group_of_a_step_is_kept_and_the_rest_counted(tmp_path: Path) -> None:
     with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=0.0) as store:
-        store.spent_s = 1.0
+        store.spent_s = 0.055
         for step in (1, 2):
             store.put(taken(step, *(made_group(8 * step + n, step=step) for n in range(8))))
             store.wait_idle()
@@ -113,6 +113,15 @@ def test_beyond_its_share_of_time_one_group_of_a_step_is_kept_and_the_rest_count
     shown = group(tmp_path, Key.parse(page(tmp_path, Filter()).rows[0]["group"]), decode=None)
     assert shown is not None
     assert None not in shown["trajectories"][0]["tokens"]["learner_logprobs"]
+
+
+def test_beyond_twice_its_share_of_time_nothing_is_kept(tmp_path: Path) -> None:
+    with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=0.0) as store:
+        store.spent_s = 1.0
+        store.put(taken(1, *(made_group(n, step=1) for n in range(8))))
+
+    assert store.left_out == 8
+    assert page(tmp_path, Filter()).rows == []
 
 
 def test_a_group_that_was_left_out_of_training_says_why(tmp_path: Path) -> None:
