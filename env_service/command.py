@@ -41,6 +41,21 @@ def _look(words: list[str]) -> int:
         return 2
 
 
+def _plainly(error: Exception) -> str:
+    """The sentence of each complaint about what was given, without the names of what found it."""
+    from pydantic import ValidationError
+
+    from services.config.options import plain_reason
+
+    if not isinstance(error, ValidationError):
+        return str(error)
+    found = error.errors(include_url=False, include_context=False)
+    return "; ".join(
+        ": ".join([*(".".join(map(str, one["loc"])).split() or []), plain_reason(one["type"], one["msg"])])
+        for one in found
+    )
+
+
 def _host(words: list[str]) -> int:
     # Deferred as below: it loads what serving does.
     from pydantic import ValidationError
@@ -53,6 +68,12 @@ def _host(words: list[str]) -> int:
     from services.secret_files import SecretFileError
 
     given, rest = host_service.arguments(words)
+    if "://" in given.name:
+        sys.stderr.write(
+            f"env-service: host serves an environment here: expected its class, package.module:Class, or its name in "
+            f"RUN.toml; {given.name} is an address, which is for `source` where it is used\n"
+        )
+        return 2
     try:
         config = load_config(EnvServiceConfig, process="env-service", argv=rest, environ=os.environ) if rest else None
         entries = {each.name: each for each in config.environments if isinstance(each, ClassTasks)} if config else {}
@@ -60,7 +81,7 @@ def _host(words: list[str]) -> int:
         entry = entries.get(given.name) or ClassTasks.model_validate({"source": given.name, "name": name})
         http = host_service.http_of(given)
     except (ConfigError, ValidationError, SecretFileError) as error:
-        problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+        problems = error.problems if isinstance(error, ConfigError) else [_plainly(error)]
         sys.stderr.write("".join(f"env-service: {problem}\n" for problem in problems))
         return 2
     configure_logging("env-service", level="info", format="text")

@@ -5,6 +5,7 @@ import gc
 import importlib.metadata
 import logging
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any
@@ -85,9 +86,18 @@ def _add_score(app: FastAPI, *, answering: Answering) -> None:
 
         With `Accept: application/x-ndjson` the answer is a ScoreResult a line, in the order of finishing.
         """
+        refuse_twins(asked)
         whole = ScoreCall(request=asked, body=await request.body(), key=idempotency_key or None)
         streamed = LINES in request.headers.get("accept", "")
         return answering.streamed(whole) if streamed else await answering.whole(whole)
+
+
+def refuse_twins(asked: ScoreRequest) -> None:
+    """Raises RequestRefused for ids that several items have: nobody could tell their results apart."""
+    ids = Counter(item.id for item in asked.items)
+    if twins := [name for name, count in ids.items() if count > 1]:
+        shown = ", ".join(repr(name[:80]) for name in twins[:5]) + (" and others" if len(twins) > 5 else "")
+        raise RequestRefused(422, "duplicate_id", f"items: the id {shown} is given more than once; give each its own")
 
 
 def _add_get_reward(app: FastAPI, *, scorer: Scorer, offered: Collection[str]) -> None:

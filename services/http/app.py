@@ -5,6 +5,7 @@ A refusal is an answer with status 4xx whose body is a `protocol.status.ErrorBod
 """
 
 import asyncio
+import difflib
 import hmac
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
@@ -71,9 +72,9 @@ def as_refusal(error: Exception, request: Request) -> RequestRefused:
     return refusal
 
 
-def refusal_of(problems: Sequence[ErrorDetails]) -> RequestRefused:
-    """The refusal for a body that does not fit; the first problem is told in full, others are counted."""
-    first = problems[0]
+def refusal_of(problems: Sequence[ErrorDetails], model: type[BaseModel] | None = None) -> RequestRefused:
+    """The refusal for a body that does not fit; an unknown field, or else the first problem, is told in full."""
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     if first["type"] == "json_invalid":
         return RequestRefused(400, "malformed_json", f"the body is not JSON: {first['msg']}")
     parts = [str(part) for part in first["loc"]]
@@ -83,11 +84,16 @@ def refusal_of(problems: Sequence[ErrorDetails]) -> RequestRefused:
     return RequestRefused(
         422,
         "unknown_field" if first["type"] == "extra_forbidden" else "invalid_field",
-        f"{name}: {first['msg']}{more}",
-        field=name,
-        expected=expected,
-        got=_excerpt(first["input"]),
+        f"{name}: {first['msg']}{_meant(first, model)}{more}",
+        **{"field": name, "expected": expected, "got": _excerpt(first["input"])},
     )
+
+
+def _meant(problem: ErrorDetails, model: type[BaseModel] | None) -> str:
+    schema = {} if problem["type"] != "extra_forbidden" or model is None else model.model_json_schema()
+    fields = {name for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", ())}
+    near = difflib.get_close_matches("".join(map(str, problem["loc"][-1:])), sorted(fields), n=1, cutoff=0.7)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _excerpt(value: object) -> str:
@@ -357,7 +363,7 @@ class JsonBody(ReadsBody, Generic[M]):
         try:
             return self._model.model_validate_json(raw)
         except ValidationError as error:
-            raise refusal_of(error.errors(include_url=False, include_context=False)) from error
+            raise refusal_of(error.errors(include_url=False, include_context=False), self._model) from error
 
 
 def json_body(model: type[M], *, deadline_s: float = _BODY_S) -> JsonBody[M]:

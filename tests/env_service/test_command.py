@@ -41,6 +41,15 @@ def test_help_answers_within_a_second_and_loads_nothing_heavy() -> None:
     assert "--reward-urls" in answer.stdout
 
 
+def test_a_host_of_an_environment_that_is_none_is_told_in_a_sentence() -> None:
+    for words in (["no-class", "--port", "0"], ["http://127.0.0.1:1", "--port", "0"]):
+        answer = subprocess.run([*COMMAND, "host", *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+        assert answer.returncode == 2, answer.stderr
+        assert answer.stderr.startswith("env-service: ")
+        assert not any(word in answer.stderr for word in ("validation error", "pydantic", "Traceback", "type="))
+
+
 def test_the_running_process_loads_no_torch() -> None:
     probe = "import sys, env_service.app; sys.exit(bool({'torch', 'vllm', 'transformers'} & set(sys.modules)))"
 

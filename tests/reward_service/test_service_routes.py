@@ -39,7 +39,19 @@ async def test_a_pathological_expression_is_an_error_and_its_neighbour_is_scored
         (b'{"items": []}', 422, "items"),
         (b'{"items": [{"id": "a"}]}', 422, "items.0.verifier"),
         (b'{"items": [{"id": 1, "verifier": "exact_match", "completion": ""}]}', 422, "items.0.id"),
-        (b'{"items": [{"id": "a", "verifier": "exact_match", "completion": "", "argument": {}}]}', 422, "argument"),
+        (
+            b'{"items": [{"id": "a", "verifier": "exact_match", "completion": "", "argument": {}}]}',
+            422,
+            "items.0.argument: Extra inputs are not permitted; did you mean arguments?",
+        ),
+        (b'{"items": [{"id": "a", "verifer": "exact_match", "completion": ""}]}', 422, "did you mean verifier?"),
+        (b'{"items": [{"id": "a", "verifier": "exact_match", "completion": "", "zzz": 1}]}', 422, "zzz: Extra"),
+        (
+            b'{"items": [{"id": "a", "verifier": "exact_match", "completion": ""}, {"id": "a", "verifier": "math", '
+            b'"completion": ""}]}',
+            422,
+            "the id 'a' is given more than once",
+        ),
         (b'{"items": [{"id": "a", "verifier": "exact_match", "completion": ""}], "deadline_s": -1}', 422, "deadline_s"),
         (
             b'{"items": [{"id": "a", "verifier": "exact_match", "completion": ""}], "deadline_s": NaN}',
@@ -73,7 +85,7 @@ async def test_verifiers_are_listed_with_the_schema_of_their_arguments(client: h
 
 
 async def test_items_and_errors_are_counted_by_verifier(client: httpx.AsyncClient) -> None:
-    items = [EXACT, {**EXACT, "arguments": {}}, {**EXACT, "verifier": "made up by a caller"}]
+    items = [EXACT, {**EXACT, "id": "b", "arguments": {}}, {**EXACT, "id": "c", "verifier": "made up by a caller"}]
     await client.post("/v1/score", json={"items": items})
     metrics = (await client.get("/metrics")).text
     assert 'headway_reward_service_score_seconds_count{verifier="exact_match"} 2.0' in metrics
