@@ -85,8 +85,8 @@ def refusal_of(problems: Sequence[ErrorDetails], model: type[BaseModel] | None =
         422,
         "unknown_field" if first["type"] == "extra_forbidden" else "invalid_field",
         f"{name}: {first['msg']}{_meant(first, model)}{more}",
-        **{"field": name, "expected": expected, "got": _excerpt(first["input"])},
-    )
+        field=name, expected=expected, got=_excerpt(first["input"]),
+    )  # fmt: skip
 
 
 def _meant(problem: ErrorDetails, model: type[BaseModel] | None) -> str:
