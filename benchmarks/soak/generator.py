@@ -103,6 +103,7 @@ def install() -> None:
         scoring_params=lambda top=0: ours.Params(),
         scored_sequence=ours.scored_sequence,
     )
+    _put("generator.engine.packing", pack_outputs=lambda config: False, unpack=lambda output: None)
     vars(import_module("generator.engine.gated_llm"))["CountingOutputProcessor"] = ours.CountingOutputProcessor
 
 

@@ -150,7 +150,8 @@ class AsyncLLM:
 
     output_processor: CountingOutputProcessor
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, *, vllm_config: EngineOptions) -> None:
+        options = vllm_config
         torch.set_num_threads(options.threads)
         self.policy = TorchPolicy.read(Path(options.model), positions=options.max_model_len)
         self.vllm_config = SimpleNamespace(
@@ -174,7 +175,7 @@ class AsyncLLM:
     @classmethod
     def from_engine_args(cls, options: EngineOptions) -> "AsyncLLM":
         """See vLLM."""
-        return cls(options)
+        return cls(vllm_config=options)
 
     def shutdown(self, timeout: float = 0) -> None:
         """See vLLM: there is no process to end."""

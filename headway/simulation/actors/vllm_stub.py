@@ -97,7 +97,7 @@ class AsyncLLM:
     @classmethod
     def from_engine_args(cls, args: object) -> "AsyncLLM":
         """See vLLM."""
-        return cls()
+        return cls(vllm_config=None)
 
     @property
     def errored(self) -> bool:
@@ -235,6 +235,7 @@ def install() -> None:
         "vllm.outputs": {"CompletionOutput": object},
         "vllm.v1.engine.output_processor": {"OutputProcessor": object, "RequestState": object},
         "generator.openai_routes": {"mount_openai_routes": None},
+        "generator.engine.packing": {"pack_outputs": lambda config: False, "unpack": lambda output: None},
     }  # fmt: skip
     for name, members in stubs.items():
         module = types.ModuleType(name)
