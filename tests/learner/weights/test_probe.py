@@ -1,9 +1,11 @@
 """The texts of a probe, and what the gap of a generator's logprobs says."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from learner.weights.probe import Probe, ProbeGap, Prober, Texts, texts_of
 from protocol.trajectories import TrajectoryGroup
@@ -72,6 +74,28 @@ def test_weights_that_are_old_are_told_though_an_update_moves_less_than_the_nois
     served = {"right": before + update, "one before": before, "ten before": before - 3 * update}[version]
     probe = Probe(texts=((0,) * 513,), logprobs=tuple(before + update), before=tuple(before))
     assert (ProbeGap.of(probe, tuple(served + noise)).age > 14) is old
+
+
+@pytest.mark.parametrize("shape", ["laplace", "normal", "standard_t"])
+def test_right_weights_are_not_called_old_where_rounding_moves_the_learners_logprobs_as_much_as_the_update(
+    shape: str,
+) -> None:
+    """As in bfloat16 at a small learning rate: each side, and each version of the learner's, is off by its own."""
+    random = np.random.default_rng(1)
+
+    draw: dict[str, Callable[[], NDArray[np.float64]]] = {
+        "laplace": lambda: random.laplace(0, 0.04, 256),
+        "normal": lambda: random.normal(0, 0.04, 256),
+        "standard_t": lambda: 0.04 * random.standard_t(3, 256),
+    }
+    rounding = draw[shape]
+    evidence = 0.0
+    for _ in range(2000):
+        before = random.normal(-1, 0.5, 256)
+        now = before + random.normal(0, 0.004, 256)
+        probe = Probe(texts=((0,) * 257,), logprobs=tuple(now + rounding()), before=tuple(before + rounding()))
+        evidence = max(0.0, evidence + ProbeGap.of(probe, tuple(now + rounding())).age)
+        assert evidence < 14
 
 
 def test_an_update_that_changes_nothing_is_no_evidence() -> None:
