@@ -32,15 +32,15 @@ from env_service.rollouts.judging import Scoring
 from env_service.rollouts.match import Opponent
 from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Rollout
-from env_service.status import EnvServiceStatus
 from protocol.fleet import fingerprint_directory
 from protocol.messages import EnvironmentInfo, Hello, ServingGenerator, WaitsFor
+from protocol.status import PeerStatus, QueueStatus, Report
 from services.http.app import OPEN_PATHS, create_app
 from services.http.calls import Backoff, Breakers
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
-from services.http.status import add_status_route, recent_failures
+from services.http.status import add_status_route, peers_at, recent_failures
 from services.http.tls import client_tls
 from services.http.waiting import Waiting
 from services.process import Stop, WrongSettings, run_loops
@@ -359,3 +359,69 @@ def _hedging(config: EnvServiceConfig) -> HedgeSettings | None:
     if scoring.hedge_share == 0:
         return None
     return HedgeSettings(after_s=scoring.hedge_after_s, percentile=scoring.hedge_percentile, share=scoring.hedge_share)
+
+
+class EnvServiceStatus:
+    """Reads the conversation with the learner, the fleet, and how calls went. `learner` is its ZeroMQ address."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        learner: str,
+        link: LearnerLink,
+        outbox: Outbox,
+        running: RunningLeases,
+        capacity: int,
+        fleet: GeneratorFleet,
+        generators: HttpClient,
+        rewards: RewardClient,
+    ) -> None:
+        self._name = name
+        self._learner = learner
+        self._link = link
+        self._outbox = outbox
+        self._running = running
+        self._capacity = capacity
+        self._fleet = fleet
+        self._generators = generators
+        self._rewards = rewards
+
+    def report(self) -> Report:
+        """The env_service's part of its status."""
+        return Report(
+            id=self._name,
+            peers=(
+                self._learner_peer(),
+                *map(self._generator, self._fleet.serving),
+                *peers_at(self._rewards.urls, self._rewards.contacts(), kind="reward-service"),
+            ),
+            queues=(
+                QueueStatus(name="running leases", depth=len(self._running.report_progress()), limit=self._capacity),
+                QueueStatus(name="unacknowledged groups", depth=len(self._outbox)),
+            ),
+        )
+
+    def _learner_peer(self) -> PeerStatus:
+        return PeerStatus(
+            name=self._learner,
+            kind="learner",
+            last_heard_s=self._link.silence_s,
+            state=self._learner_state(),
+        )
+
+    def _learner_state(self) -> str:
+        if self._link.welcomed:
+            return "has welcomed this process"
+        return f"refuses this process: {self._link.refusal}" if self._link.refusal else "has not answered a hello"
+
+    def _generator(self, generator: ServingGenerator) -> PeerStatus:
+        (peer,) = peers_at((generator.url,), self._generators.contacts(), kind="generator")
+        outstanding = self._fleet.outstanding.get(generator.generator_id, 0)
+        return peer.model_copy(
+            update={
+                "name": generator.generator_id,
+                "serving_version": generator.policy_version,
+                "state": f"{peer.state}, {outstanding} completions outstanding",
+            }
+        )
