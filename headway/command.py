@@ -224,9 +224,9 @@ def _run(words: Sequence[str]) -> int:
 
 def _all_options(words: Sequence[str]) -> Iterator[str]:
     """With --all, what each process that a command starts or reads can be told."""
-    if "--all" in words and words[0] in _COMMANDS:
+    if "--all" in words and (words[0] in _COMMANDS or words[0].startswith("-")):
         for name in PROCESSES:
-            asked = [word.replace(f"--{name}.", "--", 1) for word in words[1:]]
+            asked = [word.replace(f"--{name}.", "--", 1) for word in words if word not in _COMMANDS]
             said = help_text(_config_model(name), process=name, argv=asked)
             yield "\n" + re.sub(r"^  --(?!run\.)", f"  --{name}.", said, flags=re.MULTILINE)
 

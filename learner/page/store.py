@@ -18,6 +18,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -172,8 +173,9 @@ class TrajectoryStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._queue.put(None)
-        self._thread.join(_CLOSE_S)
+        with suppress(queue.Full):  # a thread that hangs on its disk is left behind
+            self._queue.put(None, timeout=_CLOSE_S)
+            self._thread.join(_CLOSE_S)
 
     def take_up(self, *, version: int) -> None:
         """Forgets what former lives kept of steps beyond `version`; to be called before the first `put`."""
@@ -227,7 +229,7 @@ class TrajectoryStore:
             began = time.thread_time()
             try:
                 self._write_step(taken)
-            except (sqlite3.Error, OSError) as error:  # a full disk costs samples, never the run
+            except Exception as error:  # noqa: BLE001 - a full disk, or whatever else, costs samples, never the run
                 self._give_up(error)
                 self._count(taken.step, len(taken.groups))
             self.spent_s += time.thread_time() - began

@@ -116,7 +116,7 @@ MISTAKES = (
     Mistake("a bracket is missing", change={"[generator]": "[generator"}, names=("line 9",)),
     Mistake("a table is misspelled", change={"[learner]": "[lerner]"}, names=("did you mean [learner]",)),
     Mistake("a key is misspelled", change={"steps = 5": "stepps = 5"}, names=("stepps", "did you mean steps?")),
-    _learner("a key is one of another trainer", 'wandb = "project"', "wandb", "`learner --help` lists all keys"),
+    _learner("a key is one of another trainer", 'wandb = "project"', "wandb", "did you mean trackers.wandb?"),
     _learner("a key of TRL", "num_generations = 8", "num_generations", "rollouts.group_size"),
     _learner("a number is a word", 'steps = "many"', "steps: got 'many'", "expected"),
     _learner("a number is out of range", "max_lag = -1", "max_lag: got -1", "greater than or equal to 0"),
@@ -129,7 +129,7 @@ MISTAKES = (
         "a setting of the command line", words=("--learner.max-lagg", "3"), names=("did you mean --learner.max-lag",)
     ),
     Mistake(
-        "a setting that there is not", words=("--learner.wandb", "x"), names=("unknown flag --learner.wandb; see",)
+        "a setting that there is not", words=("--learner.flavour", "x"), names=("unknown flag --learner.flavour; see",)
     ),
     Mistake(
         "a variable of the environment", environment={"HEADWAY_LEARNER__STEPP": "3"}, names=("HEADWAY_LEARNER__STEPS",)
