@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from learner.config import LearnerConfig
+from learner.teachers.config import TeacherConfig
 from services.config import made_with
 from services.config.models import load_or_exit
 from services.logs import configure_logging
@@ -23,6 +24,7 @@ from services.process import START_AGAIN, WRONG_SETTINGS, WrongSettings, run_pro
 
 _RESTARTS = "HEADWAY_RANK_RESTARTS"
 _STABLE_S = 60.0
+_NEEDED = ("model", "algo.type", "algo.path", "algo.components", "data.path", "teachers")
 _DESCRIPTION = "Trains a policy, online or from files."
 _STDERR = 2
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
@@ -83,8 +85,12 @@ def settings_of_run(folder: Path) -> LearnerConfig:
     if not isinstance(settings, dict):
         raise WrongSettings(f"{folder / made_with.FILE} is missing or cannot be read: expected the folder of a run")
     known = {key: value for key, value in settings.items() if value != made_with.SECRET and key != "model_fingerprint"}
+    usual = {name: info.default for name, info in TeacherConfig.model_fields.items()}
+    known["teachers"] = [
+        {key: value for key, value in each.items() if value not in (usual[key], None, [])} for each in known["teachers"]
+    ]
     # A setting that counts for nothing beside others is refused if it is given, also as its default.
-    least = {key: value for key, value in known.items() if key in ("model", "algo.type", "algo.path")}
+    least = {key: value for key, value in known.items() if key in _NEEDED}
     defaults = made_with.settings_of(LearnerConfig.model_validate(_nested(least)))
     given = {key: value for key, value in known.items() if key in least or value != defaults.get(key)}
     config = LearnerConfig.model_validate(_nested(given))

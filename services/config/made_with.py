@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
 
 from services.process import WrongSettings
 
@@ -90,7 +91,7 @@ def _differing(group: BaseModel, usual: BaseModel | None, prefix: str) -> list[s
     found: list[str] = []
     for name, info in type(group).model_fields.items():
         value = getattr(group, name)
-        default = getattr(usual, name) if usual is not None else info.get_default(call_default_factory=True)
+        default = getattr(usual, name) if usual is not None else _default_of(info, beside=group)
         if isinstance(value, BaseModel):
             alike = default if isinstance(default, BaseModel) and type(default) is type(value) else None
             if alike is None and "type" in type(value).model_fields:
@@ -99,6 +100,11 @@ def _differing(group: BaseModel, usual: BaseModel | None, prefix: str) -> list[s
         elif _plain(value) != _plain(default):
             found.append(f"{prefix}{name}")
     return found
+
+
+def _default_of(info: FieldInfo, *, beside: BaseModel) -> Any:
+    """Some defaults depend on the settings beside them."""
+    return info.get_default(call_default_factory=True, validated_data=dict(beside))
 
 
 def write(
