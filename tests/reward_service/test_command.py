@@ -3,7 +3,7 @@ import sys
 
 _PROGRAM = """
 import sys
-sys.argv = ["reward-service", "--help"]
+sys.argv = ["reward-service", "--help", "--all"]
 from reward_service.command import main
 try:
     main()
