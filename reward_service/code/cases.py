@@ -180,8 +180,11 @@ async def run_stdio(
     try:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(judged(case)) for case in tests.cases]
-    except* VerifierError as failed:
-        raise failed.exceptions[0] from None
+    except ExceptionGroup as failed:  # no `except*`: before Python 3.11.4 what it raises is put into a group again
+        known, others = failed.split(VerifierError)
+        if known is None or others is not None:
+            raise
+        raise known.exceptions[0] from None
     return [task.result() for task in running]
 
 

@@ -170,7 +170,10 @@ class InflowWatch:
 
 def _bytes_received(descriptor: int) -> int | None:
     """Of a TCP connection of ZeroMQ's; None of any other descriptor."""
-    borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=descriptor)
+    try:
+        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=descriptor)
+    except OSError:  # closed meanwhile, or something else by now: ZeroMQ's word of it comes later
+        return None
     try:
         told = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     except OSError:

@@ -117,7 +117,7 @@ def served_scores(launcher: Launcher, folder: Path, model: Path) -> list[tuple[f
     url = f"http://127.0.0.1:{port}"
     until(lambda: ready(url), what="the reward model", timeout_s=120, during=[service])
     items = [
-        {"id": f"{number}", "verifier": "reward_model", "prompt": pair["prompt"], "completion": pair[side]}
+        {"id": f"{number}, {side}", "verifier": "reward_model", "prompt": pair["prompt"], "completion": pair[side]}
         for number, pair in enumerate(preferences())
         for side in ("chosen", "rejected")
     ]

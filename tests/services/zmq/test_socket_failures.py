@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from protocol.codec import ProtocolError
 from protocol.messages import Goodbye, Refused
 from services.secret_files import write_public
+from services.zmq import watch
 from services.zmq.keys import AuthorizedKeys, ClientKeys, CurveKeys, ServerKeys
 from services.zmq.sockets import DealerSocket, PeerGone, RouterSocket, SocketLimits
 from tests.services.tcp_proxy import tcp_proxy
@@ -140,3 +142,12 @@ async def test_a_stream_that_loses_its_thread_ends_the_connection_and_a_new_one_
         setattr(proxy, direction, once(lambda data: b"\xff" * len(data), when=lambda data: True))
         await talk(router, dealer, "after")
         assert proxy.connections >= 2
+
+
+def test_a_connection_that_has_gone_before_zeromq_says_so_has_received_nothing() -> None:
+    """Its descriptor is closed, or something else has it by now."""
+    reading, writing = os.pipe()
+    assert watch._bytes_received(reading) is None
+    os.close(reading)
+    os.close(writing)
+    assert watch._bytes_received(reading) is None
