@@ -26,6 +26,7 @@ _SMALLEST_GAP = 1e-9
 _TOLD_APART = 1e-4
 _TOLD_APART_OF_NOISE = 0.1
 """An update that moves logprobs by less, in nats or as a part of the noise, says nothing about who serves which."""
+_FEWEST_TEXTS = 4
 _OLD_STANDS_OUT = 4.0
 """By so many standard errors, or more, weights that are a version old are supposed to fit the version before better."""
 
@@ -67,10 +68,10 @@ class ProbeGap:
     """How far a generator's logprobs of a probe are from the learner's, in nats: over all tokens, absolute.
 
     `tokens` is 0 where nothing was compared. `age` is the evidence, in nats of log likelihood, that they are those of
-    the version before, over that neither is nearer: by how many standard errors the tokens are nearer to that version
+    the version before, over that neither is nearer: by how many standard errors the texts are nearer to that version
     is supposed to be normal, around 4 or around 0. (Not by the size of the gaps alone. The learner's own numbers are
-    rounded, too, and by other amounts in the two versions: after an update that moves less than that, a usual one in
-    bfloat16, one of the two seems much nearer by chance.)
+    rounded, too, and by other amounts in the two versions, alike over much of a text: after an update that moves less
+    than that, a usual one in bfloat16, one of the two seems much nearer by chance.)
     """
 
     tokens: int = 0
@@ -103,10 +104,13 @@ def _age(probe: Probe, theirs: NDArray[np.float64], off: NDArray[np.float64]) ->
     noise = min(off.mean(), off_before.mean())
     if np.abs(np.array(probe.logprobs) - before).mean() < max(_TOLD_APART, _TOLD_APART_OF_NOISE * noise):
         return 0.0
-    nearer = off - off_before
-    errors = nearer.mean() * math.sqrt(off.size) / (nearer.std() + _SMALLEST_GAP)
-    # The likelihood ratio of two normal distributions of width 1; of a few tokens, no more than they can say.
-    return float(np.clip(_OLD_STANDS_OUT * errors - _OLD_STANDS_OUT**2 / 2, -off.size, off.size))
+    starts = np.cumsum([0, *(len(text) - 1 for text in probe.texts[:-1])])
+    nearer = np.add.reduceat(off - off_before, starts)
+    if nearer.size < _FEWEST_TEXTS:
+        return 0.0
+    errors = nearer.mean() * math.sqrt(nearer.size) / (nearer.std(ddof=1) + _SMALLEST_GAP)
+    # The likelihood ratio of two normal distributions of width 1; of few texts, no more than they can say.
+    return float(np.clip(_OLD_STANDS_OUT * errors - _OLD_STANDS_OUT**2 / 2, -nearer.size, nearer.size))
 
 
 class Prober:

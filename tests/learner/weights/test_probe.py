@@ -72,13 +72,16 @@ def test_weights_that_are_old_are_told_though_an_update_moves_less_than_the_nois
     random = np.random.default_rng(0)
     before, update, noise = random.normal(-1, 0.5, 512), random.normal(0, 0.05, 512), random.laplace(0, 0.05, 512)
     served = {"right": before + update, "one before": before, "ten before": before - 3 * update}[version]
-    probe = Probe(texts=((0,) * 513,), logprobs=tuple(before + update), before=tuple(before))
-    assert (ProbeGap.of(probe, tuple(served + noise)).age > 14) is old
+    texts = tuple((number,) * 17 for number in range(32))
+    probe = Probe(texts=texts, logprobs=tuple(before + update), before=tuple(before))
+    in_two_publishes = 2 * ProbeGap.of(probe, tuple(served + noise)).age
+    assert (in_two_publishes > 14) is old
 
 
+@pytest.mark.parametrize("alike", [1, 8, 32])
 @pytest.mark.parametrize("shape", ["laplace", "normal", "standard_t"])
 def test_right_weights_are_not_called_old_where_rounding_moves_the_learners_logprobs_as_much_as_the_update(
-    shape: str,
+    shape: str, alike: int
 ) -> None:
     """As in bfloat16 at a small learning rate: each side, and each version of the learner's, is off by its own."""
     random = np.random.default_rng(1)
@@ -88,12 +91,17 @@ def test_right_weights_are_not_called_old_where_rounding_moves_the_learners_logp
         "normal": lambda: random.normal(0, 0.04, 256),
         "standard_t": lambda: 0.04 * random.standard_t(3, 256),
     }
-    rounding = draw[shape]
+
+    def rounding() -> NDArray[np.float64]:
+        """The same for so many tokens of a text."""
+        return np.repeat(draw[shape]()[: 256 // alike], alike)
+
+    texts = tuple((number,) * 33 for number in range(8))
     evidence = 0.0
     for _ in range(2000):
         before = random.normal(-1, 0.5, 256)
         now = before + random.normal(0, 0.004, 256)
-        probe = Probe(texts=((0,) * 257,), logprobs=tuple(now + rounding()), before=tuple(before + rounding()))
+        probe = Probe(texts=texts, logprobs=tuple(now + rounding()), before=tuple(before + rounding()))
         evidence = max(0.0, evidence + ProbeGap.of(probe, tuple(now + rounding())).age)
         assert evidence < 14
 
