@@ -15,7 +15,7 @@ from protocol.model import PolicyVersion
 from tests.learner.generators import FINGERPRINTS, announcement
 from tests.learner.samples import group, trajectory
 
-PROBE = Probe(texts=((3, 1, 4, 1, 5),), logprobs=(-0.3, -0.1, -0.4, -0.1))
+SIX_TEXTS = Probe(texts=tuple((number, number + 1) for number in range(6)), logprobs=(-1.0,) * 6)
 
 
 @dataclass
@@ -41,11 +41,11 @@ class Weights:
         self, member: Member, version: PolicyVersion, *, checksum: str, gap: float = 0.0, age: float | None = None
     ) -> bool:
         """A commit is answered, and judged: whether the proof is good. `age`: logprobs of the version before."""
-        before = () if age is None else tuple(each - age for each in PROBE.logprobs)
-        probe = Probe(texts=PROBE.texts, logprobs=PROBE.logprobs, before=before)
+        before = () if age is None else tuple(each - age for each in SIX_TEXTS.logprobs)
+        probe = Probe(texts=SIX_TEXTS.texts, logprobs=SIX_TEXTS.logprobs, before=before)
         packed = Packed(version=version, buckets=(), digest=f"sent as {version.number}", probe=probe)
         self.fleet.asked_to_commit(member, version)
-        said = tuple(each - gap for each in PROBE.logprobs)
+        said = tuple(each - gap for each in SIX_TEXTS.logprobs)
         answer = Committed(version=str(version), fingerprint=checksum, probe_logprobs=said, load_s=0.0, pause_s=0.0)
         return bool(self.commits.accept([proof_of(member, answer, packed)], packed))
 
