@@ -199,9 +199,9 @@ class OnlineTraining:
         return metrics
 
     def _keep(self, batch: TakenBatch, sequences: Sequence[TrainSequence]) -> None:
-        tokens = self._trainer.tokens if self._samples is not None else None
         if self._samples is None:
             return
+        tokens = self._trainer.tokens
         origins = [(one.origin, len(one.token_ids)) for one in sequences]
         places = [Place(at.group, at.trajectory, at.start, count) for at, count in origins if at is not None]
         self._samples.put(

@@ -132,6 +132,10 @@ class RolloutMetrics:
         self.redundant_tokens = metrics.counter(
             "redundant_tokens", "Tokens that these had when they were broken off.", labels=("environment",)
         )
+        self._measure_work(metrics)
+
+    def _measure_work(self, metrics: Metrics) -> None:
+        """What concerns leases and the others that they need, and no single trajectory."""
         self.generator_failures = PeerCounter(
             metrics.counter("generator_failures", "Failed requests to a generator.", labels=("generator_id",))
         )
