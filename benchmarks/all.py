@@ -79,7 +79,14 @@ ALL = (
         (Figure("intake: trajectories of 512 tokens a core, 1/s", r"\| 512 \|", 4, "20,000"),),
     ),
     Benchmark(
-        "token_cost --rounds 1", 5, "token_cost.md", (Figure("frontend's CPU of a completion, us", r"^\| 1 \|", 2),)
+        "token_cost --rounds 1",
+        5,
+        "token_cost.md",
+        (
+            Figure("frontend's CPU of a completion of 5 tokens, us", "5 tokens, a completion", 2),
+            Figure("frontend's CPU of a token, us", "400 tokens, a token", 2, "12"),
+        ),
+        appends=True,
     ),
     Benchmark(
         "env_rollouts --seconds 60 --turn-s 2",

@@ -2,9 +2,10 @@
 
     python -m benchmarks.intake [--against OTHER] [--rounds 3]
 
-Two processes on this machine, as in a run: a learner with its real socket, intake, ledger, journal (on disk) and
-batches, and a scripted env_service that finishes every lease at once with a group of eight trajectories. All of the
-learner's CPU is counted, its I/O threads and the kernel's work for it included; importing and the first groups are not.
+Two processes on this machine, as in a run: a learner with its real event loop, socket, intake, ledger, journal (on
+disk) and batches, and a scripted env_service that finishes every lease at once with a group of eight trajectories. All
+of the learner's CPU is counted, its I/O threads and the kernel's work for it included; importing and the first groups
+are not.
 OTHER is a folder with another commit: both are measured in turn. Stages come from a run of their own, in which clocks
 are read around them. "wire" is what is left: ZeroMQ, asyncio, and the kernel's copies.
 """
@@ -19,7 +20,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,22 @@ async def serve(folder: Path, *, groups: int, stages: Stages | None) -> dict[str
         "wall_us": 1e6 * wall_s / trajectories,
         "stages": spent,
     }
+
+
+def as_a_process(work: Coroutine[object, object, dict[str, Any]]) -> dict[str, Any]:
+    """What it returns, run as `headway` runs it: with the process's own event loop, garbage collection and malloc."""
+    from learner.command import keep_freed_memory
+    from services.process import run_process
+
+    import_module("learner.leases.intake")  # before the heap is frozen, as in the process
+    keep_freed_memory()
+    found: list[dict[str, Any]] = []
+
+    async def main(_: object) -> None:
+        found.append(await work)
+
+    run_process("learner", main)
+    return found[0]
 
 
 async def train(intake: Any, *, groups: int, version: int) -> int:
@@ -377,7 +395,7 @@ def main() -> None:
         stages = watch_stages() if arguments.stages else None
         with tempfile.TemporaryDirectory() as folder:
             groups = GROUPS.get(arguments.learner, 1000)
-            print(json.dumps(asyncio.run(serve(Path(folder), groups=groups, stages=stages))))
+            print(json.dumps(as_a_process(serve(Path(folder), groups=groups, stages=stages))))
     elif arguments.env is not None:
         asyncio.run(finish_all(arguments.address, tokens=arguments.env))
     else:

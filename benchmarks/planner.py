@@ -1,8 +1,9 @@
 """How well the planner's simulation foretells runs that were recorded: `python -m benchmarks.planner RUN ...`.
 
-Of each RUN (its folder, with metrics.jsonl and summary.json) the durations of its steps and its publishes and the rate
-of its generators are taken, and the run is simulated with them. Throughput and lag,
-which the real ledger and pacing make of these, are then compared. The table goes to benchmarks/results/planner.md.
+Of each RUN (its folder, with metrics.jsonl and summary.json) the durations of its steps and its publishes, the rate of
+its generators and what its guard read of each step (KL, effective sample share) are taken, and the run is simulated
+with them. Throughput and lag, which the real ledger, pacing and guard make of these, are then compared. The table goes
+to benchmarks/results/planner.md.
 
 The generators' rate is that of the time in which they had work: sampled tokens a second over 1 - generator_idle_share.
 """
@@ -23,6 +24,8 @@ from services.config.sources import ConfigError
 OUTPUT = Path(__file__).parent / "results" / "planner.md"
 RATE, LAG = 0.10, 0.3
 """What is promised: share of the throughput, and versions."""
+READINGS = ("effective_sample_share", "behavior_kl", "mismatch_kl", "importance_ratio_max")
+"""What the guard reads of a step."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,25 @@ class Compared:
         return abs(self.foretold_rate / self.rate - 1) <= RATE and abs(self.foretold_lag - self.lag) <= LAG
 
 
-def _bound(steps: Sequence[Mapping[str, Any]]) -> int:
-    """On lag, in most of the steps: the guard may have lowered it for some."""
-    return int(statistics.mode(step["lag_bound"] for step in steps))
+def _configured(run: ReportedRun) -> int:
+    """The bound on lag of the settings, below which the guard may have held it."""
+    given = run.made.get("settings", {}).get("max_lag")
+    return int(max(step["lag_bound"] for step in _steps(run)) if given is None else given)
+
+
+def _steps(run: ReportedRun) -> list[Mapping[str, Any]]:
+    return [step for step in run.steps if step.get("kind") == "step"]
+
+
+def _lowered(steps: Sequence[Mapping[str, Any]], configured: int) -> int:
+    """In how many steps the guard held the bound below the configured one."""
+    return sum(step["lag_bound"] < configured for step in steps)
+
+
+def _guard(run: ReportedRun) -> dict[str, Any]:
+    """Its settings, as far as the run's folder has them."""
+    settings = run.made.get("settings", {})
+    return {key.removeprefix("guard."): value for key, value in settings.items() if key.startswith("guard.")}
 
 
 def _publishes(folder: Path) -> list[dict[str, Any]]:
@@ -55,7 +74,7 @@ def _publishes(folder: Path) -> list[dict[str, Any]]:
 
 def rehearsal_of(run: ReportedRun, folder: Path, *, capacity: int, at_once: int) -> Mapping[str, Any]:
     """Raises ConfigError if the run's folder does not say how fast its generators were."""
-    steps = [step for step in run.steps if step.get("kind") == "step"]
+    steps = _steps(run)
     idle, publishes = run.summary.get("generator_idle_share"), _publishes(folder)
     if idle is None or not publishes or not steps:
         raise ConfigError([f"{run.name}: summary.json has no generator_idle_share: expected a run that has ended"])
@@ -65,9 +84,10 @@ def rehearsal_of(run: ReportedRun, folder: Path, *, capacity: int, at_once: int)
     return {
         "settings": {
             "generators": 1, "steps": len(steps), "groups_per_step": first["groups"],
-            "group_size": first["trajectories"] // first["groups"], "max_lag": _bound(steps),
-            "capacity": capacity, "max_tokens": 48, "checkpoint_every": 10**6,
+            "group_size": first["trajectories"] // first["groups"], "max_lag": _configured(run),
+            "capacity": capacity, "max_tokens": 48, "checkpoint_every": 10**6, "guard": _guard(run),
         },
+        "readings": [{name: step.get(name) for name in READINGS} for step in steps],
         "train_s": [step["train_s"] + step["copy_s"] for step in steps], "lengths": lengths_of(folder),
         "token_s": 0.0, "sequence_s": 1 / rate, "at_once": at_once, "load_s": pause_s,
         "score_s": statistics.fmean(one["total_s"] for one in publishes) - pause_s,
@@ -81,11 +101,13 @@ def tokens(steps: Sequence[Mapping[str, Any]]) -> int:
 
 def compared(run: ReportedRun, foretold: Sequence[Mapping[str, Any]], *, capacity: int) -> Compared:
     """Both without their first quarter."""
-    steps = warm([step for step in run.steps if step.get("kind") == "step"])
+    steps = warm(_steps(run))
     kept, first = warm(foretold), steps[0]
-    size = first["trajectories"] // first["groups"]
+    size, bound = first["trajectories"] // first["groups"], _configured(run)
+    lowered, told = _lowered(steps, bound), _lowered(kept, bound)
+    guarded = f", lowered by its guard in {lowered} steps, foretold in {told}" if lowered or told else ""
     return Compared(
-        name=run.name, what=f"{first['groups']} groups of {size}, {capacity} at once, max_lag {_bound(steps)}",
+        name=run.name, what=f"{first['groups']} groups of {size}, {capacity} at once, max_lag {bound}{guarded}",
         steps=len(steps), rate=tokens(steps) / seconds(steps), lag=statistics.fmean(lags(steps)),
         foretold_rate=tokens(kept) / seconds(kept), foretold_lag=statistics.fmean(lags(kept)),
     )  # fmt: skip
@@ -102,9 +124,9 @@ def table(found: Sequence[Compared], command: str) -> str:
     return f"""# What the planner foretells, and what was
 
 `{command}`:
-recorded runs on CPUs, simulated with the durations of their steps and publishes and the rate of their generators
-while these had work. Without the first quarter of the steps. Promised: throughput within {RATE:.0%}, mean lag
-within {LAG}.
+recorded runs on CPUs, simulated with the durations of their steps and publishes, what their guard read of each step,
+and the rate of their generators while these had work. Without the first quarter of the steps. Promised: throughput
+within {RATE:.0%}, mean lag within {LAG}.
 
 | run | steps | tokens/s | foretold | mean lag | foretold | holds |
 |---|---|---|---|---|---|---|

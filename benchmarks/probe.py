@@ -168,9 +168,10 @@ class Rig:
         tokens: list[list[int]] = [[] for _ in range(8)]
         logprobs: list[list[float]] = [[] for _ in range(8)]
         name = f"sample-{version}-{number}"
-        async for part in self._engine.generate(request_id=name, prompt_token_ids=prompt, n=8, sampling=sampling):
-            tokens[part.index] += part.token_ids
-            logprobs[part.index] += part.behavior_logprobs
+        async for parts in self._engine.generate(request_id=name, prompt_token_ids=prompt, n=8, sampling=sampling):
+            for part in parts:
+                tokens[part.index] += part.token_ids
+                logprobs[part.index] += part.behavior_logprobs
         rewards = self._random.permutation(8) % 2
         return TrajectoryGroup(
             incarnation=1, lease_id=number, attempt=0, purpose="train", environment="e", task_index=number,

@@ -4,8 +4,8 @@
 
 A generator's routes over its real engine (vLLM, on a tiny model of random weights), and a client in a process of its
 own, which reads the answers as env_services do. Short: 16 requests at once for 8 completions of 5 tokens. Long: 4 at
-once for 8 completions of 400 tokens. OTHER is a folder with another commit: both are measured in turn. The kernel's
-work for a process is counted as its own. Weights are random, so that a completion goes on to its limit.
+once for 8 completions of 400 tokens. OTHER is a folder with another commit: both run, and are measured in turn. The
+kernel's work for a process is counted as its own. Weights are random, so that a completion goes on to its limit.
 """
 
 import argparse
@@ -18,9 +18,10 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 HERE = Path(__file__).parents[1]
 RESULT = HERE / "benchmarks/results/token_cost.md"
@@ -168,33 +169,41 @@ async def sample(http: Any, url: str, load: Load, requests: int) -> int:
     return count
 
 
-def run(checkout: Path, model: Path) -> dict[str, dict[str, float]]:
-    """Both loads with the code of a checkout, in us: of a completion for the short ones, of a token for the long."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}
-    script = [sys.executable, str(HERE / "benchmarks/token_cost.py")]
-    found = {}
-    with subprocess.Popen(
-        [*script, "--serve", str(model)], cwd=checkout, env=environment, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as server:  # fmt: skip
-        assert server.stdout is not None
-        assert server.stdin is not None
-        url = server.stdout.readline().strip()
-        try:
-            for name, load in LOADS.items():
-                asked = [*script, "--ask", name, "--url", url]
-                done = subprocess.run(
-                    asked, cwd=checkout, env=environment, stdout=subprocess.PIPE, text=True, check=True
-                )
-                spent: dict[str, float] = json.loads(done.stdout)
-                completions = load.requests * COMPLETIONS
-                parts = spent.pop("parts") / completions
-                units = completions * (load.tokens if name == "long" else 1)
-                found[name] = {stage: 1e6 * seconds / units for stage, seconds in spent.items()} | {"parts": parts}
-        finally:
-            server.stdin.close()
-            server.wait(timeout=60)
-    return found
+class Subject:
+    """A generator with the code of a checkout, which runs while it is entered, and clients with the same code."""
+
+    def __init__(self, checkout: Path, model: Path) -> None:
+        self._checkout = checkout
+        self._environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}
+        self._script = [sys.executable, str(HERE / "benchmarks/token_cost.py")]
+        self._server = subprocess.Popen(
+            [*self._script, "--serve", str(model)], cwd=checkout, env=self._environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self._url = ""
+
+    def __enter__(self) -> Self:
+        assert self._server.stdout is not None
+        self._url = self._server.stdout.readline().strip()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait(timeout=600)
+
+    def measured(self, name: str) -> dict[str, float]:
+        """A load's cost in us: of a completion for the short one, of a token for the long."""
+        load = LOADS[name]
+        asked = [*self._script, "--ask", name, "--url", self._url]
+        done = subprocess.run(
+            asked, cwd=self._checkout, env=self._environment, stdout=subprocess.PIPE, text=True, check=True
+        )
+        spent: dict[str, float] = json.loads(done.stdout)
+        completions = load.requests * COMPLETIONS
+        parts = spent.pop("parts") / completions
+        units = completions * (load.tokens if name == "long" else 1)
+        return {stage: 1e6 * seconds / units for stage, seconds in spent.items()} | {"parts": parts}
 
 
 def commit(checkout: Path) -> str:
@@ -206,30 +215,37 @@ def commit(checkout: Path) -> str:
 def table(found: dict[str, list[dict[str, dict[str, float]]]]) -> str:
     """The medians, as Markdown."""
     lines = [
-        "| commit | load, us of CPU | frontend (all runs) | engine core | client | parts a completion |",
-        "|---|---|---|---|---|---|",
+        "| commit | load, us of CPU | frontend | engine core | client | parts a completion | frontend, all runs |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, runs in found.items():
         for load, unit in (("short", "5 tokens, a completion"), ("long", "400 tokens, a token")):
             middle = {stage: statistics.median(each[load][stage] for each in runs) for stage in runs[0][load]}
             all_runs = ", ".join(f"{each[load]['frontend']:.1f}" for each in runs)
             lines.append(
-                f"| `{name}` | {unit} | {middle['frontend']:.1f} ({all_runs}) | {middle['core']:.1f} | "
-                f"{middle['client']:.1f} | {middle['parts']:.2f} |"
+                f"| `{name}` | {unit} | {middle['frontend']:.1f} | {middle['core']:.1f} | "
+                f"{middle['client']:.1f} | {middle['parts']:.2f} | {all_runs} |"
             )
     return "\n".join([*lines, ""])
 
 
 def measure(checkouts: Sequence[Path], *, rounds: int) -> str:
-    """All runs, in turn."""
-    found: dict[str, list[dict[str, dict[str, float]]]] = {commit(checkout): [] for checkout in checkouts}
-    with tempfile.TemporaryDirectory() as folder:
+    """All runs, in turn: each generator is started once, and idle while another one is asked."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         make_model(Path(folder))
+        started = {commit(checkout): Subject(checkout, Path(folder)) for checkout in checkouts}
+        subjects = {name: running.enter_context(subject) for name, subject in started.items()}
+        found: dict[str, list[dict[str, dict[str, float]]]] = {name: [] for name in subjects}
         for number in range(rounds):
-            for checkout in checkouts if number % 2 else reversed(checkouts):
-                found[commit(checkout)].append(run(checkout, Path(folder)))
-                print(commit(checkout), found[commit(checkout)][-1], flush=True)
-    return table(found)
+            names = list(subjects) if number % 2 else list(reversed(subjects))
+            runs: dict[str, dict[str, dict[str, float]]] = {name: {} for name in names}
+            for load in LOADS:
+                for name in names:
+                    runs[name][load] = subjects[name].measured(load)
+                    print(name, load, runs[name][load], flush=True)
+            for name in names:
+                found[name].append(runs[name])
+        return table(found)
 
 
 def main() -> None:
@@ -247,7 +263,9 @@ def main() -> None:
         print(json.dumps(asyncio.run(ask(arguments.url, LOADS[arguments.ask]))))
     else:
         checkouts = [HERE] if arguments.against is None else [arguments.against.resolve(), HERE]
-        RESULT.write_text(measure(checkouts, rounds=arguments.rounds), encoding="utf-8")
+        found = measure(checkouts, rounds=arguments.rounds)
+        with RESULT.open("a", encoding="utf-8") as file:
+            file.write(f"\n## `{commit(HERE)}`\n\n{found}")
 
 
 if __name__ == "__main__":

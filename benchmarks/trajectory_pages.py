@@ -164,7 +164,8 @@ def _read(folder: Path) -> list[str]:
         "a word that is nowhere": lambda: page(folder, Filter(words="nowhere")),
         "the beginning of a word": lambda: page(folder, Filter(words="w49*")),
         "one task": lambda: page(folder, Filter(task=17)),
-        "nothing fits": lambda: page(folder, Filter(min_reward=2.0)),
+        "no reward fits": lambda: page(folder, Filter(min_reward=2.0)),
+        "no length fits": lambda: page(folder, Filter(min_length=10**6)),
         "a group's tokens": lambda: group(folder, middle, decode=None),
         "what there is": lambda: overview(folder),
     }

@@ -23,7 +23,7 @@ from env_service.connection import LearnerLink
 from env_service.environments import catalog
 from env_service.environments.interface import OfferedEnvironment
 from env_service.environments.task_configs import ClassTasks
-from env_service.environments.tokenization import Tokenization, TokenizerError
+from env_service.environments.tokenization import ChatTemplateError, Tokenization, TokenizerError
 from env_service.hosting.hosted import Hosting
 from env_service.leases import Outbox, RunningLeases, Slow
 from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds
@@ -50,11 +50,13 @@ from services.zmq.keys import ClientKeys
 from services.zmq.sockets import DealerSocket
 
 _POLL_S = 1.0
+_QUIET_S = 5.0
+"""Processes that are started together wait for each other at first: that is no news."""
 
 
 async def reward_services_ready(client: RewardClient, waits: Waiting, *, poll_s: float = _POLL_S) -> None:
     """Return when, of the reward services for each verifier, one says that it is ready."""
-    with waits.wait("the reward services", quiet_s=0.5) as wait:
+    with waits.wait("the reward services", quiet_s=_QUIET_S) as wait:
         while missing := await client.unready():
             sets = (" or ".join(urls) for urls in missing)
             wait.whom = f"the reward service at {', and the one at '.join(sets)}"
@@ -65,10 +67,10 @@ async def watch_peers(link: LearnerLink, fleet: GeneratorFleet, waits: Waiting, 
     """Keep `waits` true to who is missing, until cancelled."""
     while True:
         if not link.welcomed:
-            with waits.wait(f"the learner at {learner}", quiet_s=0.5):
+            with waits.wait(f"the learner at {learner}", quiet_s=_QUIET_S):
                 await link.wait_for(lambda: link.welcomed)
         elif not fleet.serving:
-            with waits.wait("a generator that serves", quiet_s=0.5):
+            with waits.wait("a generator that serves", quiet_s=_QUIET_S):
                 await link.wait_for(lambda: bool(fleet.serving) or not link.welcomed)
         elif not fleet.answering:
             names = ", ".join(generator.generator_id for generator in fleet.serving)
@@ -202,17 +204,20 @@ def environments_of(
     try:
         environments = catalog.build(config.environments, elsewhere=hosting.offered)
         catalog.check_templates(environments, tokenization)
+        catalog.check_opponents(config.environments, environments, tokenization)
     except ValueError as error:  # of a class, a file of tasks, or a dataset
         raise WrongSettings(str(error)) from error
     return environments
 
 
 def tokenization_of(config: EnvServiceConfig) -> Tokenization:
-    """Of the model. Raises WrongSettings."""
+    """Of the model, with the run's chat template if one is given. Raises WrongSettings."""
     try:
-        return Tokenization(config.model)
+        return Tokenization(config.model, chat_template=config.run.chat_template)
     except (FileNotFoundError, TokenizerError) as error:
         raise WrongSettings(f"model: {error}") from error
+    except ChatTemplateError as error:
+        raise WrongSettings(f"[run] chat_template: {error}") from error
 
 
 def sessions_of(config: EnvServiceConfig, url: str) -> Sessions:
@@ -229,7 +234,7 @@ def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnviron
 
     A name of host and port is the same after a restart: the learner then gives away at once what the former one held.
     """
-    fingerprints = fingerprint_directory(config.model)
+    fingerprints = fingerprint_directory(config.model, config.run.chat_template)
     host = socket.gethostname()
     return Hello(
         env_id=config.env_id or f"{host}:{port}",
@@ -283,8 +288,7 @@ async def opponents_of(
     """Who plays against the policy, by environment; their clients are closed with the stack."""
     found: dict[str, Opponent] = {}
     for entry in config.environments:
-        given = entry.opponent if isinstance(entry, ClassTasks) else None
-        if given is None:
+        if not isinstance(entry, ClassTasks) or (given := entry.opponent) is None:
             continue
         http = HttpClient(token=given.token or config.generator_token, tls=client_tls(config.http.tls))
         fleet = GeneratorFleet(breakers=Breakers("opponent"))
@@ -292,7 +296,7 @@ async def opponents_of(
         generation = generation_of(config, http=await stack.enter_async_context(http), fleet=fleet, metrics=metrics)
         found[entry.name] = Opponent(
             plays=given.plays,
-            tokenization=tokenization if given.model is None else Tokenization(given.model),
+            tokenization=catalog.opponent_tokenization(entry, tokenization),
             sample=generation.sample,
             temperature=given.temperature,
         )

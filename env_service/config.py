@@ -94,7 +94,7 @@ class ConcurrencyConfig(ConfigModel):
     """
 
     adaptive: bool = Field(
-        True, description="fewer while completions wait in a generator's queue, more while none do; false: no bound"
+        True, description="fewer while completions wait in a generator's queue, more while few do; false: no bound"
     )
     least: int = Field(64, ge=1, description="completions outstanding at a generator that are never too many")
     most: int = Field(4096, ge=1, description="completions outstanding at a generator at most")

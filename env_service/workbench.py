@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from env_service.agents.attempts import attempts_in
 from env_service.agents.routes import sessions_alone
-from env_service.app import environments_of, generation_of, hosting_of, opponents_of, reward_client
+from env_service.app import environments_of, generation_of, hosting_of, opponents_of, reward_client, tokenization_of
 from env_service.config import EnvServiceConfig
 from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault, class_at
@@ -165,7 +165,7 @@ async def _show(environment: OfferedEnvironment, config: EnvServiceConfig | None
     if config is None:
         out.write(f"{text_of(opening.prompt)}\n")
         return
-    text, ids = Tokenization(config.model).encode(opening.prompt, tools=opening.tools)
+    text, ids = tokenization_of(config).encode(opening.prompt, tools=opening.tools)
     out.write(f"{text}\n\n{len(ids)} tokens: {' '.join(map(str, ids))}\n")
 
 
@@ -215,7 +215,7 @@ async def _try(
     environment: OfferedEnvironment, config: EnvServiceConfig, given: argparse.Namespace, out: TextIO
 ) -> None:
     environment, index = environment.at("train", given.task)
-    tokenization, metrics = Tokenization(config.model), Metrics("env-service")
+    tokenization, metrics = tokenization_of(config), Metrics("env-service")
     counted, fleet = RolloutMetrics(metrics), GeneratorFleet()
     fleet.replace([ServingGenerator(generator_id="generator", url=given.generator, policy_version="0.0")])
     environments_of(config, tokenization, hosting_of(config))

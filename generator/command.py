@@ -1,7 +1,5 @@
 """The command `generator`."""
 
-import atexit
-import logging
 import os
 import signal
 from types import FrameType
@@ -12,7 +10,7 @@ from generator.engine.options import EngineOptions, prepare_environment
 from services.config.models import load_or_exit
 from services.logs import configure_logging
 from services.network import LOOPBACK, address_to, keep_to_interface_of
-from services.process import run_process
+from services.process import leave, run_process
 
 
 def main() -> None:
@@ -29,11 +27,7 @@ def main() -> None:
         signal.signal(number, _exit)
     from generator.service import serve
 
-    code = run_process("generator", lambda stop: serve(config, options, stop), finish_s=config.drain_s + 5.0)
-    atexit._run_exitfuncs()
-    logging.shutdown()
-    # To take down an interpreter that holds torch and vllm is seconds of work on a busy machine, for nothing.
-    os._exit(code)
+    leave(run_process("generator", lambda stop: serve(config, options, stop), finish_s=config.drain_s + 5.0))
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -46,7 +46,9 @@ class EngineConfig(ConfigModel):
     enforce_eager: bool = Field(
         True, description="no compilation and no CUDA graphs: quick start, slower steps on a GPU"
     )
-    stream_interval: int = Field(32, ge=1, description="tokens of a completion that make one part of an answer")
+    stream_interval: int = Field(
+        32, ge=1, description="tokens of a completion that make one part of an answer, of a slow engine those of 2 s"
+    )
     staging: Literal["staging", "none"] = Field(
         "staging", description="receive new weights beside the old ones while serving, or within the pause"
     )

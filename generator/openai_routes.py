@@ -36,10 +36,12 @@ async def mount_openai_routes(
     prefix: str = PREFIX,
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
+    chat_template: str | None = None,
 ) -> None:
     """Serve `prefix`/v1/models, /v1/completions and /v1/chat/completions in `app`.
 
     The engine must have been started with its tokenizer. `check_ready` raises RequestRefused when no request is taken.
+    `chat_template` is Jinja text; the model's own if none.
     """
 
     async def ready() -> None:
@@ -47,7 +49,9 @@ async def mount_openai_routes(
 
     openai = FastAPI(openapi_url=None, dependencies=[Depends(ready)])
     parsers = _Parsers(tool=tool_parser, reasoning=reasoning_parser)
-    renderer = _fill_state(openai, llm=engine.llm, served_model_name=served_model_name, parsers=parsers)
+    renderer = _fill_state(
+        openai, llm=engine.llm, served_model_name=served_model_name, parsers=parsers, chat_template=chat_template
+    )
     for router in (models_router, completion_router, chat_router):
         openai.include_router(router)
     init_exception_handler(openai)
@@ -63,7 +67,9 @@ class _Parsers:
     reasoning: str | None
 
 
-def _fill_state(app: FastAPI, *, llm: GatedLLM, served_model_name: str, parsers: _Parsers) -> OnlineRenderer:
+def _fill_state(
+    app: FastAPI, *, llm: GatedLLM, served_model_name: str, parsers: _Parsers, chat_template: str | None
+) -> OnlineRenderer:
     """The names are those that vLLM's routers look for. Returns what renders the chat template."""
     paths = [BaseModelPath(name=served_model_name, model_path=llm.model_config.model)]
     models = OpenAIServingModels(engine_client=llm, base_model_paths=paths)
@@ -71,7 +77,7 @@ def _fill_state(app: FastAPI, *, llm: GatedLLM, served_model_name: str, parsers:
         model_config=llm.model_config,
         renderer=llm.renderer,
         request_logger=None,
-        chat_template=None,
+        chat_template=chat_template,
         chat_template_content_format="auto",
         enable_auto_tools=parsers.tool is not None,
         tool_parser=parsers.tool,
@@ -87,7 +93,7 @@ def _fill_state(app: FastAPI, *, llm: GatedLLM, served_model_name: str, parsers:
         "assistant",
         online_renderer=renderer,
         request_logger=None,
-        chat_template=None,
+        chat_template=chat_template,
         chat_template_content_format="auto",
         enable_auto_tools=parsers.tool is not None,
         tool_parser=parsers.tool,

@@ -92,7 +92,7 @@ async def watch_answers(engine: Engine, *, serving: Serving) -> None:
                     "the engine has not answered for %.0f s: out of service until it does", engine.answer_timeout_s
                 )
                 serving.stall()
-                await engine.hand_back()
+                await engine.hand_back(stopped=True)
             await answer
         finally:
             answer.cancel()
@@ -237,6 +237,7 @@ async def _add_routes(
             check_ready=serving.check_ready,
             tool_parser=config.tool_parser,
             reasoning_parser=config.reasoning_parser,
+            chat_template=config.run.template_text or None,
         )
 
 
@@ -260,7 +261,7 @@ def _announcement(config: GeneratorConfig, *, listener: Listener, instance: str)
         instance=instance,
         url=config.join.url or _announced_url(config, listener),
         protocol_version=PROTOCOL_VERSION,
-        fingerprints=fingerprint_directory(config.model),
+        fingerprints=fingerprint_directory(config.model, config.run.chat_template),
         world_size=config.engine.tensor_parallel_size,
         backend=config.join.backend,
         staging=config.staging == "staging",

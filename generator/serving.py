@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import get_args
 
@@ -61,11 +61,12 @@ class Measures:
             lambda: engine.counters().cached_tokens_total,
         )
 
-    def part(self, part: GeneratePart) -> None:
+    def parts(self, parts: Sequence[GeneratePart]) -> None:
         """Notes tokens handed out."""
-        self._tokens.inc(len(part.token_ids))
-        if part.finish_reason is not None:
-            self._finished.labels(finish_reason=part.finish_reason).inc()
+        self._tokens.inc(sum([len(part.token_ids) for part in parts]))
+        for part in parts:
+            if part.finish_reason is not None:
+                self._finished.labels(finish_reason=part.finish_reason).inc()
 
     def scored(self, tokens: int) -> None:
         """Notes tokens of others whose logprobs were handed out."""
@@ -206,8 +207,8 @@ class Serving:
                 field="prompt_token_ids", expected=f"at most {self._max_model_len} in all", got=prompt + most,
             )  # fmt: skip
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GeneratePart]:
-        """Parts of all completions as they come. The engine gets an id of its own: clients may repeat theirs."""
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[tuple[GeneratePart, ...]]:
+        """Parts of all completions, as they come together. The engine gets its own ids: clients may repeat theirs."""
         with self.occupied():
             try:
                 parts = self._engine.generate(
@@ -217,9 +218,9 @@ class Serving:
                     sampling=request.sampling,
                 )
                 async with aclosing(parts):
-                    async for part in parts:
-                        self._measures.part(part)
-                        yield part
+                    async for some in parts:
+                        self._measures.parts(some)
+                        yield some
             except (EngineGone, ValueError) as error:
                 raise RequestRefused(503, "engine", f"request {request.request_id}: {error}") from error
 

@@ -1,37 +1,48 @@
 """What the processes would find wrong at their start with what their settings name, found without starting them.
 
 Files of tasks and examples are read through, code of the user's is imported, prompts are tokenized, and sizes are held
-against the model and the machine. What loads a while, such as torch for an algorithm of one's own, is loaded only where
-the settings need it.
+against the model and the machine, unless the run is meant for another one. What loads a while, such as torch for an
+algorithm of one's own, is loaded only where the settings need it.
 """
 
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from heapq import nlargest
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from headway.doctor.before import Level, check_port, device_problems, missing_of, resources, resources_text
+from headway.doctor.before import (
+    Level,
+    check_port,
+    device_problems,
+    missing_of,
+    resources,
+    resources_text,
+    shape_problems,
+)
+from protocol.fleet import template_file
 from services.config.agreements import ModelFolder, listened_on, places_of
 from services.config.models import ProcessConfig
 from services.config.options import nearest
 from services.run_lock import holder_of, taken_text
 
 if TYPE_CHECKING:
-    from env_service.environments.interface import OfferedEnvironment, Task
-    from env_service.environments.tokenization import Tokenization
+    from env_service.environments.catalog import PromptLength, WrittenTask
+    from env_service.environments.interface import OfferedEnvironment
     from learner.config import LearnerConfig
-    from protocol.trajectories import Purpose
     from reward_service.config import RewardServiceConfig
     from reward_service.verifier.lanes import Verifier
 
-_SAMPLED, _LONGEST = 64, 16
 _LOOK_S = 0.2
 _LARGEST_READ_BYTES = 64 << 20
+_LEFT_OUT = (
+    "left out, since this may not be the machine that it is meant for: devices, memory, disk, who holds ports, what is "
+    "in the run's folder, bubblewrap"
+)
 _OWN_VERIFIERS = ("verifiers", "reward_models", "embeddings", "encoders", "judges", "remotes")
 
 Configs = Mapping[str, ProcessConfig]
@@ -41,27 +52,12 @@ R = TypeVar("R")
 
 @dataclass
 class Examination:
-    """What was found: with a fault the start will fail, a note says what to look at; `table` is of memory and disk."""
+    """With a fault the start will fail, a note says what to look at; `template`: of the chat; `table`: memory, disk."""
 
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    template: str = ""
     table: str = ""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A task that a user wrote: who is to judge it, and the file and line that say so."""
-
-    where: str
-    task: "Task"
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt's length in tokens, and whose it is."""
-
-    where: str
-    tokens: int
 
 
 @dataclass(frozen=True)
@@ -69,37 +65,43 @@ class _Looked:
     """What the env-service's settings come to."""
 
     environments: Mapping[str, "OfferedEnvironment"]
-    wanted: Sequence[Wanted] = ()
-    longest: Prompt | None = None
+    wanted: "Sequence[WrittenTask]" = ()
+    longest: "PromptLength | None" = None
     budgets: Mapping[str, int] = field(default_factory=dict)
 
 
-def examine(configs: Configs, *, patience_s: float = 0.0) -> Examination:
+def examine(configs: Configs, *, patience_s: float = 0.0, elsewhere: bool = False) -> Examination:
     """Everything that a start would find wrong, of configs that are good each by itself.
 
-    Ports that are taken are looked at again for `patience_s` seconds.
+    Ports that are taken are looked at again for `patience_s` seconds. For a start `elsewhere` nothing is asked of this
+    machine but the files that the settings name, and a note says what was left out.
     """
     found = Examination()
     learner, generator = configs.get("learner"), configs.get("generator")
-    _each(found, partial(_run_problems, patience_s=patience_s), configs)
+    if not elsewhere:
+        _each(found, partial(_run_problems, patience_s=patience_s), configs)
+        _each(found, device_problems, configs)
     _each(found, _model_problems, configs)
-    _each(found, device_problems, configs)
+    _if_installed(found, _look_at_template, configs)
+    _each(found, shape_problems, configs)
     looked = _if_installed(found, _look, configs.get("env-service"))
-    verifiers = _if_installed(found, _verifiers, configs.get("reward-service"))
+    verifiers = _if_installed(found, partial(_verifiers, elsewhere=elsewhere), configs.get("reward-service"))
     if looked is not None and verifiers is not None:
         entries = getattr(configs["env-service"], "rewards", ())
-        elsewhere = frozenset(name for entry in entries for name in entry.verifiers)
-        found.faults += _unjudged(looked.wanted, verifiers, elsewhere)
+        others = frozenset(name for entry in entries for name in entry.verifiers)
+        found.faults += _unjudged(looked.wanted, verifiers, others)
     if learner is not None:
         _each(found, _learner_problems, learner)
         if looked is not None:
             found.faults += _unoffered(learner, looked.environments)
+            found.notes += _unmeasured(learner, looked.environments)
     if generator is not None:
         found.faults += _too_long(learner, generator, looked)
-    findings = resources(configs)
+    findings = [] if elsewhere else resources(configs)
     found.faults += [f"{one.what}: {one.found}; {one.remedy}" for one in findings if one.level is Level.ERROR]
     found.notes += [f"{one.what}: {one.found}; {one.remedy}" for one in findings if one.level is Level.WARNING]
-    found.table = resources_text(configs) if configs else ""
+    found.notes += [_LEFT_OUT] if elsewhere else []
+    found.table = resources_text(configs, elsewhere=elsewhere) if configs else ""
     found.faults = list(dict.fromkeys(found.faults))
     return found
 
@@ -147,7 +149,37 @@ def _model_problems(configs: Configs) -> Iterator[str]:
         if any(isinstance(mark, ModelFolder) for mark in place.marks) and isinstance(place.value, Path):
             wanted = [name for name in missing_of(place.value) if "safetensors" in name]
             if wanted and place.process != "env-service" and place.value.is_dir():
-                yield f"{place}: {place.value} lacks {', '.join(wanted)}: copy or download the model again"
+                remedy = "copy or download the model again"
+                if pickles := sorted(file.name for file in place.value.glob("*.bin")):
+                    remedy = (
+                        f"{pickles[0]} can run code when it is loaded, and is not read: load the model with "
+                        "transformers and write it with save_pretrained"
+                    )
+                yield f"{place}: {place.value} lacks {', '.join(wanted)}: {remedy}"
+
+
+def _look_at_template(found: Examination, configs: Configs) -> None:
+    """The one that the tables' first model is used with; another one would be named as a disagreement."""
+    models = [place for place in places_of(configs) if any(isinstance(mark, ModelFolder) for mark in place.marks)]
+    for place in models[:1]:
+        assert isinstance(place.value, Path)
+        given = configs[place.process].run.chat_template
+        with suppress(OSError, ValueError):  # said as what is wrong with the model
+            own = template_file(place.value)
+            found.template = f"{given} (run.chat_template)" if given else str(own) if own else "none, prompts are text"
+        if given and given.is_file() and (place.value / "tokenizer.json").is_file():
+            found.faults += _template_problems(place.value, given)
+
+
+def _template_problems(model: Path, file: Path) -> Iterator[str]:
+    from env_service.environments.tokenization import ChatTemplateError, Tokenization, TokenizerError
+
+    try:
+        Tokenization(model, chat_template=file)
+    except TokenizerError:  # said as what is wrong with the model
+        return
+    except ChatTemplateError as error:
+        yield f"[run] chat_template: {error}"
 
 
 def _look(found: Examination, config: ProcessConfig | None) -> _Looked | None:
@@ -155,13 +187,15 @@ def _look(found: Examination, config: ProcessConfig | None) -> _Looked | None:
         return None
     # Deferred, as all of the processes' own code here: an umbrella that starts them does without it.
     from env_service.config import EnvServiceConfig
-    from env_service.environments.catalog import budgets_of, made_of
-    from env_service.environments.tokenization import Tokenization, TokenizerError
+    from env_service.environments.catalog import budgets_of, longest_prompt, made_of, wanted_of
+    from env_service.environments.tokenization import ChatTemplateError, Tokenization, TokenizerError
     from env_service.hosting.hosted import Hosting
 
     assert isinstance(config, EnvServiceConfig)
     try:
-        tokenization = Tokenization(config.model)
+        tokenization = Tokenization(config.model, chat_template=config.run.chat_template)
+    except ChatTemplateError:
+        return None  # named before
     except (FileNotFoundError, TokenizerError) as error:
         # Without any tokenizer it is an agreement between the tables that cannot be kept, and said as such.
         known = "tokenizer.json" in missing_of(config.model)
@@ -172,67 +206,24 @@ def _look(found: Examination, config: ProcessConfig | None) -> _Looked | None:
     found.faults += [f"[env-service] {fault}" for fault in faults]
     looked = _Looked(
         environments=environments,
-        wanted=list(_wanted(environments)),
-        longest=_longest_prompt(environments, tokenization),
+        wanted=list(wanted_of(environments)),
+        longest=longest_prompt(environments, tokenization),
         budgets=budgets_of(environments),
     )
     return looked if not faults else replace(looked, environments={}, longest=None)
 
 
-def _wanted(environments: Mapping[str, "OfferedEnvironment"]) -> Iterator[Wanted]:
-    """The tasks of files, whose verifiers and arguments a user wrote."""
-    from env_service.environments.jsonl import JsonlTaskSource
-
-    for environment in environments.values():
-        source = environment.tasks
-        if isinstance(source, JsonlTaskSource):
-            for purpose, count in _counts(environment):
-                yield from (Wanted(source.where(purpose, at), source.task(purpose, at)) for at in range(count))
-
-
-def _counts(environment: "OfferedEnvironment") -> "list[tuple[Purpose, int]]":
-    return [("train", environment.tasks.train_tasks), ("evaluate", environment.tasks.evaluation_tasks)]
-
-
-def _longest_prompt(environments: Mapping[str, "OfferedEnvironment"], tokenization: "Tokenization") -> Prompt | None:
-    """Of the prompts that can be had without a conversation: some of all, and of a file those with the most letters."""
-    from env_service.environments.tokenization import ChatTemplateError
-
-    found: list[Prompt] = []
-    for environment in environments.values():
-        for where, task in _sampled(environment):
-            try:
-                found.append(Prompt(where, len(tokenization.encode(task.prompt)[1])) if task.prompt else Prompt("", 0))
-            except ChatTemplateError:
-                break  # named already as what is wrong with the environment
-    return max(found, key=lambda prompt: prompt.tokens, default=None)
-
-
-def _sampled(environment: "OfferedEnvironment") -> "Iterator[tuple[str, Task]]":
-    from env_service.environments.interface import text_of
-    from env_service.environments.jsonl import Addition, JsonlTaskSource
-
-    source = environment.tasks
-    if not isinstance(source, Addition | JsonlTaskSource):
-        return
-    for purpose, count in _counts(environment):
-        chosen = set(range(0, count, max(1, count // _SAMPLED)))
-        if isinstance(source, JsonlTaskSource):
-            lengths = [len(text_of(source.task(purpose, at).prompt)) for at in range(count)]
-            chosen |= set(nlargest(_LONGEST, range(count), key=lengths.__getitem__))
-            yield from ((source.where(purpose, at), source.task(purpose, at)) for at in sorted(chosen))
-        else:
-            yield from ((f"environment {environment.name}", source.task(purpose, at)) for at in sorted(chosen))
-
-
-def _verifiers(found: Examination, config: ProcessConfig | None) -> "Callable[[], Mapping[str, Verifier]] | None":
+def _verifiers(
+    found: Examination, config: ProcessConfig | None, *, elsewhere: bool
+) -> "Callable[[], Mapping[str, Verifier]] | None":
     """Looks at the verifiers of one's own; all that are offered, by name, when they are asked for."""
     if config is None:
         return None
     from reward_service.config import RewardServiceConfig
 
     assert isinstance(config, RewardServiceConfig)
-    _each(found, _sandbox_problems, config)
+    if not elsewhere:
+        _each(found, _sandbox_problems, config)
     given = [(kind, entry) for kind in _OWN_VERIFIERS for entry in getattr(config, kind)]
     names = [entry.name for _, entry in given]
     own: dict[str, Verifier] = {}
@@ -277,12 +268,12 @@ def _sandbox_problems(config: "RewardServiceConfig") -> Iterator[str]:
 
 
 def _unjudged(
-    wanted: Sequence[Wanted], offered: "Callable[[], Mapping[str, Verifier]]", elsewhere: frozenset[str]
+    wanted: "Sequence[WrittenTask]", offered: "Callable[[], Mapping[str, Verifier]]", elsewhere: frozenset[str]
 ) -> list[str]:
     """The first task of each verifier that is not there or does not take what the task gives it."""
     asked = [one for one in wanted if one.task.verification.verifier not in elsewhere | {""}]
     verifiers = offered() if asked else {}
-    complaints: dict[str, list[Wanted]] = {}
+    complaints: dict[str, list[WrittenTask]] = {}
     for one in asked if verifiers else ():
         complaint = _complaint(one, verifiers)
         if complaint is not None:
@@ -291,7 +282,7 @@ def _unjudged(
     return [f"{several[0].where}: {text}{more.get(text, '')}" for text, several in complaints.items()]
 
 
-def _complaint(one: Wanted, verifiers: "Mapping[str, Verifier]") -> str | None:
+def _complaint(one: "WrittenTask", verifiers: "Mapping[str, Verifier]") -> str | None:
     from reward_service.verifier.submission import UserError, validate_arguments
 
     name = one.task.verification.verifier
@@ -331,6 +322,7 @@ def _example_problems(config: "LearnerConfig") -> Iterator[str]:
     if not file.exists():
         yield f"[learner] data.path: {file} does not exist: expected a JSONL or Parquet file, or a saved dataset"
         return
+    from env_service.environments.tokenization import ChatTemplateError
     from learner.data.sources import DataError, read_records
 
     try:
@@ -338,10 +330,11 @@ def _example_problems(config: "LearnerConfig") -> Iterator[str]:
             for _ in islice(read_records(path), 10_000):
                 pass
             return
+        from env_service.environments.tokenization import LightTokenizer, Tokenization
         from learner.offline_examples import read_units
 
-        read_units(config, _LightTokenizer(config.model))
-    except (DataError, FileNotFoundError) as error:
+        read_units(config, LightTokenizer(Tokenization(config.model, chat_template=config.run.chat_template)))
+    except (DataError, FileNotFoundError, ChatTemplateError) as error:
         yield f"[learner] data.path: {error}"
 
 
@@ -365,6 +358,22 @@ def _unoffered(learner: ProcessConfig, environments: Mapping[str, "OfferedEnviro
             'the one to take tasks from, or make a mix of them (source = "mix")'
         ]
     return []
+
+
+def _unmeasured(learner: ProcessConfig, environments: Mapping[str, "OfferedEnvironment"]) -> Iterator[str]:
+    """An evaluation that is left out in silence would be missed at the end."""
+    from learner.config import LearnerConfig
+
+    assert isinstance(learner, LearnerConfig)
+    name = learner.rollouts.environment or next(iter(environments), "")
+    wanted = max(learner.evaluation.tasks, learner.evaluation.final_tasks)
+    if learner.learns_from_files or not wanted or name not in environments:
+        return
+    if not environments[name].tasks.evaluation_tasks:
+        yield (
+            f"nothing will be evaluated, since environment {name} has no held-out tasks: give it some (evaluation_file "
+            "of jsonl, evaluation_tasks of others), or set tasks and final_tasks of [learner.evaluation] to 0"
+        )
 
 
 def _too_long(learner: ProcessConfig | None, generator: ProcessConfig, looked: _Looked | None) -> Iterator[str]:
@@ -397,22 +406,3 @@ def _too_long(learner: ProcessConfig | None, generator: ProcessConfig, looked: _
             f"{completion} that makes {prompt.tokens + completion}, but {takes}: shorten the prompt, lower max_tokens, "
             f"or raise max_model_len to {prompt.tokens + completion}"
         )
-
-
-class _LightTokenizer:
-    """What reading examples needs of a Hugging Face tokenizer, without transformers, which takes seconds to load."""
-
-    eos_token_id: int | None = 0
-
-    def __init__(self, model: Path) -> None:
-        from env_service.environments.tokenization import Tokenization
-
-        self._tokenization = Tokenization(model)
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return self._tokenization.encode_after("", text)
-
-    def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, str]], *, add_generation_prompt: bool, tokenize: bool
-    ) -> str:
-        return self._tokenization.template.render(conversation, answer=add_generation_prompt)

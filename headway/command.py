@@ -15,7 +15,6 @@
 Nothing that it does is needed when the processes are deployed one by one.
 """
 
-import importlib
 import json
 import logging
 import os
@@ -28,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import entry_points, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -36,10 +35,10 @@ from headway.child_output import Bar, Progress
 from headway.file_commands import compare_runs, convert_data, export_checkpoint, fetch, view_runs
 from headway.keys_command import make_keys
 from headway.new_project import make_project
-from headway.own_options import as_given, named_processes, own_options, split_options, usage
+from headway.own_options import as_given, config_model, named_processes, own_options, split_options, usage
 from headway.supervisor import Command, Limits, RestartPolicy, Supervisor
-from services.config.agreements import disagreements
-from services.config.devices import VISIBLE, Need, shared_out, visible
+from services.config.agreements import disagreements, on_one_machine
+from services.config.devices import VISIBLE, Need, enough, shared_out, visible
 from services.config.models import ProcessConfig, help_text, load_config
 from services.config.options import nearest
 from services.config.run_paths import import_code_beside
@@ -60,6 +59,7 @@ _PORT_S = 8.0
 _STOPPED_LAST = ("generator", "reward-service")
 
 Arguments = Mapping[str, Sequence[str]]
+Configs = Mapping[str, ProcessConfig]
 
 
 def main() -> None:
@@ -73,15 +73,19 @@ def main() -> None:
         sys.exit(130)
 
 
-def check(path: Path, arguments: Arguments) -> int:
-    """Says that a config file is good, with all that it names. Raises ConfigError with every problem otherwise."""
+def check(path: Path, arguments: Arguments, *, elsewhere: bool = False) -> int:
+    """Says that a config file is good, with all that it names, for this machine, or for any that may be `elsewhere`.
+
+    Raises ConfigError with every problem otherwise.
+    """
     configs, problems = _read_each(path, arguments)
     problems += disagreements(configs)
-    found = examined(configs)
+    found = examined(configs, elsewhere=elsewhere)
     if problems or found.faults:
         raise ConfigError(_together([*problems, *found.faults]))
     notes = "".join(f"note: {note}\n" for note in found.notes)
-    sys.stdout.write(f"{path}: good for {', '.join(configs)}\n{found.table}{notes}")
+    template = f"chat template: {found.template}\n" if found.template else ""
+    sys.stdout.write(f"{path}: good for {', '.join(configs)}\n{template}{found.table}{notes}")
     return 0
 
 
@@ -94,20 +98,21 @@ def _together(problems: Sequence[str]) -> list[str]:
     return [f"{', '.join(dict.fromkeys(several))} {rest}".strip() for rest, several in tables.items()]
 
 
-def examined(configs: Mapping[str, ProcessConfig], *, patience_s: float = 0.0) -> "Examination":
+def examined(configs: Configs, *, patience_s: float = 0.0, elsewhere: bool = False) -> "Examination":
     """What a start would find wrong beyond the settings themselves."""
     # Deferred: what it loads is not wanted in a supervisor, nor for --help.
     from headway.checking import examine
 
-    found = examine(configs, patience_s=patience_s)
+    found = examine(configs, patience_s=patience_s, elsewhere=elsewhere)
     try:
-        _devices(configs)
+        if not elsewhere or on_one_machine(configs):
+            _devices(configs, elsewhere=elsewhere)
     except ConfigError as error:
         found.faults += error.problems
     return found
 
 
-def examined_apart(configs: Mapping[str, ProcessConfig], *, patience_s: float = 60.0) -> None:
+def examined_apart(configs: Configs, *, patience_s: float = 60.0) -> None:
     """The same, in a child: the user's code that it imports, and all that it loads, does not stay in the supervisor.
 
     Raises ConfigError with every fault; notes are logged. After `patience_s` seconds a start goes on without it.
@@ -129,7 +134,7 @@ def examined_apart(configs: Mapping[str, ProcessConfig], *, patience_s: float = 
         raise ConfigError(said["faults"])
 
 
-def _examine_in_child(configs: Mapping[str, ProcessConfig], writer: int) -> NoReturn:
+def _examine_in_child(configs: Configs, writer: int) -> NoReturn:
     try:
         found = examined(configs, patience_s=_PORT_S)
         with os.fdopen(writer, "w") as pipe:
@@ -197,13 +202,16 @@ def _progress(learner: ProcessConfig) -> Progress:
     return Progress(learner.run.folder / "metrics.jsonl", total=None if in_passes else getattr(learner, "steps", None))
 
 
-def _devices(configs: Mapping[str, ProcessConfig]) -> dict[str, tuple[tuple[str, str], ...]]:
-    """The GPUs of each process that names none itself. Raises ConfigError if they do not suffice."""
+def _devices(configs: Configs, *, elsewhere: bool = False) -> dict[str, tuple[tuple[str, str], ...]]:
+    """The GPUs of each process that names none itself. Raises ConfigError if they do not suffice.
+
+    `elsewhere` there are as many as are wanted.
+    """
     needs = [
         Need(process=name, count=one.gpus_wanted, devices=one.devices, collective=one.collective)
         for name, one in configs.items()
     ]
-    given = shared_out(needs, seen=visible(os.environ))
+    given = shared_out(needs, seen=enough(needs) if elsewhere else visible(os.environ))
     return {name: ((VISIBLE, ",".join(gpus)),) for name, gpus in given.items() if not configs[name].devices}
 
 
@@ -237,12 +245,13 @@ def _all_options(words: Sequence[str]) -> Iterator[str]:
     if "--all" in words and (words[0] in _COMMANDS or words[0].startswith("-")):
         for name in PROCESSES:
             asked = [word.replace(f"--{name}.", "--", 1) for word in words if word not in _COMMANDS]
-            said = help_text(_config_model(name), process=name, argv=asked)
+            said = help_text(config_model(name), process=name, argv=asked)
             yield "\n" + re.sub(r"^  --(?!run\.)", f"  --{name}.", said, flags=re.MULTILINE)
 
 
 def _run_check(path: Path, words: Sequence[str]) -> int:
-    return check(path, split_options(words))
+    own, overrides = own_options(words, {"--elsewhere": False})
+    return check(path, split_options(overrides), elsewhere="--elsewhere" in own)
 
 
 def _run_up(path: Path, words: Sequence[str]) -> int:
@@ -330,12 +339,12 @@ def run_folder(path: Path, words: Sequence[str]) -> Path:
     return next(iter(_load_all(path, split_options(words)).values())).run.folder
 
 
-def _log_as(configs: Mapping[str, ProcessConfig]) -> None:
+def _log_as(configs: Configs) -> None:
     log = next(iter(configs.values())).log
     configure_logging("headway", level=log.level, format=log.format)
 
 
-def _check_free(configs: Mapping[str, ProcessConfig]) -> None:
+def _check_free(configs: Configs) -> None:
     """Before anything is started that might meet the processes of the run that lives. Raises ConfigError."""
     if _LEADER in configs and (holder := holder_of(configs[_LEADER].run.folder)) is not None:
         raise ConfigError([taken_text(configs[_LEADER].run.folder, holder)])
@@ -409,7 +418,7 @@ def _read_each(
     for name in wanted:
         argv = ["--config", str(path), *arguments.get(name, [])]
         try:
-            configs[name] = load_config(_config_model(name), process=name, argv=argv, environ=os.environ)
+            configs[name] = load_config(config_model(name), process=name, argv=argv, environ=os.environ)
         except ConfigError as error:
             problems += [as_given(problem, name) for problem in error.problems]
     problems += [
@@ -426,13 +435,6 @@ def _no_process(path: Path, tables: Mapping[str, object]) -> list[str]:
     guesses = {name: nearest(name, PROCESSES) for name in tables if name not in TABLES}
     hints = [f"; did you mean [{guess}] instead of [{name}]?" for name, guess in guesses.items() if guess]
     return [f"{path}: no table of a process; expected some of [{'], ['.join(PROCESSES)}]" + "".join(hints)]
-
-
-def _config_model(process: str) -> type[ProcessConfig]:
-    """Found by entry point, so that this package imports none of the processes."""
-    (entry,) = entry_points(group="headway.process", name=process)
-    model: type[ProcessConfig] = getattr(importlib.import_module(entry.module), entry.attr)
-    return model
 
 
 if __name__ == "__main__":

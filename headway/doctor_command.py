@@ -10,11 +10,13 @@ import math
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from headway.child_output import clock
 from headway.doctor.asking import Condition, Patient, Target, ask, ask_all, targets_of, tokens_of
 from headway.doctor.before import BARE_BYTES, GIB, MODEL_TIMES, Level, examine
 from headway.doctor.diagnosis import Diagnosis, as_json, diagnose, findings_json, findings_text, table, verdict
@@ -145,6 +147,8 @@ async def _before(configs: Mapping[str, ProcessConfig], options: DoctorOptions) 
 
 
 _LOOK_S = 1.0
+_RATES_OVER_S = 60.0
+_NOBODY = "nobody"
 
 
 def status(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
@@ -163,19 +167,19 @@ async def _status(configs: Mapping[str, ProcessConfig], options: DoctorOptions, 
     async def look() -> tuple[list[Patient], float]:
         return await ask_all(_targets(configs, options), tokens=tokens_of(configs)), time.monotonic()
 
-    before, then = await look()
+    rates = Rates()
+    rates.take(*await look())
     opened: Any = contextlib.nullcontext() if live is None else live.Live(auto_refresh=False)
     with opened as screen:
         while True:
             await asyncio.sleep(_LOOK_S)
             patients, now = await look()
-            rates = rates_between(before, patients, seconds=now - then)
-            text = status_json(patients, rates) if options.as_json else status_text(patients, rates)
+            made = rates.take(patients, now)
             if live is None:
-                sys.stdout.write(text)
+                sys.stdout.write(status_json(patients, made) if options.as_json else status_text(patients, made))
                 return 0 if any(patient.condition is Condition.ANSWERS for patient in patients) else 1
+            text = f"{time.strftime('%H:%M:%S')}\n{status_text(patients, made, columns=screen.console.width)}"
             screen.update(_as_wide_as_the_screen(text), refresh=True)
-            before, then = patients, now
 
 
 def _as_wide_as_the_screen(text: str) -> Any:
@@ -183,14 +187,26 @@ def _as_wide_as_the_screen(text: str) -> Any:
     return importlib.import_module("rich.text").Text(text.rstrip("\n"), no_wrap=True, overflow="ellipsis")
 
 
-def rates_between(before: Sequence[Patient], after: Sequence[Patient], *, seconds: float) -> dict[str, float]:
-    """By name of the process, how much of its progress it made a second; one that started anew meanwhile has none."""
-    first, last = _progress(before), _progress(after)
-    return {
-        name: (now.done - first[name].done) / seconds
-        for name, now in last.items()
-        if name in first and now.done >= first[name].done and seconds > 0
-    }
+class Rates:
+    """How much of its progress a process made a second, over the last minute: a step may take longer than a look."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, deque[tuple[float, int]]] = {}
+
+    def take(self, patients: Sequence[Patient], now: float) -> dict[str, float]:
+        """By name of the process, from what was seen of it so far; one that is new, or started anew, has none yet."""
+        found = {}
+        for name, progress in _progress(patients).items():
+            seen = self._seen.setdefault(name, deque())
+            if seen and progress.done < seen[-1][1]:
+                seen.clear()
+            seen.append((now, progress.done))
+            while now - seen[0][0] > _RATES_OVER_S:
+                seen.popleft()
+            since, done = seen[0]
+            if now > since:
+                found[name] = (progress.done - done) / (now - since)
+        return found
 
 
 def status_json(patients: Sequence[Patient], rates: Mapping[str, float]) -> str:
@@ -206,26 +222,48 @@ def status_json(patients: Sequence[Patient], rates: Mapping[str, float]) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def status_text(patients: Sequence[Patient], rates: Mapping[str, float]) -> str:
-    """A row for each process, and below it what was said last."""
-    rows: list[tuple[str, ...]] = [("process", "version", "progress", "waits for", "last")]
+def status_text(patients: Sequence[Patient], rates: Mapping[str, float], *, columns: int | None = None) -> str:
+    """A row for each process, and below them what is wrong and what was said last. Where a row does not fit into
+    `columns`, its last two cells stand below it.
+    """
+    rows = [("process", "version", "progress", "waits for", "last")]
     rows += [_status_row(patient, rates.get(patient.name)) for patient in patients]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = _in_columns(rows)
+    if columns is not None and max(map(len, lines)) > columns:
+        whole = _in_columns([row[:3] for row in rows])
+        more = [[], *(_below(row) for row in rows[1:])]
+        lines = [line for head, below in zip(whole, more, strict=True) for line in (head, *below)]
     for patient in patients:
-        for failure in (() if patient.status is None else patient.status.failures)[:2]:
-            lines.append(f"{patient.kind}, {failure.age_s:.0f} s ago: {' '.join(failure.text.split())[:200]}")
+        if patient.status is not None:
+            lines += [f"{patient.kind}: {' '.join(text.split())}" for text in patient.status.problems]
+            lines += [
+                f"{patient.kind}, {_ago(failure.age_s)}: {' '.join(failure.text.split())[:200]}"
+                for failure in patient.status.failures[:2]
+            ]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _status_row(patient: Patient, rate: float | None) -> tuple[str, ...]:
-    said = patient.status
+def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _below(row: Sequence[str]) -> list[str]:
+    """What does not fit beside its process, cell by cell."""
+    *_, waits, events = row
+    cells = ("" if waits == _NOBODY else f"waits for {waits}", events)
+    return [f"    {cell}" for cell in cells if cell]
+
+
+def _status_row(patient: Patient, rate: float | None) -> tuple[str, str, str, str, str]:
+    said, name = patient.status, f"{patient.kind} {patient.target.place.removeprefix('localhost')}"
     if said is None:
-        return patient.name, "", "", _cut(f"{patient.condition}: {patient.complaint}"), ""
-    waits = ", ".join(f"{wait.whom} ({wait.since_s:.0f} s)" for wait in said.waits)
-    events = ", ".join(f"{event.name} {event.age_s:.0f} s ago" for event in said.events)
-    version = said.policy_version or ""
-    return patient.name, version, _progress_text(said.progress, rate), _cut(waits) or "nobody", events
+        return name, "", f"{patient.condition}: {patient.complaint}", _NOBODY, ""
+    waits = ", ".join(f"{wait.whom} ({_duration(wait.since_s)})" for wait in said.waits)
+    events = ", ".join(f"{event.name} {_ago(event.age_s)}" for event in said.events)
+    queues = ", ".join(f"{queue.depth:,} {queue.name}" for queue in said.queues)
+    progress = "stopping" if said.stopping else _progress_text(said.progress, rate) or queues
+    return name, said.policy_version or "", progress, _cut(waits) or _NOBODY, events
 
 
 def _cut(text: str) -> str:
@@ -235,14 +273,22 @@ def _cut(text: str) -> str:
 def _progress_text(progress: ProgressStatus | None, rate: float | None) -> str:
     if progress is None:
         return ""
-    text = f"{progress.done} {progress.unit}" if progress.total is None else f"{progress.done}/{progress.total}"
-    if rate is None:
+    of = "" if progress.total is None else f" of {progress.total:,}"
+    text = f"{progress.done:,}{of} {progress.unit}"
+    if not rate:
         return text
-    text = f"{text}, {rate:.3g}/s"
-    if progress.total is None or rate <= 0:
+    text = f"{text}, {f'{rate:,.0f}' if rate >= 100 else f'{rate:.2g}'}/s"
+    if progress.total is None:
         return text
-    minutes, seconds = divmod(round((progress.total - progress.done) / rate), 60)
-    return f"{text}, {minutes}m{seconds:02d}s left"
+    return f"{text}, {clock((progress.total - progress.done) / rate)} left"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else clock(seconds)
+
+
+def _ago(seconds: float) -> str:
+    return f"{_duration(seconds)} ago"
 
 
 async def _second_look(
@@ -305,20 +351,20 @@ _WITH_A_MODEL = (_LEARNER, "generator", "env-service")
 def evaluation_words(
     own: Mapping[str, Sequence[str]], overrides: Mapping[str, Sequence[str]], *, path: Path, tables: Iterable[str]
 ) -> dict[str, list[str]]:
-    """The command line of each process: the command's own options as settings, then the user's overrides.
+    """The command line of each process: the user's overrides, then the command's own options as settings, which so go
+    before those that a run was trained with.
 
     `tables` are those of the config file at `path`. Raises ConfigError if the learner is not among them.
     """
     known = set(tables)
     if _LEARNER not in known:
         raise ConfigError([f"{path}: no table [learner]; an evaluation needs one, for the model and the addresses"])
-    words: dict[str, list[str]] = {_LEARNER: ["--evaluation.only", "true"]}
+    words = {process: list(more) for process, more in overrides.items()}
+    words.setdefault(_LEARNER, []).extend(("--evaluation.only", "true"))
     for name, values in own.items():
         takers = _WITH_A_MODEL if name == "--model" else (_LEARNER,)
         for process in known.intersection(takers):
             words.setdefault(process, []).extend((_FLAGS[name], values[-1]))
-    for process, more in overrides.items():
-        words.setdefault(process, []).extend(more)
     return words
 
 

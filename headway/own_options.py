@@ -2,11 +2,14 @@
 the processes.
 """
 
+import importlib
 import re
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 
-from services.config.options import nearest
+from services.config.models import ProcessConfig
+from services.config.options import flag_of, nearest, schema_of
 from services.config.sources import PROCESSES, TABLES, ConfigError, read_tables
 
 _USAGES: Mapping[str, str] = {
@@ -18,7 +21,7 @@ _USAGES: Mapping[str, str] = {
                           [--PROCESS.OPTION VALUE ...]
 """,
     "check": """\
-       headway check RUN.toml [--PROCESS.OPTION VALUE ...]
+       headway check RUN.toml [--elsewhere] [--PROCESS.OPTION VALUE ...]
 """,
     "doctor": """\
        headway doctor RUN.toml [--before] [--json] [--url PROCESS=URL ...] [--PROCESS.OPTION VALUE ...]
@@ -75,7 +78,8 @@ up      start the processes that RUN.toml has a table for, and stop them all whe
 """,
     "check": """\
 check   read RUN.toml as each process would, with the files and the code that it names; see whether all of it fits
-        together and the machine is fit for it, and start nothing; `up` does so first
+        together and the machine is fit for it, and start nothing; `up` does so first. With --elsewhere the file is
+        meant for another machine, or several: what depends on the machine (GPUs, memory, disk, free ports) is left out
 """,
     "doctor": """\
 doctor  ask the processes, also those at each URL, how they are, and say who is to blame if something is stuck; if none
@@ -196,10 +200,27 @@ def split_options(overrides: Sequence[str]) -> dict[str, list[str]]:
     return arguments
 
 
+def config_model(process: str) -> type[ProcessConfig]:
+    """Found by entry point, so that this package imports none of the processes."""
+    (entry,) = entry_points(group="headway.process", name=process)
+    model: type[ProcessConfig] = getattr(importlib.import_module(entry.module), entry.attr)
+    return model
+
+
 def _unknown_table(word: str, table: str, option: str) -> str:
-    guess = nearest(table, TABLES) if option else None
-    hint = f"did you mean --{guess}.{option}?" if guess else f"PROCESS is one of {', '.join(TABLES)}"
+    guess = nearest(table, TABLES)
+    meant = f"--{guess}.{option}" if guess and option else None if option else _with_process(table)
+    hint = f"did you mean {meant}?" if meant else f"PROCESS is one of {', '.join(TABLES)}"
     return f"command line: {word}: expected --PROCESS.OPTION; {hint}"
+
+
+def _with_process(name: str) -> str | None:
+    """The flag that is meant by one without its process: of the first that has such an option, or one like it."""
+    key, known = name.replace("-", "_"), {one: schema_of(config_model(one)).options for one in PROCESSES}
+    guesses = {process: nearest(key, options) for process, options in known.items()}
+    process = next((one for one, options in known.items() if key in options), None)
+    process = process or next((one for one, guess in guesses.items() if guess), None)
+    return None if process is None else flag_of(f"{process}.{guesses[process]}")
 
 
 def as_given(problem: str, process: str) -> str:

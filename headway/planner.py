@@ -445,6 +445,6 @@ def as_text(plan: Plan, found: Sequence[Forecast], every: Sequence[Split]) -> st
         f"(sampling {one.sampling(plan):,.0f}, training {one.training(plan):,.0f})"
         for one in every
     ]
-    shares = ", ".join(f"{share:.0%} of {name}" for name, share in SHARES.items())
+    shares = ", ".join(f"{share:.0%} of {name}" for name, share in SHARES.items()) + "; no guard lowers max_lag"
     return "\n".join([*lines, "", "generators + learner, by their bound:", *others[:8], "",
                       f"Assumed: {shares}. The best {len(found)} were simulated.", ""])  # fmt: skip

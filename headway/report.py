@@ -256,6 +256,13 @@ def thinned(points: Points, columns: int) -> Points:
     return kept
 
 
+def round_ticks(low: float, high: float, *, least: float = 0.0) -> list[float]:
+    """Three to eight round numbers between the two, `least` or more apart: 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10((high - low) / 4))
+    apart = max(least, next(times * power for times in (1, 2, 5, 10) if (high - low) / (times * power) <= 7))
+    return [number * apart for number in range(math.ceil(low / apart - 1e-9), math.floor(high / apart + 1e-9) + 1)]
+
+
 def chart(title: str, curves: Mapping[str, Points]) -> str:
     """A figure of SVG with its caption; empty without a point."""
     curves = {name: points for name, points in curves.items() if points}
@@ -271,12 +278,13 @@ def chart(title: str, curves: Mapping[str, Points]) -> str:
         return _LEFT + across, _HEIGHT - _BOTTOM - (y - y0) / (y1 - y0) * (_HEIGHT - _TOP - _BOTTOM)
 
     parts = []
-    for quarter in range(5):
-        x, y = place(x0 + (x1 - x0) * quarter / 4, y0 + (y1 - y0) * quarter / 4)
-        height, across = y0 + (y1 - y0) * quarter / 4, x0 + (x1 - x0) * quarter / 4
+    for height in round_ticks(y0, y1):
+        _, y = place(x0, height)
         parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
-        parts.append(f'<text x="{_LEFT - 4}" y="{y + 4:.1f}" text-anchor="end">{height:.3g}</text>')
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{across:.6g}</text>')
+        parts.append(f'<text x="{_LEFT - 4}" y="{y + 4:.1f}" text-anchor="end">{height:.6g}</text>')
+    for step in round_ticks(x0, x1, least=1.0):
+        x, _ = place(step, y0)
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{step:.0f}</text>')
     for number, points in enumerate(curves.values()):
         path = "L".join("{:.1f} {:.1f}".format(*place(*point)) for point in thinned(points, _WIDTH))
         parts.append(f'<path class="curve line{number % _COLORS}" d="M{path}"/>')
@@ -412,9 +420,10 @@ _STYLE = (
     f":root{{color-scheme:light dark;{_LIGHT}}}@media(prefers-color-scheme:dark){{:root{{{_DARK}}}}}{_FILLS}"
     "body{font:15px/1.5 system-ui,sans-serif;max-width:800px;margin:0 auto;padding:16px}figure{margin:16px 0}"
     "svg{width:100%;height:auto}svg text{font-size:11px;fill:currentColor}.grid{stroke:var(--line)}"
-    ".curve{fill:none;stroke-width:1.6}.key span,figcaption span{margin-right:12px;white-space:nowrap}"
+    ".curve{fill:none;stroke-width:1.6}.key span,figcaption span{margin-right:12px;display:inline-block}"
     "i{display:inline-block;width:10px;height:10px;margin-right:4px}.bar{display:flex;height:20px}"
-    "table{border-collapse:collapse;margin:8px 0}th{text-align:left;font-weight:400}"
+    "table{border-collapse:collapse;margin:8px 0}"
+    "th{text-align:left;font-weight:400;overflow-wrap:anywhere;vertical-align:top}"
     "td{padding-left:16px;overflow-wrap:anywhere}tr{border-bottom:1px solid var(--line)}"
     "pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0;unicode-bidi:plaintext}"
     "article{border-top:1px solid var(--line);margin-top:12px}"

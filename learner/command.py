@@ -1,7 +1,6 @@
 """The command `learner`; `learner replay RUN` trains a run that has ended again, from its journal."""
 
 import argparse
-import atexit
 import contextlib
 import ctypes
 import logging
@@ -10,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -20,10 +19,11 @@ from services.config import made_with
 from services.config.models import load_or_exit
 from services.logs import configure_logging
 from services.network import keep_to_interface_of
-from services.process import START_AGAIN, WRONG_SETTINGS, WrongSettings, run_process
+from services.process import START_AGAIN, WRONG_SETTINGS, WrongSettings, leave, run_process
 
 _RESTARTS = "HEADWAY_RANK_RESTARTS"
 _STABLE_S = 60.0
+_FINGERPRINTS = ("model_fingerprint", "template_fingerprint")
 _NEEDED = ("model", "algo.type", "algo.path", "algo.components", "data.path", "teachers")
 _DESCRIPTION = "Trains a policy, online or from files."
 _STDERR = 2
@@ -104,7 +104,7 @@ def config_of_run(folder: Path) -> LearnerConfig:
     settings = made_with.read(folder).get("settings")
     if not isinstance(settings, dict):
         raise WrongSettings(f"{folder / made_with.FILE} is missing or cannot be read: expected the folder of a run")
-    known = {key: value for key, value in settings.items() if value != made_with.SECRET and key != "model_fingerprint"}
+    known = {key: value for key, value in settings.items() if value != made_with.SECRET and key not in _FINGERPRINTS}
     usual = {name: info.default for name, info in TeacherConfig.model_fields.items()}
     known["teachers"] = [
         {key: value for key, value in each.items() if value not in (usual[key], None, [])} for each in known["teachers"]
@@ -114,7 +114,8 @@ def config_of_run(folder: Path) -> LearnerConfig:
     defaults = made_with.settings_of(LearnerConfig.model_validate(_nested(least)))
     given = {key: value for key, value in known.items() if key in least or value != defaults.get(key)}
     config = LearnerConfig.model_validate(_nested(given))
-    run = config.run.model_copy(update={"directory": folder.resolve().parent, "name": folder.resolve().name})
+    kept = {} if config.run.chat_template is None else {"chat_template": folder / made_with.TEMPLATE}
+    run = config.run.model_copy(update={"directory": folder.resolve().parent, "name": folder.resolve().name, **kept})
     return config.model_copy(update={"run": run})
 
 
@@ -183,18 +184,6 @@ def _resumed_by_torchrun(config: LearnerConfig) -> LearnerConfig:
     if again and config.checkpoint.journal and (config.run.folder / "incarnation").exists():
         return config.model_copy(update={"resume": True})
     return config
-
-
-def leave(code: int) -> NoReturn:
-    """Ends the process with `code`; what was written is flushed.
-
-    The interpreter is not taken down: a thread of torch's that comes back to it meanwhile, from a process group that is
-    being closed or a step that was cut off, aborts the process ("terminate called without an active exception").
-    """
-    atexit._run_exitfuncs()
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(code)
 
 
 def _tune_environment(config: LearnerConfig) -> None:

@@ -388,9 +388,9 @@ class LearnerConfig(ProcessConfig):
         return self
 
     def made_with(self) -> dict[str, object]:
-        """All settings by dotted key, without secrets, and which model is in the folder."""
+        """All settings by dotted key, without secrets, and which model is in the folder, with which chat template."""
         model = fingerprint_directory(self.model).model if self.model.is_dir() else None
-        return {**settings_of(self), "model_fingerprint": model}
+        return {**settings_of(self), "model_fingerprint": model, **self.run.template_fingerprint}
 
     @property
     def learns_from_files(self) -> bool:

@@ -142,7 +142,8 @@ async def _evaluation(
     if checkpoint is not None:
         await thread.run(partial(trainer.load, checkpoint.trainer))
     probe = first_probe(config.model, count=config.weights.probe_tokens)
-    parts.publisher.offer(await thread.run(partial(_snapshot, trainer, probe=probe)))
+    bucket_bytes = config.weights.bucket_mb << 20
+    parts.publisher.offer(await thread.run(partial(_snapshot, trainer, probe=probe, bucket_bytes=bucket_bytes)))
     parts.waits.started()
     await parts.publisher.wait_until_served(_VERSION)
     evaluation = await parts.intake.evaluated(tasks=config.evaluation.final_tasks, version=_VERSION)
@@ -150,14 +151,10 @@ async def _evaluation(
     return _checked(evaluation, config.evaluation)
 
 
-def _snapshot(trainer: Trainer, *, probe: tuple[int, ...]) -> Snapshot:
-    copy = trainer.host_copy()
+def _snapshot(trainer: Trainer, *, probe: tuple[int, ...], bucket_bytes: int) -> Snapshot:
+    copy = trainer.host_copy(bucket_bytes=bucket_bytes)
     prober = Prober(first=probe, tokens=len(probe), logprobs=trainer.probe_logprobs)
-    return Snapshot(
-        version=_VERSION,
-        tensors=[(tensor.name, tensor.value) for tensor in copy.tensors],
-        probe=prober.probe(),
-    )
+    return Snapshot(version=_VERSION, buckets=copy.buckets, probe=prober.probe())
 
 
 def _checked(evaluation: Evaluation | None, settings: EvaluationConfig) -> Evaluation:

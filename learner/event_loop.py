@@ -68,7 +68,6 @@ def publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOptio
         backend=weights.backend,
         host=weights.host,
         port=weights.port,
-        bucket_bytes=weights.bucket_mb << 20,
         bucket_timeout_s=weights.bucket_timeout_s,
         meet_timeout_s=weights.meet_timeout_s,
         commit_timeout_s=weights.commit_timeout_s,
@@ -235,7 +234,7 @@ class Parts:
 
     def _make_fleet(self, incarnation: int) -> Fleet:
         return Fleet(
-            fingerprints=fingerprint_directory(self.config.model),
+            fingerprints=fingerprint_directory(self.config.model, self.config.run.chat_template),
             incarnation=incarnation,
             announce_every_s=self.config.weights.announce_every_s,
             silence_s=self.config.weights.silence_s,
@@ -262,6 +261,7 @@ class Parts:
             accepted=self._accepted,
             forgotten=self._forgotten,
             filtered=self._filtered,
+            failed_write=self.measures.failed_write,
         )
 
     def _make_status(self, incarnation: int) -> LearnerStatus:

@@ -22,7 +22,15 @@ from learner.journal.checkpoints import Checkpoint, checkpoints_of
 from learner.training.config import TrainingConfig
 from learner.training.engine import saved_weights
 from learner.training.models import new_policy, new_score_model
-from learner.training.policy import ADAPTER, PolicyModel, host_copy, merged_weights, peft_config, write_model_directory
+from learner.training.policy import (
+    ADAPTER,
+    PolicyModel,
+    TextFiles,
+    host_copy,
+    merged_weights,
+    peft_config,
+    write_model_directory,
+)
 from learner.training.score_model import ScoreModel, save_score_model
 from protocol.fleet import fingerprint_directory
 from protocol.rewards import REWARD_INPUT_FILE
@@ -94,19 +102,20 @@ def export(config: LearnerConfig, source: Path, destination: Path, *, merged: bo
 
 
 def _write(config: LearnerConfig, checkpoint: Checkpoint, folder: Path, *, merged: bool) -> str:
-    saved = _saved(checkpoint)
+    saved, source = _saved(checkpoint), TextFiles(config.model, config.run.template_text)
     model = _initial(config.model, config.training, scores=any(name.startswith(ScoreModel.PREFIX) for name in saved))
     whole = SavedModel(model, saved)
     if config.training.lora.enabled and not merged:
         if isinstance(model, ScoreModel):
             raise WrongSettings("a reward model's head is trained beside its adapters: export it with --merged")
         _write_adapters(whole, model, config=config, folder=folder)
+        source.copy_template_to(folder)
         return "adapters"
     snapshot = host_copy(whole, dtype=config.training.publish_dtype, keep=True)
     if isinstance(model, PolicyModel):
-        write_model_directory(snapshot, causal_lm=model.causal_lm, source=config.model, destination=folder)
+        write_model_directory(snapshot, causal_lm=model.causal_lm, source=source, destination=folder)
         return "model"
-    save_score_model(snapshot, model=model, source=config.model, destination=folder)
+    save_score_model(snapshot, model=model, source=source, destination=folder)
     for place in (checkpoint.path.parent, config.exported_model):
         if (place / REWARD_INPUT_FILE).exists():
             shutil.copy2(place / REWARD_INPUT_FILE, folder / REWARD_INPUT_FILE)

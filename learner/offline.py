@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -25,10 +26,16 @@ from learner.algorithms.config import AlgorithmConfig, DpoConfig, RmConfig
 from learner.algorithms.presets.pairs import Sides, preference
 from learner.config import LearnerConfig
 from learner.data.distillation import CacheKey, cached_reference_logprobs, fingerprint_model, fingerprint_sequences
-from learner.data.examples import Tokenized, batches, length_statistics
+from learner.data.examples import Tokenized, Tokenizer, batches, length_statistics
 from learner.journal.checkpoints import Checkpoint, Checkpoints, checkpoints_of
 from learner.journal.files import LineFile, ignore, write_atomically
-from learner.journal.run_folder import NothingToResume, changed_settings, hold_run_folder, open_run_folder
+from learner.journal.run_folder import (
+    NothingToResume,
+    changed_settings,
+    hold_run_folder,
+    keep_template,
+    open_run_folder,
+)
 from learner.offline_examples import Examples, Unit, in_step, read_units
 from learner.reports.trackers import TrackedRun, Trackers, trackers_of
 from learner.trainer_thread import LearnerRanks, TrainerThread
@@ -143,6 +150,7 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
         changes = changed_settings(folder, settings, resume=config.resume is True, accepted=config.accept_changes)
         open_run_folder(lock, folder, resume=config.resume is True, journal=False)
         made_with.write(folder, settings, changes=changes, differs=made_with.differing(config))
+        keep_template(folder, config.run.template_text)
         run = TrackedRun(config.run.name, folder, settings)
         trackers = stack.enter_context(Trackers(trackers_of(**dict(config.trackers)), run))
         ranks = stack.enter_context(LearnerRanks(config, argv=sys.argv))
@@ -159,8 +167,15 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
             watch.cancel()
 
 
-def _train(config: LearnerConfig, trainer: Trainer, stop: Stop | None = None, told: Told = ignore) -> None:
+def tokenizer_of(config: LearnerConfig) -> Tokenizer:
+    """That of the initial model, with the run's chat template if one is given."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.model)
+    tokenizer.chat_template = config.run.template_text or tokenizer.chat_template
+    return cast(Tokenizer, tokenizer)
+
+
+def _train(config: LearnerConfig, trainer: Trainer, stop: Stop | None = None, told: Told = ignore) -> None:
+    tokenizer = tokenizer_of(config)
     examples = _with_reference(config, trainer, read_units(config, tokenizer))
     config = _with_steps(config, examples)
     _say(config, examples)

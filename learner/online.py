@@ -83,6 +83,7 @@ class OnlineTraining:
         self._idle = idle
         self._teachers = teachers
         self._checkpoints = checkpoints
+        self._credits = Credits(checkpoints, wanted=config.checkpoint.keep_best > 0)
         self._guard = guard
         self._samples = samples
         self._version = first_version
@@ -252,9 +253,8 @@ class OnlineTraining:
         ]
 
     def _publish(self) -> None:
-        copy = self._trainer.host_copy()
-        tensors = [(tensor.name, tensor.value) for tensor in copy.tensors]
-        self._publisher.offer(Snapshot(version=self._version, tensors=tensors, probe=self._prober.probe()))
+        copy = self._trainer.host_copy(bucket_bytes=self._config.weights.bucket_mb << 20)
+        self._publisher.offer(Snapshot(version=self._version, buckets=copy.buckets, probe=self._prober.probe()))
 
     async def _last_publish(self) -> None:
         """Generators outlive the learner: they are left with its last version, if they take it in time."""
@@ -324,18 +324,11 @@ class OnlineTraining:
 
     def _evaluated(self, evaluation: Evaluation) -> None:
         self._records.evaluation(evaluation.result)
-        credit = _credit(evaluation)
-        if credit is None:
-            log.info(
-                "version %d gets no credit for its evaluation: later versions sampled more than half of it",
-                evaluation.result.version,
-            )
-            return
         try:
-            self._checkpoints.evaluated(credit)
+            self._credits.note(evaluation)
         except OSError as error:
             self._measures.failed_write("evaluation")
-            log.warning("the evaluation of version %d could not be noted: %s", credit.version, error)
+            log.warning("the evaluation of version %d could not be noted: %s", evaluation.result.version, error)
 
     def interrupt(self) -> None:
         """From the event loop: makes `run` raise CancelledError if it waits for the loop, or as soon as it would."""
@@ -365,6 +358,35 @@ class OnlineTraining:
             if self._ending and may_end and not self._interrupted:
                 raise EndedEarly from None
             raise
+
+
+class Credits:
+    """What evaluations say of checkpoints, by which the best are kept; `wanted` if any are kept for that.
+
+    Beside training most answers may come of later versions, in each evaluation of a run that is well: said once.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, *, wanted: bool) -> None:
+        self._checkpoints = checkpoints
+        self._silent = not wanted
+
+    def note(self, evaluation: Evaluation) -> None:
+        """Writes it beside the checkpoint of its version, if that one sampled enough of it. Raises OSError."""
+        credit = _credit(evaluation)
+        if credit is not None:
+            self._checkpoints.evaluated(credit)
+            return
+        checkpoint = self._checkpoints.at(evaluation.result.version)
+        if checkpoint is None or self._silent:
+            return
+        self._silent = True
+        log.info(
+            "the evaluation of version %d does not count for checkpoint.keep_best: training went on beside it, and "
+            "later versions sampled more than half of its answers. Its numbers are in metrics.jsonl all the same; to "
+            "measure a checkpoint by itself: headway eval RUN.toml --checkpoint %s (not said again of later ones)",
+            checkpoint.version,
+            checkpoint.path,
+        )
 
 
 def _credit(evaluation: Evaluation) -> Evaluated | None:

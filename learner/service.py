@@ -25,7 +25,7 @@ from learner.config import LearnerConfig, LeaseConfig
 from learner.event_loop import Parts, ledger_config
 from learner.journal.checkpoints import Checkpoints
 from learner.journal.journal import FOLDER, Journal, NoJournal, RunLog
-from learner.journal.run_folder import changed_settings, hold_run_folder, open_run_folder
+from learner.journal.run_folder import changed_settings, hold_run_folder, keep_template, open_run_folder
 from learner.online import OnlineTraining
 from learner.page.store import keep_tokenizer
 from learner.recovery import recover
@@ -64,6 +64,7 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         links = await open_links(config, stack)
         incarnation = open_run_folder(lock, folder, resume=config.resume is True, journal=config.checkpoint.journal)
         made_with.write(folder, settings, changes=changes, differs=made_with.differing(config))
+        keep_template(folder, config.run.template_text)
         measures = links.measures
         trackers = Trackers(trackers_of(**dict(config.trackers)), TrackedRun(config.run.name, folder, settings))
         measures.trackers(stack.enter_context(trackers).dropped)

@@ -353,7 +353,8 @@ def follow(config: LearnerConfig, ranks: Ranks) -> int:
 def first_probe(model: Path, *, count: int) -> tuple[int, ...]:
     """The beginning of a fixed text in the model's tokens: 2 to `count` of them."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    return tuple(tokenizer.encode(_PROBE_TEXT, add_special_tokens=False)[:count])
+    # All of the text may be longer than the model takes, of which no more is used than it does.
+    return tuple(tokenizer.encode(_PROBE_TEXT, add_special_tokens=False, verbose=False)[:count])
 
 
 def _share_folder(config: LearnerConfig, commands: CommandChannel, ranks: Ranks) -> bool:
@@ -375,6 +376,7 @@ def _trainer(
         config=config.training,
         ranks=ranks,
         commands=commands,
+        chat_template=config.run.template_text,
         teachers=[teacher.path for teacher in config.teachers if teacher.path is not None],
         should_stop=should_stop,
         keeps_tokens=config.samples.enabled and not config.learns_from_files and not config.evaluation.only,

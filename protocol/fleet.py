@@ -188,22 +188,46 @@ _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
 
-def fingerprint_directory(model: Path) -> Fingerprints:
-    """Fingerprints of a Hugging Face model directory.
+def fingerprint_directory(model: Path, template: Path | None = None) -> Fingerprints:
+    """Fingerprints of a Hugging Face model directory, with the chat template of the file `template` if that is given.
 
-    Raises FileNotFoundError that names the missing file.
+    Raises FileNotFoundError that names the missing file, and ValueError for one that cannot be read.
     """
     config = _read_json(model / "config.json")
     shape = {key: config[key] for key in _SHAPE_KEYS if key in config}
     return Fingerprints(
         model=_digest(json.dumps(shape, sort_keys=True).encode()),
         tokenizer=_tokenizer(model),
-        chat_template=_digest(chat_template(model).encode()),
+        chat_template=_digest(chat_template(model).encode()) if template is None else template_digest(template),
     )
 
 
+def template_in(file: Path) -> str:
+    """The text of a chat template's file. Raises FileNotFoundError, and ValueError for one that holds no text."""
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is not a file: expected the Jinja text of a chat template")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 ({error.reason} at byte {error.start}): expected Jinja text") from error
+    if not text.strip():
+        raise ValueError(f"{file} is empty: expected the Jinja text of a chat template")
+    return text
+
+
+def template_digest(file: Path) -> str:
+    """The fingerprint of a chat template in a file. Raises as `template_in`."""
+    return _digest(template_in(file).encode())
+
+
+def template_file(model: Path) -> Path | None:
+    """Which file of a model has its chat template; None if it has none."""
+    settings, file = model / "tokenizer_config.json", model / "chat_template.jinja"
+    return (file if file.exists() else settings) if chat_template(model) else None
+
+
 def chat_template(model: Path) -> str:
-    """The chat template's text, empty if the model has none."""
+    """The text of the model's own chat template, empty if it has none."""
     file = model / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
@@ -25,6 +26,14 @@ VersionText = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})\.(
 """A policy version as it stands on the wire: `incarnation.number`, such as `1.42`. Both parts fit an int32."""
 
 
+@lru_cache(maxsize=4096)
+def _parts(text: str) -> tuple[int, int]:
+    incarnation, dot, number = text.partition(".")
+    if not (dot and incarnation.isdecimal() and number.isdecimal()):
+        raise ValueError(f"policy version {text!r} is not of the form incarnation.number, such as '1.42'")
+    return int(incarnation), int(number)
+
+
 @dataclass(frozen=True, order=True)
 class PolicyVersion:
     """Which weights: the start of the learner that published them, and the number of steps they were trained for.
@@ -39,10 +48,7 @@ class PolicyVersion:
     @classmethod
     def parse(cls, text: str) -> Self:
         """The inverse of `str()`. Raises ValueError that names the text."""
-        incarnation, dot, number = text.partition(".")
-        if not (dot and incarnation.isdecimal() and number.isdecimal()):
-            raise ValueError(f"policy version {text!r} is not of the form incarnation.number, such as '1.42'")
-        return cls(incarnation=int(incarnation), number=int(number))
+        return cls(*_parts(text))
 
     def __str__(self) -> str:
         return f"{self.incarnation}.{self.number}"
@@ -52,11 +58,13 @@ S = TypeVar("S", bound=np.generic)
 
 
 def _is_row(dtype: type[S]) -> Callable[[object], npt.NDArray[S]]:
+    expected = np.dtype(dtype)
+
     def check(value: object) -> npt.NDArray[S]:
         if not isinstance(value, np.ndarray):
             raise ValueError(f"expected a numpy array, got {type(value).__name__}")
-        if value.dtype != np.dtype(dtype) or value.ndim != 1:
-            raise ValueError(f"expected a row of {np.dtype(dtype).name}, got {value.ndim}-d {value.dtype.name}")
+        if value.dtype != expected or value.ndim != 1:
+            raise ValueError(f"expected a row of {expected.name}, got {value.ndim}-d {value.dtype.name}")
         value.flags.writeable = False
         return value
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from operator import itemgetter
 from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
@@ -34,16 +35,19 @@ def fault_of_reward(*, verifier: object, reward: object, components: object) -> 
 
     A reward is finite and of at most LARGEST_REWARD, its components are finite.
     """
-    parts = components.items() if isinstance(components, dict) else ()
-    numbers = (reward, *(part for _, part in parts))
-    if all(isinstance(number, float) and -LARGEST_REWARD <= number <= LARGEST_REWARD for number in numbers):
+    if isinstance(components, dict) and all(map(_is_in_order, (reward, *components.values()))):
         return None  # as almost always, and without a text for each
+    parts = components.items() if isinstance(components, dict) else ()
     for what, number in (("a reward", reward), *((f"a component {name!r}", part) for name, part in parts)):
         if isinstance(number, float) and not math.isfinite(number):
             return f"verifier {verifier} gave {what} of {number}, expected a finite number"
     if isinstance(reward, float | int) and abs(reward) > LARGEST_REWARD:
         return f"verifier {verifier} gave a reward of {str(reward)[:40]}, expected one of at most {LARGEST_REWARD:g}"
     return None
+
+
+def _is_in_order(number: object) -> bool:
+    return isinstance(number, float) and -LARGEST_REWARD <= number <= LARGEST_REWARD
 
 
 class VersionSpan(WireModel):
@@ -260,8 +264,11 @@ class TrajectoryGroup(WireModel):
     @property
     def oldest_version(self) -> int | None:
         """The oldest version number over its trajectories; None if none sampled a token."""
-        versions = [v for t in self.trajectories if (v := t.oldest_version) is not None]
-        return min(versions, default=None)
+        spans = [(_number(span.version), span, one) for one in self.trajectories for span in one.version_spans]
+        spans.sort(key=itemgetter(0))
+        # The first one has sampled tokens, as almost always, and nobody looks at the others.
+        sampled = (number for number, span, one in spans if one.loss_mask[span.start : span.end].any())
+        return next(sampled, None)
 
 
 ROWS: Mapping[str, np.dtype[Any]] = {

@@ -10,10 +10,12 @@ that says little to whoever wrote the ten lines at its end.
 """
 
 import linecache
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("protocol", "services", "learner", "generator", "reward_service", "env_service", "headway")
@@ -59,6 +61,18 @@ def in_lines(error: BaseException) -> str:
         return ""
     lines = [f'File "{one.filename}", line {one.lineno}, in {one.name}\n    {one.line}' for one in frames]
     return "\n".join([*lines, _said(next(one for one in _chain(error) if _goes_through(one)))])
+
+
+def hidden_by(module: ModuleType) -> str:
+    """What to say of a module that lacks what was meant to be in it, if it hides another file of its name: one of
+    Python's, of a package or of ours comes before those beside a run.toml. Empty if it hides none.
+    """
+    own = getattr(module, "__file__", None)
+    for folder in sys.path:
+        file = Path(folder, *module.__name__.split(".")).with_suffix(".py")
+        if file.is_file() and (own is None or file.resolve() != Path(own).resolve()):
+            return f"it is {own or 'a part of Python'}, which hides {_shown(str(file))}: give yours another name"
+    return ""
 
 
 def _goes_through(error: BaseException) -> bool:

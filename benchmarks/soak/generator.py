@@ -103,7 +103,12 @@ def install() -> None:
         scoring_params=lambda top=0: ours.Params(),
         scored_sequence=ours.scored_sequence,
     )
-    _put("generator.engine.packing", pack_outputs=lambda config: False, unpack=lambda output: None)
+    _put(
+        "generator.engine.packing",
+        pack_outputs=lambda config: False,
+        unpack=lambda output: None,
+        wants_sampled_only=lambda params: False,
+    )
     vars(import_module("generator.engine.gated_llm"))["CountingOutputProcessor"] = ours.CountingOutputProcessor
 
 

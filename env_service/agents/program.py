@@ -196,7 +196,8 @@ def function_at(path: str) -> Function:
         found: Any = getattr(importlib.import_module(module_name), name, None)
     except ImportError as error:
         raise ValueError(
-            f"run: cannot import {module_name!r}: {error}; is it installed, or its folder on PYTHONPATH?"
+            f"run: cannot import {module_name!r}: {error}; is it beside run.toml, installed, or its folder on "
+            "PYTHONPATH?"
         ) from error
     except Exception as error:  # whatever a module of the user's raises when it is loaded
         raise ValueError(f"run: {module_name!r} raises when imported: {error!r}") from error

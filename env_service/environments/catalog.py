@@ -5,13 +5,14 @@ The tasks of several environments, in shares.
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from itertools import accumulate, zip_longest
 from math import ceil
 
 from env_service.environments.imported import EnvironmentFault, offered
-from env_service.environments.interface import OfferedEnvironment, Task, TaskSource
+from env_service.environments.interface import OfferedEnvironment, Task, TaskSource, text_of
 from env_service.environments.jsonl import Addition, JsonlTaskSource, SingleTurn
 from env_service.environments.rules import Rules
 from env_service.environments.task_configs import (
@@ -23,11 +24,20 @@ from env_service.environments.task_configs import (
     ReasoningGymTasks,
     Tasks,
 )
-from env_service.environments.tokenization import Bridges, ChatTemplateError, Tokenization
+from env_service.environments.tokenization import (
+    OWN_TEMPLATE,
+    Bridges,
+    ChatTemplateError,
+    Tokenization,
+    TokenizerError,
+)
 from protocol.trajectories import Purpose
 
 _MOST_TASKS = 100_000_000
 _ROUNDING = 1e-9
+
+
+_SAMPLED, _LONGEST = 64, 16
 
 
 @dataclass(frozen=True)
@@ -164,6 +174,40 @@ def check_templates(environments: Mapping[str, OfferedEnvironment], tokenization
             raise EnvironmentFault(f"environment {environment.name}: {error}") from error
 
 
+def opponent_tokenization(entry: ClassTasks, policy: Tokenization) -> Tokenization:
+    """Of an entry's opponent: the policy's where its model is the policy's, with the run's chat template. Another model
+    was made with a template of its own. Raises EnvironmentFault.
+    """
+    given = entry.opponent
+    assert given is not None, "asked of an entry with an opponent"
+    folder = given.model or policy.folder
+    if given.chat_template is None and folder.resolve() == policy.folder.resolve():
+        return policy
+    try:
+        return Tokenization(folder, chat_template=given.chat_template)
+    except (FileNotFoundError, TokenizerError) as error:
+        raise EnvironmentFault(f"environment {entry.name}: opponent.model: {error}") from error
+    except ChatTemplateError as error:
+        raise EnvironmentFault(f"environment {entry.name}: opponent.chat_template: {error}") from error
+
+
+def check_opponents(
+    entries: Iterable[Tasks], environments: Mapping[str, OfferedEnvironment], policy: Tokenization
+) -> None:
+    """Raises EnvironmentFault for an opponent without a tokenizer, or whose chat template cannot carry the game."""
+    for entry in entries:
+        if not isinstance(entry, ClassTasks) or entry.opponent is None:
+            continue
+        theirs, environment = opponent_tokenization(entry, policy), environments[entry.name]
+        try:
+            Bridges(theirs).check_roles(environment.roles, history=environment.rules.history)
+        except ChatTemplateError as error:
+            place = f"its opponent, {theirs.folder}" if theirs.template_name == OWN_TEMPLATE else "its opponent"
+            raise EnvironmentFault(
+                f"environment {entry.name}: {place}: {error}; or give it a chat template, opponent.chat_template"
+            ) from error
+
+
 def made_of(
     configs: Iterable[Tasks], tokenization: Tokenization, *, elsewhere: Elsewhere = offered
 ) -> tuple[dict[str, OfferedEnvironment], list[str]]:
@@ -197,6 +241,7 @@ def _check_carried(environment: OfferedEnvironment, config: Tasks, tokenization:
     """Whether the model's files can carry its messages. Raises ValueError that names the key which changes that."""
     if isinstance(config, ClassTasks):
         check_templates({environment.name: environment}, tokenization)
+        check_opponents([config], {environment.name: environment}, tokenization)
     elif isinstance(config, JsonlTasks | ReasoningGymTasks) and config.chat:
         try:
             assert tokenization.template
@@ -258,3 +303,62 @@ def _source(config: AdditionTasks | JsonlTasks | ReasoningGymTasks) -> TaskSourc
     from env_service.environments.procedural import ReasoningGymSource
 
     return ReasoningGymSource(config)
+
+
+@dataclass(frozen=True)
+class WrittenTask:
+    """A task that a user wrote: who is to judge it, and the file and line that say so."""
+
+    where: str
+    task: Task
+
+
+@dataclass(frozen=True)
+class PromptLength:
+    """A prompt's length in tokens, and whose it is."""
+
+    where: str
+    tokens: int
+
+
+def wanted_of(environments: Mapping[str, OfferedEnvironment]) -> Iterator[WrittenTask]:
+    """The tasks of files, whose verifiers and arguments a user wrote."""
+    for environment in environments.values():
+        source = environment.tasks
+        if isinstance(source, JsonlTaskSource):
+            for purpose, count in _counts(environment):
+                yield from (WrittenTask(source.where(purpose, at), source.task(purpose, at)) for at in range(count))
+
+
+def longest_prompt(environments: Mapping[str, OfferedEnvironment], tokenization: Tokenization) -> PromptLength | None:
+    """Of the prompts that can be had without a conversation: some of all, and of a file those with the most letters."""
+    found: list[PromptLength] = []
+    for environment in environments.values():
+        for where, task in _sampled(environment):
+            try:
+                found.append(
+                    PromptLength(where, len(tokenization.encode(task.prompt)[1]))
+                    if task.prompt
+                    else PromptLength("", 0)
+                )
+            except ChatTemplateError:
+                break  # named already as what is wrong with the environment
+    return max(found, key=lambda prompt: prompt.tokens, default=None)
+
+
+def _counts(environment: OfferedEnvironment) -> list[tuple[Purpose, int]]:
+    return [("train", environment.tasks.train_tasks), ("evaluate", environment.tasks.evaluation_tasks)]
+
+
+def _sampled(environment: OfferedEnvironment) -> Iterator[tuple[str, Task]]:
+    source = environment.tasks
+    if not isinstance(source, Addition | JsonlTaskSource):
+        return
+    for purpose, count in _counts(environment):
+        chosen = set(range(0, count, max(1, count // _SAMPLED)))
+        if isinstance(source, JsonlTaskSource):
+            lengths = [len(text_of(source.task(purpose, at).prompt)) for at in range(count)]
+            chosen |= set(nlargest(_LONGEST, range(count), key=lengths.__getitem__))
+            yield from ((source.where(purpose, at), source.task(purpose, at)) for at in sorted(chosen))
+        else:
+            yield from ((f"environment {environment.name}", source.task(purpose, at)) for at in sorted(chosen))

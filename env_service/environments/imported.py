@@ -24,7 +24,8 @@ from env_service.environments.task_configs import ClassTasks
 from protocol.codec import describe
 from protocol.trajectories import MAX_PLAYER_CHARS, Purpose
 from services.config.options import complaint_of, nearest
-from services.user_code import in_a_sentence
+from services.config.run_paths import placed
+from services.user_code import hidden_by, in_a_sentence
 
 PlayerName = Annotated[str, Field(min_length=1, max_length=MAX_PLAYER_CHARS)]
 
@@ -138,7 +139,8 @@ def class_at(entry: ClassTasks) -> type[Environment | Agent]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise EnvironmentFault(
-            f"{_named(entry)}: cannot import {module_name!r}: {error}; is it installed, or its folder on PYTHONPATH?"
+            f"{_named(entry)}: cannot import {module_name!r}: {error}; is it beside run.toml, installed, or its folder "
+            "on PYTHONPATH?"
         ) from error
     except Exception as error:  # whatever a module of the user's raises when it is loaded
         raise EnvironmentFault(
@@ -148,8 +150,8 @@ def class_at(entry: ClassTasks) -> type[Environment | Agent]:
     if not inspect.isclass(made):
         classes = [each for each, value in vars(module).items() if inspect.isclass(value) and each[0] != "_"]
         guess = nearest(name, classes)
-        hint = f"; did you mean {guess}?" if guess else f"; it has {', '.join(sorted(classes)) or 'none'}"
-        raise EnvironmentFault(f"{_named(entry)}: {module_name!r} has no class {name!r}{hint}")
+        hint = f"did you mean {guess}?" if guess else f"it has {', '.join(sorted(classes)) or 'none'}"
+        raise EnvironmentFault(f"{_named(entry)}: {module_name!r} has no class {name!r}; {hidden_by(module) or hint}")
     lacking = [method for method in ("reset", "step") if not callable(getattr(made, method, None))]
     if lacking and not is_agent(made):
         raise EnvironmentFault(
@@ -167,7 +169,7 @@ def _options(made: type[Environment | Agent], entry: ClassTasks) -> tuple[BaseMo
             raise EnvironmentFault(f"{_named(entry)}: the class takes no options, got {', '.join(entry.options)}")
         return ()
     try:
-        return (model.model_validate(entry.options),)
+        return (model.model_validate(placed(entry.options, model, beside=entry.folder)),)
     except ValidationError as error:
         raise EnvironmentFault(f"{_named(entry)}: options: {complaint_of(error, model)}") from error
 

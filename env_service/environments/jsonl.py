@@ -110,15 +110,18 @@ _EXAMPLE = 'such as {"prompt": "27+82=", "verifier": "exact_match", "arguments":
 
 def _complaint(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid" and str(error.errors()[0]["input"]).lstrip().startswith("["):
+        return f"begins a list: expected one JSON object a line and nothing around them, {_EXAMPLE}"
     if first["type"] == "json_invalid":
         why = first["msg"].removeprefix("Invalid JSON: ").partition(" at line ")[0]
         return f"is no JSON object ({why}): expected one a line, {_EXAMPLE}"
-    return complaint_of(error, _Line)
+    said = complaint_of(error, _Line)
+    return f"{said}; a conversation is a list called messages" if first["loc"] == ("prompt",) else said
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:  # some editors begin a file with a mark
             yield from ((number, text) for number, text in enumerate(file, start=1) if text.strip())
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error

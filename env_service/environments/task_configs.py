@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, JsonValue, SecretStr, Tag, model_vali
 from env_service.environments.rules import Rules, StopText
 from services.config.models import ConfigModel
 from services.config.options import nearest
+from services.config.run_paths import CountsFrom
 
 BUILT_IN: Mapping[str, str] = {
     "maze": "env_service.builtin.grid_games:MazeEnvironment",
@@ -139,6 +140,11 @@ class OpponentConfig(ConfigModel):
     model: Path | None = Field(
         None, description="Hugging Face directory of its tokenizer and chat template; the policy's own if not given"
     )
+    chat_template: Path | None = Field(
+        None,
+        description="Jinja file of its chat template; if not given its model's, or run.chat_template where it plays "
+        "with the policy's model",
+    )
     token: SecretStr | None = Field(None, description="bearer token of its generators; `generator_token` if not given")
     temperature: float = Field(1.0, ge=0, le=2, description="temperature that it is sampled at; 0 is greedy")
 
@@ -148,7 +154,12 @@ class ClassTasks(ConfigModel):
 
     source: str = Field(pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?$", description="package.module:Class, or a name")
     name: Name
-    options: dict[str, JsonValue] = Field(default_factory=dict, description="what the class's constructor takes")
+    options: Annotated[dict[str, JsonValue], CountsFrom("folder")] = Field(
+        default_factory=dict, description="what the class's constructor takes"
+    )
+    folder: Path | None = Field(
+        None, description="folder that relative paths in `options` count from; that of run.toml if not given"
+    )
     rules: Rules = Field(Rules(), description="turns, tokens and actions; what is not set is as the class says")
     train_tasks: int = Field(
         10_000, ge=1, le=100_000_000, description="training tasks, if the class has none of its own"

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from traceback import walk_tb
 from typing import NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -29,9 +30,10 @@ from tokenizers import Tokenizer
 from env_service.environments.interface import ChatMessage, Prompt, Role, Tool
 from env_service.environments.rules import History, ToolFormat
 from env_service.environments.tool_formats import family_of
-from protocol.fleet import chat_template
+from protocol.fleet import chat_template, template_in
 
 _MARKER = "ZQMARKQZ"
+_FROM_TEXT = "<template>"
 _MOST_KEPT = 4096
 _LONGEST_KEPT = 16_384
 _QUESTION = ChatMessage("user", "x")
@@ -42,13 +44,15 @@ class ChatTemplateError(ValueError):
 
 
 class ChatTemplate:
-    """A compiled template. `special_tokens` are the names that it may use, such as `bos_token`."""
+    """A compiled template. `special_tokens` are the names that it may use, such as `bos_token`; errors call it `name`
+    and say the line.
+    """
 
-    def __init__(self, text: str, *, special_tokens: dict[str, str]) -> None:
+    def __init__(self, text: str, *, special_tokens: dict[str, str], name: str = "the chat template") -> None:
         if not text:
             raise ChatTemplateError(
                 "the model has no chat template: set chat = false in the environment's table, "
-                "[[env-service.environments]], or use a model that has one"
+                "[[env-service.environments]], use a model that has one, or give it one (chat_template in [run])"
             )
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlock]
@@ -56,11 +60,11 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         self.text = text
-        self._special_tokens = special_tokens
+        self._special_tokens, self._name = special_tokens, name
         try:
             self._template = environment.from_string(text)
         except TemplateError as error:
-            raise ChatTemplateError(f"the chat template does not compile: {error}") from error
+            raise ChatTemplateError(f"{self._place(error)} does not compile: {error}") from error
 
     def render(
         self,
@@ -76,7 +80,11 @@ class ChatTemplate:
         try:
             return self._rendered(plain, [dict(tool) for tool in tools] or None, answer, date)
         except (TemplateError, TypeError, AttributeError) as error:  # templates add None to text, iterate over it
-            raise ChatTemplateError(f"the chat template refuses the messages: {error}") from error
+            raise ChatTemplateError(f"{self._place(error)} refuses the messages: {error}") from error
+
+    def _place(self, error: Exception) -> str:
+        line = _line_of(error)
+        return self._name if line is None else f"{self._name}, line {line},"
 
     def _rendered(self, messages: list[object], tools: list[object] | None, answer: bool, now: datetime) -> str:
         return self._template.render(
@@ -87,6 +95,14 @@ class ChatTemplate:
             strftime_now=now.strftime,
             **self._special_tokens,
         )
+
+
+def _line_of(error: Exception) -> int | None:
+    """The line of a template at which it could not go on; Jinja writes it into the traceback."""
+    if isinstance(error, TemplateSyntaxError):
+        return error.lineno
+    lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == _FROM_TEXT]
+    return lines[-1] if lines else None
 
 
 def _plain(message: ChatMessage | Mapping[str, object]) -> object:
@@ -132,18 +148,21 @@ _PROBE: Tool = {
 }
 
 
+OWN_TEMPLATE = "the model's chat template"
+
+
 class TokenizerError(ValueError):
     """A tokenizer.json is not what it should be."""
 
 
 class Tokenization:
-    """The tokenizer and chat template of a Hugging Face model directory.
+    """The tokenizer and chat template of a Hugging Face model directory; or the template of the file `chat_template`.
 
-    Raises FileNotFoundError without a tokenizer.json, TokenizerError for one that cannot be read. The chat template is
-    compiled when it is first needed.
+    Raises FileNotFoundError without a tokenizer.json, TokenizerError for one that cannot be read, ChatTemplateError for
+    a file that cannot, or that renders no question. The model's own template is compiled when it is first needed.
     """
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, *, chat_template: Path | None = None) -> None:
         file = model / "tokenizer.json"
         if not file.exists():
             raise FileNotFoundError(f"{file} does not exist: expected a model directory with a fast tokenizer")
@@ -153,13 +172,24 @@ class Tokenization:
             raise TokenizerError(f"{file} cannot be read ({error}): expected the file of a fast tokenizer") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._model = model
+        self.folder = model
+        self.template_name = OWN_TEMPLATE if chat_template is None else f"the chat template {chat_template}"
+        self._given = "" if chat_template is None else _text_of(chat_template)
+        if self._given:
+            self._check_template()
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The model's chat template. Raises ChatTemplateError."""
-        text = _default_template(chat_template(self._model))
-        return ChatTemplate(text, special_tokens=_special_tokens(self._model))
+        """The chat template. Raises ChatTemplateError."""
+        name = self.template_name if self._given else "the chat template"
+        text = self._given or _default_template(chat_template(self.folder))
+        return ChatTemplate(text, special_tokens=_special_tokens(self.folder), name=name)
+
+    def _check_template(self) -> None:
+        if _MARKER not in self.template.render((ChatMessage("user", _MARKER),)):
+            raise ChatTemplateError(
+                f"{self.template_name} loses the user's message: its text is not in what it renders"
+            )
 
     @cached_property
     def call_format(self) -> ToolFormat | None:
@@ -182,8 +212,8 @@ class Tokenization:
     @cached_property
     def end_tokens(self) -> frozenset[str]:
         """The texts of the tokens that end what the policy says, as the model's files name them."""
-        ids = {number for name in ("config.json", "generation_config.json") for number in _ends(self._model / name)}
-        named = _special_tokens(self._model).get("eos_token")
+        ids = {number for name in ("config.json", "generation_config.json") for number in _ends(self.folder / name)}
+        named = _special_tokens(self.folder).get("eos_token")
         texts = {self._tokenizer.id_to_token(number) for number in ids} | {named}
         return frozenset(text for text in texts if text)
 
@@ -226,6 +256,13 @@ def _ends(path: Path) -> list[int]:
     settings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     given = settings.get("eos_token_id")
     return given if isinstance(given, list) else [] if given is None else [given]
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return template_in(file)
+    except (OSError, ValueError) as error:
+        raise ChatTemplateError(str(error)) from error
 
 
 def _default_template(text: str) -> str:
@@ -294,7 +331,8 @@ class Bridges:
                 self._probe(ChatMessage(role, "seen", name="look" if role == "tool" else ""), history)
             except ChatTemplateError as error:
                 remedy = "; send such messages as user" if role != "user" else ""
-                raise RoleNotCarried(f"the model's chat template cannot carry role {role}: {error}{remedy}") from error
+                name = self._tokenization.template_name
+                raise RoleNotCarried(f"{name} cannot carry role {role}: {error}{remedy}") from error
 
     def _probe(self, message: ChatMessage, history: History) -> None:
         if message.role != "system":
@@ -367,3 +405,24 @@ def _spoken(said: Sequence[ChatMessage]) -> Iterator[ChatMessage | Mapping[str, 
     for arguments in ({"m": _MARKER}, json.dumps({"m": _MARKER})) if name else ():
         call = {"id": CALL_ID, "type": "function", "function": {"name": name, "arguments": arguments}}
         yield {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+class LightTokenizer:
+    """What reading a learner's examples needs of a Hugging Face tokenizer, without transformers, which takes seconds to
+    load.
+    """
+
+    eos_token_id: int | None = 0
+
+    def __init__(self, tokenization: Tokenization) -> None:
+        self._tokenization = tokenization
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids; none of the special ones is added in either case."""
+        return self._tokenization.encode_after("", text)
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, str]], *, add_generation_prompt: bool, tokenize: bool
+    ) -> str:
+        """Always text: `tokenize` is False where this is called."""
+        return self._tokenization.template.render(conversation, answer=add_generation_prompt)

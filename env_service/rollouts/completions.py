@@ -9,7 +9,8 @@ the others *anew* is such a choice: the short ones are finished at a failure, th
 short. Here nothing that was received is thrown away, so nothing is chosen, and the finished ones stay.
 
 What remains: tokens that a generator had sampled and not yet sent when it died, fewer than its `stream_interval` for
-each completion, are drawn again, and a completion that ended among them was sent at once. A hand-back loses none.
+each completion, are drawn again, and a completion that ended among them was sent at once. A hand-back loses none where
+the engine answers.
 
 How far a rollout has come, for heartbeats and for the reason of a timeout.
 """

@@ -1,7 +1,7 @@
-"""How many completions are outstanding at each generator: fewer while they wait in its queue, more while none do.
+"""How many completions are outstanding at each generator: fewer while they wait in its queue, more while few do.
 
     every poll_s: GET /v1/state ─▶ waiting for too long? ─┬─▶ yes: a fifth less than are outstanding
-                                                          └─▶ none waits, and the bound is reached: a few more
+                                                          └─▶ few wait, and the bound is reached: a few more
 
 A completion that waits in a generator's queue waits behind whatever came before it; one that waits here goes by the age
 of its lease, and to whichever generator has room first. An engine admits nothing while its cache is full, so that its
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _LESS = 0.8
 _MORE = 0.05
+_FEW = 0.5
+"""Of the share that may wait. Where completions are short, some of them are being read in whenever one looks."""
 _PATIENCE = 2
 """Polls in a row in which a queue is seen: one may be a group that has just come."""
 _DEADLINE_S = 5.0
@@ -55,7 +57,7 @@ class Window:
                 self._crowded = 0
             return self.allowed
         self._crowded = 0
-        if waiting == 0 and outstanding >= self.allowed:
+        if waiting <= _FEW * bounds.queue_share * running and outstanding >= self.allowed:
             self.allowed += max(1, int(_MORE * self.allowed))
         self.allowed = min(self.allowed, bounds.most)
         return self.allowed

@@ -14,7 +14,7 @@ import asyncio
 import multiprocessing
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 import xxhash
@@ -91,6 +91,7 @@ GRACE_S = 5.0
 FILE_TIMEOUT_S = 10.0
 FINGERPRINT_S = 60.0
 SHUTDOWN_S = 1.0
+HELD_S = 1.0
 FIRST = -1
 """vLLM's priority of what does not wait behind the requests of others, which have 0."""
 
@@ -150,8 +151,9 @@ class Engine:
         n: int,
         sampling: Sampling,
         cache_salt: str = "",
-    ) -> AsyncGenerator[GeneratePart, None]:
-        """Sample n completions of one prompt. Closing the iterator aborts the request.
+    ) -> AsyncGenerator[tuple[GeneratePart, ...], None]:
+        """Sample n completions of one prompt; parts that come together are yielded together. Closing it aborts the
+        request.
 
         The prefix cache is always salted with the version; `cache_salt` is added to it. Raises ValueError for a request
         that the engine refuses, and EngineGone. A request that is handed back ends with a part of reason "abort" for
@@ -161,13 +163,11 @@ class Engine:
         params = sampling_params(n=n, sampling=sampling, stream_interval=self._options.stream_interval)
         try:
             async for output in self._llm.generate(prompt, params, request_id):
-                for completion in output.outputs:
-                    yield generate_part(completion, instance=self._options.instance)
+                yield tuple([generate_part(each, instance=self._options.instance) for each in output.outputs])
         except EngineGenerateError as error:
             if not isinstance(error.__cause__, TurnedAway):
                 raise
-            for index in range(n):
-                yield GeneratePart(index=index, finish_reason="abort")
+            yield tuple([GeneratePart(index=index, finish_reason="abort") for index in range(n)])
         except EngineDeadError as error:
             raise EngineGone(str(error)) from error
 
@@ -214,8 +214,15 @@ class Engine:
         """Returns when the engine's process has answered, however long that takes."""
         await self._llm.get_weight_version()
 
-    async def hand_back(self) -> None:
-        """End every request with what it has so far; a completion's last part is an "abort". Asks no answer."""
+    async def hand_back(self, *, stopped: bool = False) -> None:
+        """End every request with what it has so far; a completion's last part is an "abort".
+
+        Tokens that the engine's process still holds are waited for a moment, unless it has `stopped`.
+        """
+        if not stopped:
+            with suppress(TimeoutError, EngineDeadError):
+                async with asyncio.timeout(HELD_S):
+                    await self._llm.send_at_once()
         await self._llm.hand_back()
 
     async def join_group(self, group: JoinGroup) -> None:

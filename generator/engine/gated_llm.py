@@ -3,8 +3,8 @@
 At the door the prefix cache is salted with the version that is served, and requests wait while a commit is under way.
 At the place where vLLM hands out the engine's outputs, every part of a completion gets its version spans, and counters
 go on: vLLM stamps each step's outputs with the version that the engine holds, and adds the spans to the last part of a
-completion only. Work that can go on elsewhere after a death needs them with every part. Logprobs come packed
-(`packing.py`), and a first token waits for those that follow it, as all later ones do.
+completion only. Work that can go on elsewhere after a death needs them with every part. Tokens come several at a time,
+their logprobs packed (`packing.py`), and a first token waits for those that follow it, as all later ones do.
 """
 
 import asyncio
@@ -17,7 +17,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
 from generator.engine.options import EngineCounters
-from generator.engine.packing import pack_outputs, unpack
+from generator.engine.packing import pack_outputs, unpack, wants_sampled_only
+
+ARRIVE_S = 0.02
+"""From the engine's answer until those that wait for tokens have those that came before it."""
 
 
 class SpannedRequestState(RequestState):  # type: ignore[misc]
@@ -51,6 +54,7 @@ class CountingOutputProcessor(OutputProcessor):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.idle = asyncio.Event()
         self.idle.set()
+        self.packed = False
         self._started = time.monotonic()
         self._idle_since: float | None = self._started
         self._idle_s = 0.0
@@ -61,7 +65,11 @@ class CountingOutputProcessor(OutputProcessor):  # type: ignore[misc]
 
     def add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         super().add_request(request, *args, **kwargs)
-        self.request_states[request.request_id].__class__ = SpannedRequestState
+        state = self.request_states[request.request_id]
+        state.__class__ = SpannedRequestState
+        if self.packed and wants_sampled_only(request.sampling_params):
+            # They were gathered on their way: all that comes makes a part, but for a token alone.
+            state.stream_interval = min(state.stream_interval, 2)
 
     def process_outputs(self, engine_core_outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         for output in engine_core_outputs:
@@ -136,7 +144,7 @@ class GatedLLM(AsyncLLM):  # type: ignore[misc]
         self._entering = 0
         self._none_entering = asyncio.Event()
         self._none_entering.set()
-        pack_outputs(kwargs["vllm_config"])
+        packed = pack_outputs(kwargs["vllm_config"])
         super().__init__(*args, **kwargs)
         assert self.output_handler is None, "the output handler would hold on to the processor that is replaced here"
         self.output_processor = CountingOutputProcessor(
@@ -144,6 +152,7 @@ class GatedLLM(AsyncLLM):  # type: ignore[misc]
             log_stats=self.log_stats,
             stream_interval=self.vllm_config.scheduler_config.stream_interval,
         )
+        self.output_processor.packed = packed
 
     def __del__(self) -> None:
         """The owner shuts the engine down; vLLM would try again while the interpreter is being torn down."""
@@ -180,6 +189,16 @@ class GatedLLM(AsyncLLM):  # type: ignore[misc]
     def waiting_at_the_gate(self) -> int:
         """How many requests wait for it to open."""
         return len(self._waiters)
+
+    async def send_at_once(self) -> None:
+        """Returns when the tokens that the engine held are here; it holds none until its next pause."""
+        if self._closed or not self.output_processor.packed or await self.is_paused():
+            return  # an engine that is paused holds nothing, and must not be resumed
+        await self.resume_generation()
+        # An engine looks for calls between two steps, and may have planned one more: these wait for both.
+        for _ in range(2):
+            await self.get_weight_version()
+        await asyncio.sleep(ARRIVE_S)
 
     async def hand_back(self) -> None:
         """Ends every request: with what it has so far, and those that wait at the gate with TurnedAway.

@@ -28,8 +28,8 @@ class EngineOptions:
 
     `model` is a local folder. `threads` is the number of CPU threads that compute (ignored on a GPU).
     `kv_cache_gb` is the size of the cache of keys and values on a CPU, in GiB; a GPU uses `gpu_memory_fraction`.
-    `stream_interval` is how many tokens of a completion are gathered before a part is handed out; the OpenAI routes
-    stream each token.
+    `stream_interval` is how many tokens of a completion are gathered, in the engine's process, before a part is handed
+    out, or fewer if that takes two seconds; the OpenAI routes stream each token.
     `staging` says where an update is received: beside the old weights while they serve, or within the pause.
     `tokenizer` says whether to load the model's; our own routes take and give tokens, the OpenAI routes need it.
     `stall_timeout_s` is the longest wait for an answer of the engine, beside what a load takes (`pause_ttl_s`).

@@ -286,7 +286,7 @@ async def examine(configs: Configs) -> list[Finding]:
 
 
 def device_problems(configs: Configs) -> Iterator[str]:
-    """What is wanted of GPUs, cores and the model's shape, and cannot be had."""
+    """What is wanted of this machine's GPUs and cores, and cannot be had."""
     gpus = visible(os.environ)
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     for name, config in configs.items():
@@ -302,15 +302,16 @@ def device_problems(configs: Configs) -> Iterator[str]:
                 f"[{name}] {key} is {config.gpus_wanted}, and without a GPU each takes a core, of which this machine "
                 f"has {cores}: lower it to {cores} at most"
             )
-    generator = configs.get("generator")
-    if generator is not None:
-        yield from _engine_problems(generator)
 
 
-def _engine_problems(generator: ProcessConfig) -> Iterator[str]:
+def shape_problems(configs: Configs) -> Iterator[str]:
+    """What is wanted of the model's shape, and cannot be had, whatever the machine."""
     from generator.config import GeneratorConfig
     from protocol.fleet import attention_heads, positions
 
+    generator = configs.get("generator")
+    if generator is None:
+        return
     assert isinstance(generator, GeneratorConfig)
     most, given = positions(generator.model), generator.engine.max_model_len
     if most is not None and given is not None and given > most:
@@ -333,17 +334,18 @@ def resources(configs: Configs) -> list[Finding]:
     return [*memory, *_check_disks(configs, places)]
 
 
-def resources_text(configs: Configs) -> str:
-    """What each process takes of memory, and the run of the disk, with totals and what there is; rough."""
+def resources_text(configs: Configs, *, elsewhere: bool = False) -> str:
+    """What each process takes of memory, and the run of the disk, with totals, and what there is here; rough."""
     places = places_of(configs)
     needs = _memory_needs(configs, places)
     disk = _disk_need(configs, places) if "learner" in configs else 0
     available = _available(_MEMINFO)
     rows = [(name, _size(need), _size(disk) if name == "learner" else "") for name, need in needs.items()]
     rows.append(("in all", _size(sum(needs.values())), _size(disk) if disk else ""))
-    folder = next((one.run.folder for one in configs.values()), Path())
-    free = shutil.disk_usage(_existing(folder)).free
-    rows.append(("there is", "unknown" if available is None else _size(available), _size(free)))
+    if not elsewhere:
+        folder = next((one.run.folder for one in configs.values()), Path())
+        free = shutil.disk_usage(_existing(folder)).free
+        rows.append(("there is", "unknown" if available is None else _size(available), _size(free)))
     lines = [("", "memory", "disk"), *rows]
     return "".join(f"  {name:<15}{memory:>10}{disk:>11}".rstrip() + "\n" for name, memory, disk in lines)
 

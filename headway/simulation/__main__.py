@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_CHUNK = 25
 _LINES = 60
 
 
@@ -24,6 +23,7 @@ class Totals:
     callbacks: int = 0
     steps: int = 0
     cpu_s: float = 0.0
+    code: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     profiles: Counter[str] = field(default_factory=Counter)
     failures: dict[int, str] = field(default_factory=dict)
@@ -35,6 +35,7 @@ class Totals:
         self.callbacks += int(str(line["callbacks"]))
         self.steps += int(str(line["steps"]))
         self.cpu_s += float(str(line["cpu_s"]))
+        self.code[str(line["code"])] += 1
         faults = line["faults"]
         assert isinstance(faults, list)
         self.faults.update(faults)
@@ -56,10 +57,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         for seed in seeds:
             _report(seed)
         return
-    totals, wall_s = _many(
-        seeds, processes=arguments.processes, stop_at_first=arguments.first, longest_s=60 * arguments.minutes
+    totals = _many(
+        seeds,
+        kept=arguments.kept,
+        processes=arguments.processes,
+        stop_at_first=arguments.first,
+        longest_s=60 * arguments.minutes,
     )
-    text = table(totals, seeds=seeds, wall_s=wall_s, processes=arguments.processes)
+    text = table(totals, seeds=seeds)
     sys.stdout.write(text)
     if arguments.output is not None:
         arguments.output.write_text(text, encoding="utf-8")
@@ -74,6 +79,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--verbose", action="store_true", help="with --seed: the whole history, not only its end")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="processes that simulate")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="end after so many, with what was reached")
+    parser.add_argument(
+        "--kept",
+        type=Path,
+        help="file with a line for each seed: those that it has of the same commit are not run again",
+    )
     parser.add_argument("--first", action="store_true", help="end at the first seed that fails")
     parser.add_argument("--output", type=Path, help="file for the table")
     parser.add_argument("--rehearse", action="store_true", help=argparse.SUPPRESS)
@@ -111,9 +121,9 @@ def _rehearse() -> int:
 
     for line in sys.stdin:
         given = json.loads(line)
-        given |= {name: tuple(given[name]) for name in ("train_s", "lengths")}
+        given |= {name: tuple(given[name]) for name in ("train_s", "lengths", "readings") if name in given}
         steps = [entry for entry in rehearse(Rehearsal(**given)) if entry.get("kind") == "step"]
-        kept = ("time_s", "wait_s", "train_s", "copy_s", "sampled_tokens", "lag_counts", "trajectories")
+        kept = ("time_s", "wait_s", "train_s", "copy_s", "sampled_tokens", "lag_counts", "lag_bound", "trajectories")
         _say(json.dumps([{name: step[name] for name in kept} for step in steps]) + "\n")
         sys.stdout.flush()
     return 0
@@ -145,11 +155,19 @@ def _say(text: str) -> None:
     sys.stdout.write(text)
 
 
-def _many(seeds: range, *, processes: int, stop_at_first: bool, longest_s: float) -> tuple[Totals, float]:
+def _many(seeds: range, *, kept: Path | None, processes: int, stop_at_first: bool, longest_s: float) -> Totals:
     totals = Totals()
+    code = _commit()
     began = time.monotonic()
-    for line in _lines(seeds, processes=processes):
+    done = _kept(kept, seeds, code=code)
+    for line in done.values():
         totals.add(line)
+    for line in _lines([seed for seed in seeds if seed not in done], processes=processes):
+        line["code"] = code
+        totals.add(line)
+        if kept is not None:
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
         if line["violation"]:
             sys.stderr.write(f"\rseed {line['seed']}: {line['violation']}\n")
             if stop_at_first:
@@ -162,10 +180,21 @@ def _many(seeds: range, *, processes: int, stop_at_first: bool, longest_s: float
         )
         sys.stderr.flush()
     sys.stderr.write("\n")
-    return totals, time.monotonic() - began
+    return totals
 
 
-def _lines(seeds: range, *, processes: int) -> Iterator[dict[str, object]]:
+def _kept(file: Path | None, seeds: range, *, code: str) -> dict[int, dict[str, object]]:
+    """The lines of earlier runs of this very code, by seed: what other code promised says nothing of this one. A seed
+    that failed is run again.
+    """
+    if file is None or not file.exists() or "dirty" in code:
+        return {}
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    alike = [line for line in lines if line["code"] == code and line["seed"] in seeds]
+    return {line["seed"]: line for line in alike if not line["violation"]}
+
+
+def _lines(seeds: Sequence[int], *, processes: int) -> Iterator[dict[str, object]]:
     """The lines of all workers, as they come. Each worker has a share of the seeds."""
     shares = [seeds[index::processes] for index in range(min(processes, len(seeds)))]
     workers = [_worker(share) for share in shares]
@@ -177,13 +206,14 @@ def _lines(seeds: range, *, processes: int) -> Iterator[dict[str, object]]:
             worker.wait()
 
 
-def _worker(share: range) -> "subprocess.Popen[bytes]":
+def _worker(share: Sequence[int]) -> "subprocess.Popen[bytes]":
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     program = (
-        "import sys; from headway.simulation.__main__ import _report\n"
-        f"for seed in range({share.start}, {share.stop}, {share.step}): _report(seed)"
+        "import json, sys; from headway.simulation.__main__ import _report\n"
+        "for seed in json.loads(sys.argv[1]): _report(seed)"
     )
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment)
+    command = [sys.executable, "-c", program, json.dumps(list(share))]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
 
 
 def _merged(workers: Sequence["subprocess.Popen[bytes]"]) -> Iterator[dict[str, object]]:
@@ -207,21 +237,22 @@ def _merged(workers: Sequence["subprocess.Popen[bytes]"]) -> Iterator[dict[str, 
 def _commit() -> str:
     """Of the code that was simulated, if git knows it."""
     asked = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return f"commit `{asked.stdout.strip()}`" if asked.returncode == 0 else "of no commit"
+    return f"`{asked.stdout.strip()}`" if asked.returncode == 0 else "of no commit"
 
 
-def table(totals: Totals, *, seeds: range, wall_s: float, processes: int) -> str:
+def table(totals: Totals, *, seeds: range) -> str:
     """The result in Markdown."""
     kinds = "\n".join(f"| {kind} | {count} |" for kind, count in sorted(totals.faults.items()))
     failed = "\n".join(f"| {seed} | {what} |" for seed, what in sorted(totals.failures.items()))
     profiles = ", ".join(f"{name} {count}" for name, count in sorted(totals.profiles.items()))
+    code = ", ".join(f"{name}: {count} seeds" for name, count in totals.code.most_common())
     return f"""# Simulation
 
-`python -m headway.simulation --seeds {seeds.start}-{seeds.stop - 1}`, {processes} processes.
+`python -m headway.simulation --seeds {seeds.start}-{seeds.stop - 1}`.
 
 | what | how many |
 |---|---|
-| code | {_commit()} |
+| code | {code} |
 | seeds | {totals.seeds} of {len(seeds)} ({profiles}) |
 | virtual hours | {totals.virtual_s / 3600:.1f} |
 | callbacks | {totals.callbacks:,} |
@@ -229,7 +260,6 @@ def table(totals: Totals, *, seeds: range, wall_s: float, processes: int) -> str
 | faults | {totals.faults.total()} |
 | failed seeds | {len(totals.failures)} |
 | CPU seconds | {totals.cpu_s:.0f} |
-| wall seconds | {wall_s:.0f} |
 
 | fault | times |
 |---|---|

@@ -218,6 +218,9 @@ def _take_hold_of_the_product() -> None:
     service.sys = types.SimpleNamespace(argv=["learner"], stdout=types.SimpleNamespace(write=lambda text: None))
     online: Any = importlib.import_module("learner.online")
     online.sequences_of = _told(online.sequences_of)
+    made_with: Any = importlib.import_module("services.config.made_with")
+    made_with.here = lambda: {"versions": {}, "host": {"name": socket.gethostname()}}  # alike on every machine
+    made_with._git_state = lambda: None
     _take_hold_of_what_is_watched(service)
     catalog: Any = importlib.import_module("env_service.environments.catalog")
     catalog.build = lambda configs, **_: cluster.environments(active().part(cluster.EnvironmentScript))

@@ -219,9 +219,13 @@ class Checkpoints:
     def evaluated(self, result: Evaluated) -> None:
         """Notes an evaluation beside the checkpoint of its version, if there is one. Raises OSError."""
         with self._lock:
-            for checkpoint in checkpoints_of(self._folder):
-                if checkpoint.version == result.version:
-                    write_atomically(checkpoint.evaluation, json.dumps(asdict(result)) + "\n")
+            checkpoint = self.at(result.version)
+            if checkpoint is not None:
+                write_atomically(checkpoint.evaluation, json.dumps(asdict(result)) + "\n")
+
+    def at(self, version: int) -> Checkpoint | None:
+        """The checkpoint of a version, if there is one."""
+        return next((each for each in checkpoints_of(self._folder) if each.version == version), None)
 
     def best(self) -> list[Checkpoint]:
         """The `keep_best` best of those that were evaluated, the best first; of equal ones the newest."""

@@ -169,7 +169,10 @@ class Journal:
 
     def append_group(self, group: TrajectoryGroup, *, frames: Sequence[Frame] | None = None) -> None:
         """See RunLog."""
-        self._append(encoded(LoggedGroup(group=group)) if frames is None else encoded_group(frames))
+        if frames is None:
+            self._append(encoded(LoggedGroup(group=group)))
+        else:
+            self._append(*encoded_group(frames))
 
     def append_filtered(self, lease_id: int) -> None:
         """See RunLog."""
@@ -291,11 +294,11 @@ class Journal:
             if segment.start < min(version, self._segment.start):
                 segment.path.unlink()
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, *parts: Frame) -> None:
         self._may_write()
         with self._lock:  # a batch is appended in a thread of its own while the event loop appends groups
             try:
-                self._file.append(data)
+                self._file.append(*parts)
             except OSError as error:
                 raise self._explained(error) from error
 

@@ -4,6 +4,7 @@ One living learner has a folder, a fresh run never writes over an old one, and e
 
 hold_run_folder     takes the lock; nothing else in the folder is touched
 open_run_folder     once the ports are bound: an old run goes aside, the journal begins, the incarnation is counted
+keep_template       the chat template that the run was given, for its exports
 
 Every run counts its leases and incarnations from the start, and two runs may have folders of the same name.
 
@@ -25,7 +26,7 @@ from learner.journal.journal import FOLDER
 from learner.journal.segments import Segment, segments_of
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
-from services.config.made_with import Difference, changes_of_a_resume
+from services.config.made_with import TEMPLATE, Difference, changes_of_a_resume
 from services.process import WrongSettings
 from services.run_lock import RunLock
 
@@ -72,6 +73,14 @@ def open_run_folder(lock: RunLock, folder: Path, *, resume: bool, journal: bool)
     return incarnation
 
 
+def keep_template(folder: Path, text: str) -> None:
+    """Keeps the chat template that a run was given, so that its checkpoints can be exported with it; none if empty."""
+    if text:
+        write_atomically(folder / TEMPLATE, text)
+    else:
+        (folder / TEMPLATE).unlink(missing_ok=True)
+
+
 _OF_ONE_START = ("resume", "accept_changes")
 
 
@@ -81,6 +90,7 @@ def changed_settings(folder: Path, settings: Mapping[str, object], *, resume: bo
         return []
     # The same model in another place is the same model.
     ignored = (*_OF_ONE_START, "model") if settings.get("model_fingerprint") else _OF_ONE_START
+    ignored = (*ignored, "run.chat_template") if settings.get("template_fingerprint") else ignored
     return changes_of_a_resume(folder, settings, accepted=accepted, ignored=ignored)
 
 

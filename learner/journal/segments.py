@@ -93,7 +93,7 @@ def encoded(record: Record) -> bytes:
     """The record as it stands in a segment."""
     match record:
         case LoggedGroup(group=group):
-            return encoded_group(encode(Finished(group=group)))
+            return b"".join(encoded_group(encode(Finished(group=group))))
         case LoggedBatch(version=version, lease_ids=lease_ids):
             return _framed(_BATCH, json.dumps([version, list(lease_ids)]).encode())
         case LoggedFilter(lease_id=lease_id):
@@ -104,9 +104,9 @@ def encoded(record: Record) -> bytes:
             return _framed(_DISTRUST, json.dumps([instance, str(since)]).encode())
 
 
-def encoded_group(frames: Sequence[Frame]) -> bytes:
-    """The record of the group that a Finished message of these frames brings."""
-    return _framed(_GROUP, *(part for frame in frames for part in (_FRAME.pack(len(frame)), frame)))
+def encoded_group(frames: Sequence[Frame]) -> list[Frame]:
+    """The record of the group that a Finished message of these frames brings, in parts, of which none is copied."""
+    return _record(_GROUP, [part for frame in frames for part in (_FRAME.pack(len(frame)), frame)])
 
 
 def read_segment(path: Path) -> Iterator[tuple[Record, int]]:
@@ -161,13 +161,17 @@ def _damaged_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.damaged")
 
 
-def _framed(kind: int, *parts: Frame) -> bytes:
-    """A record whose payload is in parts: they are copied once."""
+def _framed(kind: int, payload: bytes) -> bytes:
+    return b"".join(_record(kind, [payload]))
+
+
+def _record(kind: int, payload: Sequence[Frame]) -> list[Frame]:
+    """A record whose payload is in parts."""
     digest = xxhash.xxh3_64()
-    for part in parts:
+    for part in payload:
         digest.update(part)
-    facts = _FACTS.pack(sum(map(len, parts)), kind, digest.intdigest())
-    return b"".join((facts, _CHECK.pack(xxhash.xxh32_intdigest(facts)), *parts))
+    facts = _FACTS.pack(sum(map(len, payload)), kind, digest.intdigest())
+    return [facts + _CHECK.pack(xxhash.xxh32_intdigest(facts)), *payload]
 
 
 def _decoded(kind: int, payload: bytes, *, path: Path) -> Record:

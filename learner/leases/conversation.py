@@ -6,12 +6,16 @@
     Failed ────▶ fail ──────────────────────────────▶ Acknowledged, then grants
     Goodbye ───▶ its leases go to others
 
+Messages that have arrived together are taken together: what they are answered with is sent after the last of them, in
+one go, and one grant of several leases takes the place of several of one.
+
 Two processes under one name would take each other's leases away without end. So a hello under the name of another
 process is refused while that one is connected and speaks; one that was started anew finds it gone, and is taken in.
 
 What a message brings about is done by `GroupFlow`.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +40,7 @@ from protocol.messages import (
 from protocol.messages import Fleet as FleetMessage
 from protocol.trajectories import TrajectoryGroup
 from services.logs import Occasionally
-from services.zmq.sockets import RouterSocket
+from services.zmq.sockets import Received, RouterSocket
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +48,8 @@ MISSED_HEARTBEATS = 5
 """An env_service that missed so many may be gone."""
 
 _COMPLAIN_EVERY_S = 10.0
+_TAKEN_TOGETHER = 16
+"""Messages, before their holders are answered and others have their turn in the event loop."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +86,27 @@ class Conversation:
         self._clock = clock
         self._may_complain = Occasionally(every_s=_COMPLAIN_EVERY_S)
         self._held: dict[tuple[str, int, int, int], _Held] = {}
+        self._recorded: list[tuple[Peer, Acknowledged]] = []
 
     async def receive(self) -> None:
         """Takes messages until cancelled."""
         while True:
-            received = await self._socket.receive_whole()
+            await self._take(await self._socket.receive_whole())
+            await asyncio.sleep(0)  # a socket that always has a message would let nobody else have a turn
+
+    async def _take(self, first: Received) -> None:
+        """Takes a message, and those that have arrived beside it."""
+        received: Received | None = first
+        taken = 0
+        while received is not None:
             await self._handle(received.peer, received.message, received.frames)
+            taken += 1
+            received = await self._socket.receive_now() if taken < _TAKEN_TOGETHER else None
+        await self._answer()
 
     async def _handle(self, peer: str, message: Message, frames: Sequence[Frame]) -> None:
+        if not isinstance(message, Finished | Failed):
+            await self._answer()  # who is told of another thing has heard before what became of its groups
         holder = self._env_services.at(peer)
         if isinstance(message, Hello):
             await self._on_hello(peer, message)
@@ -214,6 +233,7 @@ class Conversation:
         for key, held in list(self._held.items()):
             if self._held.pop(key, None) is not None and self._env_services.has(held.holder):
                 await self._on_finished(held.holder, held.group, held.frames)
+        await self._answer()
 
     async def _on_finished(self, holder: Peer, group: TrajectoryGroup, frames: Sequence[Frame]) -> None:
         provenance = self._fleet.provenance
@@ -238,16 +258,16 @@ class Conversation:
             elif not await self._flow.accept(kept, frames if kept is group else None):
                 self._refused("disk_full")
                 return
-        await self._acknowledge(holder, group)
+        self._acknowledge(holder, group)
 
     async def _on_failed(self, holder: Peer, failed: Failed) -> None:
         if failed.purpose == "train":
             self._flow.fail(failed)
         elif self._incarnations.is_ours(failed):
             self._evaluator.failed(failed.lease_id, reason=failed.reason)
-        await self._acknowledge(holder, failed)
+        self._acknowledge(holder, failed)
 
-    async def _acknowledge(self, holder: Peer, outcome: TrajectoryGroup | Failed) -> None:
+    def _acknowledge(self, holder: Peer, outcome: TrajectoryGroup | Failed) -> None:
         attempt = self._incarnations.attempt_of(outcome) if outcome.purpose == "train" else None
         if attempt is not None:
             holder.running.discard(attempt)
@@ -257,6 +277,14 @@ class Conversation:
             attempt=outcome.attempt,
             purpose=outcome.purpose,
         )
-        await self._env_services.send(holder, message)
+        self._recorded.append((holder, message))
+
+    async def _answer(self) -> None:
+        """Acknowledges what was recorded since the last time, and grants what there is room for now."""
+        if not self._recorded:
+            return
+        recorded, self._recorded = self._recorded, []
+        for holder, message in recorded:
+            await self._env_services.send(holder, message)
         self._flow.wake()
         await self._flow.grant_all()

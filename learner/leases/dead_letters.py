@@ -3,7 +3,6 @@ wait for room on the journal's disk.
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
@@ -92,9 +91,12 @@ _LATELY_S = 120.0
 
 
 class DiskRoom:
-    """`clock` is in seconds."""
+    """Whether the disk takes what the run must keep. `failed` is told the file of each write that it did not take;
+    `clock` is in seconds.
+    """
 
-    def __init__(self, *, waits: Waiting, clock: Callable[[], float]) -> None:
+    def __init__(self, *, waits: Waiting, clock: Callable[[], float], failed: Callable[[str], None] = ignore) -> None:
+        self._failed = failed
         self._waits = waits
         self._clock = clock
         self._said_at = self._missed_at = float("-inf")
@@ -106,6 +108,7 @@ class DiskRoom:
     def say(self, error: JournalFull) -> None:
         """A group could not be kept. Said at most twice a minute."""
         self._missed_at = self._clock()
+        self._failed("journal")
         if self._clock() - self._said_at >= _SAY_EVERY_S:
             self._said_at = self._clock()
             log.error("%s. Groups are not acknowledged, and env_services send them again: make room", error.strerror)
@@ -117,12 +120,14 @@ class DiskRoom:
         except JournalFull as error:
             self.say(error)
             with self._waits.wait(f"room on the disk of {error.folder}"):
-                await _until_written(write)
+                await self._until_written(write)
 
-
-async def _until_written(write: Callable[[], None]) -> None:
-    while True:
-        await asyncio.sleep(_RETRY_EVERY_S)  # nobody tells when a disk has room again
-        with contextlib.suppress(JournalFull):
-            await asyncio.to_thread(write)
-            return
+    async def _until_written(self, write: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(_RETRY_EVERY_S)  # nobody tells when a disk has room again
+            try:
+                await asyncio.to_thread(write)
+            except JournalFull:
+                self._failed("journal")
+            else:
+                return

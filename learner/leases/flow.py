@@ -184,10 +184,11 @@ def _strange_version(group: TrajectoryGroup, belongs: Callable[[PolicyVersion], 
 
 
 def _fault(group: TrajectoryGroup, *, rules: GroupRules) -> str | None:
-    masks = np.concatenate([trajectory.loss_mask for trajectory in group.trajectories])
-    starts = [0, *accumulate(trajectory.token_ids.shape[0] for trajectory in group.trajectories)][:-1]
-    largest = max(int(trajectory.token_ids.max()) for trajectory in group.trajectories)
-    if largest < rules.vocabulary_size and not masks[starts].any() and np.maximum.reduceat(masks, starts).all():
+    masks = [trajectory.loss_mask for trajectory in group.trajectories]
+    starts = np.array([0, *accumulate(map(len, masks))][:-1])
+    largest = int(np.concatenate([trajectory.token_ids for trajectory in group.trajectories]).max())
+    all_sampled = np.logical_or.reduceat(np.concatenate(masks), starts).all()
+    if largest < rules.vocabulary_size and all_sampled and not any(mask[0] for mask in masks):
         return None  # as almost always; else each is looked at by itself
     for trajectory in group.trajectories:
         largest = int(trajectory.token_ids.max())
@@ -262,6 +263,7 @@ class GroupFlow:
         accepted: Callable[[TrajectoryGroup], None],
         forgotten: Callable[[TrajectoryGroup], None],
         filtered: Callable[[TrajectoryGroup, str], None],
+        failed_write: Callable[[str], None],
         belongs: Belongs | None,
         clock: Callable[[], float],
     ) -> None:
@@ -279,7 +281,7 @@ class GroupFlow:
             make_curriculum=options.make_curriculum,
         )
         self.rounds = FilterRounds(options.rules.filters, groups_per_step=ledger.config.groups_per_step)
-        self.room = DiskRoom(waits=waits, clock=clock)
+        self.room = DiskRoom(waits=waits, clock=clock, failed=failed_write)
         self.buffer: dict[int, TrajectoryGroup] = {}
         self.woken = asyncio.Event()
         self.failure: RunFailed | None = None

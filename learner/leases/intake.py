@@ -61,7 +61,7 @@ class Intake:
 
     `refused` is told the reason of each refused message, `left_out` that of each group or attempt that came to nothing;
     `accepted` of each group that waits for its step, `forgotten` if it will not be trained after all, and `filtered`
-    of each that is left out on purpose, with the reason.
+    of each that is left out on purpose, with the reason; `failed_write` what the disk did not take.
     `belongs` judges versions of former lives; without it, all count up to the version at which this life resumes.
     """
 
@@ -82,6 +82,7 @@ class Intake:
         accepted: Callable[[TrajectoryGroup], None] = ignored,
         forgotten: Callable[[TrajectoryGroup], None] = ignored,
         filtered: Callable[[TrajectoryGroup, str], None] = lambda group, reason: None,
+        failed_write: Callable[[str], None] = lambda what: None,
         belongs: Belongs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -98,6 +99,7 @@ class Intake:
             accepted=accepted,
             forgotten=forgotten,
             filtered=filtered,
+            failed_write=failed_write,
             belongs=belongs,
             clock=clock,
         )

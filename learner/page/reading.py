@@ -54,6 +54,7 @@ class Filter:
     """
 
     step: int | None = None
+    max_step: int | None = None
     environment: str | None = None
     task: int | None = None
     why: str | None = None
@@ -68,7 +69,8 @@ class Filter:
     def where(self) -> tuple[str, list[Any]]:
         """As SQL, of known columns alone, with its values."""
         tests = {
-            "rows.step = ?": self.step, "rows.environment = ?": self.environment, "rows.task = ?": self.task,
+            "rows.step = ?": self.step, "rows.step <= ?": self.max_step, "rows.task = ?": self.task,
+            "rows.environment = ?": self.environment,
             "rows.why = ?": "" if self.why == "trained" else self.why, "rows.reward >= ?": self.min_reward,
             "rows.reward <= ?": self.max_reward, "rows.length >= ?": self.min_length,
             "rows.length <= ?": self.max_length, "rows.lag >= ?": self.min_lag, "rows.finish = ?": self.finish,
@@ -138,18 +140,31 @@ def page(
 def _select(
     database: sqlite3.Connection, wanted: Filter, *, limit: int, beyond: int | None, older: bool
 ) -> list[sqlite3.Row]:
+    if not _may_fit(database, wanted):
+        return []
     where, values = wanted.where()
+    # The index of words has them in this order: of a frequent word a page is read then, not all that have it.
+    order = "words.rowid" if wanted.words else "rows.id"
     if beyond is not None:
-        where, values = f"{where} AND rows.id {'<' if older else '>'} ?", [*values, beyond]
+        where, values = f"{where} AND {order} {'<' if older else '>'} ?", [*values, beyond]
     join, excerpt = "", f"substr(rows.text, 1, {_EXCERPT})"
     if wanted.words:
         join, values = "JOIN words ON words.rowid = rows.id AND words MATCH ?", [_phrase(wanted.words), *values]
         excerpt = "snippet(words, 0, '\x02', '\x03', ' … ', 24)"
     return database.execute(
         "SELECT rows.id, grp, place, rows.step, rows.environment, rows.task, rows.why, reward, length, lag, finish,"
-        f" {excerpt} AS excerpt FROM rows {join} WHERE {where} ORDER BY rows.id {'DESC' if older else 'ASC'} LIMIT ?",
+        f" {excerpt} AS excerpt FROM rows {join} WHERE {where} ORDER BY {order} {'DESC' if older else 'ASC'} LIMIT ?",
         (*values, limit),
     ).fetchall()
+
+
+def _may_fit(database: sqlite3.Connection, wanted: Filter) -> bool:
+    """False if no reward of a part is in the range, which its index says without a look at all rows."""
+    if wanted.min_reward is None and wanted.max_reward is None:
+        return True
+    bounds = Filter(min_reward=wanted.min_reward, max_reward=wanted.max_reward)
+    where, values = bounds.where()
+    return database.execute(f"SELECT 1 FROM rows WHERE {where} LIMIT 1", values).fetchone() is not None
 
 
 def _phrase(words: str) -> str:
@@ -182,8 +197,9 @@ def overview(folder: Path) -> dict[str, Any]:
                 steps += [row[0], row[1]] if row[0] is not None else []
                 for name, value in zip(counts, row[2:], strict=True):
                     counts[name] += value or 0
-                for name, values in names.items() if path in parts[-_TOLD_BY:] else ():
-                    values.update(found[0] for found in database.execute(_DISTINCT.format(name=name)))
+                for found in database.execute(_DISTINCT) if path in parts[-_TOLD_BY:] else ():
+                    for values, value in zip(names.values(), found, strict=True):
+                        values.add(value)
         except sqlite3.DatabaseError as error:
             unreadable.append(f"{path.name}: {error}")
     known = {f"{name}s": sorted(values - {""}) for name, values in names.items()}
@@ -193,7 +209,10 @@ def overview(folder: Path) -> dict[str, Any]:
 
 # The newest tell which there are: to look at all would cost more than the page itself.
 _TOLD_BY = 2
-_DISTINCT = "SELECT DISTINCT {name} FROM (SELECT {name} FROM rows ORDER BY id DESC LIMIT 5000)"
+_DISTINCT = (
+    "SELECT DISTINCT environment, why, finish"
+    " FROM (SELECT environment, why, finish FROM rows ORDER BY id DESC LIMIT 5000)"
+)
 
 
 def group(folder: Path, key: Key, *, decode: Decode | None, only: int | None = None) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ import json
 import logging
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -56,7 +57,7 @@ _COOKIE = "headway_page"
 _NEWS_EVERY_S = 0.5
 _STATUS_EVERY_S = 2.0
 _MONTH_S = 30 * 24 * 3600
-_NUMBERS = {"step": int, "task": int, "min_length": int, "max_length": int, "min_lag": int,
+_NUMBERS = {"step": int, "max_step": int, "task": int, "min_length": int, "max_length": int, "min_lag": int,
             "min_reward": float, "max_reward": float}  # fmt: skip
 
 Processes = Callable[[], Mapping[str, Any]]
@@ -309,6 +310,13 @@ def _filter_of(asked: Mapping[str, str]) -> Filter:
     return Filter(**{name: _NUMBERS.get(name, str)(asked[name]) for name in names if asked.get(name)})
 
 
+def _named(folders: Sequence[Path]) -> list[tuple[str, Path]]:
+    """Each by its folder's name, with that of the folder around it where runs are namesakes."""
+    whole = [each.resolve() for each in folders]
+    twice = {name for name, count in Counter(each.name for each in whole).items() if count > 1}
+    return [(f"{each.parent.name}/{each.name}" if each.name in twice else each.name, each) for each in whole]
+
+
 def serve_runs(folders: Sequence[Path], *, host: str, port: str, token_file: str | None) -> int:
     """Serves until a signal; returns the exit code. Raises ConfigError for an address that cannot be served at."""
     try:
@@ -324,7 +332,7 @@ def serve_runs(folders: Sequence[Path], *, host: str, port: str, token_file: str
     configure_logging("headway", level="info", format="text")
 
     async def serve(stop: Stop) -> None:
-        page = RunPage([ShownRun(each.resolve().name, each) for each in folders], token=http.token)
+        page = RunPage([ShownRun(name, each) for name, each in _named(folders)], token=http.token)
         app = create_app(
             service="view",
             version=version("headway"),

@@ -308,11 +308,12 @@ class Records:
             self.tally.evaluations.add(result)
             self._event("evaluation", **dataclasses.asdict(result))
         log.info(
-            "evaluation of version %d: accuracy %.3f (%.3f to %.3f) on %d held-out tasks%s%s",
+            "evaluation of version %d: accuracy %.3f (%.3f to %.3f), reward %.3f on %d held-out tasks%s%s",
             result.version,
             result.accuracy,
             result.accuracy_low,
             result.accuracy_high,
+            result.reward,
             result.tasks,
             "".join(f", pass@{k} {share:.3f}" for k, share in result.pass_at_k.items() if k > 1),
             _by_verifier(result.accuracy_by_verifier),

@@ -158,7 +158,9 @@ class Measures:
             "failed_writes",
             "Writes that the disk did not take, by what.",
             labels=("what",),
-            known=one_label("checkpoint", "evaluation", "metrics.jsonl", "samples.jsonl", "dead_letters.jsonl"),
+            known=one_label(
+                "journal", "checkpoint", "evaluation", "metrics.jsonl", "samples.jsonl", "dead_letters.jsonl"
+            ),
         )
         self._sync = metrics.histogram("journal_sync_seconds", "Until the disk had the journal.", buckets=_SYNCS)
         self._journal = metrics.gauge("journal_bytes", "Size of the journal on disk.")

@@ -190,6 +190,9 @@ class TrainingConfig(BaseModel):
     temperature: float = Field(1.0, gt=0, description="Logits are divided by it, as in sampling.")
     microbatch_tokens: int = Field(16384, gt=0, description="Most tokens in one forward pass of one rank.")
     updates_per_step: int = Field(1, ge=1, description="Optimizer updates that a step's batch is cut into.")
+    epochs_per_step: int = Field(
+        1, ge=1, description="Times that a step's batch is gone through, each in updates_per_step updates."
+    )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass to save memory."
     )
@@ -210,6 +213,11 @@ class TrainingConfig(BaseModel):
     rank_silence_s: float = Field(
         60.0, ge=2, description="Seconds after which a rank that says nothing, as one that hangs, is given up as lost."
     )
+
+    @property
+    def moves_within_step(self) -> bool:
+        """Whether a step has updates after its first one, for which the policy is no longer that of its beginning."""
+        return self.updates_per_step * self.epochs_per_step > 1
 
     @model_validator(mode="after")
     def _a_stage_that_can_offload(self) -> TrainingConfig:

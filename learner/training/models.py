@@ -50,6 +50,15 @@ class TokenScores:
     teacher_logprobs: Tensor | None = None
     values: Tensor | None = None
 
+    def anchored(self, parts: Sequence[tuple[Tensor, Tensor]], *, tokens: int) -> TokenScores:
+        """With the proximal logprobs of an update that began with the step, by places: all that later epochs of this
+        rank look at. So a pass without gradient is saved.
+        """
+        found = torch.zeros(tokens)
+        for places, logprobs in parts:
+            found[places] = logprobs.float().cpu()
+        return replace(self, proximal_logprobs=found)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Credit:

@@ -8,6 +8,7 @@ published weight. The reference policy needs no second model: `adapters_off` is 
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -26,6 +27,7 @@ from learner.training.attention import ATTENTION_NAME, register_packed_attention
 from learner.training.config import ALL_LINEAR, Dtype, LoraConfig
 from learner.training.logprobs import Chunking, LogprobHead, TopTokens
 from learner.training.packing import Microbatch
+from learner.weights.process_group import BucketWriter, LaidOut
 
 
 def predicting_states(model: nn.Module, microbatch: Microbatch) -> Tensor:
@@ -295,9 +297,13 @@ class NamedTensor:
 
 @dataclass(frozen=True)
 class WeightSnapshot:
-    """The weights after a step, in the model's order; parameters that are tied appear once, under their first name."""
+    """The weights after a step, in the model's order; parameters that are tied appear once, under their first name.
+
+    A host copy's lie in `buckets`, as they are sent.
+    """
 
     tensors: tuple[NamedTensor, ...]
+    buckets: tuple[LaidOut, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -343,19 +349,20 @@ class WholeModel(Protocol):
         """The float32 weight that the optimizer keeps; of one that is not trained, the weight as it is."""
 
 
-def host_copy(engine: WholeModel, *, dtype: Dtype, keep: bool) -> WeightSnapshot:
+def host_copy(engine: WholeModel, *, dtype: Dtype, keep: bool, bucket_bytes: int = 0) -> WeightSnapshot:
     """The weights as of now, as `dtype`: the optimizer's own for float32, the model's for the model's type.
 
-    Adapters are merged, in float32. All ranks must call it; those with `keep` false return no tensors, and spend no
-    memory.
+    Adapters are merged, in float32. They lie in buckets of about `bucket_bytes`; 0: each in memory of its own. All
+    ranks must call it; those with `keep` false return no tensors, and spend no memory.
     """
     wanted = torch_dtype(dtype)
+    writer = BucketWriter(bucket_bytes=bucket_bytes)
     copies: list[NamedTensor] = []
     for weight in whole_weights(engine, dtype=wanted):
         if keep:
-            copied = weight.value().to("cpu", wanted, copy=True).contiguous()
-            copies.append(NamedTensor(name=weight.name.removeprefix(PolicyModel.PREFIX), value=copied))
-    return WeightSnapshot(tensors=tuple(copies))
+            name = weight.name.removeprefix(PolicyModel.PREFIX)
+            copies.append(NamedTensor(name=name, value=writer.add(name, weight.value(), dtype=wanted)))
+    return WeightSnapshot(tensors=tuple(copies), buckets=writer.buckets())
 
 
 def whole_weights(engine: WholeModel, *, dtype: torch.dtype) -> Iterator[WholeWeight]:
@@ -394,7 +401,37 @@ def _buckets(model: nn.Module) -> Iterator[list[MergedWeight]]:
         yield bucket
 
 
-def write_model_directory(snapshot: WeightSnapshot, *, causal_lm: nn.Module, source: Path, destination: Path) -> None:
+@dataclass(frozen=True)
+class TextFiles:
+    """What a trained model is written with beside its weights: the tokenizer of a model's folder, and its chat template
+    or another one's text in its place.
+    """
+
+    model: Path
+    chat_template: str = ""
+
+    def copy_to(self, folder: Path) -> None:
+        """Writes them."""
+        for pattern in TOKENIZER_FILES:
+            for file in self.model.glob(pattern):
+                shutil.copy2(file, folder / file.name)
+        self.copy_template_to(folder)
+
+    def copy_template_to(self, folder: Path) -> None:
+        """Writes the chat template, if it is another one than the model's, for which every other one is left out."""
+        if not self.chat_template:
+            return
+        (folder / "chat_template.json").unlink(missing_ok=True)
+        (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
+        settings = folder / "tokenizer_config.json"
+        known = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
+        if known.pop("chat_template", None) is not None:
+            settings.write_text(json.dumps(known, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_model_directory(
+    snapshot: WeightSnapshot, *, causal_lm: nn.Module, source: TextFiles, destination: Path
+) -> None:
     """Writes a Hugging Face model directory: config, weights of `snapshot`, and the tokenizer files of `source`.
 
     Whoever may read the config may read the weights; safetensors leaves them to this user alone.
@@ -405,6 +442,4 @@ def write_model_directory(snapshot: WeightSnapshot, *, causal_lm: nn.Module, sou
     save(destination, state_dict={tensor.name: tensor.value for tensor in snapshot.tensors})
     for weights in destination.glob("*.safetensors"):
         shutil.copymode(destination / "config.json", weights)
-    for pattern in TOKENIZER_FILES:
-        for file in source.glob(pattern):
-            shutil.copy2(file, destination / file.name)
+    source.copy_to(destination)

@@ -34,7 +34,7 @@ from learner.training.config import TrainingConfig, learning_rate
 from learner.training.engine import Engine
 from learner.training.logprobs import accumulation_dtype
 from learner.training.packing import Microbatch
-from learner.training.policy import WeightSnapshot, predicting_states, torch_dtype, write_model_directory
+from learner.training.policy import TextFiles, WeightSnapshot, predicting_states, torch_dtype, write_model_directory
 from learner.training.ranks import summed_over_ranks
 
 HEAD = "score"
@@ -114,7 +114,7 @@ def load_score_model(path: Path, *, dtype: torch.dtype, head_seed: int | None = 
     return model
 
 
-def save_score_model(snapshot: WeightSnapshot, *, model: ScoreModel, source: Path, destination: Path) -> None:
+def save_score_model(snapshot: WeightSnapshot, *, model: ScoreModel, source: TextFiles, destination: Path) -> None:
     """Writes a directory that `AutoModelForSequenceClassification` loads, with the tokenizer of `source`.
 
     `snapshot` has the weights, named as in `model`, which gives the shape and may itself be sharded. Batches are to be
@@ -286,7 +286,7 @@ def value_measures(*, values: Tensor, returns: Tensor) -> dict[str, float]:
 
 def freezes_policy(config: TrainingConfig, *, first_update: int) -> bool:
     """True if the step that begins with this update is the critic's alone."""
-    return first_update < config.critic.warmup_steps * config.updates_per_step
+    return first_update < config.critic.warmup_steps * config.updates_per_step * config.epochs_per_step
 
 
 class CriticHead:

@@ -1,9 +1,11 @@
 """One step: the batch is cut into updates, each update into microbatches; what it measured comes back.
 
     batch ─▶ updates ─▶ microbatches ─▶ passes without gradient ─▶ advantages ─▶ update after update ─▶ StepMetrics
+                                                                     epochs_per_step times
 
 With one update per step the learner's policy at the step's start is the policy being differentiated, so its logprobs
-are those of the same forward pass. With several, a pass without gradient records them before the first update.
+are those of the same forward pass, and the anchor of later epochs. When an epoch makes several, a pass without gradient
+records them before the first one.
 
 Measures are sums over the trained tokens of this rank, then means over those of all ranks.
 """
@@ -206,9 +208,9 @@ class Step:
         self.keeps_tokens = False
         """Whether `tokens` is filled; the same on every rank."""
         self.tokens: TokenValues | None = None
+        """Of the newest step."""
         self.tokens_s = 0.0
         """CPU seconds that filling `tokens` took in the newest step."""
-        """Of the newest step."""
         self.carried = Carried()
         """What the algorithm carries to the next step; the same on every rank."""
 
@@ -221,14 +223,17 @@ class Step:
         data = self._data(batch, slices, [*(microbatch for row in rows for microbatch in row), *measured])
         scoring_s = time.perf_counter() - started
         frozen = self._models.critic is not None and freezes_policy(self._config, first_update=first_update)
+        rows *= self._config.epochs_per_step
         rates = [
             0.0 if frozen else learning_rate(self._config.optimizer, update=first_update + index)
-            for index in range(len(slices))
+            for index in range(len(rows))
         ]
-        updates = [
-            self._update(data, row, rate, number=first_update + index)
-            for index, (row, rate) in enumerate(zip(rows, rates, strict=True))
-        ]
+        updates: list[_Update] = []
+        for index, (row, rate) in enumerate(zip(rows, rates, strict=True)):
+            updates.append(self._update(data, row, rate, number=first_update + index))
+            if index == 0 and len(slices) == 1 < len(rows) and self._preset.samples_policy:
+                found = [(record.microbatch.places, record.proximal_logprobs) for record in updates[0].records]
+                data = replace(data, scores=data.scores.anchored(found, tokens=len(batch.token_ids)))
         critic_losses = self._train_critic(data, rows, first_update=first_update)
         critic_losses += [update.value_loss for update in updates if update.value_loss is not None]
         measures = {**data.credit.means, **_critic_measures(data, critic_losses)}
@@ -240,7 +245,8 @@ class Step:
         )
         if self.keeps_tokens:
             began = time.thread_time()
-            records = [record for update in updates for record in update.records]
+            # Of the first epoch, in which most is still as the step found it.
+            records = [record for update in updates[: len(slices)] for record in update.records]
             parts = [(record.microbatch.places, record.proximal_logprobs, record.entropy) for record in records]
             self.tokens = token_values(data.batch, data.credit, parts)
             self.tokens_s = time.thread_time() - began
@@ -292,7 +298,7 @@ class Step:
 
     def _data(self, batch: FlatBatch, slices: Sequence[NDArray[np.int64]], microbatches: Sequence[Microbatch]) -> _Data:
         """The passes, the advantages, and the weights, which count an update's kept tokens on all ranks."""
-        scores = score(batch, microbatches, scorers=self._models.scorers, passes=self._passes(updates=len(slices)))
+        scores = score(batch, microbatches, scorers=self._models.scorers, passes=self._passes(slices))
         made = credit(batch, scores, preset=self._preset, carried=self.carried)
         lengths = made.kept_lengths(batch)
         good = None
@@ -318,10 +324,10 @@ class Step:
             )
         return weights
 
-    def _passes(self, *, updates: int) -> Passes:
-        """With several updates the first one moves the policy away from where the step began."""
+    def _passes(self, slices: Sequence[NDArray[np.int64]]) -> Passes:
+        """With several updates in an epoch the first one moves the policy away from where the step began."""
         passes = self._preset.passes
-        return replace(passes, proximal=True) if updates > 1 and self._preset.samples_policy else passes
+        return replace(passes, proximal=True) if len(slices) > 1 and self._preset.samples_policy else passes
 
     def _update(self, data: _Data, microbatches: Sequence[Microbatch], rate: float, *, number: int) -> _Update:
         started = time.perf_counter()

@@ -37,7 +37,7 @@ from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.config import TrainingConfig
 from learner.training.models import TokenValues, open_models
 from learner.training.packing import pack, shared_prefixes
-from learner.training.policy import PolicyModel, WeightSnapshot, host_copy, write_model_directory
+from learner.training.policy import PolicyModel, TextFiles, WeightSnapshot, host_copy, write_model_directory
 from learner.training.ranks import Command, CommandChannel, Ranks, any_rank, raise_on_all, share_batch
 from learner.training.score_model import save_score_model
 from learner.training.step import Step, StepMetrics, TrainingStopped
@@ -165,11 +165,12 @@ class Trainer:
         teachers: Sequence[Path] = (),
         should_stop: Callable[[], bool] = _never,
         keeps_tokens: bool = False,
+        chat_template: str = "",
     ) -> None:
         """`teachers` are folders of models that each rank loads; `keeps_tokens`, whether `tokens` is filled: the same
-        on every rank.
+        on every rank. `chat_template` is exported in place of the model's, if it is not empty.
         """
-        self._model_path = model_path
+        self._source = TextFiles(model_path, chat_template)
         self._preset: Preset = build_preset(algorithm)
         self._config = config
         self._ranks = ranks
@@ -188,8 +189,10 @@ class Trainer:
         )
         self._step.keeps_tokens = keeps_tokens
         has_ratio = self._preset.samples_policy and self._preset.advantages is not None
-        if config.updates_per_step == 1 and has_ratio and not self._preset.moves_at_once:
-            logger.info("updates_per_step is 1, so the ratio to the proximal policy is 1 and clipping it has no effect")
+        if not config.moves_within_step and has_ratio and not self._preset.moves_at_once:
+            logger.info(
+                "a step makes one update, so the ratio to the proximal policy is 1 and clipping it has no effect"
+            )
 
     @property
     def preset(self) -> Preset:
@@ -212,20 +215,22 @@ class Trainer:
         return self._updates
 
     def train_step(self, sequences: Sequence[TrainSequence], *, version: int) -> StepMetrics:
-        """One step on the whole batch, which only rank 0 gives: `updates_per_step` updates, then means over all ranks.
+        """One step on the whole batch, which only rank 0 gives: its updates, then means over all ranks.
 
         `version` is the learner's version before the step; it only labels the command. Raises TrainingStopped.
         """
         self._tell(Command(action="train_step", version=version))
         return self._train_step(flatten(sequences))
 
-    def host_copy(self) -> WeightSnapshot:
+    def host_copy(self, *, bucket_bytes: int = 0) -> WeightSnapshot:
         """The weights as of now in `publish_dtype`, on rank 0's CPU. Later steps do not change the copy.
 
-        Raises NotFinite for weights that are not finite.
+        They lie in buckets of about `bucket_bytes`; 0: each in memory of its own. Raises NotFinite for weights that are
+        not finite.
         """
         self._tell(Command(action="host_copy"))
-        return check_snapshot(host_copy(self._models.engine, dtype=self._config.publish_dtype, keep=self._ranks.leads))
+        dtype, keep = self._config.publish_dtype, self._ranks.leads
+        return check_snapshot(host_copy(self._models.engine, dtype=dtype, keep=keep, bucket_bytes=bucket_bytes))
 
     def probe_logprobs(self, texts: Sequence[Sequence[int]]) -> list[float]:
         """Logprobs at temperature 1, in nats, of the tokens 1… of each text by the present weights, end to end.
@@ -250,12 +255,12 @@ class Trainer:
         self._load(directory)
 
     def export(self, directory: Path) -> None:
-        """Writes a Hugging Face model directory with the tokenizer of the initial model."""
-        snapshot, trained = self.host_copy(), self._models.trained
+        """Writes a Hugging Face model directory with the initial model's tokenizer, and the run's chat template."""
+        snapshot, trained, source = self.host_copy(), self._models.trained, self._source
         if isinstance(trained, PolicyModel):
-            write_model_directory(snapshot, causal_lm=trained.causal_lm, source=self._model_path, destination=directory)
+            write_model_directory(snapshot, causal_lm=trained.causal_lm, source=source, destination=directory)
         else:
-            save_score_model(snapshot, model=trained, source=self._model_path, destination=directory)
+            save_score_model(snapshot, model=trained, source=source, destination=directory)
 
     def outputs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
         """What the model as it stands gives for each sequence, at its trained tokens: logprobs, or scores.

@@ -8,6 +8,7 @@ thrown away after any failure. It carries no authentication and belongs on a pri
 import asyncio
 import datetime
 import importlib
+import math
 import os
 import socket
 import time
@@ -41,46 +42,85 @@ class Bucket:
     data: torch.Tensor
 
 
-def pack_buckets(tensors: NamedTensors, *, bucket_bytes: int) -> list[Bucket]:
-    """All tensors in order, in buckets of about `bucket_bytes`; a tensor is never split over two."""
-    return [pack_bucket(part) for part in split(tensors, bucket_bytes=bucket_bytes)]
+@dataclass(frozen=True)
+class LaidOut:
+    """A bucket whose hash is not known yet: where its tensors lie, and its bytes [nbytes] uint8."""
+
+    tensors: tuple[TensorSpec, ...]
+    data: torch.Tensor
+
+    def named(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Its tensors where they lie."""
+        for spec in self.tensors:
+            yield spec.name, _place(self.data, spec)
+
+    def hashed(self) -> Bucket:
+        """The same bytes, with their hash."""
+        digest = xxhash.xxh3_64_hexdigest(self.data.numpy().data)
+        return Bucket(spec=BucketSpec(nbytes=self.data.numel(), xxh3=digest, tensors=self.tensors), data=self.data)
 
 
-def split(tensors: NamedTensors, *, bucket_bytes: int) -> Iterator[NamedTensors]:
-    """The tensors of one bucket after another."""
-    part: list[tuple[str, torch.Tensor]] = []
-    size = 0
+class BucketWriter:
+    """Copies tensors, one after another, to where they are sent from: buckets of about `bucket_bytes`.
+
+    A tensor is never split over two; one that is larger has a bucket to itself.
+    """
+
+    def __init__(self, *, bucket_bytes: int) -> None:
+        self._bucket_bytes = bucket_bytes
+        self._ended: list[LaidOut] = []
+        self._specs: list[TensorSpec] = []
+        self._room = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def add(self, name: str, value: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
+        """The copy of `value`, from whatever device, as `dtype`: contiguous, on the CPU, within a bucket."""
+        nbytes = value.numel() * dtype.itemsize
+        padded = -(-nbytes // BUCKET_ALIGNMENT) * BUCKET_ALIGNMENT
+        if self._specs and self._used + padded > self._bucket_bytes:
+            self._end()
+        if not self._specs:
+            # Of one size, so that the next version takes the memory of the one before the last: what is not used of it
+            # is never touched. Pinned, if there is a GPU: it copies to and from other memory by way of such.
+            room = max(padded, self._bucket_bytes)
+            self._room = torch.empty(room, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        shape = tuple(value.shape)
+        spec = TensorSpec(name=name, dtype=str(dtype).removeprefix("torch."), shape=shape, offset=self._used)
+        place = _place(self._room, spec)
+        place.copy_(value.detach())
+        self._room[self._used + nbytes : self._used + padded].zero_()  # the padding is hashed and sent, too
+        self._specs.append(spec)
+        self._used += padded
+        return place
+
+    def buckets(self) -> tuple[LaidOut, ...]:
+        """All that was added. Nothing can be added any more."""
+        if self._specs:
+            self._end()
+        return tuple(self._ended)
+
+    def _end(self) -> None:
+        self._ended.append(LaidOut(tensors=tuple(self._specs), data=self._room[: self._used]))
+        self._specs, self._used = [], 0
+
+
+def lay_out(tensors: NamedTensors, *, bucket_bytes: int) -> tuple[LaidOut, ...]:
+    """Copies of these tensors in order, in buckets of about `bucket_bytes`."""
+    writer = BucketWriter(bucket_bytes=bucket_bytes)
     for name, tensor in tensors:
-        if part and size + _padded(tensor.nbytes) > bucket_bytes:
-            yield part
-            part, size = [], 0
-        part.append((name, tensor))
-        size += _padded(tensor.nbytes)
-    if part:
-        yield part
+        writer.add(name, tensor, dtype=tensor.dtype)
+    return writer.buckets()
 
 
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // BUCKET_ALIGNMENT) * BUCKET_ALIGNMENT
+def pack_buckets(tensors: NamedTensors, *, bucket_bytes: int) -> list[Bucket]:
+    """As `lay_out`, with hashes: what can be sent."""
+    return [bucket.hashed() for bucket in lay_out(tensors, bucket_bytes=bucket_bytes)]
 
 
-def pack_bucket(part: NamedTensors) -> Bucket:
-    """One bucket of these tensors, with its hash."""
-    # Pinned, if there is a GPU: it copies from other memory by way of such.
-    size = sum(_padded(tensor.nbytes) for _, tensor in part)
-    data = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-    specs = []
-    offset = 0
-    for name, tensor in part:
-        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        data[offset : offset + flat.numel()].copy_(flat)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        specs.append(TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape), offset=offset))
-        end = offset + flat.numel()
-        offset += _padded(flat.numel())
-        data[end:offset].zero_()  # the padding is hashed and sent, too
-    digest = xxhash.xxh3_64_hexdigest(data.numpy().data)
-    return Bucket(spec=BucketSpec(nbytes=data.numel(), xxh3=digest, tensors=tuple(specs)), data=data)
+def _place(data: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    end = spec.offset + math.prod(spec.shape) * dtype.itemsize
+    return data[spec.offset : end].view(dtype).view(spec.shape)
 
 
 class MeetingPlace:

@@ -5,8 +5,8 @@ Beside them the reports of what became of them, and the routes where generators 
 
 import asyncio
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from fastapi import Depends, FastAPI, Query, Response
 
 from learner.weights.fleet import Fleet, JoinRefused
 from learner.weights.probe import Probe
-from learner.weights.process_group import Bucket, NamedTensors, in_thread, pack_bucket, split
+from learner.weights.process_group import Bucket, LaidOut, NamedTensors, in_thread
 from protocol.fleet import CHUNK_HASH_HEADER, Announcement, Backend, PullPlan
 from protocol.model import PolicyVersion
 from services.http.app import RequestRefused, json_answer, json_body
@@ -27,10 +27,10 @@ from services.process import DaemonThreads
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Weights to be published: named CPU tensors, deduplicated by tie, and the learner's probe of them."""
+    """Weights to be published, deduplicated by tie, where they will be sent from; and the learner's probe of them."""
 
     version: int
-    tensors: Sequence[tuple[str, torch.Tensor]]
+    buckets: Sequence[LaidOut]
     probe: Probe
 
 
@@ -70,7 +70,6 @@ class PublisherOptions:
     incarnation: int
     backend: Backend
     host: str
-    bucket_bytes: int
     bucket_timeout_s: float
     meet_timeout_s: float
     commit_timeout_s: float
@@ -90,6 +89,7 @@ class PublisherOptions:
 
 
 CHUNK_BYTES = 4 << 20
+_DIGEST_ELEMENTS = 1 << 20
 
 
 class NotOnTheShelf(LookupError):
@@ -107,7 +107,7 @@ class Packed:
 
 
 def digest_of(tensors: NamedTensors) -> str:
-    """XXH3 over the values at half precision, hexadecimal.
+    """XXH3 over names and values at half precision, hexadecimal.
 
     Versions of different digests have to be different in an engine of whatever type; a change that is finer may be lost
     there in rounding.
@@ -117,34 +117,30 @@ def digest_of(tensors: NamedTensors) -> str:
     return str(digest.hexdigest())
 
 
-def _add_to_digest(digest: xxhash.xxh3_64, tensors: NamedTensors) -> None:
+def _add_to_digest(digest: xxhash.xxh3_64, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     for name, tensor in tensors:
-        value = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
         digest.update(name.encode())
-        digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+        flat = tensor.detach().contiguous().view(-1)
+        for start in range(0, flat.numel(), _DIGEST_ELEMENTS):  # not all of it twice
+            part = flat[start : start + _DIGEST_ELEMENTS]
+            value = part.to(torch.bfloat16) if part.is_floating_point() else part
+            digest.update(value.view(torch.uint8).numpy().data)
 
 
-async def pack(taken: list[Snapshot], *, incarnation: int, bucket_bytes: int, threads: DaemonThreads) -> Packed:
-    """Lays the one snapshot of `taken` out in buckets, beside its digest, in two threads: both let go of the GIL.
-
-    Takes it out of `taken`, and lets go of its tensors bucket by bucket, so that whoever keeps no other reference has
-    no more than a few buckets twice.
+async def pack(snapshot: Snapshot, *, incarnation: int, threads: DaemonThreads) -> Packed:
+    """The snapshot's own buckets with their hashes, and its digest, made beside each other by two threads, since both
+    let go of the GIL. Nothing is copied.
     """
-    snapshot = taken.pop()
-    version, probe = PolicyVersion(incarnation, snapshot.version), snapshot.probe
-    parts = deque(split(snapshot.tensors, bucket_bytes=bucket_bytes))
-    del snapshot
     digest = xxhash.xxh3_64()
     buckets = []
-    while parts:
-        part = parts.popleft()
+    for laid_out in snapshot.buckets:
         bucket, _ = await asyncio.gather(
-            in_thread(partial(pack_bucket, part), threads=threads),
-            in_thread(partial(_add_to_digest, digest, part), threads=threads),
+            in_thread(laid_out.hashed, threads=threads),
+            in_thread(partial(_add_to_digest, digest, laid_out.named()), threads=threads),
         )
         buckets.append(bucket)
-        del part
-    return Packed(version=version, buckets=buckets, digest=str(digest.hexdigest()), probe=probe)
+    version = PolicyVersion(incarnation, snapshot.version)
+    return Packed(version=version, buckets=buckets, digest=str(digest.hexdigest()), probe=snapshot.probe)
 
 
 class Shelf:

@@ -1,11 +1,11 @@
 """Weight sync, the learner's side: the newest weights to every generator, two-phase, while training goes on.
 
-    trainer thread ──offer()──▶ pack ──▶ shelf ──┬─ rounds ─▶ those that serve: broadcast, one version at a time
+    trainer thread ──offer()──▶ hash ──▶ shelf ──┬─ rounds ─▶ those that serve: broadcast, one version at a time
                                                  └─ joins ──▶ those that do not: a few downloads, beside the rounds
 
 | loop   | waits for                            | and then                                                           |
 |--------|--------------------------------------|--------------------------------------------------------------------|
-| pack   | an offer                             | lays the newest out in buckets; offers made meanwhile coalesce     |
+| hash   | an offer                             | hashes the newest, bucket by bucket; offers made meanwhile coalesce |
 | rounds | a packed version                     | broadcasts the newest to all that serve, or wait for a download    |
 | joins  | a change of the fleet, a round's end | begins downloads for those that have to catch up, and waits for none |
 | doubts | a change of the fleet                | ends the run if all generators are doubted, and stay so            |
@@ -121,11 +121,8 @@ class Publisher:
             await self._offer_came.wait()
             self._offer_came.clear()
             assert self._offered is not None, "an offer was announced"
-            taken, self._offered = [self._offered], None
-            options = self._options
-            packed = await pack(
-                taken, incarnation=options.incarnation, bucket_bytes=options.bucket_bytes, threads=self._threads
-            )
+            snapshot, self._offered = self._offered, None
+            packed = await pack(snapshot, incarnation=self._options.incarnation, threads=self._threads)
             self._shelf.put(packed)
             self._wake()
 

@@ -28,6 +28,10 @@ class RewardModelConfig(LocalModelConfig):
 
     name: str = Field("reward_model", min_length=1, max_length=256, description="name by which items ask for it")
     path: Path = Field(description="Hugging Face directory of a sequence-classification model with one label")
+    chat_template: Path | None = Field(
+        None,
+        description="Jinja file of its chat template; its own if not given: run.chat_template is the policy's alone",
+    )
     batch_size: int = Field(16, ge=1, le=512, description="most items in one batch, whichever requests they came with")
     batch_tokens: int = Field(
         16384, ge=1, description="most tokens, padding included, in one forward pass; a longer item has one of its own"

@@ -8,7 +8,8 @@ from typing import cast
 
 import xxhash
 
-from protocol.rewards import RewardInput, read_reward_input
+from protocol.fleet import chat_template, template_in
+from protocol.rewards import REWARD_INPUT_FILE, RewardInput, read_reward_input
 from reward_service.models.config import EncoderConfig, RewardModelConfig
 from reward_service.verifier.submission import UserError
 
@@ -23,13 +24,14 @@ class RewardModel:
     """A reward model to be served.
 
     `input`: what its directory says about its input; `longest`: most tokens that it takes, if its files say so;
-    `fingerprint`: over all of its files.
+    `fingerprint`: over all of its files. `template`: the text of the chat template that it was given; empty without.
     """
 
     config: RewardModelConfig
     input: RewardInput | None
     longest: int | None
     fingerprint: str
+    template: str = ""
 
 
 def open_reward_model(config: RewardModelConfig) -> RewardModel:
@@ -43,9 +45,19 @@ def open_reward_model(config: RewardModelConfig) -> RewardModel:
         raise UserError(f"{folder} has no weights: expected model.safetensors, or parts of it")
     try:
         given = read_reward_input(folder)
-    except ValueError as error:
+        template = template_in(config.chat_template) if config.chat_template else ""
+        own = chat_template(folder)
+    except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
-    return RewardModel(config=config, input=given, longest=_longest(folder, settings), fingerprint=fingerprint(folder))
+    if given is not None and given.format == "chat" and not (template or own):
+        raise UserError(
+            f"{folder} takes messages (the format chat in {REWARD_INPUT_FILE}) and has no chat template: give it the "
+            "one that it was trained with, chat_template = FILE, or train it on plain text"
+        )
+    return RewardModel(
+        config=config, input=given, longest=_longest(folder, settings), fingerprint=fingerprint(folder),
+        template=template,
+    )  # fmt: skip
 
 
 def encoder_fingerprint(config: EncoderConfig) -> str:

@@ -34,10 +34,13 @@ class _ToLoad(WireModel):
 
 
 class RewardModelToLoad(_ToLoad):
-    """A reward model; `batch_tokens` is the most in one forward pass."""
+    """A reward model; `batch_tokens` is the most in one forward pass, `chat_template` the text of one that goes before
+    the model's own, if it is not empty.
+    """
 
     kind: Literal["reward_model"] = "reward_model"
     batch_tokens: int = Field(ge=1)
+    chat_template: str = ""
 
 
 class EncoderToLoad(_ToLoad):

@@ -15,6 +15,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from protocol.fleet import template_digest
 from protocol.rewards import ScoreError, ScoreItem
 from reward_service.models.config import RewardModelConfig
 from reward_service.models.folder import RewardModel, open_reward_model
@@ -234,6 +235,7 @@ def _to_load(model: RewardModel) -> RewardModelToLoad:
         threads=config.threads,
         batch_tokens=config.batch_tokens,
         fingerprint=model.fingerprint,
+        chat_template=model.template,
     )
 
 
@@ -250,12 +252,14 @@ def _failed(message: str, *, attempts: int) -> Outcome:
 
 
 def reward_model_verifier(given: RewardModelConfig) -> Verifier:
-    """Its version holds the fingerprint of its files, so that each reward says which model gave it.
+    """Its version holds the fingerprint of its files, and that of the chat template that it was given, so that each
+    reward says which model gave it.
 
     Reads all of the model's files. Raises UserError for a directory that holds no reward model.
     """
     model = open_reward_model(given)
     logger.info("reward model %s: %s, fingerprint %s", given.name, given.path, model.fingerprint)
+    template = f"+{template_digest(given.chat_template)}" if given.chat_template else ""
 
     @asynccontextmanager
     async def opened(surroundings: Surroundings) -> AsyncIterator[Lane]:
@@ -268,7 +272,7 @@ def reward_model_verifier(given: RewardModelConfig) -> Verifier:
 
     return Verifier(
         name=given.name,
-        version=f"1+{model.fingerprint}",
+        version=f"1+{model.fingerprint}{template}",
         description="What a reward model says about the completion: a sequence-classification model with one label.",
         arguments=RewardModelArguments,
         open=opened,

@@ -162,10 +162,14 @@ class _Model(Protocol):
 
 
 def load_reward_model(given: RewardModelToLoad) -> "LoadedRewardModel":
-    """Raises UserError for files that are not those expected, and for weights that do not fill the model."""
+    """Raises UserError for files that are not those expected, weights that do not fill the model, and a template that
+    cannot be used.
+    """
     model, tokenizer = load_pretrained(
         transformers.AutoModelForSequenceClassification, given, is_it="a reward model", num_labels=1
     )
+    if given.chat_template:
+        _use_template(tokenizer, given)
     return LoadedRewardModel(
         model=cast(_Model, model),
         settings=cast(_TextSettings, model.config.get_text_config()),
@@ -173,6 +177,16 @@ def load_reward_model(given: RewardModelToLoad) -> "LoadedRewardModel":
         device=given.device,
         batch_tokens=given.batch_tokens,
     )
+
+
+def _use_template(tokenizer: Any, given: RewardModelToLoad) -> None:
+    """In place of the tokenizer's own. Raises UserError for one that cannot render a question and its answer."""
+    tokenizer.chat_template = given.chat_template
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    try:
+        tokenizer.apply_chat_template(turns, add_generation_prompt=False, tokenize=False)
+    except Exception as error:  # a template raises anything
+        raise UserError(f"the chat template that {given.path} was given cannot be used: {error}") from error
 
 
 class LoadedRewardModel:

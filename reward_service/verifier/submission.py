@@ -23,13 +23,14 @@ import math
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from protocol.rewards import ScoreError
 from protocol.trajectories import ErrorKind
-from services.user_code import in_a_sentence, user_frames
+from services.user_code import hidden_by, in_a_sentence, user_frames
 
 MAX_MESSAGE_CHARS = 1000
 
@@ -108,11 +109,14 @@ def load_function(path: str) -> VerifierFunction:
     """The verifier at the import path `package.module:function`. Raises UserError if it cannot be one."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
-        raise UserError(f"a verifier's import path is written package.module:function, got {path!r}")
+        before, _, last = path.partition(":")[0].rpartition(".")
+        meant = f"{before}:{'FUNCTION' if last == 'py' else last}"
+        hint = f"; did you mean {meant}?" if before else ""
+        raise UserError(f"a verifier's import path is written package.module:function, got {path!r}{hint}")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        remedy = "put the folder that holds it on PYTHONPATH, or install its package"
+        remedy = "put it beside run.toml or its folder on PYTHONPATH, or install its package"
         why = in_a_sentence(error) if user_frames(error) else str(error)
         raise UserError(f"verifier {path!r}: cannot import {module_name!r}: {why}; {remedy}") from error
     except Exception as error:  # whatever a module of the user's raises when it is loaded
@@ -121,7 +125,7 @@ def load_function(path: str) -> VerifierFunction:
     if not callable(function):
         functions = [each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_"]
         has = f"it has {', '.join(sorted(functions))}" if functions else "it has none"
-        raise UserError(f"verifier {path!r}: {module_name!r} has no function {name!r}; {has}")
+        raise UserError(f"verifier {path!r}: {module_name!r} has no function {name!r}; {hidden_by(module) or has}")
     return inspect_function(function=function, path=path)
 
 
@@ -133,7 +137,8 @@ def inspect_function(*, function: Callable[..., object], path: str) -> VerifierF
     if "completions" in inspect.signature(function).parameters:
         listed = _of_lists(function, path)
         coroutine = listed if inspect.iscoroutinefunction(function) else None
-        return VerifierFunction(function=listed, arguments=AnyArguments, coroutine=coroutine, description=description)
+        arguments = _columns(frozenset(_needed(function) - {"prompts", "completions"}))
+        return VerifierFunction(function=listed, arguments=arguments, coroutine=coroutine, description=description)
     parameters = list(inspect.signature(function).parameters)
     model = typing.get_type_hints(function).get(parameters[1]) if len(parameters) == 2 else None
     if not (inspect.isclass(model) and issubclass(model, BaseModel)):
@@ -151,16 +156,34 @@ class AnyArguments(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
+def _needed(function: Callable[..., object]) -> set[str]:
+    """The parameters that have no default."""
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name for each in parameters if each.default is inspect.Parameter.empty and each.kind in by_name}
+
+
+def _columns(needed: frozenset[str]) -> type[BaseModel]:
+    """Arguments with all of these among them, so that a task that lacks one is known before it is scored."""
+
+    class Columns(AnyArguments):
+        @model_validator(mode="after")
+        def _complete(self) -> Self:
+            if missing := sorted(needed - (self.model_extra or {}).keys()):
+                raise ValueError(
+                    f"the function takes {', '.join(missing)}, which the task does not hold: add it to the task's "
+                    "arguments, or give the parameter a default"
+                )
+            return self
+
+    return Columns
+
+
 def _of_lists(function: Callable[..., object], path: str) -> Callable[..., Any]:
     """A reward function over lists, as TRL's are, for one submission. The columns of the data set are the arguments."""
     parameters = inspect.signature(function).parameters
     takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    needed = {
-        name
-        for name, each in parameters.items()
-        if each.default is inspect.Parameter.empty
-        and each.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    }
+    needed = _needed(function)
 
     def lists(submission: Submission, arguments: BaseModel) -> dict[str, list[object]]:
         columns = {**(arguments.model_extra or {}), "prompts": submission.prompt, "completions": submission.completion}
@@ -200,9 +223,15 @@ def validate_arguments(*, model: type[BaseModel], arguments: Mapping[str, JsonVa
     try:
         return model.model_validate(arguments)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors())
-        expected = ", ".join(model.model_fields)
-        raise UserError(f"arguments do not fit: {faults} (the verifier takes: {expected})") from error
+        faults = "; ".join(map(_fault, error.errors(include_url=False)))
+        takes = f" (the verifier takes: {', '.join(model.model_fields)})" if model.model_fields else ""
+        raise UserError(f"arguments do not fit: {faults}{takes}") from error
+
+
+def _fault(item: ErrorDetails) -> str:
+    where, said = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
+    shown = "" if item["type"] in ("missing", "extra_forbidden", "value_error") else f", got {item['input']!r:.60}"
+    return f"{where}: {said}{shown}" if where else f"{said}{shown}"
 
 
 def to_score(value: object) -> Score:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, SecretStr
 
-from protocol.fleet import Fingerprints, fingerprint_directory
+from protocol.fleet import Fingerprints, fingerprint_directory, template_in
 from services.config.models import HttpConfig, ProcessConfig
 from services.config.run_paths import is_hub_name
 from services.network import is_loopback
@@ -90,6 +90,13 @@ def disagreements(configs: Configs) -> list[str]:
 def places_of(configs: Configs) -> list[Place]:
     """Every field of every config with its marks, groups included."""
     return [place for process, config in configs.items() for place in _places(process, config, "")]
+
+
+def on_one_machine(configs: Configs) -> bool:
+    """True if no address of a process leads to another machine."""
+    marked = [place.value for place in places_of(configs) if any(isinstance(mark, Reaches) for mark in place.marks)]
+    addresses = [one for value in marked for one in (value if isinstance(value, tuple) else (value,))]
+    return all(is_loopback(urlsplit(one).hostname or "localhost") for one in addresses if isinstance(one, str))
 
 
 def listened_on(places: Sequence[Place]) -> Iterator[tuple[str, str, int]]:
@@ -223,12 +230,17 @@ def _written(address: _Address) -> str:
 
 def _model_problems(places: list[Place]) -> Iterator[str]:
     """Folders that are missing or incomplete, then what differs between those that are there."""
+    templates = {place.process: place.value for place in places if place.key == "run.chat_template"}
+    fault = {given: _template_fault(given) for given in templates.values() if isinstance(given, Path)}
+    yield from (f"[run] chat_template: {said}" for said in fault.values() if said)
     first: dict[str, tuple[Place, str]] = {}
     for place in places:
         for mark in place.marks:
             if not isinstance(mark, ModelFolder) or not isinstance(place.value, Path):
                 continue
-            read = _fingerprints(place.value)
+            given = templates.get(place.process)
+            template = given if isinstance(given, Path) and not fault[given] else None
+            read = _fingerprints(place.value, template)
             if isinstance(read, str):
                 yield f"{place}: {read}"
                 continue
@@ -243,12 +255,24 @@ def _model_problems(places: list[Place]) -> Iterator[str]:
                     )
 
 
-def _fingerprints(folder: Path) -> Fingerprints | str:
+def _template_fault(file: Path) -> str:
+    try:
+        return template_in(file) and ""
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+def _fingerprints(folder: Path, template: Path | None) -> Fingerprints | str:
     """The fingerprints, or what keeps them from being read."""
     if not folder.is_dir():
         return f"{folder} is not a folder; expected a Hugging Face model directory{_or_fetched(folder)}"
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        return (
+            f"{folder} is a LoRA adapter, without the model that it belongs to: merge the two first (headway export "
+            "--merged of a run, merge_and_unload of peft)"
+        )
     try:
-        return fingerprint_directory(folder)
+        return fingerprint_directory(folder, template)
     except (OSError, ValueError) as error:
         return f"{folder} cannot be used: {error}"
 

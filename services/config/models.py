@@ -22,6 +22,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
+from protocol.fleet import template_digest, template_in
 from services.config import help_text as helping
 from services.config.devices import use_devices
 from services.config.options import Choice, Schema, idle_reason, schema_of
@@ -73,6 +74,25 @@ class RunConfig(ConfigModel):
         "sends none",
     )
     trace_share: float = Field(0.01, ge=0, le=1, description="share of the training leases that are traced")
+
+    chat_template: Path | None = Field(
+        None,
+        description="Jinja file of the policy's chat template, for all processes and the exported model; the model's "
+        "own if none. Opponents and reward models that are other models have a chat_template of their own",
+    )
+
+    @property
+    def template_fingerprint(self) -> dict[str, str]:
+        """What tells the text of `chat_template` from others; nothing without one.
+
+        Raises FileNotFoundError, ValueError.
+        """
+        return {} if self.chat_template is None else {"template_fingerprint": template_digest(self.chat_template)}
+
+    @property
+    def template_text(self) -> str:
+        """What `chat_template` holds; empty without one. Raises FileNotFoundError, ValueError."""
+        return "" if self.chat_template is None else template_in(self.chat_template)
 
     @property
     def traces(self) -> "TraceSettings":
@@ -232,10 +252,19 @@ def load_or_exit(model: type[C], *, process: str, description: str = "") -> C:
             import_code_beside(path)
         config = load_config(model, process=process, argv=arguments, environ=os.environ)
         use_devices(config.devices, process=process)
+        _check_template(config.run)
     except ConfigError as error:
         sys.stderr.write("".join(f"{process}: {problem}\n" for problem in error.problems))
         raise SystemExit(2) from None
     return config
+
+
+def _check_template(run: RunConfig) -> None:
+    """Here, so that each process says it alike. Raises ConfigError."""
+    try:
+        assert run.template_text is not None
+    except (OSError, ValueError) as error:
+        raise ConfigError([f"[run] chat_template: {error}"]) from error
 
 
 def help_text(model: type[ProcessConfig], *, process: str, description: str = "", argv: Sequence[str] = ()) -> str:

@@ -332,6 +332,9 @@ _ELSEWHERE = {
     "test_freq": "evaluation.every_steps",
     "save_steps": "checkpoint.every_steps",
     "save_freq": "checkpoint.every_steps",
+    **dict.fromkeys(
+        ("chat_template", "chat_template_path", "custom_chat_template", "tokenizer_chat_template"), "run.chat_template"
+    ),
     "learning_rate": "training.optimizer.learning_rate",
     "lr": "training.optimizer.learning_rate",
     "temperature": "training.temperature",
@@ -354,8 +357,6 @@ _NOT_HERE = {
         ("stop", "stop_strings"),
         "is set as rollouts.stop_token_ids, or as stop of an environment (rules.stop of one of several turns)",
     ),
-    "chat_template": "is read from the model's folder, for all processes alike: put the file there as "
-    "chat_template.jinja",
 }
 
 

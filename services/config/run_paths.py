@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin
 
@@ -19,6 +20,15 @@ from pydantic import BaseModel
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HubKind = Literal["model", "dataset"]
+
+
+@dataclass(frozen=True)
+class CountsFrom:
+    """Marks a table whose paths nobody knows who reads it; the `key` beside it holds the folder that they count from,
+    which is that of the run.toml if it is not set.
+    """
+
+    key: str
 
 
 def import_code_beside(path: Path) -> None:
@@ -39,8 +49,14 @@ def placed(value: object, annotation: object, *, beside: Path | None) -> object:
         return [placed(each, _item_of(annotation), beside=beside) for each in value]
     if isinstance(value, dict):
         kinds = list(_fields_of(annotation))
-        return {key: _placed_field(key, each, kinds, beside) for key, each in value.items()}
+        folders = {} if beside is None else {key: str(beside) for key in _counted_from(value, kinds)}
+        return folders | {key: _placed_field(key, each, kinds, beside) for key, each in value.items()}
     return value
+
+
+def _counted_from(value: Mapping[str, object], models: list[type[BaseModel]]) -> Iterator[str]:
+    infos = [model.model_fields[key] for key in value for model in models if key in model.model_fields]
+    yield from (mark.key for info in infos for mark in info.metadata if isinstance(mark, CountsFrom))
 
 
 def _placed_field(key: str, value: object, models: list[type[BaseModel]], beside: Path | None) -> object:

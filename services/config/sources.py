@@ -177,15 +177,33 @@ def parse_text(text: str, option: Option) -> object:
 def read_tables(path: Path) -> dict[str, dict[str, object]]:
     """The tables of a run.toml, unchecked. Raises ConfigError if it cannot be read."""
     try:
-        tables = _parsed(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"cannot read {path}: {getattr(error, 'strerror', None) or error}"]) from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError([f"cannot read {path}: {reason}{_instead_of(path)}"]) from error
+    try:
+        tables = _parsed(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError([f"{path} is not TOML: {error}"]) from error
+        raise ConfigError([f"{path} is not TOML: {error}{_line_of(text, error)}"]) from error
     stray = [name for name, table in tables.items() if not isinstance(table, dict)]
     if stray:
         raise ConfigError([f"{path.name}: {name} is outside of a table; tables are {_tables()}" for name in stray])
     return tables
+
+
+def _line_of(text: str, error: tomllib.TOMLDecodeError) -> str:
+    """The line that a complaint names, as it is written."""
+    number = re.search(r"at line (\d+)", str(error))
+    lines = text.splitlines()
+    return f": {lines[int(number[1]) - 1].strip()}" if number and int(number[1]) <= len(lines) else ""
+
+
+def _instead_of(path: Path) -> str:
+    """The files that may be meant by a path that is none: those in a folder, or beside what is not there."""
+    folder = path if path.is_dir() else path.parent
+    names = sorted(file.name for file in folder.glob("*.toml")) if folder.is_dir() else []
+    guess = "run.toml" if "run.toml" in names else nearest(path.name, names) or (names[0] if len(names) == 1 else None)
+    return f"; did you mean {folder / guess}?" if guess else ""
 
 
 _NAMED = re.compile(r"""^[ \t]*(\w+)[ \t]*=[ \t]*(["'])(\w+)\2[ \t]*(?:#.*)?$""", re.MULTILINE)

@@ -317,11 +317,14 @@ def lease_trace(incarnation: int, lease_id: int) -> str:
 
 
 def lease_began(trace: str, *, at: str = "lease") -> None:
-    """Notes when a stage of a lease's trace began, which ends at another place in this process."""
+    """Notes when a stage of a lease's trace began, which ends at another place in this process.
+
+    A lease that is granted again began with its first grant: all its attempts are in its trace.
+    """
     if _exporting is not None and trace:
         if len(_exporting.began) > _MOST_PEERS:  # of leases that came to nothing
             _exporting.began.clear()
-        _exporting.began[f"{at} {trace}"] = time.time_ns()
+        _exporting.began.setdefault(f"{at} {trace}", time.time_ns())
 
 
 def lease_ended(trace: str, *, at: str = "lease", began_ns: int | None = None, **told: Attribute) -> None:

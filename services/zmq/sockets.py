@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import zmq
 import zmq.asyncio
-from zmq.utils import z85
 
 from protocol.codec import (
     DEFAULT_LIMITS,
@@ -34,46 +33,15 @@ from protocol.codec import (
 from protocol.messages import Message, Refused
 from services.logs import Occasionally
 from services.network import BACKLOG, leaves_this_machine, refuse_without_keys
-from services.zmq.keys import AuthorizedKeys, ClientKeys, ServerKeys, shown
-from services.zmq.watch import ConnectingWatch, Context, Drain, InflowWatch, ListeningWatch
+from services.zmq.keys import ClientKeys, ServerKeys, shown
+from services.zmq.watch import ConnectingWatch, InflowWatch, KeyHandler, ListeningWatch
 
 logger = logging.getLogger(__name__)
 
 DOMAIN = b"headway"
-_ENDPOINT = "inproc://zeromq.zap.01"
-
-
-class KeyHandler:
-    """Lets the authorized keys of one context's sockets in; tells `refused` of others, with address and key.
-
-    Its questions come only from inside the context, so their form is not checked.
-    """
-
-    def __init__(self, context: Context, *, authorized: AuthorizedKeys, refused: Callable[[str, str], None]) -> None:
-        self._authorized = authorized
-        self._refused = refused
-        self._socket: zmq.Socket[Any] = context.socket(zmq.REP, socket_class=zmq.Socket)
-        self._socket.bind(_ENDPOINT)
-        self._drain = Drain(self._socket, self._answer)
-
-    def close(self) -> None:
-        """Answer no longer: nobody gets in then."""
-        self._drain.close()
-
-    def _answer(self, question: list[bytes]) -> None:
-        version, request, _, address, _, mechanism, *credentials = question
-        key = z85.encode(credentials[0]).decode("ascii") if mechanism == b"CURVE" else ""
-        name = self._authorized.name_of(key)
-        if name is None:
-            status, text = b"400", b"this key is not authorized"
-            self._refused(address.decode("ascii"), key)
-        else:
-            status, text = b"200", b""
-            logger.debug("the key of %s connects from %s", name, address.decode("ascii"))
-        self._socket.send_multipart([version, request, status, text, (name or "").encode()[:255], b""])
-
-
 _RETRY_SEND_S = 0.005
+_COPIED_BYTES = 1 << 14
+"""A smaller message is copied at sending: to hand its memory over and be told when it is free costs more."""
 _COMPLAIN_EVERY_S = 10.0
 _CONNECT_TIMEOUT_MS = 10_000
 _STRANGER = "a stranger"
@@ -217,15 +185,32 @@ class RouterSocket(_MessageSocket):
     async def receive_whole(self) -> "Received":
         """As `receive`, with the frames that the message came in."""
         while True:
-            parts = await self._socket.recv_multipart(copy=False)
-            self._inflow.delivered(_source_of(parts[0]))
-            peer = bytes(parts[0].buffer).decode("latin-1")
-            frames = [part.buffer for part in parts[1:]]
+            received = await self._read(await self._socket.recv_multipart(copy=False))
+            if received is not None:
+                return received
+
+    async def receive_now(self) -> "Received | None":
+        """As `receive_whole`, of a message that has arrived already; None if there is none."""
+        while True:
             try:
-                return Received(peer=peer, message=decode(frames, limits=self._limits.message), frames=frames)
-            except ProtocolError as error:
-                self._garbage.report(peer, error)
-                await self._refuse(peer, error)
+                parts = await self._socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return None
+            received = await self._read(parts)
+            if received is not None:
+                return received
+
+    async def _read(self, parts: Sequence[zmq.Frame]) -> "Received | None":
+        """None for what is refused."""
+        self._inflow.delivered(_source_of(parts[0]))
+        peer = bytes(parts[0].buffer).decode("latin-1")
+        frames = [part.buffer for part in parts[1:]]
+        try:
+            return Received(peer=peer, message=decode(frames, limits=self._limits.message), frames=frames)
+        except ProtocolError as error:
+            self._garbage.report(peer, error)
+            await self._refuse(peer, error)
+        return None
 
     def close(self) -> None:
         """Drop what is queued and free the port."""
@@ -254,7 +239,8 @@ class RouterSocket(_MessageSocket):
     async def _try_send(self, peer: str, frames: Sequence[Frame]) -> bool:
         """False if the peer's queue is full; does not wait, since one full queue must not hold up the others."""
         try:
-            await self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
+            small = sum(map(len, frames)) < _COPIED_BYTES
+            await self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=small)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:

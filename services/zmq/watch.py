@@ -1,4 +1,5 @@
-"""Watches over connections below the messages: handshakes that fail, and connections that ZeroMQ gives up.
+"""Watches over connections below the messages: whose key may connect, handshakes that fail, and connections that
+ZeroMQ gives up.
 
 A socket's monitor is another socket, in the same context; it is read in the event loop, whenever there is something.
 """
@@ -13,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import zmq
+from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from services.logs import Occasionally
-from services.zmq.keys import ClientKeys, shown
+from services.zmq.keys import AuthorizedKeys, ClientKeys, shown
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ _FAILED_HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH,
 )
 _MONITOR = "inproc://monitor"
+_ENDPOINT = "inproc://zeromq.zap.01"
 _COMPLAIN_EVERY_S = 10.0
 _LOOK_EVERY_S = 0.1
 _TCP_INFO_BYTES, _BYTES_RECEIVED_AT = 256, 128
@@ -61,6 +64,36 @@ class Drain:
             except zmq.Again:
                 return
             self._handle(frames)
+
+
+class KeyHandler:
+    """Lets the authorized keys of one context's sockets in; tells `refused` of others, with address and key.
+
+    Its questions come only from inside the context, so their form is not checked.
+    """
+
+    def __init__(self, context: Context, *, authorized: AuthorizedKeys, refused: Callable[[str, str], None]) -> None:
+        self._authorized = authorized
+        self._refused = refused
+        self._socket: zmq.Socket[Any] = context.socket(zmq.REP, socket_class=zmq.Socket)
+        self._socket.bind(_ENDPOINT)
+        self._drain = Drain(self._socket, self._answer)
+
+    def close(self) -> None:
+        """Answer no longer: nobody gets in then."""
+        self._drain.close()
+
+    def _answer(self, question: list[bytes]) -> None:
+        version, request, _, address, _, mechanism, *credentials = question
+        key = z85.encode(credentials[0]).decode("ascii") if mechanism == b"CURVE" else ""
+        name = self._authorized.name_of(key)
+        if name is None:
+            status, text = b"400", b"this key is not authorized"
+            self._refused(address.decode("ascii"), key)
+        else:
+            status, text = b"200", b""
+            logger.debug("the key of %s connects from %s", name, address.decode("ascii"))
+        self._socket.send_multipart([version, request, status, text, (name or "").encode()[:255], b""])
 
 
 class ListeningWatch:

@@ -20,6 +20,7 @@ from tests.chaos.trial import Stage, Trial
 HANG_S = LONGEST_DEADLINE_S + 4.0
 SERVES_WITHIN_S = 30.0
 LEARNER_KILLS = 20
+QUIET_S = 75.0
 
 
 def generator_killed_one_of_two(trial: Trial) -> None:
@@ -353,27 +354,42 @@ def _is_refused(trial: Trial) -> bool:
     return any("the name same is taken" in trial.system.nodes[name].process.text() for name in ("e1", "e2"))
 
 
+def quiet(trial: Trial) -> None:
+    """Nothing is done to it for a while, and no alert fires."""
+    began = trial.system.steps()
+    time.sleep(QUIET_S)
+    trial.note(f"{trial.system.steps() - began} steps in {QUIET_S:g} s without a fault")
+
+
 TWO_OF_EACH = ("e1", "e2"), ("r1", "r2")
 SCENARIOS: dict[str, Stage] = {
+    "quiet": Stage(quiet, steps=120, alerts=None),
     "generator-one-of-two": Stage(generator_killed_one_of_two, steps=400),
-    "generator-the-only-one": Stage(generator_killed_the_only_one, steps=200, generators=("g1",)),
+    "generator-the-only-one": Stage(
+        generator_killed_the_only_one, steps=200, generators=("g1",), alerts={"ProcessDown", "NoGenerator"}
+    ),
     "generator-joins": Stage(generator_joins, steps=800, first=("g1",)),
-    "learner-killed": Stage(learner_killed, steps=300),
+    "learner-killed": Stage(learner_killed, steps=300, alerts={"ProcessDown", "StepsReplayed"}),
     "learner-killed-two-ranks": Stage(learner_killed, steps=300, ranks=2),
     "ranks-hang": Stage(ranks_hang, steps=150, ranks=2),
     "full-disk-of-a-rank": Stage(full_disk_of_a_rank, steps=60, generators=("g1",), ranks=2),
     "started-twice": Stage(started_twice, steps=100, generators=("g1",)),
     "env-and-reward-killed": Stage(
-        env_and_reward_killed, steps=300, generators=("g1",), envs=TWO_OF_EACH[0], rewards=TWO_OF_EACH[1]
+        env_and_reward_killed,
+        steps=300,
+        generators=("g1",),
+        envs=TWO_OF_EACH[0],
+        rewards=TWO_OF_EACH[1],
+        alerts={"ProcessDown"},
     ),
     "hangs": Stage(hangs, steps=400, envs=TWO_OF_EACH[0], rewards=TWO_OF_EACH[1]),
     "never-ending": Stage(
         never_ending, steps=200, generators=("g1",), learner_words=("--leases.longest-attempt-s", "8")
     ),
     "namesakes": Stage(namesakes, steps=120, generators=("g1",), envs=TWO_OF_EACH[0]),
-    "hangs-alone": Stage(hangs_alone, steps=120, generators=("g1",)),
+    "hangs-alone": Stage(hangs_alone, steps=120, generators=("g1",), alerts={"ProcessDown", "NoGenerator"}),
     "network": Stage(network, steps=600, generators=("g1",)),
     "messages": Stage(messages, steps=200, generators=("g1",)),
-    "full-disk": Stage(full_disk, steps=120, generators=("g1",)),
+    "full-disk": Stage(full_disk, steps=120, generators=("g1",), alerts={"DiskRefusesWrites"}),
     "clock": Stage(clock, steps=100, generators=("g1",)),
 }

@@ -1,13 +1,14 @@
 """A scenario's frame: a running system in, faults by the scenario, then the end of the epoch and all checks."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from signal import SIGCONT, SIGSTOP
 
+from tests.chaos.alerts import alerts_watched
 from tests.chaos.books import books_of
 from tests.chaos.faults import send
 from tests.chaos.invariants import books_balance, complaints
@@ -17,6 +18,8 @@ from tests.chaos.run_config import RunSize
 from tests.chaos.system import LEARNER, RANKS_END_S, System, chaos_system
 from tests.chaos.weights_check import serves_exported_weights
 
+FIRES_WITHIN_S = 15.0
+"""An alert, after the end of its scenario."""
 JOIN_S = 300.0
 END_S = 600.0
 
@@ -127,7 +130,9 @@ Scenario = Callable[[Trial], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """What a scenario plays on. `delay_s` is that of each reward, so that the epoch lasts."""
+    """What a scenario plays on. `delay_s` is that of each reward, so that the epoch lasts. `alerts` must fire while it
+    is played, where Prometheus is installed; None: no alert may.
+    """
 
     play: Scenario
     steps: int = 150
@@ -138,6 +143,7 @@ class Stage:
     rewards: Sequence[str] = ("r1",)
     learner_words: Sequence[str] = ()
     ranks: int = 1
+    alerts: Collection[str] | None = frozenset()
 
 
 def run_trial(name: str, stage: Stage, *, folder: Path, model: Path, seed: int, say: Callable[[str], None]) -> Outcome:
@@ -158,10 +164,24 @@ def run_trial(name: str, stage: Stage, *, folder: Path, model: Path, seed: int, 
         trial = Trial(system=system, random=Random(seed), outcome=outcome, say=say)
         with _told(trial):
             _begin(trial, stage)
-            stage.play(trial)
+            _play(trial, stage)
             finish(trial)
     outcome.seconds = time.monotonic() - began
     return outcome
+
+
+def _play(trial: Trial, stage: Stage) -> None:
+    with alerts_watched(trial.system) as alerts:
+        stage.play(trial)
+        if alerts is None:
+            trial.note("alerts were not watched: prometheus is not installed")
+            return
+        fired = alerts.wait_for(stage.alerts or (), patience_s=FIRES_WITHIN_S)
+    trial.note(f"alerts that fired: {', '.join(sorted(fired)) or 'none'}")
+    if stage.alerts is None and fired:
+        trial.complain(f"alerts fired where nothing was wrong: {sorted(fired)}")
+    if missing := set(stage.alerts or ()) - fired:
+        trial.complain(f"alerts did not fire: {sorted(missing)}")
 
 
 @contextmanager

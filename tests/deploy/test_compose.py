@@ -158,6 +158,49 @@ def test_what_the_small_images_install_is_what_the_project_names() -> None:
     assert printed.stdout.split() == [*project["dependencies"], *project["optional-dependencies"]["env"]]
 
 
+CLIENT = """\
+#!/bin/sh
+case "$*" in
+  version*) echo linux/amd64;;
+  *own) echo '[{"Os": "linux", "Architecture": "amd64"}]';;
+  *another) echo '[{"Os": "linux", "Architecture": "arm64"}]';;
+  *) echo "Error: No such image: $3" >&2; exit 1;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("images", "code", "said"),
+    [
+        (["own"], 0, "1 images are for linux/amd64, as this engine is"),
+        (["own", "another"], 1, "another is for linux/arm64, and this engine runs linux/amd64: "),
+        (["missing"], 1, "missing is not here (Error: No such image: missing): make images, or docker compose build"),
+    ],
+)
+def test_an_image_that_cannot_run_here_is_named_with_what_to_do(
+    tmp_path: Path, images: list[str], code: int, said: str
+) -> None:
+    """By what a client answers; tests/deploy/test_compose_run.py asks a real one."""
+    client = tmp_path / "client"
+    client.write_text(CLIENT)
+    client.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "deploy/docker/platforms.py", *images],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, env={**os.environ, "DOCKER": str(client)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.startswith(said)
+
+
+def test_a_missing_engine_is_said_and_is_no_complaint_about_an_image() -> None:
+    done = subprocess.run(
+        [sys.executable, "deploy/docker/platforms.py", "x"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, env={**os.environ, "DOCKER": "/nowhere/docker"},
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert done.stderr.startswith("no container engine answers: ")
+
+
 def _make_model(model: Path) -> None:
     """As much of a model as is read before a start."""
     model.mkdir(parents=True)

@@ -7,6 +7,8 @@ built as `make images` builds them, but that the learner's and the generator's p
 import json
 import os
 import re
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 import uuid
@@ -160,6 +162,38 @@ def test_what_is_in_an_image_is_listed_for_those_who_audit_it(engine: Engine, im
     versions = {one["name"].lower(): one["version"] for one in listed["components"]}
     assert f"pydantic=={versions['pydantic']}\n" in locked
     assert {"headway", "fastapi", "reasoning-gym"} <= {name.replace("_", "-") for name in versions}
+
+
+def test_an_image_for_another_architecture_is_named_before_it_ends_with_an_error_that_does_not(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """Which architecture an image is for, its own file says: an empty one does as well."""
+    own = engine("version", "--format", "{{.Server.Arch}}").strip()
+    other, image = ("arm64" if own == "amd64" else "amd64"), f"{IMAGES}/of-another-architecture"
+    # Of an ELF file the machine that it is for: no engine here knows it.
+    (tmp_path / "program").write_bytes(b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\0\xff\xfe" + bytes(44))
+    (tmp_path / "program").chmod(0o755)
+    (tmp_path / "Dockerfile").write_text('FROM scratch\nCOPY program /program\nENTRYPOINT ["/program"]\n')
+    built = {**engine.environment, "DOCKER_BUILDKIT": "1"}
+    run(
+        [engine.client, "build", "-q", "--platform", f"linux/{other}", "-t", image, str(tmp_path)],
+        environment=built,
+        timeout_s=240,
+    )
+    try:
+        with pytest.raises(CommandFailed, match="exec format error"):
+            engine("run", "--rm", "--platform", f"linux/{other}", image)
+
+        check = [sys.executable, "deploy/docker/platforms.py", image]
+        done = subprocess.run(
+            check, cwd=ROOT, capture_output=True, text=True, timeout=60,
+            env={**os.environ, **engine.environment, "DOCKER": engine.client},
+        )  # fmt: skip
+    finally:
+        engine("image", "rm", "--force", image)
+
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"{image} is for linux/{other}, and this engine runs linux/{own}: ")
 
 
 def test_it_trains(project: Project, port: int) -> None:

@@ -1,12 +1,15 @@
 """`headway up` from start to end, and everything that a run leaves."""
 
-from collections import Counter
+import importlib.util
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.collector import CollectedSpan, Collector
 from tests.e2e.processes import Launcher, marked
 from tests.e2e.run_files import GROUP_SIZE, GROUPS_PER_STEP, RunFolder, token_lags, trained_versions, write_run_file
 
@@ -14,6 +17,8 @@ pytestmark = pytest.mark.e2e
 
 STEPS = 30
 MAX_LAG = 4
+OTEL = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+TRACED = 0.2
 SUMMARY_KEYS = {
     "accuracy_before", "accuracy_after", "steps", "train_wall_s", "completions_per_s", "lag_histogram", "max_lag_seen",
     "learner_wait_share", "generator_idle_share", "publish_s_median", "groups_trained", "groups_dropped",
@@ -26,14 +31,21 @@ class Ended:
     exit_code: int
     output: str
     left_over: dict[int, str]
+    spans: list[CollectedSpan]
 
 
 @pytest.fixture(scope="module")
 def ended(launcher: Launcher, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     run_file = write_run_file(tmp_path_factory.mktemp("run"), model=model)
-    up = launcher("headway", "up", str(run_file.path), "--learner.steps", str(STEPS), "--learner.max-lag", str(MAX_LAG))
-    exit_code = up.wait(timeout_s=150)
-    return Ended(folder=run_file.run(), exit_code=exit_code, output=up.text(), left_over=marked(launcher.mark))
+    words = [str(run_file.path), "--learner.steps", str(STEPS), "--learner.max-lag", str(MAX_LAG)]
+    with Collector() as collector:
+        words += ["--run.trace-url", collector.url, "--run.trace-share", str(TRACED)] if OTEL else []
+        up = launcher("headway", "up", *words)
+        exit_code = up.wait(timeout_s=150)
+        left_over = marked(launcher.mark)
+        return Ended(
+            folder=run_file.run(), exit_code=exit_code, output=up.text(), left_over=left_over, spans=collector.spans()
+        )
 
 
 def test_it_ends_well_and_leaves_no_process(ended: Ended) -> None:
@@ -121,3 +133,59 @@ def test_the_trained_model_is_a_model_directory(ended: Ended, model: Path) -> No
     with torch.no_grad():
         gap = (trained(prompt).logits - before(prompt).logits).abs().max().item()
     assert 1e-4 < gap < 100
+
+
+@pytest.mark.skipif(not OTEL, reason="opentelemetry is not installed")
+def test_the_life_of_a_lease_from_its_grant_to_its_step_is_one_trace_of_all_four_processes(ended: Ended) -> None:
+    traces: dict[str, list[CollectedSpan]] = defaultdict(list)
+    for span in ended.spans:
+        traces[span.trace_id].append(span)
+    trained = {one.lease_id: version for version, groups in ended.folder.batches() for one in groups}
+    whole = [spans for spans in traces.values() if any(span.name == "step" for span in spans)]
+    assert 0 < len(whole) < len(trained) / 2, "a share of the leases that were trained"
+
+    for spans in whole:
+        (root,) = (span for span in spans if not span.parent)
+        (step,) = (span for span in spans if span.name == "step")
+        assert (root.name, root.service) == ("lease", "headway-learner")
+        assert step.attributes["step"] == trained[root.attributes["lease_id"]] + 1
+        assert {span.parent for span in spans} <= {span.span_id for span in spans} | {""}
+        assert {span.service for span in spans} >= {"headway-learner", "headway-env-service", "headway-generator"}
+    # Small calls of several leases to a reward service share one request, which belongs to one of their traces.
+    over_all = [spans for spans in whole if any(span.service == "headway-reward-service" for span in spans)]
+    assert over_all
+    for spans in over_all:
+        by_id = {span.span_id: span for span in spans}
+        for span in spans:
+            assert not span.parent or by_id[span.parent].began <= span.began, (span, by_id[span.parent])
+        (root, batch, step) = (named(spans, name)[0] for name in ("lease", "batch", "step"))
+        assert chains(by_id, "/v1/score") == {("headway-reward-service", "scoring", "rollout", "lease")}
+        assert chains(by_id, "/v1/generate") == {("headway-generator", "turn", "rollout", "lease")}
+        # A lease is granted again when its group came too late: what was trained is the last attempt's.
+        attempts = named(spans, "rollout")
+        assert [span.attributes["attempt"] for span in attempts] == sorted(
+            {span.attributes["attempt"] for span in attempts}
+        )
+        (turn, scoring) = (
+            next(one for one in named(spans, name) if one.parent == attempts[-1].span_id)
+            for name in ("turn", "scoring")
+        )
+        assert turn.began <= turn.ended <= scoring.began <= scoring.ended <= batch.began <= batch.ended <= step.ended
+        assert max(span.ended for span in spans) == root.ended
+
+
+def named(spans: Iterable[CollectedSpan], name: str) -> list[CollectedSpan]:
+    """In the order in which they began."""
+    return sorted((span for span in spans if span.name == name), key=lambda span: span.began)
+
+
+def chains(by_id: dict[str, CollectedSpan], name: str) -> set[tuple[str, ...]]:
+    """Of the spans of that name: the service, and the names of what they are part of up to the root."""
+    found = set()
+    for span in named(by_id.values(), name):
+        chain, at = [span.service], span
+        while at.parent:
+            at = by_id[at.parent]
+            chain.append(at.name)
+        found.add(tuple(chain))
+    return found

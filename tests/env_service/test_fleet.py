@@ -176,6 +176,20 @@ def test_a_queue_that_stays_makes_the_bound_smaller_and_none_makes_it_larger() -
     assert window.told(running=8, waiting=0, outstanding=8) == 9
 
 
+def test_short_completions_of_which_some_are_always_read_in_get_their_places_back() -> None:
+    window = Window(ConcurrencyBounds(least=64, most=4096, queue_share=0.5))
+    for _ in range(60):  # a start: all come at once
+        window.told(running=2048, waiting=2000, outstanding=int(min(window.allowed, 2048)))
+    assert window.allowed == 64
+    for _ in range(30):
+        outstanding = int(window.allowed)
+        window.told(running=outstanding, waiting=outstanding // 8, outstanding=outstanding)
+    assert window.allowed > 128
+    before = window.allowed
+    window.told(running=200, waiting=70, outstanding=200)
+    assert window.allowed == before, "between few and too many it stays"
+
+
 async def test_generators_are_asked_for_their_queue_and_bounded_by_it() -> None:
     state = GeneratorState(
         generator_id="a", serving=True, policy_version="1.0", running=100, waiting=60, tokens_generated=0, idle_s=0,

@@ -1,6 +1,7 @@
 """Games of several players, over real sockets, against scripted generators."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -34,7 +35,7 @@ from protocol.messages import Failed, Finished
 from protocol.trajectories import Purpose, Trajectory
 from services.http.metrics import Metrics
 from tests.env_service.bench import MakeBench, benches
-from tests.env_service.chat_models import model_with
+from tests.env_service.chat_models import FOLDER, model_with
 from tests.env_service.peers import ScriptedGenerator, lease, part, served
 
 
@@ -543,3 +544,47 @@ async def test_the_opponent_of_an_entry_is_asked_at_its_own_address(chat_model: 
         await found["nim"].sample(request, [completion])
         assert completion.token_ids == [5, 6, 7]
         assert [asked.prompt_token_ids for asked in generator.requests] == [(1, 2)]
+
+
+def nim_against(**opponent: object) -> ClassTasks:
+    return ClassTasks.model_validate(
+        {"source": "nim_duel", "name": "nim", "opponent": {"urls": ["http://x"], **opponent}}
+    )
+
+
+def test_the_chat_template_of_the_run_is_the_policys_and_that_of_an_opponent_with_its_model(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "mine").mkdir()
+    model, another = model_with("chatml", tmp_path / "mine"), model_with("plain_headers", tmp_path / "theirs")
+    policy = Tokenization(model, chat_template=FOLDER / "words_as_headers.jinja")
+
+    assert catalog.opponent_tokenization(nim_against(), policy) is policy
+    assert catalog.opponent_tokenization(nim_against(model=str(model)), policy) is policy
+    own = catalog.opponent_tokenization(nim_against(model=str(another)), policy)
+    assert own.template.text == (FOLDER / "plain_headers.jinja").read_text()
+    given = catalog.opponent_tokenization(nim_against(chat_template=FOLDER / "chatml.jinja"), policy)
+    assert given.template.text == (FOLDER / "chatml.jinja").read_text()
+
+
+@pytest.mark.parametrize(
+    ("opponent", "said"),
+    [
+        ({"model": "nowhere"}, "environment nim: opponent.model: nowhere/tokenizer.json does not exist"),
+        ({"chat_template": "mine.jinja"}, "environment nim: opponent.chat_template: mine.jinja is not a file"),
+        ({"model": "mute"}, "environment nim: its opponent, mute: the model's chat template cannot carry role user"),
+    ],
+)
+def test_an_opponent_that_cannot_play_is_named_at_the_start(
+    opponent: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    shutil.copytree(model := model_with("chatml", tmp_path / "mine"), tmp_path / "mute")
+    (tmp_path / "mute/tokenizer_config.json").write_text("{}")
+    (tmp_path / "mute/chat_template.jinja").unlink(missing_ok=True)
+    entry = nim_against(**opponent)
+
+    with pytest.raises(EnvironmentFault, match=said):
+        catalog.check_opponents([entry], catalog.build([entry]), Tokenization(model))
+    _, (fault,) = catalog.made_of([entry], Tokenization(model))
+    assert fault.startswith(said)

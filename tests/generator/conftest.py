@@ -239,10 +239,11 @@ Parts = AsyncIterator[GeneratePart]
 async def sample(rig: Rig, *, n: int = 4, max_tokens: int = 40, seed: int | None = None) -> list[Completion]:
     sampling = Sampling(max_tokens=max_tokens, seed=seed)
     completions = [Completion() for _ in range(n)]
-    async for part in rig.engine.generate(
+    async for parts in rig.engine.generate(
         request_id=rig.next_request(), prompt_token_ids=PROMPT, n=n, sampling=sampling
     ):
-        completions[part.index].add(part)
+        for part in parts:
+            completions[part.index].add(part)
     return completions
 
 

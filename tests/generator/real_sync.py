@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from learner.weights.probe import Probe
+from learner.weights.process_group import lay_out
 from learner.weights.published import Snapshot
 from protocol.fleet import Announcement
 from protocol.status import Readiness
@@ -24,8 +25,8 @@ TEXTS = ((3, 4, 5, 9, 11, 2, 30), (5, 6, 7, 8), (12, 11, 10, 9, 8))
 def snapshot_of(policy: Policy, *, version: int) -> Snapshot:
     """The policy as it is now, with its own logprobs of the probe."""
     logprobs = tuple(logprob for text in TEXTS for logprob in policy.logprobs(text))
-    tensors = [(name, tensor.clone()) for name, tensor in policy.tensors().items()]
-    return Snapshot(version=version, tensors=tensors, probe=Probe(texts=TEXTS, logprobs=logprobs))
+    buckets = lay_out(list(policy.tensors().items()), bucket_bytes=100_000)
+    return Snapshot(version=version, buckets=buckets, probe=Probe(texts=TEXTS, logprobs=logprobs))
 
 
 @dataclass(frozen=True)

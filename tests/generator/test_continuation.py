@@ -25,11 +25,12 @@ async def ask(rig: Rig, piece: Piece, *, name: str, most_parts: int = 1000) -> N
         sampling=asked.sampling,
     )
     async with aclosing(parts):
-        async for part in parts:
-            piece.take(part, generator_id=name)
-            most_parts -= 1
-            if most_parts == 0:
-                return
+        async for together in parts:
+            for part in together:
+                piece.take(part, generator_id=name)
+                most_parts -= 1
+                if most_parts == 0:
+                    return
 
 
 def gap(rig: Rig, completion: Completion, *, version: str) -> float:

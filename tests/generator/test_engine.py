@@ -59,7 +59,7 @@ async def test_behavior_logprobs_are_those_of_the_temperature(rig: Rig) -> None:
     sampling = Sampling(max_tokens=1, temperature=2.0)
     logits = torch.tensor([rig.policy.logprobs((*PROMPT, token))[-1] for token in range(32)])
     expected = torch.log_softmax(logits / 2.0, -1)
-    async for part in rig.engine.generate(
+    async for (part,) in rig.engine.generate(
         request_id=rig.next_request(), prompt_token_ids=PROMPT, n=1, sampling=sampling
     ):
         assert part.behavior_logprobs[0] == pytest.approx(expected[part.token_ids[0]].item(), abs=TOLERANCE)
@@ -72,7 +72,7 @@ async def test_logprobs_come_packed_and_no_part_holds_the_first_token_alone(rig:
     asked = rig.engine.generate(
         request_id=rig.next_request(), prompt_token_ids=PROMPT, n=2, sampling=Sampling(max_tokens=9, min_tokens=9)
     )
-    parts = [part async for part in asked]
+    parts = [part async for some in asked for part in some]
     assert all(len(part.token_ids) == len(part.behavior_logprobs) for part in parts)
     whole = [part for part in parts if part.index == 0]
     assert len(whole[0].token_ids) == min(9, rig.engine._options.stream_interval)
@@ -87,12 +87,13 @@ async def test_a_running_request_survives_an_update_and_its_spans_say_which_toke
     completions = [Completion() for _ in range(4)]
     new_version = ""
     sampling = Sampling(max_tokens=600)
-    async for part in rig.engine.generate(
+    async for parts in rig.engine.generate(
         request_id=rig.next_request(), prompt_token_ids=PROMPT, n=4, sampling=sampling
     ):
-        completions[part.index].add(part)
-        assert covers(completions[part.index])
-        if not new_version and len(part.token_ids) > 1:
+        for part in parts:
+            completions[part.index].add(part)
+            assert covers(completions[part.index])
+        if not new_version:
             rig.policy.change(seed=7)
             new_version = await rig.publish(clear_cache=clear_cache)
     new_policy = rig.policy.snapshot()
@@ -118,13 +119,14 @@ async def test_the_engine_samples_while_an_update_is_staged(rig: Rig) -> None:
     await staging
 
 
-async def test_a_bucket_with_a_wrong_hash_leaves_the_old_weights_serving(rig: Rig) -> None:
+@pytest.mark.parametrize("wrong", [0, -1], ids=["first", "last"])
+async def test_a_bucket_with_a_wrong_hash_leaves_the_old_weights_serving(rig: Rig, wrong: int) -> None:
     version = await rig.publish()
     before = await rig.engine.fingerprint()
     good = rig.policy.snapshot()
     rig.policy.change(seed=11)
     buckets = pack(rig.policy.tensors())
-    buckets[-1].payload[5] ^= 1
+    buckets[wrong].payload[5] ^= 1
     with pytest.raises(WeightSyncError, match="hash"):
         await rig.stage(buckets, version=rig.next_version())
     with pytest.raises(WeightSyncError, match="nothing to load") as nothing:
@@ -217,8 +219,7 @@ async def test_a_request_that_its_caller_leaves_is_gone_and_the_engine_drains(ri
     before = rig.engine.counters()
     sampling = Sampling(max_tokens=900)
     parts = rig.engine.generate(request_id=rig.next_request(), prompt_token_ids=PROMPT, n=2, sampling=sampling)
-    first = await anext(parts)
-    assert first.finish_reason is None
+    assert all(part.finish_reason is None for part in await anext(parts))
     assert rig.engine.counters().running + rig.engine.counters().waiting == 2
     assert not await rig.engine.drain(timeout_s=0.01)
     await parts.aclose()

@@ -14,16 +14,23 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from services.http.metrics import Metrics
-from tests.generator.conftest import VOCABULARY, Rig, start_rig
+from tests.generator.conftest import Rig, start_rig
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
+
+
+EXTRA = {"long_prefill_token_threshold": 768}  # longer than any prompt here
+CHARACTERS = ["<pad>", "<s>", "</s>", *"Here ismythougpc:n[]()1230+="]
+"""Of no more tokens than the engine's model has."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     folder = tmp_path_factory.mktemp("chat")
     save_tokenizer(folder)
-    rig = await start_rig(folder=folder, tied=True, change=lambda options: dataclasses.replace(options, tokenizer=True))
+    rig = await start_rig(
+        folder=folder, tied=True, change=lambda options: dataclasses.replace(options, tokenizer=True, extra=EXTRA)
+    )
     yield rig
     await rig.engine.shutdown()
 
@@ -38,6 +45,48 @@ async def client(rig: Rig) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+async def test_an_extra_argument_arrives_in_the_engine(rig: Rig) -> None:
+    from vllm.config import SchedulerConfig
+
+    assert SchedulerConfig.long_prefill_token_threshold != EXTRA["long_prefill_token_threshold"]
+    assert rig.engine.llm.vllm_config.scheduler_config.long_prefill_token_threshold == 768
+
+
+@pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning")
+async def test_parsers_of_tools_and_reasoning_take_apart_what_the_engine_says_and_a_template_of_a_file_is_used(
+    rig: Rig,
+) -> None:
+    from generator.openai_routes import mount_openai_routes
+
+    app = FastAPI()
+    await mount_openai_routes(
+        app,
+        engine=rig.engine,
+        served_model_name="policy",
+        check_ready=lambda: None,
+        tool_parser="pythonic",
+        reasoning_parser="granite",
+        chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}===",
+    )
+    made_to_say = "Here is my thought process:hm Here is my response:[go()]"
+    body = {
+        "model": "policy",
+        "messages": [{"role": "user", "content": "12+30"}],
+        "tools": [{"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {}}}}],
+        "structured_outputs": {"choice": [made_to_say]},
+        "max_tokens": 80,
+    }
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test/openai") as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+
+    assert answer.status_code == 200, answer.text
+    said = answer.json()["choices"][0]["message"]
+    assert answer.json()["usage"]["prompt_tokens"] == len("12+30===")
+    assert [call["function"]["name"] for call in said["tool_calls"]] == ["go"], said
+    assert said.get("reasoning", said.get("reasoning_content")).strip() == "hm", said
+    assert not said["content"]
+
+
 async def test_the_model_is_listed_by_its_served_name(client: httpx.AsyncClient) -> None:
     answer = await client.get("/v1/models")
     assert [model["id"] for model in answer.json()["data"]] == ["policy"]
@@ -46,7 +95,7 @@ async def test_the_model_is_listed_by_its_served_name(client: httpx.AsyncClient)
 @pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning")
 async def test_chat_completions_give_text_and_logprobs(client: httpx.AsyncClient) -> None:
     question = {"role": "user", "content": "12+30="}
-    body = {"model": "policy", "messages": [question], "max_tokens": 5, "logprobs": True}
+    body = {"model": "policy", "messages": [question], "max_tokens": 5, "min_tokens": 5, "logprobs": True}
     answer = await client.post("/v1/chat/completions", json=body)
     choice = answer.json()["choices"][0]
     assert answer.status_code == 200
@@ -97,7 +146,7 @@ async def test_the_prefix_cache_is_not_shared_between_versions(rig: Rig, client:
 
 def save_tokenizer(folder: Path) -> None:
     """One token per character, and a template that is the text of the messages."""
-    numbers = {token: number for number, token in enumerate(VOCABULARY)}
+    numbers = {token: number for number, token in enumerate(CHARACTERS)}
     characters = Tokenizer(models.WordLevel(numbers, unk_token="<pad>"))
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     characters.decoder = decoders.Fuse()

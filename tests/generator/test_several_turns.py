@@ -64,13 +64,14 @@ def conversation_with(rig: Rig, talk: Talk, folder: Path) -> Conversation:
     async def sample(request: GenerateRequest, completions: Sequence[Completion]) -> None:
         piece = Piece(tuple(completions))
         asked = piece.begin(request)
-        async for part in rig.engine.generate(
+        async for parts in rig.engine.generate(
             request_id=rig.next_request(),
             prompt_token_ids=asked.prompt_token_ids,
             n=asked.n,
             sampling=asked.sampling,
         ):
-            piece.take(part, generator_id="g0")
+            for part in parts:
+                piece.take(part, generator_id="g0")
 
     language = Language(
         tokenization=words, bridges=Bridges(words), rules=rules, opening=opening, opening_ids=ids,

@@ -36,7 +36,7 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
 
 
 async def test_both_workers_join_by_download_and_take_broadcasts_and_prove_them(rig: Rig) -> None:
-    options = dataclasses.replace(OPTIONS, bucket_bytes=100_000, bucket_timeout_s=10.0, commit_timeout_s=30.0)
+    options = dataclasses.replace(OPTIONS, bucket_timeout_s=10.0, commit_timeout_s=30.0)
     fingerprints = {await rig.engine.fingerprint()}
     async with learner(options) as ours, served(rig, ours, world_size=WORKERS) as generator:
         for version in range(3):

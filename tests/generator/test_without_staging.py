@@ -52,7 +52,7 @@ async def test_the_learner_broadcasts_to_it_beside_generators_that_stage(rig: Ri
     said: dict[int, np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = {}
     beside = ScriptedGenerator("staged")
     beside.says = lambda version: said[version]
-    options = dataclasses.replace(OPTIONS, bucket_bytes=100_000, commit_timeout_s=20.0)
+    options = dataclasses.replace(OPTIONS, commit_timeout_s=20.0)
     async with beside.running(), learner(options) as ours, served(rig, ours, staging=False) as generator:
         for version in range(4):
             rig.policy.change(seed=10 + version)
@@ -74,7 +74,7 @@ async def test_a_death_in_the_middle_of_a_broadcast_costs_it_a_second_load_and_n
     dying = ScriptedGenerator("staged", dies_in_prepare=lambda prepare: prepare.version == "1.1")
     said: dict[int, np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = {}
     dying.says = lambda version: said[version]
-    options = dataclasses.replace(OPTIONS, bucket_bytes=100_000, commit_timeout_s=20.0)
+    options = dataclasses.replace(OPTIONS, commit_timeout_s=20.0)
     async with dying.running(), learner(options) as ours, served(rig, ours, staging=False) as generator:
         for version in range(3):
             rig.policy.change(seed=20 + version)

@@ -139,7 +139,7 @@ def test_a_wrong_command_line_is_explained(
     ("words", "expected"),
     [
         ("--lerner.max-lag 3", "--lerner.max-lag: expected --PROCESS.OPTION; did you mean --learner.max-lag?"),
-        ("--max-lag 3", "--max-lag: expected --PROCESS.OPTION; PROCESS is one of run, learner, generator"),
+        ("--max-lag 3", "--max-lag: expected --PROCESS.OPTION; did you mean --learner.max-lag?"),
         ("3", "'3' follows no option; expected --PROCESS.OPTION VALUE"),
         ("--learner.max-lagg 3", "unknown flag --learner.max-lagg; did you mean --learner.max-lag?"),
         ("--learner.max-lag -1", "--learner.max-lag: got '-1': expected greater than or equal to 0"),
@@ -159,9 +159,10 @@ def test_a_good_file_is_called_good(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path
 ) -> None:
     assert call(monkeypatch, "check", str(good), "--learner.max-lag=0", "--run.name", "y") == 0
-    first, *table = capsys.readouterr().out.splitlines()
+    first, template, _, *table = capsys.readouterr().out.splitlines()
     assert first == f"{good}: good for learner, generator, reward-service, env-service"
-    assert [line.split()[0] for line in table[1:6]] == ["learner", "generator", "reward-service", "env-service", "in"]
+    assert template.startswith("chat template: ")
+    assert [line.split()[0] for line in table[:5]] == ["learner", "generator", "reward-service", "env-service", "in"]
 
 
 def test_the_problems_of_all_tables_are_reported_at_once(
@@ -373,3 +374,86 @@ def test_what_cannot_be_started_alone_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path, words: tuple[str, ...], said: str
 ) -> None:
     assert problems(monkeypatch, capsys, "up", str(good), *words) == [said]
+
+
+FOR_GPUS = """
+[run]
+name = "x"
+[learner]
+model = "MODEL"
+ranks = 64
+weights = { backend = "nccl" }
+[generator]
+model = "MODEL"
+join = { backend = "nccl" }
+[reward-service]
+sandbox = "required"
+[env-service]
+model = "MODEL"
+"""
+
+
+@pytest.fixture
+def for_gpus(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that this machine is fit for in no way: without GPUs, memory, free ports and bubblewrap."""
+    path = tmp_path / "run.toml"
+    path.write_text(FOR_GPUS.replace("MODEL", str(model)))
+    (tmp_path / "meminfo").write_text("MemAvailable: 1 kB\n")
+    monkeypatch.setattr(before, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(checking, "check_port", lambda what, host, port: before.bad(what, "is taken", "end it"))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("reward_service.sandbox.launch.packaged_bubblewrap", lambda: None)
+    return path
+
+
+def test_a_run_for_another_machine_is_checked_without_what_depends_on_this_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], for_gpus: Path
+) -> None:
+    of_this_machine = problems(monkeypatch, capsys, "check", str(for_gpus))
+    for what in ("nccl, which needs GPUs", "each takes a core", "is taken", "memory: ", "bubblewrap is missing"):
+        assert any(what in line for line in of_this_machine), what
+
+    assert call(monkeypatch, "check", str(for_gpus), "--elsewhere") == 0
+
+    written = capsys.readouterr().out
+    assert written.startswith(f"{for_gpus}: good for learner, generator, reward-service, env-service\n")
+    assert "there is" not in written
+    (note,) = [line for line in written.splitlines() if line.startswith("note: ")]
+    assert note.startswith("note: left out, since this may not be the machine that it is meant for: devices, memory")
+
+
+@pytest.mark.parametrize(
+    ("given", "mistaken", "said"),
+    [
+        ('name = "x"', 'nam = "x"', "unknown key [run] nam; did you mean run.name?"),
+        ('join = { backend = "nccl" }', 'join = { backend = "gloo" }', "but [learner] weights.backend is nccl"),
+        ("[generator]\n", "[generator]\nengine = { max_model_len = 99999 }\n", "[generator] engine.max_model_len is"),
+        ("[generator]\n", "[generator]\nengine = { tensor_parallel_size = 7 }\n", "which workers share evenly"),
+        ("[generator]\n", "[generator]\nhttp.port = 7300\n", "both listen on port 7300"),
+        ("[env-service]\n", '[env-service]\nenvironments = [{source = "no_such:Maze", name = "m"}]\n', "no_such"),
+    ],
+)
+def test_what_no_machine_could_mend_is_found_elsewhere_too(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    for_gpus: Path,
+    given: str,
+    mistaken: str,
+    said: str,
+) -> None:
+    for_gpus.write_text(for_gpus.read_text().replace(given, mistaken))
+    found = problems(monkeypatch, capsys, "check", str(for_gpus), "--elsewhere")
+    assert any(said in line for line in found), found
+
+
+def test_two_processes_that_name_one_gpu_are_told_apart_from_two_machines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], for_gpus: Path
+) -> None:
+    for_gpus.write_text(for_gpus.read_text().replace("ranks = 64\n", ""))
+    words = ("check", str(for_gpus), "--elsewhere", "--learner.devices", "[0]", "--generator.devices", "[0]")
+    (said,) = problems(monkeypatch, capsys, *words)
+    assert "learner and generator are both on GPU 0" in said
+
+    apart = ("--learner.http.host", "0.0.0.0", "--learner.http.token", "t")
+    joins = ("--generator.join.learner", "http://node-1:7300", "--generator.join.token", "t")
+    assert call(monkeypatch, *words, *apart, *joins, "--learner.weights.host", "node-1") == 0

@@ -21,8 +21,9 @@ def test_the_options_become_settings_of_the_learner() -> None:
     words = evaluation_words(own, {"learner": ["--log.level", "debug"]}, path=RUN, tables=ALL)
     assert words == {
         "learner": [
-            *("--evaluation.only", "true", "--evaluation.final-tasks", "50", "--evaluation.samples", "8"),
-            *("--evaluation.output", "a.json", "--evaluation.against", "b.json", "--log.level", "debug"),
+            *("--log.level", "debug", "--evaluation.only", "true"),
+            *("--evaluation.final-tasks", "50", "--evaluation.samples", "8"),
+            *("--evaluation.output", "a.json", "--evaluation.against", "b.json"),
         ]
     }
 
@@ -39,10 +40,17 @@ def test_a_judge_is_a_setting_of_the_learner() -> None:
 def test_another_model_is_told_to_all_that_have_one() -> None:
     words = evaluation_words({"--model": ["m"]}, {"generator": ["--http.port", "1"]}, path=RUN, tables=ALL)
     assert words["learner"][-2:] == words["env-service"] == ["--model", "m"]
-    assert words["generator"] == ["--model", "m", "--http.port", "1"]
+    assert words["generator"] == ["--http.port", "1", "--model", "m"]
     assert "reward-service" not in words
     only = evaluation_words({"--model": ["m"]}, {}, path=RUN, tables=("learner",))
     assert only.keys() == {"learner"}, "generators that are not in the file announce themselves"
+
+
+def test_what_an_evaluation_is_asked_for_goes_before_the_settings_of_its_run() -> None:
+    trained_with = {"learner": ["--model", "start", "--evaluation.final-tasks", "0"]}
+    words = evaluation_words({"--model": ["m"], "--tasks": ["50"]}, trained_with, path=RUN, tables=ALL)["learner"]
+    assert words.index("m") > words.index("start")
+    assert words.index("50") > words.index("0")
 
 
 def test_a_file_without_a_learner_is_refused() -> None:

@@ -1,5 +1,6 @@
 """`headway.train` and `headway.evaluate`: they start what the command line starts, and return what it leaves."""
 
+import asyncio
 import json
 import shlex
 import sys
@@ -109,3 +110,9 @@ def test_what_is_wrong_is_said_before_anything_is_started_and_what_fails_with_it
     stand.then("echo no more memory >&2; exit 3")
     with pytest.raises(headway.RunFailed, match=r"(?s)headway up ended with code 3:.*no more memory"):
         headway.train(stand.run, quiet=True)
+
+
+async def test_an_event_loop_that_runs_already_as_in_a_notebook_is_not_in_the_way(stand: Stand) -> None:
+    assert asyncio.get_running_loop().is_running()
+    assert headway.train(stand.run, quiet=True).folder == stand.folder / "runs" / "sums"
+    assert stand.words()[0] == "up"

@@ -54,6 +54,21 @@ def test_with_a_model_that_talks_prompts_become_messages(tmp_path: Path, talking
     assert umbrella.check(project / "run.toml", {}) == 0
 
 
+def test_that_nothing_will_be_evaluated_is_noted_where_an_evaluation_is_asked_for(
+    tmp_path: Path, talking_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = tmp_path / "sums"
+    assert make_project([str(project), "--model", str(talking_model)]) == 0
+    run = project / "run.toml"
+    assert umbrella.check(run, {}) == 0
+    assert "nothing will be evaluated" not in "".join(capsys.readouterr())
+
+    lines = run.read_text().splitlines(keepends=True)
+    run.write_text("".join(line for line in lines if not line.startswith("evaluation_file")))
+    assert umbrella.check(run, {}) == 0
+    assert "nothing will be evaluated, since environment sums has no held-out tasks" in "".join(capsys.readouterr())
+
+
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
 

@@ -106,16 +106,26 @@ def test_a_long_completion_takes_as_long_as_its_tokens_would() -> None:
     assert mean * rehearsal["sequence_s"] == pytest.approx(400 * splits(PLAN)[0].sequence_s)
 
 
+GUARDED = {"patience": 2, "recovery_steps": 4, "max_behavior_kl": 1.0}
+_WELL = {"behavior_kl": 0.0, "effective_sample_share": 1.0}
+
+
 @pytest.fixture(scope="module")
 def forecasts() -> list[tuple[Plan, Split, list[dict[str, object]]]]:
-    """Two plans with the same devices: a slow learner, and one that waits for whole batches of its own version."""
+    """Plans with the same devices: a slow learner; one that waits for whole batches of its own version; and the slow
+    one in a run whose policy came too far from those that sampled in its third and fourth step.
+    """
     plan = replace(PLAN, at_once=32, steps=8)
     split = replace(splits(plan)[0], generator_devices=1, learner_devices=3, publish_s=0.01)
     slow = replace(split, token_s=0.0005, sequence_s=0.0001, train_s=5.0)
     in_turn = replace(plan, max_lag=0)
     even = replace(split, token_s=0.001, sequence_s=0.0, train_s=0.6)
     pairs = [(plan, slow), (in_turn, even)]
-    return [(*pair, steps) for pair, steps in zip(pairs, rehearsed(rehearsal_of(*p) for p in pairs), strict=True)]
+    rehearsals = [rehearsal_of(*pair) for pair in pairs]
+    readings = [_WELL, _WELL, {**_WELL, "behavior_kl": 2.0}, {**_WELL, "behavior_kl": 2.0}, *[_WELL] * 4]
+    rehearsals.append({**rehearsals[0], "readings": readings})
+    rehearsals[2]["settings"] = {**rehearsals[0]["settings"], "guard": GUARDED}
+    return [(*pair, steps) for pair, steps in zip([*pairs, pairs[0]], rehearsed(rehearsals), strict=True)]
 
 
 def test_a_slow_learner_bounds_the_run_and_its_tokens_are_old(
@@ -132,3 +142,16 @@ def test_without_lag_the_sides_take_turns(forecasts: list[tuple[Plan, Split, lis
     plan, split, steps = forecasts[1]
     assert set(lags(steps)) == {0}
     assert forecast(plan, split, steps).share < 0.75
+
+
+def test_a_guard_lowers_and_raises_the_bound_in_the_rehearsal_as_it_would_in_the_run(
+    forecasts: list[tuple[Plan, Split, list[dict[str, object]]]],
+) -> None:
+    plan, _, steps = forecasts[2]
+    bounds = [step["lag_bound"] for step in steps]
+    lowest = bounds[4]
+    assert isinstance(lowest, int)
+    assert bounds == [plan.max_lag] * 4 + [lowest] * 4
+    assert lowest < plan.max_lag
+    assert max(lags(steps[4:])) <= lowest
+    assert {step["lag_bound"] for step in forecasts[0][2]} == {plan.max_lag}

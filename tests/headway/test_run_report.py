@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.report import ReportedRun, advice, balance_of, chart, page, read_run, report, thinned
+from headway.report import ReportedRun, advice, balance_of, chart, page, read_run, report, round_ticks, thinned
 from services.config.sources import ConfigError
 
 HOSTILE = '<script>alert("1")</script><img src=x onerror=alert(1)>&amp;'
@@ -159,6 +159,22 @@ def test_values_below_zero_and_values_that_are_all_equal_are_within_the_figure()
         assert numbers
         assert all(0 <= y <= 210 for y in numbers)
     assert chart("t", {"c": []}) == ""
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "least", "ticks"),
+    [
+        (1.0, 60.0, 1.0, [10, 20, 30, 40, 50, 60]),
+        (1.0, 3.0, 1.0, [1, 2, 3]),
+        (0.0, 0.5, 0.0, [0, 0.1, 0.2, 0.3, 0.4, 0.5]),
+        (-0.021, 0.0185, 0.0, [-0.02, -0.01, 0, 0.01]),
+        (0.0, 26600.0, 0.0, [0, 5000, 10000, 15000, 20000, 25000]),
+    ],
+)
+def test_axes_have_round_numbers_and_steps_whole_ones(
+    low: float, high: float, least: float, ticks: list[float]
+) -> None:
+    assert round_ticks(low, high, least=least) == pytest.approx(ticks)
 
 
 def test_the_command_writes_beside_the_run_or_where_it_is_told(

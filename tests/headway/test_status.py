@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from headway.doctor.asking import Condition, Patient
-from headway.doctor_command import DoctorOptions, rates_between, status, status_json, status_text
-from protocol.status import EventStatus, Kind, ProgressStatus
+from headway.doctor_command import DoctorOptions, Rates, status, status_json, status_text
+from protocol.status import EventStatus, Kind, ProgressStatus, QueueStatus
 from services.config.models import HttpConfig, ProcessConfig
 from tests.headway.doctor import ward
 
@@ -16,32 +16,60 @@ from tests.headway.doctor import ward
 def at(kind: Kind, done: int, total: int | None = None) -> Patient:
     found = ward.status(
         kind, version="1.7", waits=(("groups: 1 of 4 are there", 3.0, False),),
-        events=(EventStatus(name="step", age_s=2.0),), failures=("the disk is\nslow",),
+        events=(EventStatus(name="step", age_s=2.0), EventStatus(name="publish", age_s=500.0)),
+        failures=("the disk is\nslow",), problems=("the guard bounds the lag by 1",) if kind == "learner" else (),
     )  # fmt: skip
     unit = "steps" if kind == "learner" else "tokens"
     return ward.well(found.model_copy(update={"progress": ProgressStatus(unit=unit, done=done, total=total)}))
 
 
 def test_a_row_tells_version_rate_time_left_waits_and_the_last_event() -> None:
-    after = [at("learner", 30, 90), at("generator", 500)]
-    rates = rates_between([at("learner", 20, 90), at("generator", 100)], after, seconds=2.0)
+    after, rates = [at("learner", 30, 90), at("generator", 50000)], Rates()
+    rates.take([at("learner", 20, 90), at("generator", 10000)], 100.0)
 
-    text = status_text(after, rates)
+    text = status_text(after, rates.take(after, 102.0))
     learner, generator = text.splitlines()[1:3]
     assert "1.7" in learner
-    assert "30/90, 5/s, 0m12s left" in learner
+    assert "30 of 90 steps, 5/s, 12s left" in learner
     assert "groups: 1 of 4 are there (3 s)" in learner
-    assert "step 2 s ago" in learner
-    assert "500 tokens, 200/s" in generator
-    assert "learner, 1 s ago: the disk is slow" in text
+    assert "step 2 s ago, publish 8m20s ago" in learner
+    assert "50,000 tokens, 20,000/s" in generator
+    assert "learner: the guard bounds the lag by 1\nlearner, 1 s ago: the disk is slow\n" in text
+
+
+def test_a_process_that_counts_no_progress_tells_what_it_has_at_hand() -> None:
+    queues = (QueueStatus(name="running groups", depth=12, limit=16), QueueStatus(name="outbox", depth=0))
+
+    assert "12 running groups, 0 outbox" in status_text([ward.well(ward.status("env-service", queues=queues))], {})
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_row_that_is_wider_than_the_terminal_goes_on_below_and_nothing_is_cut(columns: int) -> None:
+    patients = [at("learner", 30, 90), at("generator", 500), at("reward-service", 3)]
+
+    text = status_text(patients, {"learner localhost:7300": 5.0}, columns=columns)
+
+    assert max(map(len, text.splitlines())) <= columns
+    for cell in ("30 of 90 steps, 5/s, 12s left", "groups: 1 of 4 are there (3 s)", "step 2 s ago, publish 8m20s ago"):
+        assert cell in text, "whatever the width"
+
+
+def test_rates_are_of_the_last_minute_so_that_slow_steps_have_one() -> None:
+    rates = Rates()
+    found = [rates.take([at("learner", second // 10)], float(second)) for second in range(100)]
+
+    assert found[0] == {}
+    assert 0.08 < found[-1]["learner localhost:7300"] < 0.12
+    assert rates.take([at("learner", 2)], 101.0) == {}, "it started anew"
 
 
 def test_a_process_that_started_anew_has_no_rate_and_one_that_does_not_answer_is_named() -> None:
     patients = [at("generator", 5), ward.ill("reward-service", Condition.HANGS)]
-    rates = rates_between([at("generator", 100)], patients, seconds=1.0)
+    rates = Rates()
+    rates.take([at("generator", 100)], 1.0)
 
-    assert rates == {}
-    assert "does not do well" in status_text(patients, rates)
+    assert rates.take(patients, 2.0) == {}
+    assert "does not do well" in status_text(patients, {})
 
 
 def test_json_holds_the_whole_status_and_the_rate() -> None:

@@ -131,6 +131,7 @@ class Learner:
     clock: Clock
     folder: Path
     left_out: Counter[str]
+    not_written: Counter[str]
     waits: Waiting
 
     async def serve(self, number: int) -> None:
@@ -182,6 +183,7 @@ async def learner(
 ) -> AsyncIterator[Learner]:
     clock = Clock()
     left_out: Counter[str] = Counter()
+    not_written: Counter[str] = Counter()
 
     def count(reason: str) -> None:
         left_out[reason] += 1
@@ -216,10 +218,12 @@ async def learner(
                 waits=waits,
                 options=options(filters=filters),
                 left_out=count,
+                failed_write=lambda what: not_written.update([what]),
                 clock=clock,
             )
             made = Learner(
                 left_out=left_out,
+                not_written=not_written,
                 intake=intake,
                 ledger=ledger,
                 fleet=fleet,

@@ -1,6 +1,8 @@
 """`headway export`: what is in the folder is the trainer's model, and transformers and peft load it."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +18,11 @@ from transformers import AutoModelForCausalLM
 from headway.file_commands import export_checkpoint
 from learner.config import LearnerConfig
 from learner.journal.checkpoints import Checkpoints, checkpoints_of
+from learner.journal.run_folder import keep_template
 from learner.training.engine import saved_weights
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
+from protocol.fleet import chat_template
 from protocol.rewards import RewardInput, write_reward_input
 from services.config import made_with
 from services.config.sources import ConfigError
@@ -40,15 +44,29 @@ def libraries_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("learner.command._tune_libraries", lambda config: None)
 
 
-def trained(folder: Path, model: Path, commands: CommandChannel, **training: Any) -> tuple[LearnerConfig, list[float]]:
+def trained(
+    folder: Path, model: Path, commands: CommandChannel, *, template: Path | None = None, **training: Any
+) -> tuple[LearnerConfig, list[float]]:
     """A run of two checkpoints of one step each and its model at the end, and its probe logprobs of TEXT."""
     rate = {"optimizer": {"learning_rate": 1e-2}}
     config = LearnerConfig.model_validate(
-        {"model": model, "run": {"directory": folder, "name": "run"}, "training": {**rate, **training}}
+        {
+            "model": model,
+            "run": {"directory": folder, "name": "run", "chat_template": template},
+            "training": {**rate, **training},
+        }
     )
     config.run.folder.mkdir()
     made_with.write(config.run.folder, config.made_with())
-    trainer = Trainer(model, algorithm=config.algo, config=config.training, ranks=Ranks(), commands=commands)
+    keep_template(config.run.folder, config.run.template_text)
+    trainer = Trainer(
+        model,
+        algorithm=config.algo,
+        config=config.training,
+        ranks=Ranks(),
+        commands=commands,
+        chat_template=config.run.template_text,
+    )
     for version in (1, 2):
         trainer.train_step(random_sequences(8, seed=version), version=version - 1)
         Checkpoints(config.run.folder, keep=2).write(version=version, save_trainer=trainer.save)
@@ -92,6 +110,27 @@ def test_the_newest_checkpoint_is_exported_as_the_run_itself_exports_it(
     }
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert logprobs_of(loaded) == pytest.approx(logprobs, abs=1e-5 if "dtype" not in str(training) else 0.1)
+
+
+@pytest.mark.parametrize("training", [{}, {"lora": LORA}], ids=str)
+def test_the_chat_template_that_a_run_was_given_is_in_what_is_exported_of_it(
+    training: dict[str, Any], model: Path, tmp_path: Path, commands: CommandChannel
+) -> None:
+    source, file = shutil.copytree(model, tmp_path / "with-template"), tmp_path / "mine.jinja"
+    (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "chat_template": "of the model"}))
+    file.write_text("{{ messages }} — of the run")
+
+    config, _ = trained(tmp_path, source, commands, template=file, **training)
+    file.unlink()  # the run has kept it
+    for words in (["--merged"], []):
+        assert export_checkpoint([str(config.run.folder), "--to", str(tmp_path / "out"), *words]) == 0
+        assert chat_template(tmp_path / "out") == "{{ messages }} — of the run"
+        shutil.rmtree(tmp_path / "out")
+
+    assert chat_template(config.exported_model) == "{{ messages }} — of the run"
+    settings = json.loads((config.exported_model / "tokenizer_config.json").read_text())
+    assert settings == {"eos_token": "</s>"}, "another template beside it would be taken by some"
+    assert chat_template(source) == "of the model"
 
 
 def test_pieces_of_two_ranks_in_bfloat16_are_put_together(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 """The trainer's thread: results and errors come back, a stop wakes it."""
 
 import asyncio
+import logging
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
-from learner.trainer_thread import TrainerThread
+from learner.trainer_thread import TrainerThread, first_probe
+from tests.headway.mistakes.small_model import small_model
 
 
 async def test_work_runs_in_one_thread_and_its_result_comes_back() -> None:
@@ -82,3 +86,14 @@ def test_work_that_outlives_the_event_loop_does_no_harm() -> None:
     thread._work.put(None)
     thread._thread.join(5)
     assert not thread._thread.is_alive()
+
+
+def test_the_first_probe_of_a_model_that_takes_less_than_its_text_worries_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = small_model(tmp_path / "model")
+    PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), model_max_length=8).save_pretrained(folder)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+
+    assert len(first_probe(folder, count=6)) == 6
+    assert caplog.messages == []

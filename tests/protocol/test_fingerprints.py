@@ -66,6 +66,15 @@ def test_a_change_shows_in_its_own_fingerprint_alone(model: Path, change: Callab
     assert {name for name in before if before[name] != after[name]} == {part}
 
 
+def test_a_template_of_a_file_counts_as_if_the_model_had_it(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ messages | length }}", encoding="utf-8")
+    given = fingerprint_directory(model, file)
+    assert given != fingerprint_directory(model)
+    template_in_a_file(model)
+    assert given == fingerprint_directory(model)
+
+
 def test_order_of_keys_release_and_weights_do_not_matter(model: Path) -> None:
     before = fingerprint_directory(model)
     reordered = {"transformers_version": "99", "dtype": "float16", **dict(reversed(CONFIG.items()))}

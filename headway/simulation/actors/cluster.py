@@ -181,6 +181,8 @@ class Settings:
     min_group_size: int = 2
     drop_uniform_groups: bool = False
     staging: str = "staging"
+    guard: Mapping[str, Any] = field(default_factory=dict)
+    """Of the learner's settings `guard`, what differs from their defaults."""
 
 
 @dataclass
@@ -334,6 +336,7 @@ class Cluster:
                     "tasks": 2 if s.final_tasks else 0, "every_steps": s.evaluation_every, "final_tasks": s.final_tasks,
                 },
                 "checkpoint": {"every_steps": s.checkpoint_every},
+                "guard": s.guard,
             }
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """A scripted trainer: it takes as long as it is told, keeps what it was trained on, and looks at the truth of it."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from headway.simulation.world.threads import current_thread
 from learner.algorithms.config import AlgorithmConfig
 from learner.algorithms.presets.registry import build_preset
 from learner.training.step import StepMetrics
+from learner.weights.process_group import BucketWriter, LaidOut
 
 _NOT_FINITE = 1e30
 """Rewards beyond this make gradients that float32 does not hold."""
@@ -37,6 +38,8 @@ class TrainerScript:
     """Elements of the large parameter."""
     durations: Sequence[float] = ()
     """Seconds of each step, again from the first one after the last; `step_s` and chance if there are none."""
+    readings: Sequence[Mapping[str, float | None]] = ()
+    """What the guard reads of each step, by measure, in the same way; `unhealthy` and chance if there are none."""
 
     def duration(self, step: int, chance: float) -> float:
         """Seconds of a step, which are counted from 0."""
@@ -56,6 +59,7 @@ class Snapshot:
     """See learner.training.policy."""
 
     tensors: tuple[NamedTensor, ...]
+    buckets: tuple[LaidOut, ...]
 
 
 @dataclass
@@ -135,11 +139,13 @@ class ScriptedTrainer:
             if lease in trained:
                 self._trainers.broken("trained twice", f"lease {lease} is in the history of the weights already")
 
-    def host_copy(self) -> Snapshot:
+    def host_copy(self, *, bucket_bytes: int = 0) -> Snapshot:
         """See Trainer."""
         number = self._truth.number_of(self.history)
         tensors = tensors_of(self.history, number, finite=self.finite, size=self._script.body)
-        return Snapshot(tuple(NamedTensor(name, value) for name, value in tensors))
+        writer = BucketWriter(bucket_bytes=bucket_bytes)
+        copies = tuple(NamedTensor(name, writer.add(name, value, dtype=value.dtype)) for name, value in tensors)
+        return Snapshot(copies, writer.buckets())
 
     def probe_logprobs(self, texts: Sequence[Any]) -> NDArray[np.float32]:
         """See Trainer: of one text or of several."""
@@ -181,6 +187,8 @@ class ScriptedTrainer:
             "tokens": 10 * sequences, "trained_tokens": 5 * sequences, "sequences": sequences, "microbatches": 1,
             "updates": 1, "forward_backward_s": 1.0, "optimizer_s": 0.1,
         }  # fmt: skip
+        if self._script.readings:
+            readings |= self._script.readings[(len(self.history) - 1) % len(self._script.readings)]
         if skipped:
             readings |= {"skipped_updates": 1, "skipped_in_row": 1}
         return StepMetrics(**readings)

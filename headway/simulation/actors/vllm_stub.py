@@ -237,7 +237,10 @@ def install() -> None:
         "vllm.outputs": {"CompletionOutput": object},
         "vllm.v1.engine.output_processor": {"OutputProcessor": object, "RequestState": object},
         "generator.openai_routes": {"mount_openai_routes": None},
-        "generator.engine.packing": {"pack_outputs": lambda config: False, "unpack": lambda output: None},
+        "generator.engine.packing": {
+            "pack_outputs": lambda config: False, "unpack": lambda output: None,
+            "wants_sampled_only": lambda params: False,
+        },
     }  # fmt: skip
     for name, members in stubs.items():
         module = types.ModuleType(name)

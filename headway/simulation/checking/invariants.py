@@ -314,7 +314,9 @@ def simulate(scenario: Scenario) -> Result:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A run that is planned: how fast its parts are, in seconds and tokens. `lengths` are drawn from at random."""
+    """A run that is planned: how fast its parts are, in seconds and tokens. `lengths` are drawn from at random.
+    `readings` of its steps, by measure, have the guard lower and raise the bound on lag; without any it leaves it.
+    """
 
     settings: Mapping[str, Any]
     train_s: tuple[float, ...]
@@ -326,13 +328,14 @@ class Rehearsal:
     reward_s: float = 0.05
     load_s: float = 0.05
     score_s: float = 0.0
+    readings: tuple[Mapping[str, float | None], ...] = ()
     seed: int = 1
 
 
 def rehearse(rehearsal: Rehearsal) -> list[dict[str, Any]]:
     """The lines of its metrics.jsonl, in virtual seconds. Raises RuntimeError if a promise is broken."""
     settings = Settings(**rehearsal.settings)
-    trainer = TrainerScript(open_s=0.1, save_s=0.0, durations=rehearsal.train_s)
+    trainer = TrainerScript(open_s=0.1, save_s=0.0, durations=rehearsal.train_s, readings=rehearsal.readings)
     environment = EnvironmentScript(tasks=10**6, slow_s=2 * rehearsal.environment_s)
     with staged(seed=rehearsal.seed, settings=settings, trainer=trainer, environment=environment) as stage:
         for script in stage.engines:

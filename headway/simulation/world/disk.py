@@ -121,7 +121,18 @@ class Disk:
 
 _REAL: dict[str, Callable[..., Any]] = {
     name: getattr(os, name)
-    for name in ("open", "close", "pwrite", "fsync", "fdatasync", "ftruncate", "truncate", "rename", "replace")
+    for name in (
+        "open",
+        "close",
+        "pwrite",
+        "pwritev",
+        "fsync",
+        "fdatasync",
+        "ftruncate",
+        "truncate",
+        "rename",
+        "replace",
+    )
 }
 _REAL_PATH_OPEN = pathlib.Path.open
 _REAL_USAGE = shutil.disk_usage
@@ -161,6 +172,14 @@ def _pwrite(handle: int, data: Any, offset: int) -> int:
     if disk is not None:
         disk.check_write()
     written: int = _REAL["pwrite"](handle, data, offset)
+    return written
+
+
+def _pwritev(handle: int, buffers: Any, offset: int) -> int:
+    disk = disk_of()
+    if disk is not None:
+        disk.check_write()
+    written: int = _REAL["pwritev"](handle, buffers, offset)
     return written
 
 
@@ -231,8 +250,9 @@ def _flock(handle: Any, operation: int) -> None:
 def install() -> None:
     """Puts the faults in front of `os`."""
     for name, replacement in {
-        "open": _open, "close": _close, "pwrite": _pwrite, "ftruncate": _ftruncate, "fsync": _sync("fsync"),
-        "fdatasync": _sync("fdatasync"), "rename": _rename("rename"), "replace": _rename("replace"),
+        "open": _open, "close": _close, "pwrite": _pwrite, "pwritev": _pwritev, "ftruncate": _ftruncate,
+        "fsync": _sync("fsync"), "fdatasync": _sync("fdatasync"), "rename": _rename("rename"),
+        "replace": _rename("replace"),
     }.items():  # fmt: skip
         setattr(os, name, replacement)
     pathlib.Path.open = _path_open  # type: ignore[method-assign]

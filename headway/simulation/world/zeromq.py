@@ -235,6 +235,8 @@ class FakeSocket:
 
     async def recv_multipart(self, *, copy: bool = True, flags: int = 0) -> list[Frame]:
         while not self.arrived:
+            if flags & zmq.NOBLOCK:
+                raise zmq.Again
             waiter = asyncio.get_running_loop().create_future()
             self.readers.append(waiter)
             await waiter

@@ -14,6 +14,8 @@ const LINES = [
 const EVENT_COLORS = { publish: "--pale", join: "--green", leave: "--red", guard: "--orange", evaluation: "--blue", checkpoint: "--violet", resume: "--red" };
 const LAG_COLORS = ["--green", "--blue", "--violet", "--orange", "--red"];
 const LEFT = 52;
+const OTHER_COLORS = ["--violet", "--green", "--red", "--orange"]; // of runs beside, where the run itself has one curve; else its curves' own
+const DASHES = [[7, 4], [2, 3], [12, 3, 2, 3], [4, 8]];
 
 function smoothed(values, window) { // centred mean of what is known, shorter at the ends
   if (window <= 1) return values;
@@ -49,7 +51,10 @@ export class Charts {
 
   get log() { return $("log").getAttribute("aria-pressed") === "true"; }
 
-  ends() { const s = this.run.columns.step; return s.length ? [Math.min(s[0], 0), Math.max(s.at(-1), 1)] : [0, 1]; }
+  ends() {
+    const all = [this.run, ...this.run.others].map(each => each.columns.step).filter(steps => steps.length);
+    return [Math.min(0, ...all.map(steps => steps[0])), Math.max(1, ...all.map(steps => steps.at(-1)))];
+  }
 
   shown() { return this.range ?? this.ends(); }
 
@@ -64,28 +69,47 @@ export class Charts {
     this.update();
   }
 
-  data(def) {
-    const c = this.run.columns, window = Math.round(Number($("smooth").value) * c.step.length);
-    const logged = column => (this.log && def.log ? column.map(v => (v > 0 ? v : null)) : column);
+  window(c) { return Math.round(Number($("smooth").value) * c.step.length); }
+
+  logged(def, column) { return this.log && def.log ? column.map(v => (v > 0 ? v : null)) : column; }
+
+  data(def) { // the run's own steps, and those of evaluations and of other runs, one after the other
+    const tables = [this.own(def), ...(def.evaluations ? [evaluated(this.run.events)] : []), ...this.run.others.flatMap(other => this.other(def, other))];
+    return tables.length > 1 ? uPlot.join(tables) : tables[0];
+  }
+
+  other({ stacked, lines, log, evaluations }, { columns: c, events }) { // smoothed alone: raw ones of several runs hide each other
+    const found = stacked ? [c.step.map((_, k) => stacked.reduce((sum, [, name]) => sum + (c[name][k] ?? 0), 0))] : lines.map(([, name]) => this.logged({ log }, c[name]));
+    return [[c.step, ...found.map(column => smoothed(column, this.window(c)))], ...(evaluations ? [evaluated(events)] : [])];
+  }
+
+  otherSeries(def, other, i, made) {
+    const dash = DASHES[i % DASHES.length], plain = { dash, points: { show: false } }, own = OTHER_COLORS[i % OTHER_COLORS.length];
+    if (def.stacked) return [made(`${other.name}: a whole step`, own, { ...plain, value: (_, v) => seconds(v) })];
+    const lines = def.lines.map(([label, , color]) => made(`${other.name}: ${label}`, def.lines.length > 1 ? color : own, plain));
+    return def.evaluations ? [...lines, made(`${other.name}: held out`, own, { dash, spanGaps: true, points: { show: true, size: 7, fill: () => css("--paper") } })] : lines;
+  }
+
+  own(def) {
+    const c = this.run.columns, window = this.window(c), logged = column => this.logged(def, column);
     if (def.stacked) {
       const parts = def.stacked.map(([, name]) => smoothed(c[name], window));
       const sums = parts.map((_, i) => c.step.map((_, k) => parts.slice(i).reduce((sum, part) => sum + (part[k] ?? 0), 0)));
       return [c.step, ...sums];
     }
     const columns = def.lines.flatMap(([, name]) => (window > 1 ? [logged(c[name]), smoothed(logged(c[name]), window)] : [logged(c[name])]));
-    if (!def.evaluations) return [c.step, ...columns];
-    const found = [...new Map(this.run.events.filter(e => e.kind === "evaluation").map(e => [e.step, e.accuracy]))].sort((a, b) => a[0] - b[0]);
-    return uPlot.join([[c.step, ...columns], [found.map(e => e[0]), found.map(e => e[1])]]);
+    return [c.step, ...columns];
   }
 
   series(def) {
     const made = (label, color, more) => ({ label, stroke: () => css(color), width: 1.5, value: (_, v) => number(v), points: { show: this.run.columns.step.length < 60, size: 4, fill: () => css(color) }, ...more });
-    if (def.stacked) return def.stacked.map(([label, , color]) => made(label, color, { fill: () => css(color), points: { show: false }, value: (_, v) => seconds(v) }));
+    const others = this.run.others.flatMap((other, i) => this.otherSeries(def, other, i, made));
+    if (def.stacked) return [...def.stacked.map(([label, , color]) => made(label, color, { fill: () => css(color), points: { show: false }, value: (_, v) => seconds(v) })), ...others];
     const smooth = Number($("smooth").value) * this.run.columns.step.length > 1.5;
     const pale = { "--blue": "--pale" };
     const lines = def.lines.flatMap(([label, , color]) => (smooth
       ? [made(`${label}, raw`, pale[color] ?? "--line", { width: 1, points: { show: false } }), made(label, color, { width: 2, points: { show: false } })] : [made(label, color)]));
-    return def.evaluations ? [...lines, made("held out", "--orange", { spanGaps: true, points: { show: true, size: 7, fill: () => css("--paper") } })] : lines;
+    return def.evaluations ? [...lines, made("held out", "--orange", { spanGaps: true, points: { show: true, size: 7, fill: () => css("--paper") } }), ...others] : [...lines, ...others];
   }
 
   draw() {
@@ -128,7 +152,9 @@ export class Charts {
     const mean = (name, from, to) => { const part = c[name].slice(from, to).filter(v => v != null); return part.length ? part.reduce((a, b) => a + b, 0) / part.length : null; };
     if (!n) return "No step yet.";
     const format = def.stacked ? seconds : number;
-    return (def.stacked ?? def.lines).map(([label, name]) => `${label}: ${format(mean(name, 0, tail))} at first, ${format(mean(name, n - tail, n))} at last`).join("; ");
+    const own = (def.stacked ?? def.lines).map(([label, name]) => `${label}: ${format(mean(name, 0, tail))} at first, ${format(mean(name, n - tail, n))} at last`).join("; ");
+    const beside = this.run.others.map(({ name: run, columns }) => `${run}: ${(def.stacked ?? def.lines).map(([label, name]) => `${label} ${format(atLast(columns[name]))} at last`).join(", ")}`);
+    return [own, ...beside].join(". ");
   }
 
   drawLag() {
@@ -160,15 +186,13 @@ export class Charts {
     context.textAlign = "right";
     context.fillText(number(Math.round(to)), x(to), 116);
     context.textAlign = "left";
-    const tail = c.lags.slice(-Math.max(1, count >> 4)), all = new Map();
-    tail.forEach(lags => Object.entries(lags).forEach(([lag, n]) => all.set(Number(lag), (all.get(Number(lag)) ?? 0) + n)));
-    const sum = [...all.values()].reduce((a, b) => a + b, 0);
-    const caption = this.lag.querySelector("figcaption");
-    caption.replaceChildren("In the last steps: ", ...[...all.keys()].sort((a, b) => a - b).map(lag => {
+    const shares = (lags, name) => el("span", {}, `${name}: `, ...lastShares(lags).map(([lag, part]) => {
       const key = el("span", { class: "key" });
       key.style.background = lagColor(lag, top);
-      return el("span", {}, key, `lag ${lag}: ${share(all.get(lag) / sum)}   `);
+      return el("span", {}, key, `lag ${lag}: ${share(part)}   `);
     }));
+    const others = this.run.others.map(other => el("div", {}, shares(other.columns.lags, `${other.name}, which is not drawn`)));
+    this.lag.querySelector("figcaption").replaceChildren(shares(c.lags, "In the last steps"), ...others);
   }
 
   drawEvents() {
@@ -204,6 +228,23 @@ export class Charts {
       el("tbody", {}, rows.map(row => el("tr", {}, row.map(text => el("td", {}, text))))));
     this.list.hidden = !rows.length;
   }
+}
+
+function lastShares(lags) { // of the last sixteenth of the steps, by lag
+  const all = new Map();
+  lags.slice(-Math.max(1, lags.length >> 4)).forEach(each => Object.entries(each).forEach(([lag, n]) => all.set(Number(lag), (all.get(Number(lag)) ?? 0) + n)));
+  const sum = [...all.values()].reduce((a, b) => a + b, 0);
+  return [...all].sort((a, b) => a[0] - b[0]).map(([lag, n]) => [lag, n / sum]);
+}
+
+function evaluated(events) { // the newest of each version, as a table of its own: version 0 is no step
+  const found = [...new Map(events.filter(e => e.kind === "evaluation").map(e => [e.step, e.accuracy]))].sort((a, b) => a[0] - b[0]);
+  return [found.map(e => e[0]), found.map(e => e[1])];
+}
+
+function atLast(column) { // the mean of its last sixteenth
+  const part = column.slice(-Math.max(1, column.length >> 4)).filter(v => v != null);
+  return part.length ? part.reduce((a, b) => a + b, 0) / part.length : null;
 }
 
 const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });

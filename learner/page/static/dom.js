@@ -63,3 +63,5 @@ export function address(view, given) {
   const query = new URLSearchParams(kept).toString();
   return `#/${view}${query ? `?${query}` : ""}`;
 }
+
+export const besides = given => (given.with ?? "").split(",").filter(each => each !== ""); // the numbers of the runs beside the first

@@ -1,5 +1,5 @@
 // Which view is shown: that of the address behind the #. Login where the learner has a token.
-import { $, NeedsToken, address, ask, el, place } from "./dom.js";
+import { $, NeedsToken, address, ask, besides, el, place } from "./dom.js";
 import { RunView } from "./run.js";
 import { showSettings } from "./settings.js";
 import { Viewer } from "./viewer.js";
@@ -21,16 +21,28 @@ function needsToken() {
 
 function route() {
   const { view: wanted, given } = place(), name = VIEWS.includes(wanted) && wanted !== "login" ? wanted : "run", run = given.run ?? "0";
+  const others = besides(given).filter(each => each !== run && runs[Number(each)]).map(each => ({ run: each, name: runs[Number(each)].name }));
   only(name);
   for (const each of ["run", "trajectories", "settings"]) {
-    $(`to-${each}`).href = address(each, { run: run === "0" ? null : run });
+    $(`to-${each}`).href = address(each, { run: run === "0" ? null : run, with: given.with });
     if (each === name) $(`to-${each}`).setAttribute("aria-current", "page"); else $(`to-${each}`).removeAttribute("aria-current");
   }
   $("runs").value = run;
   $("name").textContent = runs[Number(run)]?.name ?? "";
-  if (name === "run") view.show(run); else view.hide();
-  if (name === "trajectories") { said(""); viewer.show(given); }
-  if (name === "settings") { said(""); showSettings($("view-settings"), run, needsToken); }
+  const named = runs[Number(run)]?.name ?? "";
+  offer(name, given, run, others);
+  if (name === "run") view.show(run, named, others); else view.hide();
+  if (name === "trajectories") { said(""); viewer.show(given, named, others); }
+  if (name === "settings") { said(""); showSettings($("view-settings"), { run, name: named }, others, needsToken); }
+}
+
+function offer(name, given, run, others) { // a button for each run that can be shown beside this one; the address holds which are
+  const shown = others.map(other => other.run);
+  const buttons = runs.map((each, i) => [String(i), each.name]).filter(([each]) => each !== run).map(([each, text]) => {
+    const on = shown.includes(each), wanted = on ? shown.filter(one => one !== each) : [...shown, each];
+    return el("button", { type: "button", "aria-pressed": String(on), onclick: () => { location.hash = address(name, { ...given, with: wanted.join(",") }); } }, text);
+  });
+  $("beside").replaceChildren(...(buttons.length ? ["beside ", ...buttons] : []));
 }
 
 async function start() {
@@ -42,7 +54,7 @@ async function start() {
     return setTimeout(start, 2000);
   }
   $("runs").replaceChildren(...runs.map((run, i) => el("option", { value: String(i) }, run.name)));
-  $("choose").hidden = runs.length < 2;
+  $("choose").hidden = $("beside").hidden = runs.length < 2;
   route();
 }
 
@@ -52,6 +64,6 @@ $("login").addEventListener("submit", async event => {
   $("login-error").textContent = answer?.ok ? "" : answer?.status === 401 ? "This is not the learner's token." : "The learner does not answer.";
   if (answer?.ok) { $("token").value = ""; start(); }
 });
-$("runs").addEventListener("change", () => { location.hash = address(place().view, { run: $("runs").value }); });
+$("runs").addEventListener("change", () => { location.hash = address(place().view, { run: $("runs").value, with: besides(place().given).filter(each => each !== $("runs").value).join(",") }); });
 addEventListener("hashchange", route);
 start();

@@ -3,6 +3,7 @@ import { Charts } from "./charts.js";
 import { $, NeedsToken, ask, el, number, seconds, share, table } from "./dom.js";
 
 const NEW_AFTER_MS = 2000;
+const OTHERS_EVERY_MS = 15000; // runs beside this one have no stream of events: of those a browser takes six
 const BALANCE = [["training", "train_s", "f-blue"], ["waiting for groups", "wait_s", "f-orange"], ["copying weights", "copy_s", "f-grey"]];
 
 export class RunView {
@@ -12,6 +13,9 @@ export class RunView {
     this.needsToken = needsToken;
     this.said = said;
     this.run = "0";
+    this.name = "";
+    this.others = [];
+    this.wanted = [];
     this.charts = null;
     this.source = null;
     this.told = null;
@@ -19,10 +23,12 @@ export class RunView {
     document.addEventListener("visibilitychange", () => { if (document.hidden) this.pause(); else if (this.visible) this.begin(); });
   }
 
-  show(run) {
+  show(run, name, others) {
     this.visible = true;
     if (run !== this.run || !this.columns.step.length) this.told = null;
     this.run = run;
+    this.name = name;
+    this.wanted = others;
     this.begin();
   }
 
@@ -32,22 +38,35 @@ export class RunView {
     this.source?.close();
     this.source = null;
     clearTimeout(this.timer);
+    clearTimeout(this.again);
+  }
+
+  async ofOthers() { return Promise.all(this.wanted.map(async other => ({ ...other, ...(await ask("steps", { run: other.run })) }))); }
+
+  async renew() {
+    const turn = this.turn, others = await this.ofOthers().catch(() => null);
+    if (turn !== this.turn) return;
+    if (others) { this.others = others; this.later(); }
+    this.again = setTimeout(() => this.renew(), OTHERS_EVERY_MS);
   }
 
   async begin() {
     this.pause();
     const turn = (this.turn = (this.turn ?? 0) + 1);
     try {
-      const [message, made] = await Promise.all([ask("steps", { run: this.run }), ask("made_with", { run: this.run })]);
+      const [message, made, others] = await Promise.all([ask("steps", { run: this.run }), ask("made_with", { run: this.run }), this.ofOthers()]);
       if (turn !== this.turn) return;
       this.total = made.settings?.steps ?? null;
       this.columns = message.columns;
       this.events = message.events;
+      this.others = others;
       this.charts ??= new Charts(this);
       this.charts.range = null;
       this.charts.draw();
       this.redraw();
-      if (this.visible && !document.hidden) this.listen(message.at);
+      if (!this.visible || document.hidden) return;
+      this.listen(message.at);
+      if (others.length) this.again = setTimeout(() => this.renew(), OTHERS_EVERY_MS);
     } catch (error) {
       if (error instanceof NeedsToken) return this.needsToken();
       this.said("the learner does not answer: what it said last is shown");
@@ -97,11 +116,12 @@ export class RunView {
     this.balance();
     this.processes();
     this.lastSteps();
+    this.sideBySide();
     document.title = `${this.columns.step.length ? `step ${this.columns.step.at(-1)} · ` : ""}Headway`;
   }
 
-  recent() { // sums over the last steps: their number, seconds and work
-    const c = this.columns, n = c.step.length, from = Math.max(0, n - Math.max(20, n >> 5));
+  recent(c = this.columns) { // sums over the last steps: their number, seconds and work
+    const n = c.step.length, from = Math.max(0, n - Math.max(20, n >> 5));
     const sum = name => c[name]?.slice(from).reduce((total, v) => total + (v ?? 0), 0) ?? 0;
     const wall = sum("wait_s") + sum("train_s") + sum("copy_s");
     return { steps: n - from, wall, sum };
@@ -121,6 +141,17 @@ export class RunView {
       ["Left", step >= total ? "–" : seconds(left), this.told?.live === false || step >= total ? "ended" : "at this pace"],
     ];
     $("tiles").replaceChildren(...tiles.map(([name, value, more]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, " ", el("small", {}, more)))));
+  }
+
+  sideBySide() { // a row for each run
+    $("runs-table").hidden = !this.others.length;
+    const rows = [this, ...this.others].map(({ name, columns: c, events }) => {
+      const { steps, wall, sum } = this.recent(c), n = c.step.length, evaluation = events.filter(one => one.kind === "evaluation").at(-1);
+      const a_s = what => number(wall ? sum(what) / wall : null);
+      return [name, number(n ? c.step[n - 1] : 0), number(n ? sum("reward_mean") / steps : null), evaluation ? `${number(evaluation.accuracy)} (version ${evaluation.step})` : "–", number(n ? sum("lag_mean") / steps : null),
+        number(n ? sum("entropy") / steps : null), number(n ? sum("length_mean") / steps : null), a_s("sampled_tokens"), a_s("trajectories"), seconds(wall ? wall / steps : null), wall ? share(sum("wait_s") / wall) : "–", seconds(n ? c.time_s[n - 1] : null)];
+    });
+    table($("runs-table").querySelector("table"), ["run", "step", "mean reward", "held out", "lag", "entropy", "length", "tokens a second", "completions a second", "a step", "of it waiting", "time so far"], rows);
   }
 
   balance() {

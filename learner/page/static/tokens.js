@@ -25,8 +25,11 @@ function largest(rows, coloring, step) { // over trained tokens alone: what is m
     const t = one.tokens;
     t?.mask.forEach((trained, i) => { if (trained) { const v = coloring.of(t, i, step, 0); if (v != null) most = Math.max(most, Math.abs(v)); } });
   }
-  return most || 1;
+  return most;
 }
+
+// One scale for all groups that stand beside each other.
+export const scaleOf = (name, groups) => Math.max(...groups.map(found => largest(found.trajectories, COLORINGS[name], found.step))) || 1;
 
 function shade(value, most, coloring, trained) {
   if (!trained) return "masked";
@@ -41,8 +44,8 @@ function turnOf(one) { // the turn of each token, by its place in the whole conv
   return place => { let found = 0; while (found + 1 < starts.length && starts[found + 1] <= place) found++; return found; };
 }
 
-export function legend(name, rows, step) {
-  const coloring = COLORINGS[name], most = largest(rows, coloring, step), format = v => number((coloring.shown ?? (x => x))(v));
+export function legend(name, most) {
+  const coloring = COLORINGS[name], format = v => number((coloring.shown ?? (x => x))(v));
   const sample = (kind, text) => el("span", { class: "sample" }, el("span", { class: `t ${kind}` }, " a token "), ` ${text}  `);
   if (name === "turn") return el("p", { class: "legend" }, sample("k0", "first turn"), sample("k1", "second"), sample("k2", "third, and so on"), sample("masked", "given, not trained"));
   if (coloring.kinds) return el("p", { class: "legend" }, Array.from({ length: Math.min(5, Math.round(most)) + 1 }, (_, lag) => sample(`k${lag}`, `${lag}${lag === 5 ? " or more" : ""} versions old`)), sample("masked", "given, not trained"));
@@ -50,8 +53,8 @@ export function legend(name, rows, step) {
   return el("p", { class: "legend" }, ends.map(([kind, value]) => sample(kind, `${format(value)} ${coloring.unit}`)), sample("masked", "given, not trained"));
 }
 
-export function strip(one, found, name) {
-  const t = one.tokens, coloring = COLORINGS[name], most = largest(found.trajectories, coloring, found.step), turn = turnOf(one), shared = found.shared;
+export function strip(one, found, name, most) {
+  const t = one.tokens, coloring = COLORINGS[name], turn = turnOf(one), shared = found.shared;
   const box = el("div", { class: "tokens", dir: "ltr" }), told = el("p", { class: "told", "aria-live": "off" }, "\u00a0");
   let run = null;
   const flush = () => { if (run) { run.element.textContent = clean(run.text); box.append(run.element); } };

@@ -1,6 +1,7 @@
 """Environments of one's own, as a user writes them."""
 
 import random
+from pathlib import Path
 
 from pydantic import BaseModel
 
@@ -38,6 +39,26 @@ class Guess:
             return Step(reward=1.0, stop="solved", metrics=tries)
         said = "low" if guess < self._number else "high"
         return Step((ChatMessage("user", said),), state=f"{guess} {said}", metrics=tries)
+
+
+class ReaderOptions(BaseModel):
+    words: Path
+    more: tuple[Path, ...] = ()
+
+
+class Reader:
+    """Says what is in files."""
+
+    roles = ()
+
+    def __init__(self, options: ReaderOptions) -> None:
+        self._text = " ".join(file.read_text() for file in (options.words, *options.more))
+
+    def reset(self, task: Task, seed: int) -> str:
+        return self._text
+
+    def step(self, action: Action) -> Step:
+        return Step(stop="said")
 
 
 class Words:

@@ -42,6 +42,16 @@ def test_a_class_is_made_with_the_options_of_its_entry() -> None:
     assert "0 to 7" in opening.prompt[0].content  # type: ignore[union-attr]
 
 
+def test_paths_in_options_count_from_the_folder_of_the_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/words.txt").write_text("red blue")
+    monkeypatch.chdir(tmp_path)
+
+    made = built("Reader", options={"words": "words.txt", "more": ["words.txt"]}, folder=tmp_path / "project")
+    assert made.start().reset(Task(), seed=0) == "red blue red blue"
+    assert built("Reader", options={"words": "project/words.txt"}).start().reset(Task(), seed=0) == "red blue"
+
+
 def test_rules_of_the_entry_go_before_those_of_the_class() -> None:
     environment = built("Guess", rules={"max_turns": 3})
 

@@ -98,8 +98,16 @@ def _tasks(name: str, line: str, *names: str) -> Mistake:
     return Mistake(name, files={"tasks.jsonl": GOOD + "\n" + line}, names=("tasks.jsonl:3", *names))
 
 
-def _environment(name: str, entry: str, *names: str, files: Mapping[str, str] | None = None) -> Mistake:
-    return Mistake(name, change={ENVIRONMENT: entry}, names=names, files=files or {})
+def _environment(
+    name: str, entry: str, *names: str, files: Mapping[str, str] | None = None, model: str = "model"
+) -> Mistake:
+    change = {ENVIRONMENT: entry} | ({} if model == "model" else {'"model"': f'"{model}"'})
+    return Mistake(name, change=change, names=names, files=files or {})
+
+
+def _template(name: str, text: str | None, *names: str, entry: str = ENVIRONMENT) -> Mistake:
+    change = {'name = "mine"': 'name = "mine"\nchat_template = "mine.jinja"', ENVIRONMENT: entry}
+    return Mistake(name, change=change, names=names, files={} if text is None else {"mine.jinja": text})
 
 
 def _learner(name: str, line: str, *names: str, files: Mapping[str, str] | None = None) -> Mistake:
@@ -134,9 +142,49 @@ MISTAKES = (
     Mistake(
         "a variable of the environment", environment={"HEADWAY_LEARNER__STEPP": "3"}, names=("HEADWAY_LEARNER__STEPS",)
     ),
+    Mistake("a file without a table", change={RUN: ""}, names=("[learner]",)),
+    Mistake(
+        "a table with an underscore", change={"[reward-service]": "[reward_service]"}, names=("[reward-service]?",)
+    ),
+    Mistake("a key before the first table", change={"[run]": "steps = 5\n\n[run]"}, names=("steps", "table")),
+    _learner("a key twice", "steps = 5\nsteps = 6", "line 7", "steps = 6"),
+    Mistake(
+        "a list of tables in the singular", change={"environments = [": "environment = ["}, names=("environments",)
+    ),
+    _learner("a setting of a group outside of it", "group_size = 8", "group_size", "rollouts.group_size"),
+    Mistake("a truth value that is none", change={"chat = false": 'chat = "never"'}, names=("chat", "true or false")),
+    Mistake("a setting without its process", words=("--steps", "9"), names=("--learner.steps",)),
+    _learner("no step at all", "steps = 0", "steps: got 0"),
+    Mistake(
+        "a limit on sampling in training",
+        change={"max_tokens = 5": "max_tokens = 5, top_p = 0.9"},
+        names=("top_p", "evaluation.top_p"),
+    ),
+    Mistake(
+        "a type of vLLM's in other words",
+        change={"engine = { ": 'engine = { dtype = "fp16", '},
+        names=("engine.dtype: got 'fp16'", "float16"),
+    ),
     # The model.
     Mistake("the model is not there", change={'"model"': '"nowhere"'}, names=("nowhere is not a folder",)),
     Mistake("the model has no weights", lacks=("model/model.safetensors",), names=("lacks model.safetensors",)),
+    Mistake(
+        "weights in another format",
+        lacks=("model/model.safetensors",),
+        files={"model/pytorch_model.bin": "weights"},
+        names=("pytorch_model.bin", "safetensors"),
+    ),
+    Mistake(
+        "an adapter in place of a model",
+        lacks=("model/config.json",),
+        files={"model/adapter_config.json": "{}"},
+        names=("adapter", "headway export"),
+    ),
+    Mistake(
+        "a model on the hub that was not fetched",
+        change={'"model"': '"Qwen/Qwen2.5-0.5B-Instruct"'},
+        names=("headway fetch Qwen/Qwen2.5-0.5B-Instruct",),
+    ),
     Mistake("the model has no tokenizer", lacks=("model/tokenizer.json",), names=("tokenizer",)),
     Mistake(
         "two models",
@@ -144,6 +192,26 @@ MISTAKES = (
         names=("differ",),
     ),
     _environment("a model without a chat template", ENVIRONMENT.replace("chat = false, ", ""), "chat = false", "sums"),
+    # A chat template in a file.
+    _template("the chat template is not there", None, "mine.jinja is not a file"),
+    _template("the chat template is no Jinja", "{% for m in messages %}\n{{ m.content }\n{% endfor %}", "line 2"),
+    _template(
+        "the chat template knows no users", "\n{{ raise_exception('only tools may speak') }}", "line 2", "only tools"
+    ),
+    _template("the chat template loses messages", "{{ messages | length }}", "mine.jinja loses the user's message"),
+    _template(
+        "an environment whose role the chat template cannot carry",
+        "{{ messages[0].content }}",
+        "environment sums",
+        "mine.jinja cannot carry role tool",
+        entry='{ name = "sums", source = "arithmetic" }',
+    ),
+    _environment(
+        "an opponent whose model is not there",
+        '{ name = "sums", source = "nim_duel", opponent = { urls = ["http://127.0.0.1:7410"], model = "nowhere" } }',
+        "environment sums: opponent.model: nowhere/tokenizer.json",
+        model="chat-model",
+    ),
     # Sizes.
     Mistake(
         "longer than the model has positions",
@@ -185,6 +253,19 @@ MISTAKES = (
         "held_out.jsonl:1",
         files={"held_out.jsonl": "prompt;answer\n"},
     ),
+    Mistake(
+        "a file of tasks that is one list",
+        files={"tasks.jsonl": f"[{GOOD.strip()},\n{GOOD.strip()}]\n"},
+        names=("tasks.jsonl:1: begins a list",),
+    ),
+    _tasks("a prompt that is a conversation", task(prompt=[{"role": "user", "content": "1+1="}]), "called messages"),
+    _tasks("an argument of another type", task(arguments={"answer": 2}), "answer", "got 2"),
+    _environment(
+        "a default verifier that nobody offers",
+        ENVIRONMENT.replace("chat", 'verifier = "digts", chat'),
+        "did you mean digits?",
+        files={"tasks.jsonl": task(verifier=None)},
+    ),
     # Environments.
     _environment("no such kind of tasks", ENVIRONMENT.replace('"jsonl"', '"json"'), "'json'"),
     Mistake(
@@ -207,6 +288,11 @@ MISTAKES = (
         "a dataset that reasoning-gym has not",
         '{ name = "sums", source = "reasoning_gym", dataset = "basic_arithmetik", chat = false }',
         "basic_arithmeti",
+    ),
+    _environment(
+        "two environments of one name",
+        f"{ENVIRONMENT}, {ENVIRONMENT}",
+        "sums",
     ),
     _environment(
         "a class that is not there", '{ name = "sums", source = "world:Wrld" }', "Wrld", files={"world.py": WORLD}
@@ -245,6 +331,11 @@ MISTAKES = (
         "a reward with other parameters",
         files={"reward.py": "def digits(text: str) -> float:\n    return 0.0\n"},
         names=("submission",),
+    ),
+    Mistake(
+        "a column that a reward function of TRL's form takes, and the task lacks",
+        files={"reward.py": "def digits(completions, solution, **kwargs):\n    return [0.0 for _ in completions]\n"},
+        names=("solution", "tasks.jsonl:1"),
     ),
     Mistake("a reward with an included one's name", change={'name = "digits"': 'name = "math"'}, names=("math",)),
     Mistake(
@@ -291,6 +382,7 @@ MISTAKES = (
         "algo dpo",
     ),
     _learner("nothing to resume", "resume = true", "resume", "runs/mine"),
+    Mistake("a reward in quotes with a dot", change={"reward:digits": "reward.digits"}, names=("reward:digits",)),
     # The machine.
     Mistake(
         "NCCL without a GPU",

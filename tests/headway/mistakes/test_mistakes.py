@@ -117,6 +117,22 @@ def test_a_project_without_a_mistake_is_good(
     assert said.err == ""
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("", "none, prompts are text"), ('chat_template = "mine.jinja"', "mine.jinja (run.chat_template)")],
+)
+def test_a_check_says_which_chat_template_is_used(
+    given: str, said: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = RUN.replace('name = "mine"', f'name = "mine"\n{given}')
+    for name, text in {"run.toml": settings, "tasks.jsonl": GOOD, "reward.py": REWARD, "mine.jinja": TEMPLATE}.items():
+        (project / name).write_text(text)
+    monkeypatch.setattr(sys, "argv", ["headway", "check", "run.toml"])
+    with forgotten_modules(project), pytest.raises(SystemExit):
+        umbrella.main()
+    assert capsys.readouterr().out.splitlines()[1] == f"chat template: {said}"
+
+
 def written_project(project: Path, **files: str) -> None:
     for name, text in {"run.toml": RUN, "tasks.jsonl": GOOD, "reward.py": REWARD, **files}.items():
         (project / name).write_text(text)

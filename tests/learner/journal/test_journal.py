@@ -4,7 +4,7 @@ import errno
 import os
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -325,6 +325,41 @@ def test_what_could_not_be_cut_off_is_cut_before_the_next_append(tmp_path: Path)
     assert (tmp_path / "file").read_bytes() == b"whole!"
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3, 7, 1000])
+def test_parts_that_the_disk_takes_piece_by_piece_stand_one_after_the_other(
+    tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_some(handle: int, parts: Sequence[bytes | memoryview], at: int) -> int:
+        return os.pwrite(handle, b"".join(parts)[:at_once], at)
+
+    monkeypatch.setattr(os, "pwritev", write_some)
+    file = AppendFile(tmp_path / "file")
+    file.append(b"first")
+    file.append(b"", b"one", memoryview(b"and"), b"", b"another")
+    file.append(b"last")
+    file.close()
+    assert (tmp_path / "file").read_bytes() == b"firstoneandanotherlast"
+
+
+def test_more_parts_than_one_write_takes_are_all_written(tmp_path: Path) -> None:
+    parts = [bytes([number % 256]) for number in range(5000)]
+    file = AppendFile(tmp_path / "file")
+    file.append(*parts)
+    file.close()
+    assert (tmp_path / "file").read_bytes() == b"".join(parts)
+
+
+def test_parts_of_which_some_found_no_room_leave_the_file_as_it_was(tmp_path: Path) -> None:
+    file = AppendFile(tmp_path / "file")
+    file.append(b"whole")
+    with LimitedFileSize(8), pytest.raises(OSError, match="File too large"):
+        file.append(b"to", b"o long", b" by far")
+    assert (tmp_path / "file").read_bytes() == b"whole"
+    file.append(b", and", b" more")
+    file.close()
+    assert (tmp_path / "file").read_bytes() == b"whole, and more"
+
+
 def read_what_is_whole(path: Path) -> tuple[list[Record], int | None]:
     seen: list[Record] = []
     try:
@@ -448,7 +483,7 @@ def test_a_closed_journal_refuses_what_comes_after(path: Path) -> None:
 def test_a_journal_of_a_former_version_of_the_protocol_is_read(path: Path) -> None:
     frames = [bytes.fromhex(line) for line in STORED.read_text("ascii").splitlines()]
     path.parent.mkdir(parents=True)
-    path.write_bytes(encoded_group(frames))
+    path.write_bytes(b"".join(encoded_group(frames)))
     with Journal.open(path.parent) as journal:
         journal.append_group(group(3, version=2))
     first, second = [record for record, _ in read_segment(path)]
@@ -456,6 +491,6 @@ def test_a_journal_of_a_former_version_of_the_protocol_is_read(path: Path) -> No
     assert isinstance(second, LoggedGroup)
     assert (first.group.lease_id, first.group.oldest_version, second.group.lease_id) == (70000, 6, 3)
     header = frames[0].replace(b"\x93\x04", b"\x93\x03", 1)
-    path.write_bytes(encoded_group(sealed([header, *frames[1:-1]])))
+    path.write_bytes(b"".join(encoded_group(sealed([header, *frames[1:-1]]))))
     with pytest.raises(JournalUnknown, match="a group cannot be read: it was stored by a release that speaks"):
         list(read_segment(path))

@@ -26,6 +26,7 @@ async def test_while_the_disk_is_full_nothing_is_acknowledged_and_nothing_is_los
             await env.send(stranger(leases[1].lease_id + 1000))
             await env.next(Cancelled)  # so the group was handled before, and not answered
             assert not any(isinstance(message, Acknowledged) for message in env.seen)
+            assert ours.not_written == {"journal": 1}, "what the alert of a disk that refuses looks at"
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, former)
         await env.finish(group(leases[1].lease_id))
@@ -34,6 +35,7 @@ async def test_while_the_disk_is_full_nothing_is_acknowledged_and_nothing_is_los
             taking = asyncio.create_task(ours.intake.take())
             await wait_until(lambda: "room on the disk" in str(ours.waits.readiness().waiting_for))
             assert not taking.done()
+            await wait_until(lambda: ours.not_written["journal"] >= 4)  # the batch, and each try since
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, former)
         async with asyncio.timeout(30):

@@ -28,11 +28,13 @@ from protocol.messages import (
     Granted,
     Heartbeat,
     Lease,
+    Message,
     Refused,
     RunningLease,
     Welcome,
 )
 from protocol.trajectories import TrajectoryGroup
+from services.zmq.sockets import Received
 from tests.learner.envs import ADDITION, EVERY_GROUP, Learner, ScriptedEnv, learner
 from tests.learner.samples import INCARNATION, LEDGER, group, trajectory
 
@@ -277,6 +279,45 @@ async def test_groups_are_acknowledged_and_become_a_batch_that_is_journaled_befo
         assert ours.journal()[-1] == LoggedBatch(version=0, lease_ids=(0, 2))
         assert (batch.version, [one.lease_id for one in batch.groups], batch.lags) == (0, [0, 2], (0, 0))
         assert np.array_equal(batch.groups[0].trajectories[0].token_ids, trajectory(0).token_ids)
+
+
+async def together(ours: Learner, env: ScriptedEnv, monkeypatch: pytest.MonkeyPatch, *messages: Message) -> None:
+    """Sends messages that the learner finds beside each other at its socket, however long they take to get there."""
+    missing = len(messages) - 1
+
+    async def the_next_one() -> Received | None:
+        nonlocal missing
+        missing -= 1
+        return await ours.router.receive_whole() if missing >= 0 else None
+
+    monkeypatch.setattr(ours.router, "receive_now", the_next_one)
+    for message in messages:
+        await env.send(message)
+
+
+async def test_groups_that_arrive_together_are_each_acknowledged_and_one_grant_takes_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with learner(tmp_path) as ours, ours.env("e") as env:
+        await env.enter(capacity=2)
+        await env.leases(2)
+        await together(ours, env, monkeypatch, Finished(group=group(1)), Finished(group=group(0)))
+        assert [(await env.next(Acknowledged)).lease_id for _ in range(2)] == [1, 0]
+        assert [lease.lease_id for lease in (await env.next(Granted)).leases] == [2, 3]
+        assert not [message for message in env.seen if isinstance(message, Granted)], "one grant for both places"
+        assert [record.group.lease_id for record in ours.journal() if isinstance(record, LoggedGroup)] == [1, 0]
+
+
+async def test_who_says_something_else_after_a_group_hears_first_that_the_group_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with learner(tmp_path) as ours, ours.env("e") as env:
+        await env.enter(capacity=2)
+        await env.leases(2)
+        env.seen.clear()
+        await together(ours, env, monkeypatch, Finished(group=group(0)), running(7))
+        assert [lease.lease_id for lease in (await env.next(Cancelled)).leases] == [7]
+        assert isinstance(env.seen[0], Acknowledged)
 
 
 async def test_a_duplicate_is_acknowledged_and_ignored(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A small run's folder as a learner leaves it, for the tests of its page."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +81,13 @@ def taken(step: int, *groups: TrajectoryGroup) -> TakenStep:
     return TakenStep(step=step, groups=groups, places=places, values=values)
 
 
-def make_run(folder: Path, *, steps: int = 40, texts: Sequence[str] = ("word1 word2", "word3")) -> Path:
+def make_run(
+    folder: Path,
+    *,
+    steps: int = 40,
+    texts: Sequence[str] = ("word1 word2", "word3"),
+    settings: Mapping[str, object] = {},
+) -> Path:
     """A folder with metrics, settings, a tokenizer and trajectories of each step."""
     folder.mkdir(parents=True, exist_ok=True)
     lines: list[dict[str, object]] = [{"kind": "evaluation", "version": 0, "accuracy": 0.1, "tasks": 20}]
@@ -91,7 +97,8 @@ def make_run(folder: Path, *, steps: int = 40, texts: Sequence[str] = ("word1 wo
     lines += [{"kind": "leave", "version": steps // 3, "generator_id": "gen-1"}]
     lines += [{"kind": "evaluation", "version": steps, "accuracy": 0.8, "tasks": 20}]
     write_lines(folder, lines)
-    made = {"settings": {"steps": steps, "max_lag": 4, "algo.type": "grpo"}, "differs": ["steps"], "began": "today"}
+    all_settings = {"steps": steps, "max_lag": 4, "algo.type": "grpo", **settings}
+    made = {"settings": all_settings, "differs": ["steps"], "began": "today"}
     (folder / "made_with.json").write_text(json.dumps(made), encoding="utf-8")
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
     with TrajectoryStore(folder, budget_bytes=1 << 30, share=1.0) as store:

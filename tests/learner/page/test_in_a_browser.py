@@ -1,5 +1,6 @@
 """The page as Chromium shows it. Skipped with one line where playwright or Chromium is not installed."""
 
+import importlib.resources
 import os
 import shutil
 import signal
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from headway.report import page as page_of_report
+from headway.report import read_run
 from tests.learner.page.made_run import make_run, step_line, write_lines
 
 CHROMIUM = os.environ.get("HEADWAY_CHROMIUM") or shutil.which("chromium-headless-shell") or shutil.which("chromium")
@@ -31,15 +34,15 @@ except ImportError:
 
 pytestmark = pytest.mark.skipif(
     not REQUIRED and (sync_playwright is None or CHROMIUM is None),
-    reason="the page is not looked at: playwright or Chromium is not installed (make page-tests)",
+    reason="the page is not looked at: playwright or Chromium is not installed (make test-tools page-tests)",
 )
 
 
 class Viewed:
-    """`headway view` of a folder, as a process that can be killed and started again at the same port."""
+    """`headway view` of folders, as a process that can be killed and started again at the same port."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, *folders: Path) -> None:
+        self.folders = folders
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -52,7 +55,7 @@ class Viewed:
     def start(self) -> None:
         headway = Path(sys.executable).with_name("headway")
         self.process = subprocess.Popen(
-            [headway, "view", self.folder, "--port", str(self.port)], stderr=subprocess.PIPE, text=True
+            [headway, "view", *self.folders, "--port", str(self.port)], stderr=subprocess.PIPE, text=True
         )
         assert self.process.stderr is not None
         for line in self.process.stderr:
@@ -85,6 +88,16 @@ def viewed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
         shown.end()
 
 
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
+    folder = tmp_path_factory.mktemp("runs")
+    one = make_run(folder / "one", steps=60)
+    other = make_run(folder / "other", steps=40, texts=("word5", "word6 word7"), settings={"steps": 60, "max_lag": 8})
+    shown = Viewed(one, other)
+    yield shown
+    shown.end()
+
+
 def _opened(browser: "Browser", url: str, **options: Any) -> tuple["Page", list[str]]:
     page = browser.new_context(**options).new_page()
     said: list[str] = []
@@ -98,7 +111,7 @@ def _shows(page: "Page", selector: str, text: str) -> None:
     page.locator(selector).filter(has_text=text).first.wait_for(timeout=WAIT_MS)
 
 
-@pytest.mark.parametrize(
+SCREENS = pytest.mark.parametrize(
     "options",
     [
         {"viewport": {"width": 1200, "height": 900}, "color_scheme": "light"},
@@ -107,6 +120,9 @@ def _shows(page: "Page", selector: str, text: str) -> None:
     ],
     ids=["light", "dark", "narrow"],
 )
+
+
+@SCREENS
 @pytest.mark.parametrize("view", ["#/run", "#/trajectories", "#/trajectories?group=1-7&color=entropy", "#/settings"])
 def test_every_view_is_shown_without_an_error_and_within_its_width(
     browser: "Browser", viewed: Viewed, view: str, options: dict[str, Any]
@@ -117,6 +133,63 @@ def test_every_view_is_shown_without_an_error_and_within_its_width(
     assert said == []
     assert page.evaluate("document.documentElement.scrollWidth") <= options["viewport"]["width"]
     assert page.evaluate("window.broken") is None
+    page.context.close()
+
+
+BESIDE = {
+    "#/run?with=1": ("#runs-table td", "other"),
+    "#/trajectories?with=1": (".runs section h2", "other"),
+    "#/trajectories?group=1-7&with=1&color=entropy": (".runs section h2", "other"),
+    "#/settings?with=1": ("#view-settings td", "max_lag"),
+}
+
+
+@SCREENS
+@pytest.mark.parametrize("view", BESIDE)
+def test_runs_beside_each_other_are_shown_without_an_error_and_within_its_width(
+    browser: "Browser", both: Viewed, view: str, options: dict[str, Any]
+) -> None:
+    page, said = _opened(browser, both.url + view, **options)
+    _shows(page, *BESIDE[view])
+
+    assert said == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= options["viewport"]["width"]
+    page.context.close()
+
+
+def test_a_button_shows_a_run_beside_the_first_one(browser: "Browser", both: Viewed) -> None:
+    page, said = _opened(browser, both.url)
+    _shows(page, "#tiles dd", "60")
+    assert page.locator("#runs-table").is_hidden()
+    page.get_by_role("button", name="other").press("Enter")
+
+    _shows(page, "#runs-table td", "other")
+    assert page.locator("#runs-table tbody tr td:nth-child(2)").all_inner_texts() == ["60", "40"]
+    _shows(page, "#charts .u-legend th", "other: mean reward")
+    _shows(page, "#charts .u-legend th", "other: held out")
+    _shows(page, "figcaption", "other, which is not drawn")
+    page.locator("#to-settings").click()
+    _shows(page, "#view-settings [role=status]", "1 differ between the runs")
+    assert page.locator("#view-settings tr.differs td").all_inner_texts() == ["max_lag", "4", "8"]
+    page.locator("#to-run").click()
+    page.get_by_role("button", name="other").press("Enter")
+    page.locator("#runs-table").wait_for(state="hidden", timeout=WAIT_MS)
+    assert said == []
+    page.context.close()
+
+
+def test_a_group_stands_beside_that_of_the_same_task_in_another_run(browser: "Browser", both: Viewed) -> None:
+    page, said = _opened(browser, f"{both.url}#/trajectories?with=1&step=30&environment=sums")
+    page.locator(".runs section:first-child table.list tbody tr td:nth-child(2) a").first.click(timeout=WAIT_MS)
+    _shows(page, ".runs section:nth-child(2) .tokens", "word")
+    heads = [text.split(" · ")[:3] for text in page.locator(".runs section > h3").all_inner_texts()]
+    assert heads == [["step 30", "sums", "task 5"], ["step 30", "sums", "task 5"]]
+    assert page.locator(".runs section > h2").all_inner_texts() == ["one", "other"]
+
+    page.goto(f"{both.url}#/trajectories?with=1&step=58&environment=sums")
+    page.locator(".runs section:first-child table.list tbody tr td:nth-child(2) a").first.click(timeout=WAIT_MS)
+    _shows(page, ".runs section:nth-child(2) p", "No group of this task is kept of its step 58: this one is of step 37")
+    assert said == []
     page.context.close()
 
 
@@ -150,12 +223,12 @@ def test_a_step_comes_by_itself_and_the_page_outlives_its_server(browser: "Brows
     page, said = _opened(browser, shown.url)
     _shows(page, "#state", "ended")
 
-    write_lines(shown.folder, [step_line(6)])
+    write_lines(shown.folders[0], [step_line(6)])
     _shows(page, "#tiles dd", "6")
     before = list(said)
     shown.end(signal.SIGKILL)
     _shows(page, "#state", "does not answer")
-    write_lines(shown.folder, [{"kind": "resume", "version": 4, "incarnation": 2}, step_line(5)])
+    write_lines(shown.folders[0], [{"kind": "resume", "version": 4, "incarnation": 2}, step_line(5)])
     shown.start()
     _shows(page, "#events td", "resume")
     _shows(page, "#tiles dd", "5")
@@ -164,6 +237,17 @@ def test_a_step_comes_by_itself_and_the_page_outlives_its_server(browser: "Brows
     assert before == []
     assert all("Failed to load resource" in line or "net::ERR" in line for line in said), said
     assert code == 0
+    page.context.close()
+
+
+def test_a_report_is_as_wide_as_the_screen_whatever_its_settings_are_called(browser: "Browser", tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=20, settings={"training.optimizer.a_setting_with_a_long_name": "x" * 90})
+    report = tmp_path / "report.html"
+    report.write_text(page_of_report([read_run(folder)]), encoding="utf-8")
+    page, said = _opened(browser, report.as_uri(), viewport={"width": 390, "height": 844})
+
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert said == []
     page.context.close()
 
 
@@ -206,16 +290,17 @@ def test_a_token_is_asked_for_and_then_known(browser: "Browser", tmp_path: Path)
     page.context.close()
 
 
-def test_every_view_is_accessible_where_axe_is_at_hand(browser: "Browser", viewed: Viewed) -> None:
-    axe = Path(os.environ.get("HEADWAY_AXE", "build/page/node_modules/axe-core/axe.min.js"))
-    if not axe.is_file():
-        pytest.skip("axe is not installed (make page-tests)")
-    for view in ("#/run", "#/trajectories", "#/trajectories?group=1-7&color=gap", "#/settings"):
-        for scheme in ("light", "dark"):
-            options: dict[str, Any] = {"color_scheme": scheme, "bypass_csp": True}
-            page, _ = _opened(browser, viewed.url + view, **options)
-            _shows(page, *EXPECTED.get(view, (".tokens", "word")))
-            page.add_script_tag(content=axe.read_text(encoding="utf-8"))
-            found = page.evaluate("async () => (await axe.run()).violations.map(v => [v.id, v.nodes[0].html])")
-            assert found == [], (view, scheme)
-            page.context.close()
+ALONE = ("#/run", "#/trajectories", "#/trajectories?group=1-7&color=gap", "#/settings")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", [*ALONE, *BESIDE])
+def test_every_view_is_accessible(browser: "Browser", viewed: Viewed, both: Viewed, view: str, scheme: str) -> None:
+    axe = importlib.resources.files("axe_playwright_python") / "axe.min.js"
+    options: dict[str, Any] = {"color_scheme": scheme, "bypass_csp": True}
+    page, _ = _opened(browser, (viewed if view in ALONE else both).url + view, **options)
+    _shows(page, *(EXPECTED | BESIDE).get(view, (".tokens", "word")))
+    page.add_script_tag(content=axe.read_text(encoding="utf-8"))
+    found = page.evaluate("async () => (await axe.run()).violations.map(v => [v.id, v.nodes[0].html])")
+    assert found == []
+    page.context.close()

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from learner.page.curves import Mark
-from learner.page.routes import PAGE_PATHS, RunPage, ShownRun
+from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, _named
 from protocol.status import Readiness
 from services.http.app import create_app
 from services.http.metrics import Metrics
@@ -172,6 +172,12 @@ async def test_what_cannot_be_answered_is_refused(tmp_path: Path, path: str, sta
         answer = await client.get(f"/page/data/{path}")
 
     assert answer.status_code == status
+
+
+def test_runs_that_are_namesakes_are_told_apart_by_the_folder_around_them(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("monday/run", "tuesday/run", "monday/other")]
+
+    assert _named(folders) == list(zip(["monday/run", "tuesday/run", "other"], folders, strict=True))
 
 
 def test_what_stands_here_of_others_is_what_they_published() -> None:

@@ -46,6 +46,44 @@ def test_the_store_keeps_the_arrays_of_the_groups(tmp_path: Path) -> None:
         assert gaps == pytest.approx(np.full(6, 0.25), abs=1e-2)
 
 
+@pytest.mark.parametrize("wanted", [Filter(), Filter(words="wo*"), Filter(min_reward=0.0), Filter(task=1)])
+def test_pages_of_a_filter_go_on_in_both_directions_without_a_gap(tmp_path: Path, wanted: Filter) -> None:
+    folder = make_run(tmp_path / "run", steps=20)
+
+    whole = _keys(folder, wanted, limit=200)
+    first = _keys(folder, wanted, limit=3)
+    second = _keys(folder, wanted, limit=3, start=Key.parse(first[-1]))
+
+    assert len(whole) > 6
+    assert whole == sorted(whole, key=lambda key: (Key.parse(key).part, Key.parse(key).row), reverse=True)
+    assert first + second == whole[:6]
+    assert _keys(folder, wanted, limit=3, start=Key.parse(second[0]), direction="newer") == first
+
+
+@pytest.mark.parametrize("wanted", [Filter(), Filter(words="wo*"), Filter(words="word3", task=2), Filter(task=2)])
+def test_no_page_sorts_all_that_fits(tmp_path: Path, wanted: Filter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As would take long where a word is in nearly all texts: SQLite says itself how it goes about each query."""
+    folder = make_run(tmp_path / "run", steps=2)
+    asked: list[str] = []
+    connect = sqlite3.connect
+
+    def connected(*words: object, **more: object) -> sqlite3.Connection:
+        database = connect(*words, **more)  # type: ignore[call-overload]
+        database.set_trace_callback(asked.append)
+        assert isinstance(database, sqlite3.Connection)
+        return database
+
+    monkeypatch.setattr("learner.page.reading.sqlite3.connect", connected)
+    assert _keys(folder, wanted)
+    monkeypatch.undo()
+
+    pages = [text for text in asked if text.startswith("SELECT rows.id")]
+    with connect(parts_of(folder)[0]) as database:
+        plans = [database.execute(f"EXPLAIN QUERY PLAN {text}").fetchall() for text in pages]
+    assert plans
+    assert not [step for plan in plans for *_, step in plan if "TEMP B-TREE" in step]
+
+
 def test_pages_go_through_all_parts_and_back(tmp_path: Path) -> None:
     with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=1.0, part_bytes=1) as store:
         for step in range(1, 6):
@@ -66,6 +104,7 @@ def test_pages_go_through_all_parts_and_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "count"),
     [
+        (Filter(max_step=3), 12),
         (Filter(step=3), 4), (Filter(environment="sums"), 20), (Filter(min_reward=0.5), 20), (Filter(min_length=7), 0),
         (Filter(words="word3"), 20), (Filter(words="word3", max_reward=0.5), 0), (Filter(words="wo*", step=1), 4),
         (Filter(words='" OR 1'), 0), (Filter(why="trained"), 40), (Filter(why="uniform"), 0), (Filter(task=2), 6),

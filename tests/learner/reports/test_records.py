@@ -86,6 +86,18 @@ def judged_by(verifier: str, trajectory: Trajectory) -> Trajectory:
     return trajectory.model_copy(update={"reward": reward})
 
 
+def test_an_evaluation_is_said_with_its_reward_which_moves_before_anything_is_solved(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    found = EvaluationResult(
+        version=20, tasks=8, failed=0, accuracy=0.0, reward=0.44, oldest_version=20, newest_version=21,
+        truncated_share=0.0, accuracy_high=0.3,
+    )  # fmt: skip
+    with caplog.at_level("INFO"), Records(folder=tmp_path, total_steps=3) as records:
+        records.evaluation(found)
+    assert "evaluation of version 20: accuracy 0.000 (0.000 to 0.300), reward 0.440 on 8 held-out tasks" in caplog.text
+
+
 def test_a_step_has_the_mean_reward_of_each_verifier(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     groups = [
         group(0, judged_by("math", trajectory(0, reward=1.0)), judged_by("math", trajectory(0, reward=0.0))),

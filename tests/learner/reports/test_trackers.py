@@ -384,10 +384,11 @@ def test_wandb_writes_offline_what_it_is_sent(run: TrackedRun, monkeypatch: pyte
         os.killpg(tracker._child.pid, 0)
 
 
-@pytest.mark.skipif(not absent("wandb"), reason="wandb is installed")
 def test_wandb_that_is_not_installed_is_named_with_its_remedy(
-    run: TrackedRun, caplog: pytest.LogCaptureFixture
+    run: TrackedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    (tmp_path / "wandb.py").write_text("raise ModuleNotFoundError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     followed_by(WeightsAndBiases(mode="offline", project="p"), run, STEP)
 
     assert "tracker wandb cannot start: the package wandb is not installed: pip install wandb" in caplog.text

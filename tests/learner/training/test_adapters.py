@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClas
 from learner.training.config import LoraConfig
 from learner.training.engine import Engine
 from learner.training.policy import (
+    TextFiles,
     adapters_off,
     add_adapters,
     host_copy,
@@ -117,7 +118,9 @@ def test_training_moves_the_adapters_alone_and_publishes_the_adapted_model(
     assert [tensor.name for tensor in snapshot.tensors] == list(initial)
     changed = {tensor.name for tensor in snapshot.tensors if not torch.equal(tensor.value, initial[tensor.name])}
     assert changed == {name for name in initial if "_proj" in name}
-    write_model_directory(snapshot, causal_lm=parts.policy.causal_lm, source=tiny_llama, destination=tmp_path / "model")
+    write_model_directory(
+        snapshot, causal_lm=parts.policy.causal_lm, source=TextFiles(tiny_llama), destination=tmp_path / "model"
+    )
     merged = load_policy(tmp_path / "model", config_with())
     with torch.no_grad():
         torch.testing.assert_close(merged(row)[0], adapted, rtol=0, atol=1e-5)
@@ -227,7 +230,9 @@ def test_a_tied_embedding_is_published_once(tied_llama: Path, commands: CommandC
     snapshot = host_copy(parts.engine, dtype="bfloat16", keep=True)
     assert "lm_head.weight" not in {tensor.name for tensor in snapshot.tensors}
     assert {tensor.value.dtype for tensor in snapshot.tensors} == {torch.bfloat16}
-    write_model_directory(snapshot, causal_lm=parts.policy.causal_lm, source=tied_llama, destination=tmp_path)
+    write_model_directory(
+        snapshot, causal_lm=parts.policy.causal_lm, source=TextFiles(tied_llama), destination=tmp_path
+    )
     written = load_file(tmp_path / "model.safetensors")
     assert set(written) == {tensor.name for tensor in snapshot.tensors}
     parts.engine.close()

@@ -25,7 +25,7 @@ from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.engine import Engine
 from learner.training.models import Output
 from learner.training.packing import Microbatch, pack, shared_prefixes
-from learner.training.policy import NamedTensor, WeightSnapshot, host_copy
+from learner.training.policy import NamedTensor, TextFiles, WeightSnapshot, host_copy
 from learner.training.ranks import CommandChannel
 from learner.training.score_model import ScoreModel, load_score_model, save_score_model
 from tests.learner.training.tiny_model import VOCABULARY, random_sequences, write_tiny_llama
@@ -109,7 +109,7 @@ def test_a_new_head_is_drawn_from_its_seed_and_from_nothing_else(tied_llama: Pat
 
 def test_transformers_gives_the_saved_model_the_same_scores(tiny_llama: Path, tmp_path: Path) -> None:
     model = load_score_model(tiny_llama, dtype=FLOAT, head_seed=3)
-    save_score_model(snapshot(model), model=model, source=tiny_llama, destination=tmp_path / "saved")
+    save_score_model(snapshot(model), model=model, source=TextFiles(tiny_llama), destination=tmp_path / "saved")
     texts = prompts(9)
     ours = scores(model, packed([judged(token_ids) for token_ids in texts]))
     assert ours.std() > 0.1
@@ -121,7 +121,7 @@ def test_transformers_gives_the_saved_model_the_same_scores(tiny_llama: Path, tm
 
 def test_a_saved_head_is_kept_whatever_head_is_asked_for(tied_llama: Path, tmp_path: Path) -> None:
     model = load_score_model(tied_llama, dtype=FLOAT, head_seed=3)
-    save_score_model(snapshot(model), model=model, source=tied_llama, destination=tmp_path / "saved")
+    save_score_model(snapshot(model), model=model, source=TextFiles(tied_llama), destination=tmp_path / "saved")
     microbatch = packed(random_sequences(5))
     expected = scores(model, microbatch)
     for seed in (None, 8):
@@ -133,7 +133,7 @@ def test_values_and_gradients_are_those_of_the_plain_model_before_each_trained_t
     tied_llama: Path, tmp_path: Path
 ) -> None:
     model = load_score_model(tied_llama, dtype=torch.float64, head_seed=4)
-    save_score_model(snapshot(model), model=model, source=tied_llama, destination=tmp_path)
+    save_score_model(snapshot(model), model=model, source=TextFiles(tied_llama), destination=tmp_path)
     sequences = random_sequences(6)
     values, *_ = model(packed(sequences))
     slopes = torch.linspace(-1, 1, len(values), dtype=torch.float64)
@@ -198,7 +198,7 @@ def test_a_score_model_is_trained_and_saved_at_every_extreme_of_sharding(
     with torch.no_grad():
         trained = engine.forward(microbatch)[0]
     copy = host_copy(engine, dtype="float32", keep=True)
-    save_score_model(copy, model=model, source=tied_llama, destination=tmp_path / "saved")
+    save_score_model(copy, model=model, source=TextFiles(tied_llama), destination=tmp_path / "saved")
     torch.testing.assert_close(scores_of_transformers(tmp_path / "saved", texts), trained, rtol=0, atol=1e-5)
     engine.close()
 
@@ -259,7 +259,7 @@ def test_the_saved_tokenizer_pads_as_the_config_says(tmp_path: Path) -> None:
         padding_side="left",
     ).save_pretrained(source)
     model = load_score_model(source, dtype=FLOAT, head_seed=1)
-    save_score_model(snapshot(model), model=model, source=source, destination=tmp_path / "saved")
+    save_score_model(snapshot(model), model=model, source=TextFiles(source), destination=tmp_path / "saved")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert (tokenizer.pad_token, tokenizer.padding_side, tokenizer.eos_token) == ("<s>", "right", "</s>")
     assert tokenizer.convert_tokens_to_ids(["a", "c"]) == [3, 5]

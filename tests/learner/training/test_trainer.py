@@ -32,8 +32,16 @@ def trainer(
     *,
     algorithm: AlgorithmConfig | None = None,
     config: TrainingConfig = CONFIG,
+    keeps_tokens: bool = False,
 ) -> Iterator[Trainer]:
-    made = Trainer(path, algorithm=algorithm or GrpoConfig(), config=config, ranks=Ranks(), commands=commands)
+    made = Trainer(
+        path,
+        algorithm=algorithm or GrpoConfig(),
+        config=config,
+        ranks=Ranks(),
+        commands=commands,
+        keeps_tokens=keeps_tokens,
+    )
     yield made
     made.close()
 
@@ -180,6 +188,36 @@ def test_several_updates_per_step_keep_the_policy_of_the_steps_start_as_their_an
     assert metrics.clip_fraction > 0
 
 
+def test_an_epoch_more_goes_through_the_same_batch_again(tied_llama: Path, commands: CommandChannel) -> None:
+    """As a second step on it does, for a loss that has no anchor."""
+    ended = []
+    for epochs, steps in ((2, 1), (1, 2), (1, 1)):
+        config = config_with(updates_per_step=2, epochs_per_step=epochs)
+        with trainer(tied_llama, commands, algorithm=SftConfig(), config=config) as made:
+            metrics = [made.train_step(random_sequences(16), version=index) for index in range(steps)]
+            assert made.updates == 2 * epochs * steps == sum(step.updates for step in metrics)
+            assert metrics[0].trained_tokens == metrics[-1].trained_tokens
+            ended.append({tensor.name: tensor.value for tensor in made.host_copy().tensors})
+    twice, again, once = ended
+    assert all(torch.equal(value, again[name]) for name, value in twice.items())
+    assert not all(torch.equal(value, once[name]) for name, value in twice.items())
+
+
+def test_every_epoch_has_the_policy_of_the_steps_start_as_its_anchor(
+    tied_llama: Path, commands: CommandChannel
+) -> None:
+    sequences = random_sequences(16)
+    with trainer(tied_llama, commands, config=config_with(epochs_per_step=3), keeps_tokens=True) as made:
+        before = [_learner_logprobs(made, sequence) for sequence in sequences]
+        metrics = made.train_step(sequences, version=0)
+        assert made.tokens is not None
+        kept = made.tokens.learner_logprobs
+    assert metrics.clip_fraction is not None
+    assert metrics.clip_fraction > 0
+    trained = np.concatenate([sequence.loss_mask for sequence in sequences])
+    np.testing.assert_allclose(kept[trained], np.concatenate(before), atol=1e-5)
+
+
 def test_the_penalty_towards_the_initial_model_changes_nothing_at_first_and_then_pulls_back(
     tied_llama: Path, commands: CommandChannel
 ) -> None:
@@ -216,6 +254,21 @@ def test_bfloat16_trains_and_keeps_float32_masters(tied_llama: Path, commands: C
     assert losses[-1] < 0.8 * losses[0]
     assert all(tensor.value.dtype == torch.float32 for tensor in copy.tensors)
     assert any(not torch.equal(tensor.value, tensor.value.bfloat16().float()) for tensor in copy.tensors)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_copy_to_be_published_lies_in_buckets_and_later_steps_do_not_change_it(
+    tied_llama: Path, commands: CommandChannel, stage: int
+) -> None:
+    with trainer(tied_llama, commands, config=config_with(zero_stage=stage)) as made:
+        alone, copy = made.host_copy(), made.host_copy(bucket_bytes=100_000)
+        made.train_step(random_sequences(20), version=0)
+        assert not torch.equal(made.host_copy().tensors[0].value, copy.tensors[0].value)
+    assert_same_weights(copy, {tensor.name: tensor.value for tensor in alone.tensors}, atol=0)
+    assert 1 < len(copy.buckets) < len(alone.buckets) == len(alone.tensors)
+    laid_out = [named for bucket in copy.buckets for named in bucket.named()]
+    for (name, value), tensor in zip(laid_out, copy.tensors, strict=True):
+        assert (name, value.data_ptr()) == (tensor.name, tensor.value.data_ptr())
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])

@@ -21,7 +21,12 @@ from tests.learner.training.tiny_model import random_sequences
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
 CONFIG = TrainingConfig.model_validate(
-    {"optimizer": {"learning_rate": 1e-2, "epsilon": 1e-4}, "updates_per_step": 2, "microbatch_tokens": 60}
+    {
+        "optimizer": {"learning_rate": 1e-2, "epsilon": 1e-4},
+        "updates_per_step": 2,
+        "epochs_per_step": 2,
+        "microbatch_tokens": 60,
+    }
 )
 
 

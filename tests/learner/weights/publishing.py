@@ -9,6 +9,7 @@ import torch
 
 from learner.weights.fleet import Fleet
 from learner.weights.probe import Probe
+from learner.weights.process_group import lay_out
 from learner.weights.published import JoinReport, PublisherOptions, PublishReport, Shelf, Snapshot, add_weight_routes
 from learner.weights.publisher import Publisher
 from protocol.status import Readiness
@@ -24,7 +25,6 @@ OPTIONS = PublisherOptions(
     incarnation=1,
     backend="gloo",
     host="127.0.0.1",
-    bucket_bytes=4096,
     bucket_timeout_s=1.0,
     meet_timeout_s=3.0,
     commit_timeout_s=2.0,
@@ -34,13 +34,17 @@ OPTIONS = PublisherOptions(
 )
 
 
-def snapshot(version: int, *, elements: int = 3000) -> Snapshot:
+def tensors_of(version: int, *, elements: int = 3000) -> list[tuple[str, torch.Tensor]]:
+    return [
+        ("embedding", torch.full((elements // 3, 3), float(version))),
+        ("norm", torch.arange(7, dtype=torch.bfloat16) + version),
+    ]
+
+
+def snapshot(version: int, *, elements: int = 3000, bucket_bytes: int = 4096) -> Snapshot:
     return Snapshot(
         version=version,
-        tensors=[
-            ("embedding", torch.full((elements // 3, 3), float(version))),
-            ("norm", torch.arange(7, dtype=torch.bfloat16) + version),
-        ],
+        buckets=lay_out(tensors_of(version, elements=elements), bucket_bytes=bucket_bytes),
         probe=Probe(texts=PROBE, logprobs=probe_logprobs(PROBE)),
     )
 

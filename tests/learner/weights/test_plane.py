@@ -11,7 +11,7 @@ import pytest
 import torch
 import xxhash
 
-from learner.weights.process_group import BroadcastGroup, Meeting, WeightPlaneError, pack_buckets
+from learner.weights.process_group import BroadcastGroup, BucketWriter, Meeting, WeightPlaneError, pack_buckets
 from protocol.fleet import BUCKET_ALIGNMENT
 from tests.learner.generators import gloo_group, receive_bucket
 
@@ -50,6 +50,21 @@ def test_a_bucket_holds_the_bytes_of_its_tensors_and_their_hash() -> None:
             assert (spec.shape, f"torch.{spec.dtype}") == (tuple(source.shape), str(source.dtype))
             part = bucket.data[spec.offset : spec.offset + source.nbytes]
             assert torch.equal(part.view(source.dtype).view(source.shape), source)
+
+
+def test_what_is_laid_out_is_converted_and_stays_what_it_was_when_its_source_changes() -> None:
+    source = torch.full((3, 5), 1.001)
+    writer = BucketWriter(bucket_bytes=40)
+    copies = [writer.add(name, source, dtype=torch.bfloat16) for name in ("a", "b")]
+    expected = source.to(torch.bfloat16)
+    source.zero_()
+    buckets = writer.buckets()
+    assert [bucket.data.numel() for bucket in buckets] == [32, 32], "two would be larger than 40 bytes"
+    for copy, bucket, name in zip(copies, buckets, ("a", "b"), strict=True):
+        assert copy.is_contiguous()
+        assert torch.equal(copy, expected)
+        ((named, lies),) = bucket.named()
+        assert (named, lies.data_ptr()) == (name, copy.data_ptr())
 
 
 def test_what_lies_between_tensors_is_zero_whatever_the_memory_held_before() -> None:

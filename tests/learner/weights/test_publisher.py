@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.learner.generators import ScriptedGenerator
-from tests.learner.weights.publishing import OPTIONS, learner, snapshot
+from tests.learner.weights.publishing import OPTIONS, learner, snapshot, tensors_of
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ async def test_a_generator_that_joins_downloads_every_tensor_bit_for_bit_and_the
         async with asyncio.timeout(30):
             await ours.publisher.wait_until_served(0)
         await ours.until_served(a=0)
-        for name, tensor in snapshot(0).tensors:
+        for name, tensor in tensors_of(0):
             assert a.weights[name].dtype == tensor.dtype
             assert torch.equal(a.weights[name], tensor)
         assert (a.pulls, a.joins) == (["1.0"], [])
@@ -45,7 +45,7 @@ async def test_those_that_serve_get_the_next_versions_by_broadcast_over_one_proc
             (1, 1, 3),
             (1, 2, 3),
         ]
-        assert torch.equal(b.weights["embedding"], snapshot(2).tensors[0][1])
+        assert torch.equal(b.weights["embedding"], tensors_of(2)[0][1])
         await ours.until(lambda: len(ours.reports) == 3)
         assert [(report.version, report.members) for report in ours.reports][1:] == [(1, 2), (2, 2)]
 

@@ -37,7 +37,7 @@ async def test_a_member_that_dies_in_prepare_is_left_behind_and_the_others_go_on
 async def test_a_member_that_hangs_before_it_is_prepared_does_not_keep_the_version_from_the_others(
     step: str, elements: int
 ) -> None:
-    options = replace(OPTIONS, bucket_timeout_s=1.0, meet_timeout_s=1.0, bucket_bytes=1 << 30)
+    options = replace(OPTIONS, bucket_timeout_s=1.0, meet_timeout_s=1.0)
     async with (
         ScriptedGenerator("a").running() as a,
         ScriptedGenerator("b").running() as b,
@@ -47,7 +47,7 @@ async def test_a_member_that_hangs_before_it_is_prepared_does_not_keep_the_versi
         ours.join(a, b, c)
         await ours.publish(0, a, b, c)
         a.hold[step] = asyncio.Event()
-        ours.publisher.offer(snapshot(1, elements=elements))
+        ours.publisher.offer(snapshot(1, elements=elements, bucket_bytes=1 << 30))
         await ours.until_served(b=1, c=1)
         assert [member.generator_id for member in ours.fleet.members()] == ["b", "c"]
         assert b.weights["embedding"].shape == (elements // 3, 3)

@@ -40,7 +40,9 @@ def tokens_of(folder: Path, jobs: Sequence[ModelJob]) -> list[list[int]]:
     return [input_ids(each, tokenizer) for each in jobs]
 
 
-def loaded(folder: Path, *, device: str = "cpu", batch_tokens: int = 16384) -> LoadedRewardModel:
+def loaded(
+    folder: Path, *, device: str = "cpu", batch_tokens: int = 16384, chat_template: str = ""
+) -> LoadedRewardModel:
     return load_reward_model(
         RewardModelToLoad(
             path=str(folder),
@@ -49,6 +51,7 @@ def loaded(folder: Path, *, device: str = "cpu", batch_tokens: int = 16384) -> L
             threads=1,
             batch_tokens=batch_tokens,
             fingerprint=fingerprint(folder),
+            chat_template=chat_template,
         )
     )
 
@@ -136,6 +139,18 @@ def test_a_reward_that_is_not_finite_is_an_error_of_the_data(tmp_path: Path) -> 
 def test_weights_that_leave_the_score_to_chance_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"lack score\.weight: is it a reward model\?"):
         loaded(write_reward_model(tmp_path, causal=True))
+
+
+def test_a_chat_template_that_it_was_given_goes_before_its_own(tmp_path: Path) -> None:
+    folder = write_reward_model(tmp_path / "one")
+    model = loaded(folder, chat_template="{% for message in messages %}{{ message['content'] }}!{% endfor %}")
+    text = AutoTokenizer.from_pretrained(folder).encode("hi!is it?!", add_special_tokens=False)
+    assert rewards(model.score([job("is it?")])) == pytest.approx([alone(folder, text)], abs=1e-5)
+
+
+def test_a_chat_template_that_cannot_be_used_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"chat template that .* was given cannot be used: only tools"):
+        loaded(write_reward_model(tmp_path), chat_template="{{ raise_exception('only tools') }}")
 
 
 def test_files_that_changed_since_the_service_started_are_refused(tmp_path: Path) -> None:

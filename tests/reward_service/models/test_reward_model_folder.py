@@ -35,6 +35,20 @@ def test_the_version_of_the_verifier_tells_models_apart(tmp_path: Path) -> None:
     assert len(versions) == 2
 
 
+def test_the_chat_template_of_the_entry_stands_in_the_version_and_for_one_that_is_missing(tmp_path: Path) -> None:
+    folder = write_reward_model(tmp_path / "model")
+    versions = set()
+    for text in ("", "{{ messages }}", "{{ messages | length }}"):
+        (tmp_path / "mine.jinja").write_text(text)
+        given = RewardModelConfig(path=folder, chat_template=tmp_path / "mine.jinja" if text else None)
+        assert open_reward_model(given).template == text
+        versions.add(build_registry(RewardServiceConfig(reward_models=(given,))).get("reward_model").version)
+        (folder / "chat_template.jinja").unlink(missing_ok=True)  # after the first, which has no other
+    assert len(versions) == 3
+    with pytest.raises(UserError, match=r"absent\.jinja is not a file: expected the Jinja text of a chat template"):
+        open_reward_model(RewardModelConfig(path=folder, chat_template=tmp_path / "absent.jinja"))
+
+
 def test_two_reward_models_need_two_names(tmp_path: Path) -> None:
     models = (RewardModelConfig(path=write_reward_model(tmp_path)),) * 2
     with pytest.raises(UserError, match="two verifiers are named 'reward_model'"):
@@ -68,6 +82,7 @@ def write_input(text: str) -> Callable[[Path], None]:
         (lambda folder: edit_settings(folder, id2label={"0": "a", "1": "b", "2": "c"}), "has 3 labels"),
         (remove("tokenizer.json"), "has no tokenizer"),
         (remove("model.safetensors"), "has no weights"),
+        (remove("chat_template.jinja"), "takes messages .* and has no chat template: give it the one that it was"),
         (write_input("{}"), r"headway_reward\.json: format: Field required"),
         (write_input('{"format": "html"}'), r"headway_reward\.json: format: Input should be 'chat' or 'plain'"),
         (write_input('{"format": "chat", "max_token": 4}'), r"headway_reward\.json: max_token: Extra inputs"),

@@ -88,5 +88,19 @@ def test_the_same_model_in_another_place_is_the_same_model(tmp_path: Path) -> No
         changed_settings(tmp_path, other, resume=True, accepted=False)
 
 
+def test_another_chat_template_is_another_training_and_the_same_one_in_another_file_is_not(tmp_path: Path) -> None:
+    def settings(name: str, text: str) -> dict[str, object]:
+        (tmp_path / name).write_text(text)
+        return _config(tmp_path, run={"chat_template": tmp_path / name}).made_with()
+
+    made_with.write(tmp_path, settings("first.jinja", "{{ messages }}"))
+
+    moved = settings("second.jinja", "{{ messages }}")
+    assert changed_settings(tmp_path, moved, resume=True, accepted=False) == []
+    for other in (settings("third.jinja", "{{ messages }}."), _config(tmp_path).made_with()):
+        with pytest.raises(WrongSettings, match="template_fingerprint"):
+            changed_settings(tmp_path, other, resume=True, accepted=False)
+
+
 def test_a_run_of_an_earlier_release_can_be_resumed(tmp_path: Path) -> None:
     assert changed_settings(tmp_path, _config(tmp_path).made_with(), resume=True, accepted=False) == []

@@ -205,7 +205,7 @@ def test_an_argument_that_is_no_flag_and_a_flag_without_value_are_errors() -> No
     assert "--config needs" in problem("--config")
 
 
-@pytest.mark.parametrize("key", ["top_p", "min_p", "stop", "chat_template"])
+@pytest.mark.parametrize("key", ["top_p", "min_p", "stop"])
 def test_what_others_have_and_is_left_out_here_is_answered_with_the_reason(key: str, tmp_path: Path) -> None:
     (line,) = problem(toml=f'[learner]\nmodel = "m"\n{key} = "x"\n', tmp_path=tmp_path).splitlines()
     name = key.rpartition(".")[2]
@@ -264,6 +264,23 @@ def test_the_command_exits_with_2_and_a_clean_message(
         load_or_exit(Config, process="learner")
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("learner: command line: unknown flag --max-leg")
+
+
+def test_a_chat_template_that_cannot_be_read_ends_every_command_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text("[run]\nchat_template = 'mine.jinja'\n[learner]\nmodel = 'm'\n")
+    monkeypatch.setattr(sys, "argv", ["learner", "--config", str(tmp_path / "run.toml")])
+    with pytest.raises(SystemExit) as caught:
+        load_or_exit(Config, process="learner")
+    assert caught.value.code == 2
+    said = f"learner: [run] chat_template: {tmp_path / 'mine.jinja'} is not a file: expected the Jinja text"
+    assert capsys.readouterr().err.startswith(said), "it counts from the file's folder"
+
+
+def test_a_chat_template_in_the_table_of_a_process_is_told_its_place(tmp_path: Path) -> None:
+    said = problem(toml='[learner]\nmodel = "m"\nchat_template = "x"\n', tmp_path=tmp_path)
+    assert "unknown key [learner] chat_template; that is run.chat_template here" in said
 
 
 def test_importing_the_shell_loads_no_torch() -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from env_service.config import EnvServiceConfig
+from env_service.environments.task_configs import ClassTasks
 from learner.config import LearnerConfig
 from services.config.models import load_config
 from services.config.run_paths import import_code_beside, in_hub_cache, is_hub_name
+from services.config.sources import ConfigError, read_tables
 
 
 @pytest.fixture
@@ -45,6 +47,22 @@ def test_paths_in_lists_of_tables_count_from_it_too(project: Path) -> None:
     (entry,) = config.environments
     assert getattr(entry, "train_file", None) == project / "tasks.jsonl"
     assert getattr(entry, "verifier", None) == "tasks.jsonl", "a text that is no path stays as it is"
+
+
+def test_an_entry_with_options_knows_the_folder_that_paths_in_them_count_from(project: Path) -> None:
+    entry = '[[env-service.environments]]\nname = "{}"\nsource = "mine:World"\n{}\n'
+    (project / "run.toml").write_text(
+        '[env-service]\nmodel = "model"\n'
+        + entry.format("one", 'options = { maps = "maps" }')
+        + entry.format("two", 'options = { maps = "maps" }\nfolder = "model"')
+        + entry.format("three", "")
+    )
+
+    argv = ["--config", str(project / "run.toml")]
+    config = load_config(EnvServiceConfig, process="env-service", argv=argv, environ={})
+
+    folders = [entry.folder for entry in config.environments if isinstance(entry, ClassTasks)]
+    assert folders == [project, project / "model", None]
 
 
 def test_what_is_not_beside_the_file_is_looked_for_in_the_current_folder(
@@ -96,3 +114,20 @@ def test_code_beside_the_file_can_be_imported_and_hides_nothing_else(
 
     assert a_reward_of_mine.__file__ == str(project / "a_reward_of_mine.py")
     assert sys.path[-1] == str(project)
+
+
+@pytest.mark.parametrize("given", ["project", "project/runn.toml", "project/settings.toml"])
+def test_the_file_that_may_be_meant_by_a_path_that_is_none_is_named(
+    given: str, project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (project / "run.toml").write_text("")
+
+    with pytest.raises(ConfigError, match=r"cannot read project.*; did you mean project/run\.toml\?"):
+        read_tables(Path(given))
+
+
+def test_the_mark_with_which_some_editors_begin_a_file_is_no_part_of_it(project: Path) -> None:
+    (project / "run.toml").write_text('\ufeff[learner]\nmodel = "model"')
+
+    assert read_tables(project / "run.toml") == {"learner": {"model": "model"}}

@@ -64,6 +64,14 @@ def make_app(switch: Switch) -> FastAPI:
 
         return streamed_answer(parts())
 
+    @app.post("/v1/together")
+    async def together(body: Annotated[Ask, Depends(json_body(Ask))]) -> object:
+        async def parts() -> AsyncIterator[tuple[BaseModel, ...]]:
+            yield tuple(Ask(tokens=(token,)) for token in body.tokens)
+            yield (Ask(tokens=(9,)),)
+
+        return streamed_answer(parts())
+
     return app
 
 
@@ -209,6 +217,12 @@ async def test_parts_are_streamed_as_lines_and_a_late_refusal_is_the_last(sessio
         lines = (await answer.text()).splitlines()
     assert [json.loads(line).get("tokens") for line in lines] == [[1], [2], None]
     assert ErrorBody.model_validate_json(lines[-1]).error.kind == "unlucky"
+
+
+async def test_parts_of_a_tuple_are_lines_of_one_chunk(session: aiohttp.ClientSession) -> None:
+    async with session.post("/v1/together", data=b'{"tokens":[1,2,3]}', headers=AUTHORIZED) as answer:
+        chunks = [chunk async for chunk, _ in answer.content.iter_chunks() if chunk]
+    assert [[json.loads(line)["tokens"] for line in chunk.splitlines()] for chunk in chunks] == [[[1], [2], [3]], [[9]]]
 
 
 async def test_the_openapi_document_names_bodies_refusals_and_the_token(session: aiohttp.ClientSession) -> None:

@@ -92,6 +92,23 @@ async def test_a_lease_is_one_trace_over_requests_between_processes(collector: C
 
 
 @needs_otel
+def test_a_lease_that_is_granted_again_began_with_its_first_grant(collector: Collector) -> None:
+    with exporting_traces("learner", url=collector.url, share=1.0, run="one"):
+        trace = lease_trace(1, 7)
+        lease_began(trace)
+        with span("rollout", parent=trace, attempt=1):
+            pass
+        lease_began(trace)
+        with span("rollout", parent=trace, attempt=2):
+            pass
+        lease_ended(trace, lease_id=7)
+
+    spans = collector.spans(at_least=3)
+    (root,) = (one for one in spans if one.name == "lease")
+    assert all(root.began <= one.began <= one.ended <= root.ended for one in spans)
+
+
+@needs_otel
 def test_leases_are_drawn_alike_by_everybody_and_in_the_share_that_was_asked_for(collector: Collector) -> None:
     with exporting_traces("learner", url=collector.url, share=0.25, run="one"):
         drawn = [lease_trace(1, number) for number in range(2000)]

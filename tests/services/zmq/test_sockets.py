@@ -47,6 +47,21 @@ async def test_messages_go_both_ways_by_peer_name(router: RouterSocket) -> None:
         assert await dealer.receive() == Welcome(run="r", incarnation=1, heartbeat_every_s=1.0)
 
 
+async def test_only_what_has_arrived_is_received_now_and_garbage_in_between_is_passed_over(
+    router: RouterSocket,
+) -> None:
+    assert await router.receive_now() is None
+    async with DealerSocket.connect(router.address, identity="env-1") as dealer:
+        await dealer.send(HELLO)
+        assert (await router.receive_whole()).message == HELLO
+        await dealer._socket.send_multipart([b"garbage"])
+        await dealer.send(Goodbye(reason="last"))
+        while (received := await router.receive_now()) is None:
+            await router._socket.poll(5000)
+        assert (received.peer, received.message, router.garbage_count) == ("env-1", Goodbye(reason="last"), 1)
+        assert await router.receive_now() is None
+
+
 async def test_garbage_is_answered_counted_and_disturbs_no_other_peer() -> None:
     seen: list[tuple[str, str]] = []
 

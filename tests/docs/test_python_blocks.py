@@ -1,0 +1,152 @@
+"""The Python that the docs show is run, as its page says that it is used. A new block needs a test here."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from pydantic import JsonValue
+
+from env_service.environments.interface import Action, ChatMessage, Round, Task, TurnOf
+from learner.algorithms.config import CustomConfig
+from learner.algorithms.presets.preset import ScoredBatch
+from learner.algorithms.presets.registry import build_preset
+from protocol.rewards import ScoreItem
+from reward_service.config import RewardServiceConfig
+from tests.docs.test_blocks import blocks
+from tests.reward_service.serving import reachable, serving
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+VERIFIERS: Mapping[tuple[str, str], tuple[dict[str, JsonValue], Mapping[str, float]]] = {
+    ("README.md", "def digits"): ({"answer": "109"}, {"109": 1.0, "10x": 2 / 3, "": 0.0}),
+    ("docs/own-task.md", "def digits"): ({"answer": "109"}, {"109": 1.0, "10x": 2 / 3, "": 0.0}),
+    ("docs/from-zero.md", "def close"): ({"answer": 42}, {"42": 1.0, "it is 47": 0.5, "none": 0.0}),
+    ("docs/rewards.md", "def mentions"): ({"keyword": "sail"}, {"They sail.": 1.0, "They sink.": 0.0}),
+}
+"""A verifier's arguments, and the reward of each completion."""
+USED_HERE = (
+    *VERIFIERS,
+    ("docs/algorithms.md", "def only_good"),
+    ("docs/environments.md", "class Countdown"),
+    ("docs/from-zero.md", "for_trl"),
+    ("docs/rewards.md", "RewardClient"),
+)
+OF_AN_EXAMPLE = {
+    ("docs/environments.md", "class Guess"): ("own_environment/guess.py", "tests/docs/test_environments.py"),
+    ("docs/environments.md", "AsyncOpenAI"): ("own_agent/adder.py", "tests/docs/test_own_agent.py"),
+}
+"""Blocks that are files of examples, and who runs these."""
+ELSEWHERE = {
+    ("docs/from-zero.md", "headway.train("): "a whole system: tests/e2e/test_from_python.py makes these calls",
+}
+"""Blocks that are not run here, and why."""
+
+
+def block(page: str, holding: str) -> str:
+    (text,) = [text for place, text in blocks("python") if place.startswith(f"{page}:") and holding in text]
+    return text
+
+
+def module(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, name: str = "mine") -> None:
+    """Makes it one that can be imported by this name."""
+    (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def run(text: str, **names: object) -> ModuleType:
+    """What it defines, with these names known before."""
+    made = ModuleType("shown")
+    vars(made).update(names)
+    exec(compile(text, "shown", "exec"), vars(made))
+    return made
+
+
+def test_every_block_is_run_here_or_said_to_be_run_elsewhere() -> None:
+    known = [*USED_HERE, *OF_AN_EXAMPLE, *ELSEWHERE]
+    found = [
+        [one for one in known if place.startswith(f"{one[0]}:") and one[1] in text] for place, text in blocks("python")
+    ]
+    strange = [place for (place, _), those in zip(blocks("python"), found, strict=True) if len(those) != 1]
+    assert strange == []
+    assert sorted(one for those in found for one in those) == sorted(known), "a block that is gone"
+
+
+@pytest.mark.parametrize(("page", "holding"), OF_AN_EXAMPLE)
+def test_a_block_of_an_example_is_in_its_file_whole(page: str, holding: str) -> None:
+    file, _ = OF_AN_EXAMPLE[page, holding]
+    assert block(page, holding).partition("\n")[2] in (EXAMPLES / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("page", "holding"), VERIFIERS)
+async def test_a_verifier_gives_the_rewards_that_its_page_speaks_of(
+    page: str, holding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, rewards = VERIFIERS[page, holding]
+    module(block(page, holding), tmp_path, monkeypatch)
+    entry = {"name": "mine", "function": f"mine:{holding.removeprefix('def ')}"}
+
+    async with serving(RewardServiceConfig.model_validate({"sandbox": "off", "verifiers": [entry]})) as service:
+        results = await service.results(
+            [ScoreItem(id=text, verifier="mine", completion=text, arguments=arguments) for text in rewards]
+        )
+
+    assert [result.reward for result in results] == pytest.approx(list(rewards.values())), results
+
+
+def test_the_algorithm_trains_only_what_did_better_than_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module(block("docs/algorithms.md", "def only_good"), tmp_path, monkeypatch)
+    preset = build_preset(CustomConfig(type="custom", path="mine:only_good", options={"clip_high": 0.25}))
+    numbers = torch.arange(4)
+    scored = ScoredBatch(
+        rewards=torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64),
+        groups=torch.tensor([0, 0, 1, 1]),
+        truncated=torch.zeros(4, dtype=torch.bool),
+        components=torch.zeros(4, 1, dtype=torch.float64),
+        sequences=numbers,
+        token_ids=numbers,
+        turns=numbers,
+        turn_states=numbers,
+        lags=torch.zeros(4, dtype=torch.int64),
+        behavior_logprobs=torch.zeros(4, dtype=torch.float64),
+    )
+
+    assert preset.advantages is not None
+    advantages = preset.advantages(scored).advantages
+
+    assert preset.name == "only_good"
+    assert [bool(one > 0) for one in advantages] == [True, False, False, True]
+    assert advantages.min() == 0
+
+
+def test_the_game_says_whose_turn_it_is() -> None:
+    text = block("docs/environments.md", "class Countdown")
+    game = run(text, Task=Task, Action=Action, ChatMessage=ChatMessage, TurnOf=TurnOf, Round=Round).Countdown()
+
+    opening = game.reset(Task(prompt=""), 0)
+    assert (opening.player, opening.player in game.players) == ("first", True)
+    following = game.step(Action("1"))
+    assert following.next.player == "second"
+    assert "There are 5." in following.next.observation[0].content
+
+
+def test_the_reward_functions_of_other_trainers_judge() -> None:
+    made = run(block("docs/from-zero.md", "for_trl"))
+
+    (reward,) = made.reward_funcs
+    assert reward(completions=["4", "5"], answer=["4", "4"]) == [1.0, 0.0]
+    assert made.compute_score("math", "4", "4", None) == 1.0
+    with made.serving({}) as server:
+        assert server.url.startswith("http://127.0.0.1:")
+
+
+async def test_a_program_is_answered_by_a_reward_service() -> None:
+    text = block("docs/rewards.md", "RewardClient")
+    async with reachable(RewardServiceConfig.model_validate({"sandbox": "off"})) as url:
+        rewards = await run(text.replace("http://127.0.0.1:7320", url)).score(["4", "five"], "4")
+
+    assert rewards == [1.0, 0.0]
