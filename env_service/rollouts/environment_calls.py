@@ -75,7 +75,7 @@ class EnvironmentCalls:
                     raise
                 raise _did_not_return(job, what) from error
         finally:
-            job.unwanted = True
+            job.give_up()
 
     async def _until_returned(self, job: "_Job[T]", what: str) -> None:
         """Whoever waits in the queue looks after the worker: the caller of a stuck one may have been cancelled."""
@@ -108,6 +108,7 @@ class _Job(Generic[T]):
         self.due = math.inf
         self.returned: asyncio.Future[list[T | Awaitable[T]]] = loop.create_future()
         self.unwanted = False
+        self._telling = threading.Lock()
 
     def run(self) -> None:
         """In the worker's thread."""
@@ -116,17 +117,25 @@ class _Job(Generic[T]):
         except Exception as error:  # noqa: BLE001 - it crosses to the awaiting rollout, which judges it
             # A future takes no StopIteration.
             fault = RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
-            self._tell(lambda: None if self._is_late else self.returned.set_exception(fault))
+            self._tell(lambda: None if self.unwanted else self.returned.set_exception(fault))
             return
-        self._tell(lambda: _close(results) if self._is_late else self.returned.set_result(results))
+        if not self._tell(lambda: _close(results) if self.unwanted else self.returned.set_result(results)):
+            _close(results)
 
-    @property
-    def _is_late(self) -> bool:
-        return self.unwanted or self.returned.done()
+    def give_up(self) -> None:
+        """In the event loop, when nobody waits any more: what has been returned meanwhile is closed."""
+        with self._telling:
+            self.unwanted = True
+        # A caller that is cancelled in the moment in which its job returns sees only the cancellation.
+        if self.returned.done() and self.returned.exception() is None:
+            _close(self.returned.result())
 
-    def _tell(self, say: Callable[[], None]) -> None:
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(say)
+    def _tell(self, say: Callable[[], None]) -> bool:
+        """Whether the event loop will hear it. Once nobody waits the loop may be closed, too."""
+        with self._telling:
+            if not self.unwanted:
+                self.loop.call_soon_threadsafe(say)
+            return not self.unwanted
 
 
 @dataclass(eq=False)
