@@ -120,6 +120,7 @@ def table(summary: Summary, *, folder: Path) -> str:
     rows = [
         ("held-out accuracy", f"{_share(s.accuracy_before)} before, {_share(s.accuracy_after)} after"),
         *_pass_rows(s.evaluation_before, s.evaluation_after),
+        *_held_out_reward_rows(s.evaluation_before, s.evaluation_after),
         ("reward", f"{s.reward_first:.3f} in the first steps, {s.reward_last:.3f} in the last"),
         ("steps", f"{s.steps} in {s.train_wall_s:.0f} s, {s.train_step_s_median * 1e3:.0f} ms of training each"),
         ("throughput", f"{s.completions_per_s:.0f} completions/s, {s.tokens_per_s:.0f} tokens/s"),
@@ -146,6 +147,15 @@ def _pass_rows(before: EvaluationResult | None, after: EvaluationResult | None) 
     k = max(ks)
     earlier = before.pass_at_k.get(k) if before else None
     return [(f"held-out pass@{k}", f"{_share(earlier)} before, {_share(after.pass_at_k[k])} after")]
+
+
+def _held_out_reward_rows(before: EvaluationResult | None, after: EvaluationResult | None) -> list[tuple[str, str]]:
+    """It moves before anything is solved. Where it is the accuracy it is not said twice."""
+    known = [each for each in (before, after) if each is not None]
+    if all(each.reward == each.accuracy for each in known):
+        return []
+    texts = ["not measured" if each is None else f"{each.reward:.3f}" for each in (before, after)]
+    return [("held-out reward", f"{texts[0]} before, {texts[1]} after")]
 
 
 def _share(value: float | None, *, of: str = "") -> str:
@@ -224,14 +234,19 @@ def _draw_reward(axes: Axes, records: Records, steps: npt.NDArray[np.int64]) -> 
     reward = np.array([point.reward for point in points]) / np.array([point.steps for point in points])
     axes.plot(steps, reward, color=_BLUE, alpha=0.25, linewidth=0.8)
     axes.plot(steps, _smoothed(reward), color=_BLUE, label="reward of training rollouts (smoothed)")
-    axes.plot(
-        [version for version, _ in records.tally.evaluations.points],
-        [accuracy for _, accuracy in records.tally.evaluations.points],
-        "o-", color=_ORANGE, markersize=4, label="held-out accuracy",
-    )  # fmt: skip
+    evaluations = records.tally.evaluations
+    seen = [*reward]
+    if evaluations.rewards != evaluations.points:
+        axes.plot(*_columns(evaluations.rewards), "s--", color=_GREY, markersize=4, label="held-out reward")
+        seen += [value for _, value in evaluations.rewards]
+    axes.plot(*_columns(evaluations.points), "o-", color=_ORANGE, markersize=4, label="held-out accuracy")
     axes.set_ylabel("reward, accuracy")
-    axes.legend(loc="lower right", frameon=False)
-    axes.set_ylim(min(0.0, reward.min()), max(1.0, reward.max()))
+    axes.legend(loc="best", frameon=False)
+    axes.set_ylim(min(0.0, *seen), max(1.0, *seen))
+
+
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [version for version, _ in points], [value for _, value in points]
 
 
 def _draw_lag(axes: Axes, records: Records, steps: npt.NDArray[np.int64]) -> None:

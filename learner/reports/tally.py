@@ -224,24 +224,29 @@ def _reward_of(points: Iterator[Point], steps: int) -> float:
 
 
 class Evaluations(_Kept):
-    """The newest evaluation of version 0, the newest of all, and each `stride`-th as (version, accuracy)."""
+    """The newest evaluation of version 0, the newest of all, and each `stride`-th as (version, accuracy).
+
+    `rewards` are the mean rewards of the same ones.
+    """
 
     count: int = 0
     stride: int = 1
     before: EvaluationResult | None = None
     newest: EvaluationResult | None = None
     points: list[tuple[int, float]] = Field(default_factory=list)
+    rewards: list[tuple[int, float]] = Field(default_factory=list)
 
     def add(self, result: EvaluationResult) -> None:
         """Takes the next one."""
         if self.count % self.stride == 0:
             self.points.append((result.version, result.accuracy))
+            self.rewards.append((result.version, result.reward))
         self.count += 1
         self.newest = result
         if result.version == 0:
             self.before = result
         if len(self.points) > _MOST_EVALUATIONS:
-            self.points, self.stride = self.points[::2], 2 * self.stride
+            self.points, self.rewards, self.stride = self.points[::2], self.rewards[::2], 2 * self.stride
 
     def of_version(self, version: int) -> EvaluationResult | None:
         """The newest of version 0, or of the version that was evaluated last."""

@@ -44,6 +44,8 @@ from learner.training.step import Step, StepMetrics, TrainingStopped
 
 logger = logging.getLogger(__name__)
 
+_CLIPPING = ("clip_low", "clip_high", "log_clip_low", "log_clip_high", "dual_clip")
+
 
 class NotFinite(RuntimeError):
     """Weights, logprobs or too many gradients in a row are not finite. The text says which, and what to look at.
@@ -190,9 +192,14 @@ class Trainer:
         self._step.keeps_tokens = keeps_tokens
         has_ratio = self._preset.samples_policy and self._preset.advantages is not None
         if not config.moves_within_step and has_ratio and not self._preset.moves_at_once:
-            logger.info(
-                "a step makes one update, so the ratio to the proximal policy is 1 and clipping it has no effect"
-            )
+            # Of the defaults nobody asked anything.
+            given = [f"algo.{knob}" for knob in _CLIPPING if knob in algorithm.model_fields_set]
+            if given:
+                logger.info(
+                    "%s: without effect, since a step makes one update, and so the ratio to the proximal policy is 1: "
+                    "raise training.updates_per_step or training.epochs_per_step, or leave it out",
+                    ", ".join(given),
+                )
 
     @property
     def preset(self) -> Preset:

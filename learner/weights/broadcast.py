@@ -204,7 +204,7 @@ class Rounds:
             host=host, epoch=self._epoch, world_size=world_size, timeout_s=options.meet_timeout_s,
             place=self._kept_place(host) if options.port else None,
         )  # fmt: skip
-        log.info("epoch %d: meeting %s for weight broadcasts", self._epoch, _names(members))
+        log.info("connecting to %s, to send new weights to all at once (connection %d)", _names(members), self._epoch)
         asked = _Asked(
             {
                 member: self._invite(member, meeting, rank_offset)
@@ -276,7 +276,7 @@ class Rounds:
         )  # fmt: skip
         _raise_unless_expected(sent)
         if sent is not None:
-            log.debug("epoch %d: version %s was not sent to all: %s", self._epoch, packed.version, sent)
+            log.debug("connection %d: version %s was not sent to all: %s", self._epoch, packed.version, sent)
             self.close()
         return asked.sorted_out(whole=True)
 

@@ -46,13 +46,13 @@ def published(total_s: float, pause_s: float, gap: float) -> PublishReport:
     )
 
 
-def evaluated(version: int, accuracy: float) -> EvaluationResult:
+def evaluated(version: int, accuracy: float, *, reward: float | None = None) -> EvaluationResult:
     return EvaluationResult(
         version=version,
         tasks=10,
         failed=0,
         accuracy=accuracy,
-        reward=accuracy,
+        reward=accuracy if reward is None else reward,
         oldest_version=version,
         newest_version=version,
         truncated_share=0.0,
@@ -160,6 +160,7 @@ def test_a_run_by_hand(tmp_path: Path) -> None:
         "groups                  4 trained, 3 dropped, 2 given up",
     ):
         assert f"  {row}\n" in f"{text}\n"
+    assert "held-out reward" not in text, "it is the accuracy"
 
 
 def test_the_bound_of_each_step_and_what_the_guard_did_are_in_metrics_jsonl(
@@ -200,6 +201,21 @@ def test_a_resumed_run_has_no_accuracy_before_and_may_have_published_nothing(tmp
     assert (summary.accuracy_before, summary.accuracy_after) == (None, 0.5)
     assert (summary.publish_s_median, summary.probe_gap_max) == (None, None)
     assert "held-out accuracy       not measured before, 50.0% after" in table(summary, folder=tmp_path)
+
+
+def test_the_table_and_the_curves_have_the_held_out_reward_where_it_is_not_the_accuracy(tmp_path: Path) -> None:
+    """A reward with steps in between moves long before anything is solved."""
+    with Records(folder=tmp_path, total_steps=1) as records:
+        records.evaluation(evaluated(0, 0.0, reward=0.175))
+        records.step(record(1), step_metrics(), two_groups())
+        records.evaluation(evaluated(1, 0.0, reward=-0.66))
+        summary = summarize(records, books=BOOKS, max_lag=4, train_wall_s=1.0, generator_idle_share=None)
+        draw_curves(records, title="a run", path=tmp_path / "with.png")
+        assert records.tally.evaluations.rewards == [(0, 0.175), (1, -0.66)]
+        records.tally.evaluations.rewards = records.tally.evaluations.points
+        draw_curves(records, title="a run", path=tmp_path / "without.png")
+    assert "  held-out reward         0.175 before, -0.660 after\n" in table(summary, folder=tmp_path)
+    assert (tmp_path / "with.png").read_bytes() != (tmp_path / "without.png").read_bytes()
 
 
 def test_every_entry_is_a_line_of_json_that_says_its_kind(tmp_path: Path) -> None:
