@@ -18,9 +18,9 @@ from learner.leases.dead_letters import DEAD_LETTERS, DeadLetters
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.flow import GroupFilter, GroupRules, IntakeOptions
 from learner.leases.granting import LeaseTerms
-from learner.leases.intake import Intake
+from learner.leases.intake import Intake, ignored
 from learner.ledger import LedgerConfig
-from learner.page.routes import PAGE_PATHS, RewardsSeen, RunPage, ShownRun, shown_processes
+from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, shown_processes
 from learner.page.store import TrajectoryStore
 from learner.recovery import Recovered
 from learner.reports.run_records import Records
@@ -195,7 +195,6 @@ class Parts:
             tls=client_tls(config.http.tls),
         )
         self.shelf = Shelf()
-        self.rewards_seen = RewardsSeen()
         self.samples = self._make_samples()
         self.idle = IdleWatch(fleet=self.fleet, client=client)
         self.publisher = self._make_publisher(client, incarnation)
@@ -258,7 +257,7 @@ class Parts:
             refused=self.measures.refused,
             belongs=self.recovered.history.contains,
             left_out=self.measures.left_out,
-            accepted=self._accepted,
+            accepted=self.teachers.prefetch if self.config.teachers else ignored,
             forgotten=self._forgotten,
             filtered=self._filtered,
             failed_write=self.measures.failed_write,
@@ -313,13 +312,8 @@ class Parts:
             waits=self.waits.status(),
             failures=self.failures.newest_first(),
             rates=self.idle.rates,
-            rewards=self.rewards_seen,
+            rewards=self.records.rewards_seen.shown(),
         )
-
-    def _accepted(self, group: TrajectoryGroup) -> None:
-        self.rewards_seen.saw(group, step=self.recovered.ledger.version + 1)
-        if self.config.teachers:
-            self.teachers.prefetch(group)
 
     def _forgotten(self, group: TrajectoryGroup) -> None:
         self._filtered(group, "too_old")

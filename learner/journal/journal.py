@@ -5,14 +5,16 @@ used yet: so a checkpoint needs only the segments from its own version on, and o
 before it is acknowledged, a batch is appended and synced before it is trained.
 """
 
+import asyncio
 import errno
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
-from learner.journal.files import AppendFile, sync_folder
+from learner.journal.files import AppendFile, ignore, sync_folder
 from learner.journal.segments import (
     JournalDamaged,
     JournalUnknown,
@@ -30,9 +32,13 @@ from learner.journal.segments import (
 from learner.weights.provenance import LoggedDistrust, LoggedProof
 from protocol.codec import Frame
 from protocol.trajectories import TrajectoryGroup
+from services.http.waiting import Waiting
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "FOLDER",
+    "DiskRoom",
     "Journal",
     "JournalDamaged",
     "JournalFull",
@@ -348,3 +354,51 @@ def read_journal(folder: Path) -> Iterator[Record]:
     for segment in segments_of(folder):
         for record, _ in read_segment(segment.path):
             yield record
+
+
+_SAY_EVERY_S = 30.0
+_RETRY_EVERY_S = 0.5
+_LATELY_S = 120.0
+
+
+class DiskRoom:
+    """Whether the disk takes what the run must keep. `failed` is told the file of each write that it did not take;
+    `clock` is in seconds.
+    """
+
+    def __init__(self, *, waits: Waiting, clock: Callable[[], float], failed: Callable[[str], None] = ignore) -> None:
+        self._failed = failed
+        self._waits = waits
+        self._clock = clock
+        self._said_at = self._missed_at = float("-inf")
+
+    def is_missing(self) -> bool:
+        """Whether a group could not be kept lately: those that are refused now are sent again ever more rarely."""
+        return self._clock() - self._missed_at < _LATELY_S
+
+    def say(self, error: JournalFull) -> None:
+        """A group could not be kept. Said at most twice a minute."""
+        self._missed_at = self._clock()
+        self._failed("journal")
+        if self._clock() - self._said_at >= _SAY_EVERY_S:
+            self._said_at = self._clock()
+            log.error("%s. Groups are not acknowledged, and env_services send them again: make room", error.strerror)
+
+    async def wait_for(self, write: Callable[[], None]) -> None:
+        """Calls `write` in a thread until the disk takes it."""
+        try:
+            await asyncio.to_thread(write)
+        except JournalFull as error:
+            self.say(error)
+            with self._waits.wait(f"room on the disk of {error.folder}"):
+                await self._until_written(write)
+
+    async def _until_written(self, write: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(_RETRY_EVERY_S)  # nobody tells when a disk has room again
+            try:
+                await asyncio.to_thread(write)
+            except JournalFull:
+                self._failed("journal")
+            else:
+                return

@@ -1,22 +1,14 @@
-"""Leases that came to nothing: the dead-letter file, the rule by which a run stops when there are too many, and the
-wait for room on the journal's disk.
-"""
+"""Leases that came to nothing: the dead-letter file, and the rule by which a run stops when there are too many."""
 
-import asyncio
 import json
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from learner.journal.files import LineFile, ignore, lines_backwards
-from learner.journal.journal import JournalFull
 from learner.ledger import Ledger
 from protocol.messages import Failed
-from services.http.waiting import Waiting
-
-log = logging.getLogger(__name__)
 
 DEAD_LETTERS = "dead_letters.jsonl"
 """The dead-letter file's name in the run's folder."""
@@ -83,51 +75,3 @@ def dead_lettered_since(version: int, path: Path) -> list[int]:
             break
         found.append(int(entry["lease_id"]))
     return found[::-1]
-
-
-_SAY_EVERY_S = 30.0
-_RETRY_EVERY_S = 0.5
-_LATELY_S = 120.0
-
-
-class DiskRoom:
-    """Whether the disk takes what the run must keep. `failed` is told the file of each write that it did not take;
-    `clock` is in seconds.
-    """
-
-    def __init__(self, *, waits: Waiting, clock: Callable[[], float], failed: Callable[[str], None] = ignore) -> None:
-        self._failed = failed
-        self._waits = waits
-        self._clock = clock
-        self._said_at = self._missed_at = float("-inf")
-
-    def is_missing(self) -> bool:
-        """Whether a group could not be kept lately: those that are refused now are sent again ever more rarely."""
-        return self._clock() - self._missed_at < _LATELY_S
-
-    def say(self, error: JournalFull) -> None:
-        """A group could not be kept. Said at most twice a minute."""
-        self._missed_at = self._clock()
-        self._failed("journal")
-        if self._clock() - self._said_at >= _SAY_EVERY_S:
-            self._said_at = self._clock()
-            log.error("%s. Groups are not acknowledged, and env_services send them again: make room", error.strerror)
-
-    async def wait_for(self, write: Callable[[], None]) -> None:
-        """Calls `write` in a thread until the disk takes it."""
-        try:
-            await asyncio.to_thread(write)
-        except JournalFull as error:
-            self.say(error)
-            with self._waits.wait(f"room on the disk of {error.folder}"):
-                await self._until_written(write)
-
-    async def _until_written(self, write: Callable[[], None]) -> None:
-        while True:
-            await asyncio.sleep(_RETRY_EVERY_S)  # nobody tells when a disk has room again
-            try:
-                await asyncio.to_thread(write)
-            except JournalFull:
-                self._failed("journal")
-            else:
-                return

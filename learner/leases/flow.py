@@ -19,9 +19,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from learner.journal.journal import JournalFull, RunLog
+from learner.journal.journal import DiskRoom, JournalFull, RunLog
 from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculum
-from learner.leases.dead_letters import DeadLetters, DiskRoom, RunFailed
+from learner.leases.dead_letters import DeadLetters, RunFailed
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.granting import EnvServices, Granting, LeaseTerms, PacingRule, Peer
 from learner.leases.incarnations import Belongs, Incarnations, oldest_of, up_to

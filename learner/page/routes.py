@@ -36,7 +36,6 @@ from learner.page.curves import Mark, Restarted, RunCurves
 from learner.page.reading import MOST_ROWS, Filter, Key, decoder_of, group, overview, page
 from protocol.model import PolicyVersion
 from protocol.status import FailureStatus, Readiness, Report, WaitStatus
-from protocol.trajectories import TrajectoryGroup
 from services.config import made_with
 from services.config.models import HttpConfig
 from services.config.sources import ConfigError
@@ -73,40 +72,18 @@ class ShownRun:
     processes: Processes | None = None
 
 
-class RewardsSeen:
-    """Which reward services judged what the learner took in, how fast, and for which step at last."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, dict[str, Any]] = {}
-
-    def saw(self, group: TrajectoryGroup, *, step: int) -> None:
-        """Notes who judged the trajectories of a group; `step` is the one that is being made ready."""
-        for reward in (one.reward for one in group.trajectories):
-            name = reward.service_id or reward.endpoint or reward.verifier
-            known = self._seen.pop(name, {"latency_s": reward.latency_s})
-            latency_s = known["latency_s"] + _WEIGHT * (reward.latency_s - known["latency_s"])
-            self._seen[name] = {"name": name, "url": reward.endpoint, "latency_s": latency_s, "step": step}
-        while len(self._seen) > _MOST_SERVICES:
-            del self._seen[next(iter(self._seen))]
-
-    def shown(self) -> list[dict[str, Any]]:
-        """By name."""
-        return [self._seen[name] for name in sorted(self._seen)]
-
-
-_WEIGHT = 0.02
-_MOST_SERVICES = 32
-
-
 def shown_processes(
     report: Report,
     *,
     waits: Sequence[WaitStatus],
     failures: Sequence[FailureStatus],
     rates: Mapping[str, Mapping[str, float]],
-    rewards: RewardsSeen,
+    rewards: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """What the page shows of the four kinds of processes, by what the learner knows. `rates` are by generator."""
+    """What the page shows of the four kinds of processes, by what the learner knows.
+
+    `rates` are by generator, `rewards` what is known of each reward service.
+    """
     said = report.model_dump(mode="json", include={"queues", "problems"})
     number = None if report.policy_version is None else PolicyVersion.parse(report.policy_version).number
     learner = {
@@ -124,7 +101,7 @@ def shown_processes(
         "learner": learner,
         "generators": peers["generator"],
         "env_services": peers["env-service"],
-        "reward_services": rewards.shown(),
+        "reward_services": list(rewards),
     }
 
 

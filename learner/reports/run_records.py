@@ -23,7 +23,7 @@ import numpy as np
 
 from learner.evaluation.results import EvaluationResult
 from learner.journal.files import LineFile, ignore
-from learner.reports.tally import StepRecord, Tally, versions_of
+from learner.reports.tally import RewardsSeen, StepRecord, Tally, versions_of
 from learner.training.guard import GuardChange
 from learner.training.step import StepMetrics
 from learner.weights.published import JoinReport, PublishReport
@@ -187,6 +187,7 @@ class Records:
         self._unsaid: list[StepRecord] = []
         self._lock = threading.Lock()  # steps come from the trainer's thread, publishes from the event loop
         self.tally = Tally()
+        self.rewards_seen = RewardsSeen()
         self.former_s = 0.0
         """Seconds that the run's former lives trained."""
         self.former_steps = 0
@@ -242,6 +243,7 @@ class Records:
             self.tally.step(record)
             self.tally.timed(record.time_s)
             self._write_step("step", record, metrics, lag_bound=lag_bound, level=level)
+        self.rewards_seen.saw(groups, step=record.step)
         for group in groups[:_SAMPLES_PER_STEP]:
             self._samples.write(_sample(group, step=record.step))
         for doubt in self._doubts.step(record):

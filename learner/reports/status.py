@@ -162,7 +162,9 @@ class Measures:
                 "journal", "checkpoint", "evaluation", "metrics.jsonl", "samples.jsonl", "dead_letters.jsonl"
             ),
         )
-        self._sync = metrics.histogram("journal_sync_seconds", "Until the disk had the journal.", buckets=_SYNCS)
+        self.synced: Callable[[float], None] = metrics.histogram(
+            "journal_sync_seconds", "Until the disk had the journal.", buckets=_SYNCS
+        ).observe
         self._journal = metrics.gauge("journal_bytes", "Size of the journal on disk.")
         self._disk_free = metrics.gauge("disk_free_bytes", "Room on the disk of the run's folder.")
         self._disk_size = metrics.gauge("disk_size_bytes", "Size of the disk of the run's folder.")
@@ -273,10 +275,6 @@ class Measures:
     def failed_write(self, what: str) -> None:
         """Notes something that could not be written: a file's name, or `checkpoint`."""
         self._failed.labels(what=what).inc()
-
-    def synced(self, seconds: float) -> None:
-        """Notes that the disk has the journal, so long after it was asked for."""
-        self._sync.observe(seconds)
 
     def folder(self, folder: Path, *, unseen: Callable[[], int]) -> None:
         """Shows the run's folder and its disk as they are when somebody looks; to be called once.

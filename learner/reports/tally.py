@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -47,6 +48,31 @@ class StepRecord:
     train_s: float
     copy_s: float
     reward_by_verifier: Mapping[str, float] = field(default_factory=dict)
+
+
+class RewardsSeen:
+    """Which reward services judged what was trained, how fast, and for which step at last. Any thread may read."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[str, Any]] = {}
+
+    def saw(self, groups: Sequence[TrajectoryGroup], *, step: int) -> None:
+        """Notes who judged the trajectories of a step's groups."""
+        seen = dict(self._seen)
+        for reward in (one.reward for group in groups for one in group.trajectories):
+            name = reward.service_id or reward.endpoint or reward.verifier
+            known = seen.pop(name, {"latency_s": reward.latency_s})
+            latency_s = known["latency_s"] + _WEIGHT * (reward.latency_s - known["latency_s"])
+            seen[name] = {"name": name, "url": reward.endpoint, "latency_s": latency_s, "step": step}
+        self._seen = dict(list(seen.items())[-_MOST_SERVICES:])
+
+    def shown(self) -> list[dict[str, Any]]:
+        """By name; latencies are a moving mean, in seconds."""
+        return [one for _, one in sorted(self._seen.items())]
+
+
+_WEIGHT = 0.02
+_MOST_SERVICES = 32
 
 
 @dataclass(frozen=True)

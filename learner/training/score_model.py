@@ -30,8 +30,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from learner.algorithms.policy_loss import explained_variance, value_loss
 from learner.training.attention import ATTENTION_NAME, register_packed_attention
-from learner.training.config import TrainingConfig, learning_rate
-from learner.training.engine import Engine
+from learner.training.config import TrainingConfig
+from learner.training.engine import Engine, learning_rate
 from learner.training.logprobs import accumulation_dtype
 from learner.training.packing import Microbatch
 from learner.training.policy import TextFiles, WeightSnapshot, predicting_states, torch_dtype, write_model_directory

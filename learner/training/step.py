@@ -25,7 +25,8 @@ from learner.algorithms import ratios
 from learner.algorithms.policy_loss import once_for_each
 from learner.algorithms.presets.preset import Carried, LossTokens, Mean, Passes, Preset
 from learner.training.batch import FlatBatch
-from learner.training.config import TrainingConfig, learning_rate
+from learner.training.config import TrainingConfig
+from learner.training.engine import learning_rate
 from learner.training.models import Credit, Models, TokenScores, TokenValues, credit, score, token_values
 from learner.training.packing import Microbatch, pack, plan, shared_prefixes
 from learner.training.ranks import Ranks, any_rank, summed_over_ranks
@@ -224,14 +225,12 @@ class Step:
         scoring_s = time.perf_counter() - started
         frozen = self._models.critic is not None and freezes_policy(self._config, first_update=first_update)
         rows *= self._config.epochs_per_step
-        rates = [
-            0.0 if frozen else learning_rate(self._config.optimizer, update=first_update + index)
-            for index in range(len(rows))
-        ]
+        numbers = range(first_update, first_update + len(rows))
+        rates = [0.0 if frozen else learning_rate(self._config.optimizer, update=number) for number in numbers]
         updates: list[_Update] = []
-        for index, (row, rate) in enumerate(zip(rows, rates, strict=True)):
-            updates.append(self._update(data, row, rate, number=first_update + index))
-            if index == 0 and len(slices) == 1 < len(rows) and self._preset.samples_policy:
+        for row, rate, number in zip(rows, rates, numbers, strict=True):
+            updates.append(self._update(data, row, rate, number=number))
+            if number == first_update and len(slices) == 1 < len(rows) and self._preset.samples_policy:
                 found = [(record.microbatch.places, record.proximal_logprobs) for record in updates[0].records]
                 data = replace(data, scores=data.scores.anchored(found, tokens=len(batch.token_ids)))
         critic_losses = self._train_critic(data, rows, first_update=first_update)

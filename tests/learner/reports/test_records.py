@@ -13,7 +13,7 @@ from learner.evaluation.results import EvaluationResult
 from learner.ledger import Books
 from learner.reports.run_records import Doubts, Records
 from learner.reports.summary import draw_curves, health_of, summarize, table, write_summary
-from learner.reports.tally import MOST_POINTS, Point, StepRecord, Tally, Timing, step_record
+from learner.reports.tally import MOST_POINTS, Point, RewardsSeen, StepRecord, Tally, Timing, step_record
 from learner.training.guard import GuardChange, Reading
 from learner.training.step import StepMetrics
 from learner.weights.published import PublishReport
@@ -109,6 +109,32 @@ def test_a_step_has_the_mean_reward_of_each_verifier(caplog: pytest.LogCaptureFi
     with caplog.at_level("INFO"), Records(folder=tmp_path, total_steps=3) as records:
         records.step(made, step_metrics(), groups)
     assert "reward 0.375 (code 0.250, math 0.500)" in caplog.text
+
+
+def judged_at(service: str, latency_s: float) -> TrajectoryGroup:
+    one = trajectory(1)
+    reward = one.reward.model_copy(update={"service_id": service, "latency_s": latency_s})
+    return group(0, one.model_copy(update={"reward": reward}))
+
+
+def test_the_reward_services_are_those_that_judged_what_was_trained_by_name() -> None:
+    seen = RewardsSeen()
+    before = seen.shown()
+
+    seen.saw([judged_at("second", 2.0), judged_at("first", 1.0)], step=4)
+    seen.saw([judged_at("first", 2.0)], step=5)
+
+    assert before == []
+    assert [(one["name"], one["step"]) for one in seen.shown()] == [("first", 5), ("second", 4)]
+    assert [one["latency_s"] for one in seen.shown()] == pytest.approx([1.02, 2.0])
+
+
+def test_of_too_many_reward_services_those_that_judged_last_are_kept() -> None:
+    seen = RewardsSeen()
+    for step in range(40):
+        seen.saw([judged_at(f"pod-{step:02}", 1.0)], step=step)
+
+    assert [one["step"] for one in seen.shown()] == list(range(8, 40))
 
 
 def run_of_two_steps(records: Records) -> None:

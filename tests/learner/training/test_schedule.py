@@ -1,7 +1,8 @@
 import pytest
 from pydantic import ValidationError
 
-from learner.training.config import OptimizerConfig, learning_rate
+from learner.training.config import OptimizerConfig
+from learner.training.engine import learning_rate
 
 
 def rates(config: OptimizerConfig, updates: list[int]) -> list[float]:
