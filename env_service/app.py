@@ -42,7 +42,7 @@ from services.http.metrics import Metrics, exporting_traces
 from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, peers_at, recent_failures
 from services.http.tls import client_tls
-from services.http.waiting import Waiting
+from services.http.waiting import QUIET_S, Waiting
 from services.process import Stop, WrongSettings, run_loops
 from services.rewards.client import RewardClient
 from services.rewards.settings import ClientSettings, HedgeSettings, RewardService
@@ -50,13 +50,23 @@ from services.zmq.keys import ClientKeys
 from services.zmq.sockets import DealerSocket
 
 _POLL_S = 1.0
-_QUIET_S = 5.0
-"""Processes that are started together wait for each other at first: that is no news."""
+_NO_REWARDS = (
+    "none answers there that is ready, as while a reward model loads: start it, or correct env-service.reward_urls"
+)
+_NO_LEARNER = (
+    "it has not answered, as while it loads its model: start it, or correct env-service.learner, which is "
+    "learner.leases.address there"
+)
+_NONE_SERVES = (
+    "the learner tells of those that have its weights, and has told of none; a generator loads its model first: see "
+    "its log, and that its generator.join.learner is this learner"
+)
+_NONE_ANSWERS = "they serve, says the learner: see whether they can be reached from here by these names"
 
 
 async def reward_services_ready(client: RewardClient, waits: Waiting, *, poll_s: float = _POLL_S) -> None:
     """Return when, of the reward services for each verifier, one says that it is ready."""
-    with waits.wait("the reward services", quiet_s=_QUIET_S) as wait:
+    with waits.wait("the reward services", quiet_s=QUIET_S, remedy=_NO_REWARDS) as wait:
         while missing := await client.unready():
             sets = (" or ".join(urls) for urls in missing)
             wait.whom = f"the reward service at {', and the one at '.join(sets)}"
@@ -67,14 +77,14 @@ async def watch_peers(link: LearnerLink, fleet: GeneratorFleet, waits: Waiting, 
     """Keep `waits` true to who is missing, until cancelled."""
     while True:
         if not link.welcomed:
-            with waits.wait(f"the learner at {learner}", quiet_s=_QUIET_S):
+            with waits.wait(f"the learner at {learner}", quiet_s=QUIET_S, remedy=_NO_LEARNER):
                 await link.wait_for(lambda: link.welcomed)
         elif not fleet.serving:
-            with waits.wait("a generator that serves", quiet_s=_QUIET_S):
+            with waits.wait("a generator that serves", quiet_s=QUIET_S, remedy=_NONE_SERVES):
                 await link.wait_for(lambda: bool(fleet.serving) or not link.welcomed)
         elif not fleet.answering:
             names = ", ".join(generator.generator_id for generator in fleet.serving)
-            with waits.wait(f"generators that do not answer: {names}", quiet_s=0.5):
+            with waits.wait(f"generators that do not answer: {names}", quiet_s=0.5, remedy=_NONE_ANSWERS):
                 await link.wait_for(lambda: fleet.answering or not (fleet.serving and link.welcomed))
         else:
             await link.wait_for(lambda: not (fleet.answering and link.welcomed))

@@ -6,11 +6,15 @@ import logging
 from generator.serving import Serving
 from protocol.fleet import Announcement, AnnouncementAnswer
 from services.http.client import HttpClient, ServiceError, ServiceRefused
-from services.http.waiting import Waiting
+from services.http.waiting import QUIET_S, Waiting
 
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
+_NO_LEARNER = (
+    "it has not answered, as while it loads its model: start it, or correct generator.join.learner, which is the "
+    "address of its HTTP server"
+)
 
 
 _EXPELLED_RETRY_S = 10.0
@@ -41,7 +45,7 @@ async def announce(
         except _Expelled as expelled:
             log.error("%s", expelled)
             serving.holds(None)
-            with waits.wait(f"the learner at {learner} to take it back", quiet_s=0.0):
+            with waits.wait(f"the learner at {learner} to take it back", remedy="restart this process"):
                 await _wait_until_taken_back(learner, client, announcement, serving)
 
 
@@ -49,7 +53,8 @@ async def _announce_for_a_while(
     learner: str, client: HttpClient, announcement: Announcement, serving: Serving, waits: Waiting
 ) -> None:
     while True:
-        with waits.wait(f"the learner at {learner}", quiet_s=2.0, blocks_readiness=serving.version is None):
+        whom, first = f"the learner at {learner}", serving.version is None
+        with waits.wait(whom, quiet_s=QUIET_S, remedy=_NO_LEARNER, blocks_readiness=first):
             answer = await _announce_once(learner, client, announcement, serving)
             while answer is None:
                 await asyncio.sleep(_RETRY_S)

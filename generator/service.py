@@ -68,6 +68,7 @@ class GeneratorStatus:
 
 
 _EVERY_S = 1.0
+_STARTING = "vLLM loads and measures the model, which takes minutes for a large one, and longer at its first start"
 
 
 async def watch_life(engine: Engine) -> None:
@@ -102,7 +103,7 @@ async def watch_answers(engine: Engine, *, serving: Serving) -> None:
 
 async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> None:
     """Serves until a stop is requested, then drains. Raises JoinRefusedByLearner, EngineGone, OSError."""
-    waits, metrics = Waiting(), Metrics("generator", run=config.run.name)
+    waits, metrics = Waiting(start=_STARTING), Metrics("generator", run=config.run.name)
     async with AsyncExitStack() as stack:
         stack.enter_context(exporting_traces("generator", **config.run.traces))
         listener = stack.enter_context(Listener(host=config.http.host, port=config.http.port, tls=config.http.tls))

@@ -13,9 +13,11 @@ from protocol.generation import GeneratePart, GenerateRequest, GeneratorState
 from protocol.trajectories import FinishReason
 from services.http.app import RequestRefused
 from services.http.metrics import Metrics, one_label
-from services.http.waiting import Waiting
+from services.http.waiting import QUIET_S, Waiting
 
 log = logging.getLogger(__name__)
+
+_NO_WEIGHTS = "it sends them when it has loaded its own model, which its log tells"
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
@@ -154,7 +156,7 @@ class Serving:
         while True:
             self._version_changed.clear()
             if self._version is None:
-                with waits.wait("weights of the learner", quiet_s=10.0):
+                with waits.wait("weights of the learner", quiet_s=QUIET_S, remedy=_NO_WEIGHTS):
                     await self._version_changed.wait()
             else:
                 await self._version_changed.wait()

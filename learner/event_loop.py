@@ -156,6 +156,7 @@ def lease_terms(config: LearnerConfig) -> LeaseTerms:
 
 
 _SILENCE_TICK_S = 1.0
+_STARTING = "the ranks load the model and make their optimizer, which takes minutes for a large one"
 
 
 class Parts:
@@ -182,7 +183,7 @@ class Parts:
         self.recovered = recovered
         self.metrics = metrics
         self.measures = measures
-        self.waits = Waiting(on_waited=self.measures.waited)
+        self.waits = Waiting(start=_STARTING, on_waited=self.measures.waited)
         self.closing_words = ""
         self._fleet_stirred = asyncio.Event()
         self.fleet = self._make_fleet(incarnation)

@@ -35,12 +35,20 @@ from protocol.messages import Fleet as FleetMessage
 from protocol.messages import Goodbye
 from protocol.trajectories import TrajectoryGroup
 from services.http.metrics import lease_ended, lease_trace
+from services.http.waiting import QUIET_S
 from services.http.waiting import Waiting as Waits
 from services.zmq.sockets import RouterSocket
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.5
+_FEW_GROUPS = (
+    "they are sampled and judged more slowly than they are trained; if none comes, `headway doctor RUN.toml` says who "
+    "is stuck, and the env-service's log whom its rollouts wait for"
+)
+_TOO_OLD = 'learner.lag.on_lag = "drop" would go on without it'
+_NO_ENV_SERVICE = "start one whose env-service.learner is learner.leases.address here, and see its log"
+_EVALUATION = "its completions are sampled and judged; fewer learner.evaluation.tasks or samples take less time"
 
 
 @dataclass(frozen=True)
@@ -121,9 +129,9 @@ class Intake:
     async def take(self) -> TakenBatch:
         """The next batch, once there is one; it is in the journal, on disk, before it is returned. Raises RunFailed."""
         began = self._clock()
-        with self._waits.wait("groups", quiet_s=10.0, blocks_readiness=False) as wait:
+        with self._waits.wait("groups", quiet_s=QUIET_S, remedy=_FEW_GROUPS, blocks_readiness=False) as wait:
             while not isinstance(decision := self._decide(), Batch):
-                wait.whom = _whom(decision)
+                wait.whom, wait.remedy = _whom(decision), _TOO_OLD if decision.stragglers else _FEW_GROUPS
                 await self._flow.woken.wait()
         return await self._taken(decision, began=began)
 
@@ -168,7 +176,7 @@ class Intake:
                 "fewer steps", version, other,
             )  # fmt: skip
             return None
-        with self._waits.wait("an env_service", quiet_s=2.0):
+        with self._waits.wait("an env_service", quiet_s=QUIET_S, remedy=_NO_ENV_SERVICE):
             while not self._env_services:
                 self._flow.woken.clear()
                 await self._flow.woken.wait()
@@ -192,7 +200,8 @@ class Intake:
         future = await self.evaluate(tasks=tasks, version=version, beside=beside)
         if future is None:
             return None
-        with self._waits.wait(f"the evaluation of version {version}", quiet_s=60.0, blocks_readiness=False):
+        whom = f"the evaluation of version {version}"
+        with self._waits.wait(whom, quiet_s=QUIET_S, remedy=_EVALUATION, blocks_readiness=False):
             return await future
 
     @property

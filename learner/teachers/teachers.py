@@ -32,7 +32,7 @@ from services.http.client import HttpClient, ServiceError, ServiceFailed, Servic
 from services.http.metrics import Metrics
 from services.http.status import peers_at
 from services.http.tls import TlsContext
-from services.http.waiting import Waiting
+from services.http.waiting import QUIET_S, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -368,7 +368,8 @@ class Teachers:
     ) -> GroupLogprobs | TeacherFailed:
         loop = asyncio.get_running_loop()
         began, most_s = loop.time(), teacher.config.wait_s
-        with self._waits.wait(str(teacher), quiet_s=5.0, blocks_readiness=False):
+        remedy = f"see that it runs and answers at its url; after wait_s of the teacher, {most_s:g} s, training ends"
+        with self._waits.wait(str(teacher), quiet_s=QUIET_S, remedy=remedy, blocks_readiness=False):
             while not fetch.done():
                 left_s = max(began, teacher.answered_at) + most_s - loop.time()
                 if left_s <= 0:

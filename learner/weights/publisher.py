@@ -22,10 +22,14 @@ from learner.weights.fleet import Fleet, Member
 from learner.weights.proofs import Commits, Proof, Proofs
 from learner.weights.published import JoinReport, Packed, PublisherOptions, PublishReport, Shelf, Snapshot, pack
 from services.http.client import HttpClient
-from services.http.waiting import Waiting
+from services.http.waiting import QUIET_S, Waiting
 from services.process import DaemonThreads
 
 _ROUNDS_REST_S = 1.0
+_NONE_SERVES = (
+    "one loads its model first, which takes minutes if that is large; its own log says how far it is, and `headway "
+    "doctor RUN.toml` whether none runs"
+)
 """With no new version for so long, a member that has missed the last round by its download downloads again."""
 
 
@@ -92,7 +96,7 @@ class Publisher:
 
     async def wait_until_served(self, version: int) -> None:
         """Returns when every serving generator, and at least one, holds `version` or a newer one."""
-        with self._waits.wait(f"a generator that serves version {version}", quiet_s=5.0):
+        with self._waits.wait(f"a generator that serves version {version}", quiet_s=QUIET_S, remedy=_NONE_SERVES):
             while self._fleet.served is None or self._fleet.served < version:
                 self._progress.clear()
                 await self._progress.wait()

@@ -11,29 +11,40 @@ from protocol.status import Readiness, WaitStatus
 
 logger = logging.getLogger(__name__)
 
+QUIET_S = 10.0
+"""Processes that are started together wait for each other at first: so long that is no news."""
+_RAREST_S = 300.0
+_START = "its own start"
+
 
 @dataclass(eq=False)
 class Wait:
-    """A wait in progress. `whom` may be set anew while it lasts, as what is missing becomes less."""
+    """A wait in progress. `whom` and `remedy` may be set anew while it lasts, as what is missing becomes less.
+
+    `remedy`: why it may last, and what to do. `said` counts its lines.
+    """
 
     whom: str
     since: float
     blocks_readiness: bool
     next_line_at: float
-    said: bool = field(default=False)
+    remedy: str = ""
+    said: int = field(default=0)
 
 
 class Waiting:
     """The waits of one process that are in progress.
 
     `clock` is in seconds. `on_waited` is told whom and how many seconds at the end of each wait.
-    Made not ready; `started()` is to be called when the process serves.
+    Made not ready; `started()` is to be called when the process serves. `start`: what it does until then, and what to
+    do if that does not end; with it a long start is said, where it is made in a running event loop.
     """
 
     def __init__(
         self,
         *,
-        remind_every_s: float = 10.0,
+        start: str = "",
+        remind_every_s: float = 20.0,
         clock: Callable[[], float] = time.monotonic,
         on_waited: Callable[[str, float], None] | None = None,
     ) -> None:
@@ -41,22 +52,28 @@ class Waiting:
         self._clock = clock
         self._on_waited = on_waited
         self._waits: list[Wait] = []
-        self._startup: Wait | None = Wait("its own start", clock(), True, float("inf"))
+        now = clock()
+        self._startup: Wait | None = Wait(_START, now, True, now + QUIET_S, start)
+        self._starting = self._start_timer(self._startup) if start else _Timer(None)
 
     def started(self) -> None:
         """The process is up; from here on only waits make it not ready."""
+        self._starting.cancel()
         self._startup = None
 
     @contextmanager
-    def wait(self, whom: str, *, quiet_s: float = 0.0, blocks_readiness: bool = True) -> Iterator[Wait]:
+    def wait(
+        self, whom: str, *, quiet_s: float = 0.0, remedy: str = "", blocks_readiness: bool = True
+    ) -> Iterator[Wait]:
         """Mark that the body waits for `whom`, a text that names the kind of the process that is waited for.
 
-        A wait of more than `quiet_s` seconds is said in the log, again every `remind_every_s` seconds, and at its end.
+        A wait of more than `quiet_s` seconds is said in the log with its `remedy`, and at its end; in between again
+        after `remind_every_s` seconds, then ever more rarely: each time after twice as long, 5 minutes at most.
         A wait that is part of normal work passes `blocks_readiness=False`. Lines come by themselves in a running event
         loop; a thread without one calls `remind`.
         """
         now = self._clock()
-        current = Wait(whom, now, blocks_readiness, now + quiet_s)
+        current = Wait(whom, now, blocks_readiness, now + quiet_s, remedy)
         self._waits.append(current)
         self._speak(current)
         timer = self._start_timer(current)
@@ -95,10 +112,11 @@ class Waiting:
         now = self._clock()
         if now < current.next_line_at:
             return
+        what = "starting" if current is self._startup else f"waiting for {current.whom}"
         waited = f" since {now - current.since:.0f} s" if now > current.since else ""
-        logger.info("waiting for %s%s", current.whom, waited)
-        current.said = True
-        current.next_line_at = now + self._remind_every_s
+        logger.info("%s%s%s", what, waited, f": {current.remedy}" if current.remedy else "")
+        current.next_line_at = now + min(_RAREST_S, self._remind_every_s * 2.0**current.said)
+        current.said += 1
 
     def _end(self, current: Wait) -> None:
         waited_s = self._clock() - current.since

@@ -31,6 +31,7 @@ from services.rewards.settings import ClientSettings, Hedges, RewardService
 logger = logging.getLogger(__name__)
 
 _LINES = "application/x-ndjson"
+_NONE_ANSWERS = "what is to be judged waits meanwhile: start it, or see its log"
 
 Answers = AsyncGenerator[tuple[str, ScoreResult], None]
 """Results, each with the id of the service that made it."""
@@ -308,7 +309,7 @@ class Route:
         whom = f"the reward service at {' or '.join(self.endpoints.names)}"
         while True:
             await self.endpoints.until(at_hand=False)
-            with waits.wait(whom, quiet_s=0.5):
+            with waits.wait(whom, quiet_s=0.5, remedy=_NONE_ANSWERS):
                 await self.endpoints.until(at_hand=True)
 
     def cancel(self) -> None:

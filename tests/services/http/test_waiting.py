@@ -22,17 +22,52 @@ def test_a_wait_is_said_at_its_beginning_again_and_at_its_end(caplog: pytest.Log
     caplog.set_level(logging.INFO)
     clock, waited = Clock(), list[tuple[str, float]]()
     waiting = Waiting(clock=clock, on_waited=lambda whom, seconds: waited.append((whom, seconds)))
-    with waiting.wait("a generator"):
-        clock.now += 5
+    with waiting.wait("a generator", remedy="start one"):
+        clock.now += 15
         waiting.remind()
         clock.now += 6
         waiting.remind()
     assert caplog.messages == [
-        "waiting for a generator",
-        "waiting for a generator since 11 s",
-        "no longer waiting for a generator after 11.0 s",
+        "waiting for a generator: start one",
+        "waiting for a generator since 21 s: start one",
+        "no longer waiting for a generator after 21.0 s",
     ]
-    assert waited == [("a generator", 11.0)]
+    assert waited == [("a generator", 21.0)]
+
+
+def test_a_wait_that_lasts_is_said_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    waiting = Waiting(clock=clock)
+    said = []
+    with waiting.wait("a generator", quiet_s=10):
+        for second in range(1, 1201):
+            clock.now += 1
+            waiting.remind()
+            if caplog.messages:
+                said.append(second)
+            caplog.clear()
+    assert said == [10, 30, 70, 150, 310, 610, 910]
+
+
+async def test_a_long_start_is_said_until_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    """By a clock that an event loop has, too: each look at it is one more second."""
+    caplog.set_level(logging.INFO)
+    times = iter(range(1000))
+    waiting = Waiting(start="a model is loaded", remind_every_s=0.01, clock=lambda: next(times) * 10.0)
+    said_twice = asyncio.Event()
+    handler = logging.Handler()
+    handler.emit = lambda record: said_twice.set() if len(caplog.messages) > 1 else None  # type: ignore[method-assign]
+    logging.getLogger("services.http.waiting").addHandler(handler)
+    async with asyncio.timeout(10):
+        await said_twice.wait()
+    logging.getLogger("services.http.waiting").removeHandler(handler)
+    assert caplog.messages[0].startswith("starting since ")
+    assert caplog.messages[0].endswith(" s: a model is loaded")
+    waiting.started()
+    said = len(caplog.messages)
+    await asyncio.sleep(0.05)
+    assert len(caplog.messages) == said
 
 
 def test_a_short_wait_of_normal_work_is_not_said(caplog: pytest.LogCaptureFixture) -> None:
