@@ -29,6 +29,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
 from headway.child_output import Bar, Progress
@@ -39,6 +40,7 @@ from headway.own_options import as_given, config_model, named_processes, own_opt
 from headway.supervisor import Command, Limits, RestartPolicy, Supervisor
 from services.config.agreements import disagreements, on_one_machine
 from services.config.devices import VISIBLE, Need, enough, shared_out, visible
+from services.config.made_with import handed_over
 from services.config.models import ProcessConfig, help_text, load_config
 from services.config.options import nearest
 from services.config.run_paths import import_code_beside
@@ -181,9 +183,12 @@ def up(
     _check_free(configs)
     _log_as(configs)
     examined_apart(configs)
-    devices = _devices(configs)
+    given = {name: dict(variables) for name, variables in _devices(configs).items()}
+    others = {name: one for name, one in configs.items() if name != _LEADER}
+    told = handed_over(others, ["headway", "up", str(path), *written])
+    given[_LEADER] = {**given.get(_LEADER, {}), **told}
     commands = [
-        _command(name, path, arguments.get(name, ()), folder=one.run.folder, environment=devices.get(name, ()))
+        _command(name, path, arguments.get(name, ()), folder=one.run.folder, environment=given.get(name, {}))
         for name, one in configs.items()
     ]
     bar = Bar.where_possible(_progress(configs[_LEADER])) if _LEADER in configs else None
@@ -362,7 +367,7 @@ def _command(
     arguments: Sequence[str],
     *,
     folder: Path,
-    environment: Sequence[tuple[str, str]] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Command:
     """The console script beside this interpreter. A learner that a signal has ended goes on with its own run."""
     script = Path(sys.executable).with_name(process)
@@ -376,7 +381,7 @@ def _command(
         again=partial(_resumed, words, folder / "incarnation", _written_at(folder / "incarnation"))
         if is_leader
         else None,
-        environment=(*environment, *(huge_pages(os.environ).items() if is_leader else ())),
+        environment=(*environment.items(), *(huge_pages(os.environ).items() if is_leader else ())),
     )
 
 

