@@ -178,15 +178,15 @@ $(CYCLONEDX):
 	touch $@
 
 .PHONY: compose-test
-compose-test: $(INSTALLED) ## train in containers and disturb it, with a container engine of its own if none runs (15 minutes)
-	$(BIN)/python -m pytest -p no:xdist -m compose -rs --durations=0 tests/deploy/test_compose_run.py
+compose-test: $(INSTALLED) $(ADDITION) ## train in containers and pods and disturb it, with an engine of its own if none runs (15 minutes)
+	$(BIN)/python -m pytest -p no:xdist -m compose -rs --durations=0 tests/deploy
 
 .PHONY: manifests
 manifests: $(INSTALLED) ## render the Kubernetes manifests, and the chart's values.yaml, anew (fetches helm once)
 	$(BIN)/python deploy/k8s/render.py
 
 .PHONY: machines-test
-machines-test: $(INSTALLED) $(ADDITION) ## train over two hosts that are made here, and in pods on the docker engine (root, half an hour)
+machines-test: $(INSTALLED) $(ADDITION) ## train over two hosts that are made here, and cut their link (root, half an hour)
 	$(BIN)/python -m pytest -p no:xdist -m machines -rs --durations=0 tests/deploy
 
 .PHONY: page-tests

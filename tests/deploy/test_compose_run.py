@@ -20,84 +20,24 @@ import pytest
 import yaml
 
 from tests.deploy.containers import (
-    FOLDER,
+    IMAGES,
+    PROCESSES,
     ROOT,
     CommandFailed,
     Engine,
-    EngineImpossible,
     Project,
-    check_containers,
-    end_engine,
-    find_engine,
     free_port,
     git_commit,
     installed_packages,
-    pip_configuration,
     run,
-    script,
     until,
 )
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 
-IMAGES = "headway-test"
-PROCESSES = ("learner", "generator", "reward-service", "env-service")
 HEAVY = ("learner", "generator", "model")
 STEPS = 200
 SMALL_BYTES = 400_000_000
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    try:
-        found = find_engine(tmp_path_factory.mktemp("engine"))
-    except EngineImpossible as error:
-        pytest.skip(f"no containers here: {error}")
-    try:
-        yield found
-    finally:
-        end_engine(found)
-
-
-@pytest.fixture(scope="module")
-def images(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What the engine knows of the four images, by process."""
-    try:
-        base = script("base", FOLDER) if engine.ours else _base(engine)
-        engine("run", "--rm", "--network", "host", base, "apt-get", "update", "-qq", timeout_s=240)
-        check_containers(engine, base)
-        secret = tmp_path_factory.mktemp("pip") / "pip.conf"
-        secret.write_text(pip_configuration(), encoding="utf-8")
-        fetch = ("python3", "-m", "pip", "download", "-q", "--no-deps", "-d", "/tmp/packages", "pyzmq")
-        engine("run", "--rm", "--network", "host", "-v", f"{secret}:/etc/pip.conf:ro", base, *fetch, timeout_s=240)
-    except (EngineImpossible, CommandFailed) as error:
-        pytest.skip(f"images cannot be built here: {error}")
-    options = [
-        "-q --network host",
-        f"--secret id=pip,src={secret}",
-        f"--build-arg BASE={base}",
-        "--build-arg DEPENDENCIES=mounted",
-        "--build-arg BUILD_PACKAGES='gcc g++ libc6-dev python3-dev python3-venv'",
-        "--build-arg RUNTIME_PACKAGES='g++ libc6-dev python3-dev libnuma1 libgomp1'",
-    ]
-    make = ["make", "images", "SBOM=no", f"DOCKER={engine.client}", f"IMAGES={IMAGES}"]
-    run([*make, f"IMAGE_OPTIONS={' '.join(options)}"], environment=engine.environment, timeout_s=880)
-    try:
-        yield {process: engine.json("image", "inspect", f"{IMAGES}/{process}")[0] for process in PROCESSES}
-    finally:
-        engine("image", "rm", "--force", *engine("images", "--quiet", "--filter", f"reference={IMAGES}/*").split())
-
-
-def _base(engine: Engine) -> str:
-    """Of an engine that is not ours."""
-    for name in ("headway/test-base", "python:3.11-slim"):
-        try:
-            engine("image", "inspect", name)
-        except CommandFailed:
-            continue
-        return name
-    engine("pull", "--quiet", "python:3.11-slim", timeout_s=240)
-    return "python:3.11-slim"
 
 
 @pytest.fixture(scope="module")

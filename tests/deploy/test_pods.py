@@ -1,7 +1,6 @@
 """The committed manifests really run: a training run in pods, to its end, with two processes killed on the way.
 
-On the docker engine that answers (DOCKER_HOST), with the images headway/PROCESS of `make images`. As root, who alone
-gives files to the pods' users.
+On the engine and with the images of the other tests of containers. As root, who alone gives files to the pods' users.
 """
 
 import os
@@ -11,42 +10,38 @@ import sys
 import sysconfig
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from tests.deploy.containers import IMAGES, Engine
 from tests.deploy.hosts import MODEL
 from tests.deploy.manifest_checks import Manifests
 from tests.deploy.pods import Cluster, docker
 from tests.e2e.run_files import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
-PROCESSES = ("learner", "generator", "reward-service", "env-service")
 STEPS = 40
 
-pytestmark = [pytest.mark.machines, pytest.mark.timeout(4800)]
+pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def images() -> dict[str, str]:
+def pod_images(engine: Engine, images: dict[str, Any]) -> Iterator[dict[str, str]]:
     """What stands for each image of the manifests."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to give files to the pods' users")
-    try:
-        there = docker("images", "--format", "{{.Repository}}").split()
-    except (AssertionError, OSError) as error:
-        pytest.skip(f"needs a docker engine that answers: {error}")
-    if missing := [name for name in PROCESSES if f"headway/{name}" not in there]:
-        pytest.skip(f"needs the images of {', '.join(missing)}: make images")
-    if not (MODEL / ".complete").exists():
-        pytest.skip(f"needs {MODEL}: make machines-test makes it")
-    return {f"headway/{name}:0.1.0": f"headway/{name}" for name in PROCESSES}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in engine.environment.items():
+            patch.setenv(name, value)
+        yield {f"headway/{name}:0.1.0": f"{IMAGES}/{name}" for name in images}
 
 
 def test_a_run_in_pods_goes_to_its_end_through_the_deaths_of_generator_and_learner(
-    images: dict[str, str], tmp_path: Path
+    pod_images: dict[str, str], tmp_path: Path
 ) -> None:
     manifests = _short_run(tmp_path)
     cluster = Cluster(
@@ -54,8 +49,10 @@ def test_a_run_in_pods_goes_to_its_end_through_the_deaths_of_generator_and_learn
         folder=tmp_path,
         name=f"hwpods-{uuid.uuid4().hex[:6]}",
         secrets={"headway-keys": _keys(tmp_path)},
-        images=images,
-        on_top={image: _dependencies(images[image]) for image in images if "learner" in image or "generator" in image},
+        images=pod_images,
+        on_top={
+            image: _dependencies(its) for image, its in pod_images.items() if "learner" in image or "generator" in image
+        },
     )
     run = RunFolder(tmp_path / "claims/headway-runs/addition")
     with cluster:
@@ -115,7 +112,7 @@ def _dependencies(image: str) -> list[str]:
     return [f"--mount=type=bind,src={packages},dst=/deps,readonly", "-e", "PYTHONPATH=/deps", "-e", "OMP_NUM_THREADS=1"]
 
 
-def _until(cluster: Cluster, condition: Callable[[], bool], what: str, *, timeout_s: float = 1500) -> None:
+def _until(cluster: Cluster, condition: Callable[[], bool], what: str, *, timeout_s: float = 400) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}: {cluster.events}"
