@@ -5,7 +5,7 @@ import logging
 
 from generator.serving import Serving
 from protocol.fleet import Announcement, AnnouncementAnswer
-from services.http.client import HttpClient, ServiceError, ServiceRefused
+from services.http.client import HttpClient, ServiceError, ServiceRefused, ServiceUnreachable
 from services.http.waiting import QUIET_S, Waiting
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,9 @@ async def announce_leave(*, learner: str, client: HttpClient, announcement: Anno
     try:
         await client.post(f"{learner.rstrip('/')}/v1/generators", leaving, AnnouncementAnswer, deadline_s=_LEAVE_S)
     except ServiceError as error:
-        log.info("the learner did not hear that this generator leaves: %s", error)
+        # Where it ended first, as at the end of a run, nobody is left to hear it.
+        level = logging.DEBUG if isinstance(error, ServiceUnreachable) else logging.INFO
+        log.log(level, "the learner did not hear that this generator leaves: %s", error)
 
 
 async def _announce_once(

@@ -135,12 +135,28 @@ def _run_problems(configs: Configs, *, patience_s: float) -> Iterator[str]:
                 f"[learner] resume is true, and there is no run in {folder} to go on with: correct run.name or "
                 "run.directory, or start without resume"
             )
+        elif getattr(learner, "resume", False) is True:
+            yield from _refused_resume(learner)
     deadline = time.monotonic() + patience_s
     for what, host, port in listened_on(places_of(configs)) if learner is not None else ():
         while (finding := check_port(what, host, port)).level is Level.ERROR and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         if finding.level is Level.ERROR:
             yield f"{what}: {finding.found}; {finding.remedy}"
+
+
+def _refused_resume(config: ProcessConfig) -> Iterator[str]:
+    """The learner refuses it, too, once it has loaded all that it needs."""
+    from learner.config import LearnerConfig
+    from learner.journal.run_folder import refused_resume
+
+    assert isinstance(config, LearnerConfig)
+    if (
+        config.model.is_dir()
+        and not config.accept_changes
+        and (said := refused_resume(config.run.folder, config.made_with()))
+    ):
+        yield f"[learner] resume: {said}"
 
 
 def _model_problems(configs: Configs) -> Iterator[str]:

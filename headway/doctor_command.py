@@ -123,6 +123,8 @@ def whose(configs: Mapping[str, ProcessConfig], patients: Sequence[Patient]) -> 
     """Says it if what answers at the addresses of the config file is of another run; empty if it is of this one."""
     folder = next((config.run.folder for config in configs.values()), None)
     learners = [patient.status for patient in patients if patient.kind == "learner" and patient.status is not None]
+    if folder is not None and not learners and holder_of(folder) is None:
+        return _of_nobody(folder, patients)
     if folder is None or not learners or learners[0].host != socket.gethostname():
         return ""
     holder, learner = holder_of(folder), learners[0]
@@ -134,6 +136,14 @@ def whose(configs: Mapping[str, ProcessConfig], patients: Sequence[Patient]) -> 
         f"The learner that answers is process {learner.pid} ({command}), and not of the run in {folder}, {runs}: what "
         "follows is about another run. Name the right file or run.name, or stop the other run.\n\n"
     )
+
+
+def _of_nobody(folder: Path, patients: Sequence[Patient]) -> str:
+    """Without a learner, those that answer may be of a run that starts, or ended, or of another one."""
+    here = [one.status for one in patients if one.status is not None and one.status.host == socket.gethostname()]
+    whose = [f"{one.service}: process {one.pid} ({command_of(one.pid) or 'not known'})" for one in here]
+    lines = "".join(f"    {line}\n" for line in whose)
+    return f"No learner has the run in {folder} yet. Those that answer here are\n{lines}\n" if lines else ""
 
 
 async def _before(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:

@@ -377,7 +377,7 @@ class _Child:
         lines = self.sources[0].last_lines
         said = next((line for line in reversed(lines) if _STOPPED_BY in line), lines[-1] if lines else "")
         sentence = said.rpartition(_STOPPED_BY)[2] if _STOPPED_BY in said else said.partition(": ")[2] or said
-        return f"{self.command.name}: {sentence.strip().removeprefix('WrongSettings: ')}"
+        return f"{self.command.name}: {sentence.strip()}"
 
     def kill_group(self) -> None:
         """Kills it, if it still runs, and those of its own children that are still in its group."""

@@ -116,7 +116,7 @@ class OnlineTraining:
             log.info("replaying the batch of step %d from the log", logged.version + 1)
             batch = logged.read()
             start = time.monotonic()
-            metrics = self._train(batch)
+            metrics = self._train(batch, max_lag=batch.bound(config.max_lag))
             timing = Timing(time_s=0.0, wait_s=0.0, train_s=time.monotonic() - start, copy_s=0.0)
             self._records.replay(self._record(batch, timing), metrics, lag_bound=self._guard.max_lag)
             self._measures.replayed(self._version)
@@ -158,7 +158,7 @@ class OnlineTraining:
         start = time.monotonic()
         batch = self._call(self._intake.take(), may_end=True)
         taken = time.monotonic()
-        metrics = self._train(batch)
+        metrics = self._train(batch, max_lag=self._config.max_lag)
         lag_bound = self._guard.max_lag
         change = self._guard.observe(metrics, lag=max(batch.lags))
         self._call(self._intake.trained(self._version, max_lag=self._guard.max_lag))
@@ -193,8 +193,8 @@ class OnlineTraining:
         success = self._config.evaluation.success_reward
         return step_record(batch.groups, version=batch.version, timing=timing, success_reward=success)
 
-    def _train(self, batch: TakenBatch) -> StepMetrics:
-        sequences = self._sequences(batch)
+    def _train(self, batch: TakenBatch, *, max_lag: int) -> StepMetrics:
+        sequences = self._sequences(batch, max_lag=max_lag)
         metrics = self._trainer.train_step(sequences, version=batch.version)
         self._keep(batch, sequences)
         if metrics.skipped_updates:
@@ -234,12 +234,12 @@ class OnlineTraining:
             ", ".join(sorted({one.verifier for one in rewards})),
         )
 
-    def _sequences(self, batch: TakenBatch) -> list[TrainSequence]:
+    def _sequences(self, batch: TakenBatch, *, max_lag: int) -> list[TrainSequence]:
         assert batch.version == self._version, f"a batch of version {batch.version} at version {self._version}"
         return sequences_of(
             batch.groups,
             version=batch.version,
-            max_lag=self._config.max_lag,
+            max_lag=max_lag,
             preset=self._trainer.preset,
             teaching=self._teaching(batch) if self._config.teachers else None,
         )

@@ -146,8 +146,9 @@ def _train(trainer: Trainer, config: LearnerConfig, step: LoggedStep) -> StepMet
     teaching = None
     if config.teachers:
         teaching = [Teaching(index=index_of(config.teachers, each.environment)) for each in batch.groups]
+    bound = batch.bound(config.max_lag)
     sequences = sequences_of(
-        batch.groups, version=batch.version, max_lag=config.max_lag, preset=trainer.preset, teaching=teaching
+        batch.groups, version=batch.version, max_lag=bound, preset=trainer.preset, teaching=teaching
     )
     return trainer.train_step(sequences, version=batch.version)
 

@@ -203,6 +203,8 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, LoopCrashed):
         return str(error)
     text = " ".join(str(error).split())
+    if isinstance(error, WrongSettings) and text:  # it is for the user, and whole
+        return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

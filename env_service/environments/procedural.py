@@ -13,6 +13,7 @@ from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, Ran
 from env_service.environments.interface import ChatMessage, Prompt, Task, Verification
 from env_service.environments.task_configs import ReasoningGymTasks
 from protocol.trajectories import Purpose
+from services.config.options import nearest
 
 
 class _Dataset(Protocol):
@@ -73,6 +74,11 @@ def _create(config: ReasoningGymTasks) -> _Dataset:
         settings = {**_by_level(config), **config.config}
         dataset: _Dataset = reasoning_gym.create_dataset(config.dataset, seed=config.seed, size=size, **settings)
     except (ValueError, TypeError, AssertionError) as error:
+        guess = nearest(config.dataset, reasoning_gym.factory.DATASETS)
+        if config.dataset not in reasoning_gym.factory.DATASETS and guess is not None:
+            raise UnknownDataset(
+                f"environment {config.name}: reasoning-gym has no dataset {config.dataset!r}; did you mean {guess}?"
+            ) from error
         raise UnknownDataset(
             f"environment {config.name}: reasoning-gym cannot make dataset {config.dataset!r} "
             f"with settings {config.config}{_told(config)}: {error}"

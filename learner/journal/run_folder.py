@@ -26,7 +26,7 @@ from learner.journal.journal import FOLDER
 from learner.journal.segments import Segment, segments_of
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
-from services.config.made_with import TEMPLATE, Difference, changes_of_a_resume
+from services.config.made_with import TEMPLATE, Difference, changes_of_a_resume, refusal, since_last_start
 from services.process import WrongSettings
 from services.run_lock import RunLock
 
@@ -88,10 +88,18 @@ def changed_settings(folder: Path, settings: Mapping[str, object], *, resume: bo
     """How this start's settings differ from the run's so far. Raises WrongSettings if it would be another training."""
     if not resume:
         return []
-    # The same model in another place is the same model.
+    return changes_of_a_resume(folder, settings, accepted=accepted, ignored=_ignored(settings))
+
+
+def refused_resume(folder: Path, settings: Mapping[str, object]) -> str:
+    """Why these settings cannot go on with the run in the folder; empty if they can. Known without a start."""
+    return refusal(folder, since_last_start(folder, settings, ignored=_ignored(settings)))
+
+
+def _ignored(settings: Mapping[str, object]) -> tuple[str, ...]:
+    """The same model in another place is the same model."""
     ignored = (*_OF_ONE_START, "model") if settings.get("model_fingerprint") else _OF_ONE_START
-    ignored = (*ignored, "run.chat_template") if settings.get("template_fingerprint") else ignored
-    return changes_of_a_resume(folder, settings, accepted=accepted, ignored=ignored)
+    return (*ignored, "run.chat_template") if settings.get("template_fingerprint") else ignored
 
 
 def _begin_journal(folder: Path) -> None:

@@ -59,6 +59,10 @@ class TakenBatch:
     groups: tuple[TrajectoryGroup, ...]
     lags: tuple[int, ...]
 
+    def bound(self, max_lag: int) -> int:
+        """The bound on the lag of a batch of the log: that of its time, which a resume may have lowered since."""
+        return max(max_lag, *self.lags)
+
 
 def ignored(group: TrajectoryGroup) -> None:
     """Nobody wants to hear of it."""

@@ -21,7 +21,7 @@ import importlib
 import inspect
 import math
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -30,6 +30,7 @@ from pydantic_core import ErrorDetails
 
 from protocol.rewards import ScoreError
 from protocol.trajectories import ErrorKind
+from services.config.options import nearest
 from services.user_code import hidden_by, in_a_sentence, user_frames
 
 MAX_MESSAGE_CHARS = 1000
@@ -223,13 +224,16 @@ def validate_arguments(*, model: type[BaseModel], arguments: Mapping[str, JsonVa
     try:
         return model.model_validate(arguments)
     except ValidationError as error:
-        faults = "; ".join(map(_fault, error.errors(include_url=False)))
+        strangers = [name for name in arguments if name not in model.model_fields]
+        faults = "; ".join(_fault(each, strangers) for each in error.errors(include_url=False))
         takes = f" (the verifier takes: {', '.join(model.model_fields)})" if model.model_fields else ""
         raise UserError(f"arguments do not fit: {faults}{takes}") from error
 
 
-def _fault(item: ErrorDetails) -> str:
+def _fault(item: ErrorDetails, strangers: Sequence[str]) -> str:
     where, said = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
+    if item["type"] == "missing" and (meant := nearest(where, strangers)):
+        return f"{meant} is none of its arguments; did you mean {where}?"
     shown = "" if item["type"] in ("missing", "extra_forbidden", "value_error") else f", got {item['input']!r:.60}"
     return f"{where}: {said}{shown}" if where else f"{said}{shown}"
 

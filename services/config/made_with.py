@@ -203,6 +203,18 @@ def since_last_start(folder: Path, settings: Mapping[str, Any], *, ignored: Sequ
     return [each for each in differences(former, settings) if each.key not in ignored]
 
 
+def refusal(folder: Path, changes: Sequence[Difference]) -> str:
+    """Why the run in this folder cannot go on with these changes; empty if it can."""
+    refused = [each for each in changes if each.is_other_training]
+    if not refused:
+        return ""
+    return (
+        f"the run in {folder} was made with other settings: {'; '.join(map(str, refused))}. The rest would be "
+        "another training: take them back, give the run another name, or add --accept-changes (learner: "
+        "--accept-changes true)"
+    )
+
+
 def changes_of_a_resume(
     folder: Path, settings: Mapping[str, Any], *, accepted: bool, ignored: Sequence[str] = ()
 ) -> list[Difference]:
@@ -213,13 +225,8 @@ def changes_of_a_resume(
     former, beside = read(folder).get("beside"), _taken_over().get("beside")
     changes = since_last_start(folder, settings, ignored=ignored)
     changes += differences(former, beside) if isinstance(former, dict) and isinstance(beside, dict) else []
-    refused = [each for each in changes if each.is_other_training]
-    if refused and not accepted:
-        raise WrongSettings(
-            f"the run in {folder} was made with other settings: {'; '.join(map(str, refused))}. The rest would be "
-            "another training: take them back, give the run another name, or add --accept-changes (learner: "
-            "--accept-changes true)"
-        )
+    if not accepted and (said := refusal(folder, changes)):
+        raise WrongSettings(said)
     for change in changes:
         log.warning("the run goes on with another setting: %s", change)
     return changes

@@ -7,10 +7,14 @@ import pytest
 from pydantic import TypeAdapter
 
 from learner.algorithms.config import AlgorithmConfig
+from learner.algorithms.presets.registry import build_preset
 from learner.command import settings_of_run
 from learner.config import LearnerConfig
+from learner.leases.intake import TakenBatch
+from learner.training.batch import LagBoundBroken, sequences_of
 from services.config import made_with
 from services.process import WrongSettings
+from tests.learner.samples import group, trajectory
 
 NAMES = tuple(TypeAdapter(AlgorithmConfig).json_schema()["discriminator"]["mapping"])
 _NEEDED: dict[str, dict[str, Any]] = {"custom": {"path": "mine:algo"}, "gdpo": {"components": {"right": 1.0}}}
@@ -58,3 +62,15 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(tmp_path: Path) -> N
     assert "kept no journal" in refused(checkpoint={"journal": False})
     elsewhere = [{"name": "wise", "urls": ["http://127.0.0.1:1"]}]
     assert "a teacher at http://127.0.0.1:1 taught" in refused(algo="opd", teachers=elsewhere)
+
+
+def test_a_batch_of_the_log_is_trained_again_under_the_bound_of_its_time() -> None:
+    """A resume may have lowered it since: what was trained then is a part of the history of the weights."""
+    groups = (group(0, trajectory(2, 5), trajectory(5, 5)), group(1, trajectory(4, 5), trajectory(5, 5)))
+    batch = TakenBatch(version=5, groups=groups, lags=(3, 1))
+    preset = build_preset(TypeAdapter(AlgorithmConfig).validate_python({"type": "grpo"}))
+
+    assert (batch.bound(2), batch.bound(4)) == (3, 4)
+    with pytest.raises(LagBoundBroken):
+        sequences_of(groups, version=5, max_lag=2, preset=preset)
+    assert len(sequences_of(groups, version=5, max_lag=batch.bound(2), preset=preset)) == 4

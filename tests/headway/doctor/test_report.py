@@ -72,6 +72,20 @@ def test_findings_have_their_remedies_below_them() -> None:
     assert json.loads(findings_json(findings[:1]))["healthy"] is True
 
 
+async def test_where_no_learner_answers_it_is_said_whose_the_others_are(tmp_path: Path) -> None:
+    config = ProcessConfig(run=RunConfig(name="mine", directory=tmp_path))
+    here = well(status("env-service").model_copy(update={"host": socket.gethostname(), "pid": os.getpid()}))
+    elsewhere = well(status("reward-service").model_copy(update={"host": "elsewhere", "pid": 1}))
+
+    said = whose({"learner": config}, [here, elsewhere, ill("learner", Condition.DEAD)])
+    assert said.startswith(f"No learner has the run in {tmp_path / 'mine'} yet")
+    assert f"    env-service: process {os.getpid()} (" in said
+    assert "reward-service" not in said
+    with await RunLock.held(tmp_path / "mine"):
+        assert whose({"learner": config}, [here]) == ""
+    assert whose({"learner": config}, [elsewhere]) == ""
+
+
 async def test_a_learner_of_another_run_is_said_with_its_process(tmp_path: Path) -> None:
     config = ProcessConfig(run=RunConfig(name="mine", directory=tmp_path))
     ours = well(status("learner").model_copy(update={"host": socket.gethostname(), "pid": os.getpid()}))

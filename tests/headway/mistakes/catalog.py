@@ -246,7 +246,7 @@ MISTAKES = (
     ),
     _tasks("a role that there is not", task(prompt=None, messages=[{"role": "human", "content": "1+1="}]), "human"),
     _tasks("a verifier that nobody offers", task(verifier="digit"), "'digit'", "did you mean digits?"),
-    _tasks("arguments that the verifier does not take", task(arguments={"anser": "2"}), "answer"),
+    _tasks("arguments that the verifier does not take", task(arguments={"anser": "2"}), "anser", "mean answer?"),
     _environment(
         "the file of held-out tasks is broken",
         ENVIRONMENT.replace("train_file", 'evaluation_file = "held_out.jsonl", train_file'),
@@ -287,7 +287,7 @@ MISTAKES = (
     _environment(
         "a dataset that reasoning-gym has not",
         '{ name = "sums", source = "reasoning_gym", dataset = "basic_arithmetik", chat = false }',
-        "basic_arithmeti",
+        "did you mean basic_arithmetic?",
     ),
     _environment(
         "two environments of one name",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from env_service.config import EnvServiceConfig
+from headway.checking import examine
 from learner.config import LearnerConfig
 from learner.journal.run_folder import changed_settings
 from services.config import made_with
@@ -61,6 +62,20 @@ def test_a_resume_that_would_be_another_training_is_refused_unless_accepted(
     assert key in {change.key for change in accepted}
     assert f"with another setting: {key}" in caplog.text
     assert changed_settings(tmp_path, settings, resume=False, accepted=False) == []
+
+
+def test_a_check_refuses_such_a_resume_before_anything_is_started(tmp_path: Path) -> None:
+    run = {"name": "one", "directory": tmp_path}
+    (tmp_path / "one").mkdir()
+    made_with.write(tmp_path / "one", _config(tmp_path, run=run).made_with())
+
+    def said(**more: object) -> str:
+        config = _config(tmp_path, run=run, resume=True, rollouts={"group_size": 4}, **more)
+        return "\n".join(examine({"learner": config}, elsewhere=False).faults)
+
+    assert f"[learner] resume: the run in {tmp_path / 'one'} was made with other settings: " in said()
+    assert "rollouts.group_size: 8 → 4" in said()
+    assert "was made with other settings" not in said(accept_changes=True)
 
 
 def test_another_setting_that_leaves_training_what_it_is_is_said_and_kept(
