@@ -1,11 +1,14 @@
 """What is said of an error in code of the user's: the lines of theirs that it went through, and none of ours.
 
 Verifiers, environments, agents and algorithms of one's own are called from deep inside of a process. A traceback of all
-that says little to whoever wrote the ten lines at its end.
+that says little to whoever wrote the ten lines at its end. Here it is a sentence, for a message, or lines, for a log.
 
-    ZeroDivisionError: division by zero (reward.py, line 12, in digits)        a sentence, for a message
-    File "/home/me/reward.py", line 12, in digits                              the lines, for a log
-        return 1 / len(submission.completion)
+    ZeroDivisionError: division by zero (reward.py, line 12, in share: return 1 / n; called in digits, line 7)
+
+    File "/home/me/reward.py", line 7, in digits
+        return share(len(submission.completion))
+    File "/home/me/reward.py", line 12, in share
+        return 1 / n
     ZeroDivisionError: division by zero
 """
 
@@ -14,6 +17,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -25,6 +29,7 @@ _NOT_THEIRS = (
     "<frozen",
 )
 _LONGEST = 1000
+_MOST_CALLERS = 3
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
@@ -43,7 +48,7 @@ def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def in_a_sentence(error: BaseException) -> str:
-    """The error, and where in the user's code it was raised."""
+    """The error, where in the user's code it was raised, and through which lines of theirs it was reached."""
     said = _said(error)
     frames = user_frames(error)
     if not frames:
@@ -51,7 +56,18 @@ def in_a_sentence(error: BaseException) -> str:
     last = frames[-1]
     within = "" if last.name == "<module>" else f", in {last.name}"
     code = f": {last.line}" if last.line else ""
-    return f"{said} ({_shown(last.filename)}, line {last.lineno}{within}{code})"[:_LONGEST]
+    return f"{said} ({_shown(last.filename)}, line {last.lineno}{within}{code}{_callers(frames)})"[:_LONGEST]
+
+
+def _callers(frames: list[traceback.FrameSummary]) -> str:
+    """From the inside; a comprehension, which has a frame of its own, is in a line that is named already."""
+    places = [(_shown(each.filename), each.lineno, each.name) for each in reversed(frames)]
+    called = [
+        f"; called in {name}, {'' if file == inner[0] else f'{file}, '}line {line}"
+        for inner, (file, line, name) in pairwise(places)
+        if name != "<module>" and not name.startswith("<")
+    ]
+    return "".join(called[:_MOST_CALLERS])
 
 
 def in_lines(error: BaseException) -> str:

@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_SHOWN_CHARS = 200
 _SEEDS = 1 << 63
 _TURN_STRIDE = 0xD1B54A32D192ED03 % _SEEDS
 """Odd, and far from small numbers: seeds of different turns differ in their low bits too."""
@@ -65,8 +66,10 @@ class Fault:
     passing: bool = False
 
 
-def fault_of_step(error: Exception, name: str) -> Fault:
-    """What a step of the environment `name` raised, as a fault; logged with the user's own traceback."""
+def fault_of_step(error: Exception, name: str, *, at: str = "") -> Fault:
+    """What a step of the environment `name` raised, as a fault; logged with the user's own traceback and where in the
+    game that was.
+    """
     match error:
         case DidNotReturn():
             return Fault("hung", str(error))
@@ -76,9 +79,9 @@ def fault_of_step(error: Exception, name: str) -> Fault:
             logger.warning("environment %s is not available: %s", name, error)
             return Fault(error.kind, str(error), passing=True)
         case EnvironmentFailed():
-            logger.warning("a step of environment %s failed: %s%s", name, error, error.details)
+            logger.warning("a step of environment %s failed%s: %s%s", name, at, error, error.details)
             return Fault(error.kind, str(error))
-    logger.warning("a step of environment %s raised", name, exc_info=error)
+    logger.warning("a step of environment %s raised%s", name, at, exc_info=error)
     return Fault("raised", f"{type(error).__name__}: {error}{_place(error)}")
 
 
@@ -253,7 +256,8 @@ class Conversation:
                 )
             return check(answered)
         except Exception as error:  # noqa: BLE001 - the rollout boundary: whatever it raises becomes a record
-            self.blame(fault_of_step(error, self.speaker.offered.name))
+            at = f" at {_brief(self.last_text)}, of a game that began with {_brief(self.opening_text)}"
+            self.blame(fault_of_step(error, self.speaker.offered.name, at=at))
         return None
 
     def blame(self, fault: Fault) -> None:
@@ -352,3 +356,8 @@ def _place(error: BaseException) -> str:
     """Where it was raised, in the user's own words: file, line and function."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+
+
+def _brief(text: str) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."

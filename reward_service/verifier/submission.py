@@ -225,9 +225,17 @@ def validate_arguments(*, model: type[BaseModel], arguments: Mapping[str, JsonVa
         return model.model_validate(arguments)
     except ValidationError as error:
         strangers = [name for name in arguments if name not in model.model_fields]
-        faults = "; ".join(_fault(each, strangers) for each in error.errors(include_url=False))
+        found = error.errors(include_url=False)
+        # Of a name that is misspelled its absence says it all.
+        least = [each for each in found if each["type"] != "extra_forbidden" or not _is_missed(each, found)]
+        faults = "; ".join(_fault(each, strangers) for each in least)
         takes = f" (the verifier takes: {', '.join(model.model_fields)})" if model.model_fields else ""
         raise UserError(f"arguments do not fit: {faults}{takes}") from error
+
+
+def _is_missed(stranger: ErrorDetails, found: Sequence[ErrorDetails]) -> bool:
+    missing = [".".join(map(str, each["loc"])) for each in found if each["type"] == "missing"]
+    return any(nearest(name, [".".join(map(str, stranger["loc"]))]) for name in missing)
 
 
 def _fault(item: ErrorDetails, strangers: Sequence[str]) -> str:

@@ -181,7 +181,7 @@ async def test_nobody_waits_for_the_turns_of_others(bench: MakeBench, chat_model
     ],
 )
 async def test_an_environment_at_fault_costs_that_trajectory_alone(
-    bench: MakeBench, chat_model: Path, word: str, said: str
+    bench: MakeBench, chat_model: Path, word: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, (spoilt, whole) = await rolled_out(
         bench, chat_model, f"one {word}", "one two stop", environment_timeout_s=0.2
@@ -194,6 +194,8 @@ async def test_an_environment_at_fault_costs_that_trajectory_alone(
     assert whole.reward.reward == 2.0
     kind = {"boom": "raised", "hang": "hung", "odd": "nonsense"}[word]
     assert counted(made, "environment_faults_total", environment="counting", kind=kind) == 1
+    where = "a step of environment counting raised at 'boom', of a game that began with '"
+    assert (where in caplog.text) == (word == "boom")
 
 
 async def test_a_verifier_may_judge_at_the_end_on_top_of_the_turns(bench: MakeBench, chat_model: Path) -> None:

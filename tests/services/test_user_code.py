@@ -43,10 +43,14 @@ def error_of(module: ModuleType, text: str) -> Exception:
     return raised.value.with_traceback(raised.tb.tb_next)
 
 
-def test_a_sentence_names_the_innermost_line_of_the_user_and_not_that_of_a_library(theirs: ModuleType) -> None:
+def test_a_sentence_names_the_innermost_line_of_the_user_and_who_called_it_and_not_that_of_a_library(
+    theirs: ModuleType,
+) -> None:
     said = in_a_sentence(error_of(theirs, "no json"))
     assert said.startswith("JSONDecodeError: Expecting value")
-    assert said.endswith('(rewards_of_mine.py, line 9, in inner: return json.loads(text)["reward"])')
+    assert said.endswith(
+        '(rewards_of_mine.py, line 9, in inner: return json.loads(text)["reward"]; called in outer, line 5)'
+    )
 
 
 def test_the_lines_are_those_of_the_user_from_the_outermost_to_the_error(theirs: ModuleType, tmp_path: Path) -> None:

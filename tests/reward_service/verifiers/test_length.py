@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 
 from reward_service.verifier.submission import Score, Submission, UserError, validate_arguments
 from reward_service.verifiers.lengths import LengthArguments, length
@@ -76,3 +76,15 @@ def test_any_text_gets_a_reward_between_the_floor_and_the_top(
     completion: str, minimum: int, extra: int, penalty: float
 ) -> None:
     assert 0.0 <= judged(completion, minimum=minimum, maximum=minimum + extra, penalty=penalty).reward <= 1.0
+
+
+def test_an_argument_that_is_misspelled_is_told_once_with_the_one_that_is_meant() -> None:
+    class Strict(BaseModel, extra="forbid"):
+        answer: str
+
+    with pytest.raises(UserError) as caught:
+        validate_arguments(model=Strict, arguments={"anser": "2", "volume": 3})
+    assert str(caught.value) == (
+        "arguments do not fit: anser is none of its arguments; did you mean answer?; volume: Extra inputs are not "
+        "permitted (the verifier takes: answer)"
+    )
