@@ -13,9 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from env_service.environments.jsonl import JsonlTaskSource
+from env_service.environments.task_configs import JsonlTasks
 from headway import checking, command
 from headway.doctor import before
 from headway.own_options import split_options
+from reward_service.included import INCLUDED
+from reward_service.verifier.submission import validate_arguments
 from services.config.sources import TABLES, ConfigError, read_tables
 from tests.headway.mistakes.small_model import TEMPLATE, small_model
 
@@ -118,3 +122,26 @@ def test_the_docs_show_settings_and_code() -> None:
     assert len([*blocks("python")]) >= 10
     shown = "\n".join(text for _, text in settings())
     assert [word for word in (*REST_OF_THE_FILE, *LEFT) if word not in shown] == []
+
+
+def tasks() -> Iterator[tuple[str, str]]:
+    """Place and text of each line of tasks that the docs show; one of two lines is joined."""
+    for place, text in [*blocks("json"), *blocks("jsonl")]:
+        for line in re.split(r"\n(?=\{)", text):
+            if '"verifier"' in line and ('"prompt"' in line or '"messages"' in line) and '"id"' not in line:
+                yield place, " ".join(line.split())
+
+
+def test_the_lines_of_tasks_that_the_docs_show_are_read_and_their_arguments_fit(tmp_path: Path) -> None:
+    shown = [*tasks()]
+    (tmp_path / "tasks.jsonl").write_text("".join(f"{line}\n" for _, line in shown))
+    config = {"name": "shown", "source": "jsonl", "train_file": tmp_path / "tasks.jsonl"}
+    source = JsonlTaskSource(JsonlTasks.model_validate(config))
+    offered = {one.name: one.arguments for one in INCLUDED}
+    read = [source.task("train", index).verification for index in range(source.train_tasks)]
+    for one in read:
+        if one.verifier in offered:
+            validate_arguments(model=offered[one.verifier], arguments=one.arguments)
+
+    assert len(read) == len(shown) >= 10
+    assert {one.verifier for one in read} - offered.keys() == {"digits", "mentions", "helpful"}, "of the pages' own"
