@@ -11,6 +11,7 @@ the guard moved the bound, after which step, and what was beyond its limit.
 import dataclasses
 import json
 import logging
+import statistics
 import threading
 import time
 from collections import deque
@@ -149,7 +150,7 @@ class Doubts:
                 f"the mean reward has been {means[-1]:g} in {last}: see in samples.jsonl in the run's folder what the "
                 "verifier is given and says, and raise learner.training.optimizer.learning_rate if that is right"
             )
-        if all(record.truncated_share > _NEARLY_ALL for record in self._recent):
+        if all(record.truncated_share > _NEARLY_ALL for record in self._recent) and not _rises(means):
             found["cut off"] = (
                 f"in {last} nearly all completions were cut off at their last permitted token: raise "
                 "learner.rollouts.max_tokens (and generator.engine.max_model_len), or see whether the model knows its "
@@ -158,6 +159,14 @@ class Doubts:
         return found
 
 
+def _rises(rewards: Sequence[float]) -> bool:
+    """Whether the later half is above the earlier one by more than chance mostly does: what is cut off can do its task then."""
+    half = len(rewards) // 2
+    early, late = statistics.fmean(rewards[:half]), statistics.fmean(rewards[half:])
+    return late - early > _RISE * abs(early)
+
+
+_RISE = 0.02
 _NEARLY_ALL = 0.95
 _PROGRESS_EVERY_S = 5.0
 _SAMPLES_PER_STEP = 3

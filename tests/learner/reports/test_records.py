@@ -459,7 +459,11 @@ def test_training_that_gets_nowhere_is_told_once_with_what_to_try(changes: dict[
     assert sum(said in text for line in lines for text in line) == 1
 
 
-def test_training_that_goes_on_is_not_doubted() -> None:
+@pytest.mark.parametrize("truncated", [0.2, 1.0])
+def test_training_that_goes_on_is_not_doubted(truncated: float) -> None:
+    """Short answers that are cut off and rise all the same want no longer ones."""
     doubts = Doubts()
-    steps = [record(step, reward_mean=step / 100, truncated_share=0.2, uniform_groups_share=0.9) for step in range(60)]
+    steps = [
+        record(step, reward_mean=step / 100, truncated_share=truncated, uniform_groups_share=0.9) for step in range(60)
+    ]
     assert [text for step in steps for text in doubts.step(step)] == []
