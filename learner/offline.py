@@ -279,7 +279,8 @@ class _End:
         asked = self._stop is not None and self._stop.requested
         if late or asked:
             why = "stopped" if asked else f"time_limit_s is {self._limit_s:g} s"
-            log.info("ending after step %d, as after the last one (%s); with --resume it goes on", step, why)
+            how = made_with.to_go_on()
+            log.info("ending after step %d, as after the last one (%s); to go on: %s", step, why, how)
         return late or asked
 
 

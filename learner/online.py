@@ -35,6 +35,7 @@ from learner.weights.fleet import IdleWatch
 from learner.weights.probe import Prober
 from learner.weights.published import Snapshot
 from learner.weights.publisher import Publisher
+from services.config import made_with
 from services.http.metrics import lease_ended, lease_trace
 
 log = logging.getLogger(__name__)
@@ -143,7 +144,8 @@ class OnlineTraining:
         if self._ending and self._version == 0:
             raise EndedEarly
         if self._ending:
-            log.info("ending after step %d of %d, as after the last one", self._version, config.steps)
+            how = "" if made_with.is_handed_over() else f"; to go on: {made_with.to_go_on()}"
+            log.info("ending after step %d of %d, as after the last one%s", self._version, config.steps, how)
         self._trainer.export(config.exported_model)
         log.info("the trained model is in %s", config.exported_model)
 
@@ -151,7 +153,7 @@ class OnlineTraining:
         limit_s = self._config.time_limit_s
         if self._began is None or limit_s is None or time.monotonic() - self._began < limit_s:
             return False
-        log.info("training ends after time_limit_s, %g s; with --resume it goes on", limit_s)
+        log.info("training ends after time_limit_s, %g s; to go on: %s", limit_s, made_with.to_go_on())
         return True
 
     def _step(self) -> None:

@@ -221,6 +221,7 @@ def _take_hold_of_the_product() -> None:
     made_with: Any = importlib.import_module("services.config.made_with")
     made_with.here = lambda: {"versions": {}, "host": {"name": socket.gethostname()}}  # alike on every machine
     made_with._git_state = lambda: None
+    made_with.to_go_on = lambda: "learner --resume true"
     _take_hold_of_what_is_watched(service)
     catalog: Any = importlib.import_module("env_service.environments.catalog")
     catalog.build = lambda configs, **_: cluster.environments(active().part(cluster.EnvironmentScript))

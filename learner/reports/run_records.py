@@ -160,7 +160,7 @@ class Doubts:
 
 
 def _rises(rewards: Sequence[float]) -> bool:
-    """Whether the later half is above the earlier one by more than chance mostly does: what is cut off can do its task then."""
+    """Whether the later half is above the earlier one by more than little: what is cut off can do its task then."""
     half = len(rewards) // 2
     early, late = statistics.fmean(rewards[:half]), statistics.fmean(rewards[half:])
     return late - early > _RISE * abs(early)

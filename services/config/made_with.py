@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import platform
+import shlex
 import socket
 import subprocess
 import sys
@@ -111,6 +112,20 @@ def _named_leaves(group: BaseModel, prefix: str) -> Iterator[tuple[str, Any]]:
                 yield from _named_leaves(each, f"{prefix}{name}.{getattr(each, 'name', place)}.")
         else:
             yield f"{prefix}{name}", _plain(value)
+
+
+def is_handed_over() -> bool:
+    """Whether another process started this one, and says itself how the run can go on."""
+    return _HANDED_OVER in os.environ
+
+
+def to_go_on() -> str:
+    """What to type to take up the run of this process: as it was started, or whoever started it, to be resumed."""
+    started = _taken_over().get("started_by")
+    if started:
+        return shlex.join([*started, "--resume"])
+    again = sys.argv[1:-2] if sys.argv[-2:] == ["--resume", "true"] else sys.argv[1:]
+    return shlex.join([Path(sys.argv[0]).name, *again, "--resume", "true"])
 
 
 def _taken_over() -> dict[str, Any]:
@@ -247,15 +262,23 @@ def _versions() -> dict[str, str]:
 
 
 def _git_state() -> dict[str, object] | None:
-    """The commit of the current folder's repository and whether files were changed; None if there is none."""
+    """The commit of the repository of the run.toml and whether files were changed; None if there is none."""
     commit = _git("rev-parse", "HEAD")
     changed = _git("status", "--porcelain", "--untracked-files=no")
     return None if commit is None else {"commit": commit, "changed_files": len((changed or "").splitlines())}
 
 
+def _project() -> Path:
+    """The folder of the run.toml, wherever it was started from."""
+    words = [part for word in sys.argv for part in word.split("=", 1)]
+    return Path(words[words.index("--config") + 1]).parent if "--config" in words[:-1] else Path()
+
+
 def _git(*words: str) -> str | None:
     try:
-        ended = subprocess.run(["git", *words], capture_output=True, text=True, timeout=_GIT_S, check=False)
+        ended = subprocess.run(
+            ["git", "-C", str(_project()), *words], capture_output=True, text=True, timeout=_GIT_S, check=False
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return ended.stdout.strip() if ended.returncode == 0 else None

@@ -134,8 +134,15 @@ def test_a_run_is_not_taken_up_with_other_examples_or_without_a_whole_checkpoint
 
 @pytest.mark.parametrize("reason", ["stop", "time"])
 def test_a_run_that_is_ended_early_leaves_model_and_summary_and_can_go_on(
-    reason: str, untrained_model: Path, tmp_path: Path, commands: CommandChannel
+    reason: str,
+    untrained_model: Path,
+    tmp_path: Path,
+    commands: CommandChannel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr("sys.argv", ["/bin/learner", "--config", "my run.toml"])
     config = config_of(tmp_path, untrained_model, "sft", "ended")
     stop = Stop()
     if reason == "stop":
@@ -148,6 +155,7 @@ def test_a_run_that_is_ended_early_leaves_model_and_summary_and_can_go_on(
     config.run.folder.mkdir()
     offline._train(config, trainer, stop)
 
+    assert "to go on: learner --config 'my run.toml' --resume true" in caplog.text
     entries, summary, _ = left_behind(config)
     assert [entry["step"] for entry in entries if entry["kind"] == "step"] == [1]
     assert isinstance(summary, dict)

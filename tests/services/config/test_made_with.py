@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,32 @@ def test_the_record_has_the_settings_of_the_processes_that_were_started_together
 
 def test_what_no_environment_can_hold_is_left_out(tmp_path: Path) -> None:
     assert made_with.handed_over(_others(tmp_path), [secrets.token_hex(200_000)]) == {}
+
+
+def test_what_to_type_to_go_on_is_what_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/bin/learner", "--config", "my run.toml", "--resume", "true"])
+    assert made_with.to_go_on() == "learner --config 'my run.toml' --resume true"
+    assert not made_with.is_handed_over()
+    for name, value in made_with.handed_over(_others(tmp_path), ["headway", "up", "x.toml"]).items():
+        monkeypatch.setenv(name, value)
+    assert made_with.to_go_on() == "headway up x.toml --resume"
+    assert made_with.is_handed_over()
+
+
+def test_the_git_state_is_that_of_the_project_wherever_it_is_started_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "run.toml").touch()
+    who = ("-c", "user.name=me", "-c", "user.email=me@example.org")
+    for words in (("init", "-q"), ("add", "run.toml"), (*who, "commit", "-qm", "begin")):
+        subprocess.run(["git", "-C", str(project), *words], check=True)
+    (project / "run.toml").write_text("[learner]\n")
+    monkeypatch.chdir(tmp_path)
+    for given in (["--config", "project/run.toml"], ["--config=project/run.toml"]):
+        monkeypatch.setattr("sys.argv", ["learner", *given])
+        made_with.write(tmp_path, {})
+        git = made_with.read(tmp_path)["git"]
+        assert git["changed_files"] == 1
+        assert len(git["commit"]) == 40
