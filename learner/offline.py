@@ -37,6 +37,7 @@ from learner.journal.run_folder import (
     open_run_folder,
 )
 from learner.offline_examples import Examples, Unit, in_step, read_units
+from learner.reports.run_records import clock_text
 from learner.reports.trackers import TrackedRun, Trackers, trackers_of
 from learner.trainer_thread import LearnerRanks, TrainerThread
 from learner.training.batch import TrainSequence
@@ -303,7 +304,7 @@ def _steps(
         now = time.monotonic()
         if now - said > _PROGRESS_EVERY_S or step == config.steps:
             left_s = (config.steps - step) * (now - began) / (step - begun.step)
-            log.info("step %d/%d  loss %.4f  ETA %.0f s", step, config.steps, made.loss, left_s)
+            log.info("step %d/%d  loss %.4f  ETA %s", step, config.steps, made.loss, clock_text(left_s))
             said = now
         if data.measure_every_steps and step % data.measure_every_steps == 0 and step < config.steps:
             _measured(config, trainer, examples, metrics, step=step)

@@ -346,7 +346,7 @@ class Records:
             max(record.lag_max for record in recent),
             sum(record.sampled_tokens for record in recent) / max(trained_s, 1e-9),
             100 * sum(record.wait_s for record in recent) / max(trained_s, 1e-9),
-            _clock(left_s),
+            clock_text(left_s),
         )
 
 
@@ -387,6 +387,7 @@ def _completion(trajectory: Trajectory) -> dict[str, object]:
     }
 
 
-def _clock(seconds: float) -> str:
+def clock_text(seconds: float) -> str:
+    """As 2m05s."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
