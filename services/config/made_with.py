@@ -95,7 +95,9 @@ def handed_over(configs: Mapping[str, BaseModel], command: Sequence[str]) -> dic
     """What the environment of a learner tells of the `command` that starts it, and of the processes beside it: their
     settings, by process and dotted key. Nothing if that is too much.
     """
-    beside = {key: value for name, config in configs.items() for key, value in _named_leaves(config, f"{name}.")}
+    named = {name: _named_leaves(config, f"{name}.") for name, config in configs.items()}
+    # What [run] says, the learner's own settings have, too.
+    beside = {key: value for name, each in named.items() for key, value in each if not key.startswith(f"{name}.run.")}
     text = json.dumps({"started_by": list(command), "beside": beside})
     packed = base64.b64encode(zlib.compress(text.encode())).decode()
     return {_HANDED_OVER: packed} if len(packed) <= _LARGEST_HANDED_OVER else {}

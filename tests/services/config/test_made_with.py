@@ -149,6 +149,7 @@ def test_the_record_has_the_settings_of_the_processes_that_were_started_together
     assert record["beside"]["env-service.capacity"] == 64, "a default"
     assert record["beside"]["env-service.generator_token"] == "(a secret)"
     assert "very-secret" not in (tmp_path / made_with.FILE).read_text()
+    assert not [key for key in record["beside"] if ".run." in key], "as they are in the learner's"
 
     start(resume=True, chat=False)
     assert made_with.read(tmp_path)["changes"] == ["env-service.environments.sums.chat: true → false"]
