@@ -42,12 +42,15 @@ from services.http.metrics import Metrics, exporting_traces
 from services.http.server import Listener
 from services.http.status import recent_failures
 from services.http.tls import client_tls
+from services.http.waiting import QUIET_S, Waiting
 from services.process import FINISH_S, Stop
 from services.run_lock import RunLock
 from services.zmq.keys import ServerKeys
 from services.zmq.sockets import RouterSocket
 
 log = logging.getLogger(__name__)
+
+_ENDING = "then come model, summary and curves; a second Ctrl-C ends at once, and the run can go on after that, too"
 
 
 async def train_online(config: LearnerConfig, stop: Stop) -> None:
@@ -171,14 +174,16 @@ async def _train(parts: Parts, trainer: Trainer, thread: TrainerThread, stop: St
     )
     thread.on_stop(training.interrupt)
     parts.waits.started()
-    await _ended_early_on(stop, training, thread)
+    await _ended_early_on(stop, training, thread, parts.waits)
     _close(parts, train_wall_s=training.train_wall_s)
 
 
-async def _ended_early_on(stop: Stop, training: OnlineTraining, thread: TrainerThread) -> None:
+async def _ended_early_on(stop: Stop, training: OnlineTraining, thread: TrainerThread, waits: Waiting) -> None:
     async def end() -> None:
         await stop.wait()
         training.end_early()
+        with waits.wait("the end of the present step", quiet_s=QUIET_S, remedy=_ENDING, blocks_readiness=False):
+            await asyncio.Event().wait()  # until it is cancelled
 
     stop.finish_s = FINISH_S
     ending = asyncio.create_task(end(), name="ending")  # in no group: what the thread raises is told by its type

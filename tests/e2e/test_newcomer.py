@@ -30,10 +30,10 @@ def test_a_project_of_init_is_trained_by_one_command_and_the_reward_rises(launch
         file.name for file in (run.path / "model").iterdir()
     }
     assert (run.path / "curves.png").exists()
-    made = made_with.read(run.path)
-    assert made["started_by"][:2] == ["headway", "up"]
-    assert made["beside"]["env-service.environments.sums.source"] == "jsonl"
-    assert made["beside"]["generator.engine.dtype"] == "float32"
+    record = made_with.read(run.path)
+    assert record["started_by"][:2] == ["headway", "up"]
+    assert record["beside"]["env-service.environments.sums.source"] == "jsonl"
+    assert record["beside"]["generator.engine.dtype"] == "float32"
     assert marked(launcher.mark) == {}
 
 

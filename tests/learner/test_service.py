@@ -16,6 +16,7 @@ from learner.journal.run_folder import hold_run_folder
 from learner.reports.status import Measures
 from learner.trainer_thread import TrainerThread
 from services.http.server import AddressInUse
+from services.http.waiting import Waiting
 from services.process import Stop
 from services.run_lock import FolderTaken, RunLock
 from tests.learner.training.tiny_model import write_tiny_llama
@@ -94,3 +95,33 @@ def test_a_taken_port_is_noticed_before_anything_is_touched(config: LearnerConfi
             asyncio.run(service.train_online(config.model_copy(update={"http": http}), Stop()))
     assert [path.name for path in config.run.directory.iterdir()] == ["run"], "nothing was moved aside"
     assert (config.run.folder / "incarnation").read_text() == "1\n"
+
+
+class _LongStep:
+    """A training whose present step ends when it is told to; it is its own trainer's thread."""
+
+    def __init__(self) -> None:
+        self.asked, self.done = asyncio.Event(), asyncio.Event()
+
+    def end_early(self) -> None:
+        self.asked.set()
+
+    async def run(self, work: object = None) -> None:
+        await self.done.wait()
+
+
+async def test_that_a_stop_waits_for_the_present_step_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(service, "QUIET_S", 0.0)
+    stop, step, waits = Stop(), _LongStep(), Waiting()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(service._ended_early_on(stop, step, step, waits))  # type: ignore[arg-type]
+        stop.request("SIGINT")
+        await step.asked.wait()
+        await asyncio.sleep(0)
+        assert [each.whom for each in waits.status()][1:] == ["the end of the present step"]
+        step.done.set()
+    assert "a second Ctrl-C ends at once" in caplog.text
+    assert len(waits.status()) == 1, "its own start"
