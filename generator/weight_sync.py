@@ -237,8 +237,8 @@ class WeightSync:
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
-            holds = "no group" if self._epoch is None else f"epoch {self._epoch}"
-            message = f"this generator is in {holds}, not in epoch {epoch}: meet again first"
+            holds = "none" if self._epoch is None else f"connection {self._epoch}"
+            message = f"this generator holds {holds} to the learner, and not connection {epoch}: connect again first"
             raise RequestRefused(409, "wrong_epoch", message)
 
     def _failed(self, step: str, error: WeightSyncError, *, kind: str = "") -> RequestRefused:

@@ -179,7 +179,8 @@ class Meeting:
             group = _process_group(store, backend, self.host, self.world_size, self._timeout)
         except (RuntimeError, ValueError) as error:
             message = (
-                f"epoch {self.epoch}: the {self.world_size} members of the process group did not all meet: {error}"
+                f"connection {self.epoch}: of the learner and its generators, {self.world_size} processes, not all "
+                f"came to {self.host}:{self.port}: {error}"
             )
             raise WeightPlaneError(message) from error
         made = BroadcastGroup(group=group, device="cuda" if backend == "nccl" else "cpu", store=self._store)

@@ -108,7 +108,7 @@ async def test_a_download_that_does_not_end_leaves_the_old_weights_serving_and_n
         with pytest.raises(RequestRefused, match=f"version {learner.version} from {learner.url} failed") as refusal:
             await sync.pull(Pull(version=learner.version, deadline_s=1.0))
         assert refusal.value.problem.kind == PULL_TOOK_TOO_LONG
-        with pytest.raises(RequestRefused, match="meet again first"):
+        with pytest.raises(RequestRefused, match="connect again first"):
             await sync.commit(Commit(version=learner.version, epoch=PULLED_EPOCH))
         with pytest.raises(RequestRefused, match="not kept here"):
             await sync.pull(Pull(version="9.9", deadline_s=10.0))
