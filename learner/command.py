@@ -40,13 +40,15 @@ def main() -> None:
         config, version = again
     configure_logging("learner", level=config.log.level, format=config.log.format)
     _tune_environment(config)
-    if int(os.environ.get("RANK", "0")) > 0:
+    if "RANK" in os.environ:
         from learner.trainer_thread import follow
-        from learner.training.ranks import ranks_from_environment
+        from learner.training.ranks import ranks_from_environment, say_begun
 
         ranks = ranks_from_environment(os.environ)
-        assert ranks is not None, "RANK is set"
-        leave(follow(config, ranks))
+        assert ranks is not None, "torchrun sets WORLD_SIZE beside RANK"
+        if not ranks.leads:
+            leave(follow(config, ranks))
+        say_begun(ranks)
     if again is not None:
         from learner.replay import replay
 

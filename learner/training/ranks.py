@@ -34,7 +34,10 @@ from services.process import parent_death_signal
 
 Action = Literal["train_step", "outputs", "reference", "host_copy", "probe", "save", "load", "stop"]
 _POLL = timedelta(seconds=20)
+_BEGINS_WITHIN = timedelta(seconds=120)
+"""torchrun starts the ranks of all hosts together, and rank 0 says so before anything else that takes long."""
 _READ_POLL_S = 0.02
+_BEGUN = "rank 0 has begun"
 
 
 @dataclass(frozen=True)
@@ -209,22 +212,9 @@ def open_process_group(ranks: Ranks, *, timeout_s: float, listener: socket.socke
     are missing for `timeout_s`.
     """
     timeout = timedelta(seconds=timeout_s)
-    store: Store
-    if ranks.count == 1:
-        store = HashStore()
-    else:
-        hosted_elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        store = TCPStore(
-            ranks.address,
-            ranks.port,
-            world_size=ranks.count,
-            is_master=ranks.leads and not hosted_elsewhere,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach() if listener is not None else None,
-        )
-    # torchrun's own store outlives a start of the ranks, and holds what the former ones said.
-    store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store = _store(ranks, timeout, listener=listener)
+    if not ranks.leads and _by_torchrun():
+        _see_it_begun(store)
     if (interface := _interface_to(ranks)) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group(
@@ -235,6 +225,48 @@ def open_process_group(ranks: Ranks, *, timeout_s: float, listener: socket.socke
         timeout=timeout,
     )
     return CommandChannel(PrefixStore("headway", store), ranks=ranks)
+
+
+def say_begun(ranks: Ranks) -> None:
+    """Of rank 0, as soon as it can: under torchrun the others wait for no rank 0 that never begins.
+
+    Theirs may have met one that was about to end; what they join then is its successor's store, in which it never
+    begins, since that waits for them.
+    """
+    if ranks.leads and ranks.count > 1 and _by_torchrun():
+        _store(ranks, _BEGINS_WITHIN).set(_BEGUN, "1")
+
+
+def _see_it_begun(store: Store) -> None:
+    try:
+        store.wait([_BEGUN], _BEGINS_WITHIN)
+    except dist.DistStoreError as error:
+        raise dist.DistStoreError(
+            f"rank 0 has not begun within {_BEGINS_WITHIN.total_seconds():g} s: this host's torchrun met one that has "
+            "ended since, and has to be started again"
+        ) from error
+
+
+def _by_torchrun() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _store(ranks: Ranks, timeout: timedelta, *, listener: socket.socket | None = None) -> Store:
+    store: Store
+    if ranks.count == 1:
+        store = HashStore()
+    else:
+        store = TCPStore(
+            ranks.address,
+            ranks.port,
+            world_size=ranks.count,
+            is_master=ranks.leads and not _by_torchrun(),
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach() if listener is not None else None,
+        )
+    # torchrun's own store outlives a start of the ranks, and holds what the former ones said.
+    return PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _interface_to(ranks: Ranks) -> str | None:

@@ -2,16 +2,26 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
+from torch.distributed import DistError
 
+from learner.training import ranks as ranks_module
 from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.engine import saved_weights
-from learner.training.ranks import Command, CommandChannel, Ranks, ranks_from_environment
+from learner.training.ranks import (
+    Command,
+    CommandChannel,
+    Ranks,
+    open_process_group,
+    ranks_from_environment,
+    say_begun,
+)
 from tests.learner.training.plain_adamw import plain_training
 from tests.learner.training.tiny_model import random_sequences
 from tests.process_ends import all_end
@@ -91,3 +101,26 @@ def test_a_rank_that_is_behind_still_reads_every_command_and_leaves_none() -> No
     for other in others:
         assert [other.receive().version for _ in range(6)] == list(range(6))
     assert store.num_keys() == 0
+
+
+def test_under_torchrun_a_rank_waits_for_no_rank_0_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its torchrun met one that was about to end: what it joins is the store of the next, which waits for torchrun."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(ranks_module, "_BEGINS_WITHIN", timedelta(seconds=1))
+
+    with pytest.raises(DistError, match="rank 0 has not begun within 1 s: this host's torchrun met one that has ended"):
+        open_process_group(Ranks(rank=1, count=2, port=store.port), timeout_s=30)
+
+
+def test_under_torchrun_rank_0_says_that_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(ranks_module, "_BEGINS_WITHIN", timedelta(seconds=20))
+
+    say_begun(Ranks(rank=0, count=2, port=store.port))
+
+    # So it is past that wait, and waits for rank 0 as it always does.
+    with pytest.raises(DistError) as caught:
+        open_process_group(Ranks(rank=1, count=2, port=store.port), timeout_s=1)
+    assert "begun" not in str(caught.value)
