@@ -186,7 +186,7 @@ manifests: $(INSTALLED) ## render the Kubernetes manifests, and the chart's valu
 	$(BIN)/python deploy/k8s/render.py
 
 .PHONY: machines-test
-machines-test: $(INSTALLED) $(ADDITION) ## train over two hosts that are made here, and cut their link (root, half an hour)
+machines-test: $(INSTALLED) $(ADDITION) ## train over two hosts that are made here, and in a learner's two pods (root, a quarter of an hour)
 	$(BIN)/python -m pytest -p no:xdist -m machines -rs --durations=0 tests/deploy
 
 .PHONY: page-tests

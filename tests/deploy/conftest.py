@@ -1,10 +1,12 @@
 """The container engine and the images that the tests of containers share: built once, taken away at the end."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.deploy.chart import RENDER
 from tests.deploy.containers import (
     FOLDER,
     IMAGES,
@@ -72,3 +74,12 @@ def _base(engine: Engine) -> str:
         return name
     engine("pull", "--quiet", "python:3.11-slim", timeout_s=240)
     return "python:3.11-slim"
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    try:
+        path: Path = RENDER.helm()
+    except RENDER.NoHelm as error:
+        pytest.skip(f"needs helm, which cannot be had: {error}")
+    return path

@@ -1,13 +1,11 @@
 """The Kubernetes manifests: what is committed is what the chart renders, is valid, and fits together."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ import yaml
 from tokenizers import Tokenizer, models
 
 from learner.config import LearnerConfig
+from tests.deploy.chart import RENDER
 from tests.deploy.manifest_checks import Manifests, faults
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,33 +26,12 @@ OLDEST, NEWEST = "1.28", "1.37"
 VALIDATOR = "kubernetes-validate==1.37.0"
 
 
-def _module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-RENDER = _module(K8S / "render.py")
-
-
 def _read(text: str) -> Manifests:
     return Manifests(list(yaml.safe_load_all(text)), given=GIVEN)
 
 
 def _files(values: str) -> tuple[str, ...]:
     return ("gpu.yaml", values) if values in ON_TOP_OF_GPU else (values,)
-
-
-@pytest.fixture(scope="module")
-def helm() -> Path:
-    try:
-        path: Path = RENDER.helm()
-    except RENDER.NoHelm as error:
-        pytest.skip(f"needs helm, which cannot be had: {error}")
-    return path
 
 
 @pytest.fixture(scope="module")
