@@ -349,9 +349,15 @@ def _explained_one(item: ErrorDetails, settings: Mapping[str, Setting], schema: 
         guess = nearest(str(setting.value), choice.variants)
         hint = f"did you mean {guess}? Expected " if guess else "expected "
         return f"{setting.origin}: got {setting.value!r}: {hint}one of {', '.join(choice.variants)}"
+    reason = _reason(item)
+    named = settings.get(f"{key.rpartition('.')[0]}.{reason.partition(' ')[0]}")
+    if (
+        item["type"] == "value_error" and choice is not None and named is not None
+    ):  # what it complains of, and its place
+        return f"{named.origin}{reason.removeprefix(reason.partition(' ')[0])}"
     where = f"[{process}] {key}" if setting is None else setting.origin
     got = "" if item["type"] == "value_error" else f": got {_shown(item['input'], key, schema)}"
-    return f"{where}{got}: {_reason(item)}" if key else f"{where}{_reason(item)}"
+    return f"{where}{got}: {reason}" if key else f"{where}{reason}"
 
 
 def _reason(item: ErrorDetails) -> str:

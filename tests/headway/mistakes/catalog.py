@@ -130,7 +130,9 @@ MISTAKES = (
     _learner("a number is out of range", "max_lag = -1", "max_lag: got -1", "greater than or equal to 0"),
     _learner("no such algorithm", 'algo = "grop"', "algo", "grpo"),
     _learner(
-        "an option of another algorithm", 'algo = { type = "rloo", clip_high = 0.2 }', "clip_high", "has no effect"
+        "an option of another algorithm",
+        'algo = { type = "rloo", clip_high = 0.2 }',
+        "algo.clip_high is set but has no effect",
     ),
     Mistake("an unknown key in an entry", change={"train_file =": "trainfile ="}, names=("trainfile", "train_file")),
     Mistake(

@@ -27,7 +27,8 @@ def _learner(project: Path, text: str, *words: str) -> LearnerConfig:
     return load_config(LearnerConfig, process="learner", argv=argv, environ={})
 
 
-def test_a_path_of_the_file_counts_from_its_folder(project: Path) -> None:
+def test_a_path_of_the_file_counts_from_its_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.parent)  # where no run has left a folder of that name
     config = _learner(project, 'model = "model"\noutput = "made/model"\n[run]\ndirectory = "runs"')
 
     assert config.model == project / "model"
