@@ -373,13 +373,12 @@ class WeightsAndBiases:
 
     def start(self, run: TrackedRun) -> None:
         """Starts the child, and waits until it has begun the run."""
-        known, settings = run.known_id(self.name), dict(run.settings)
-        first = {"name": run.name, "folder": str(run.folder), "settings": settings, "id": known, **self._where}
+        first = {"name": run.name, "folder": str(run.folder), "settings": dict(run.settings), **self._where}
         self._child = subprocess.Popen(
             [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, process_group=0,
         )  # fmt: skip
-        self._send(first)
+        self._send({**first, "id": run.known_id(self.name)})
         assert self._child.stdout is not None
         said = json.loads(self._child.stdout.readline() or '{"failed": "its process ended without a word"}')
         if "failed" in said:
@@ -421,6 +420,7 @@ class WeightsAndBiases:
 def _wandb_child() -> None:
     """The child of WeightsAndBiases: lines of JSON come in; `{"id": ...}` or `{"failed": ...}` goes out, once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(19)  # its processes, too, can wait for training; in a session of their own that would count for nothing
     out, sys.stdout = sys.stdout, sys.stderr  # the library's own words are not ours
     given = json.loads(sys.stdin.readline())
     try:

@@ -384,6 +384,19 @@ def test_wandb_writes_offline_what_it_is_sent(run: TrackedRun, monkeypatch: pyte
         os.killpg(tracker._child.pid, 0)
 
 
+@pytest.mark.skipif(absent("wandb"), reason="wandb is not installed")
+def test_wandb_gets_only_the_cpu_that_training_leaves(run: TrackedRun) -> None:
+    """Linux shares out the CPU between sessions first: niceness counts within one alone."""
+    tracker = WeightsAndBiases(mode="offline", project="p")
+    try:
+        tracker.start(run)
+        assert tracker._child is not None
+        assert os.getpriority(os.PRIO_PROCESS, tracker._child.pid) == 19
+        assert os.getsid(tracker._child.pid) == os.getsid(0)
+    finally:
+        tracker.finish("finished")
+
+
 def test_wandb_that_is_not_installed_is_named_with_its_remedy(
     run: TrackedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
