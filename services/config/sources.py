@@ -351,9 +351,8 @@ def _explained_one(item: ErrorDetails, settings: Mapping[str, Setting], schema: 
         return f"{setting.origin}: got {setting.value!r}: {hint}one of {', '.join(choice.variants)}"
     reason = _reason(item)
     named = settings.get(f"{key.rpartition('.')[0]}.{reason.partition(' ')[0]}")
-    if (
-        item["type"] == "value_error" and choice is not None and named is not None
-    ):  # what it complains of, and its place
+    # What it complains of, and its place.
+    if item["type"] == "value_error" and choice is not None and named is not None:
         return f"{named.origin}{reason.removeprefix(reason.partition(' ')[0])}"
     where = f"[{process}] {key}" if setting is None else setting.origin
     got = "" if item["type"] == "value_error" else f": got {_shown(item['input'], key, schema)}"

@@ -3,6 +3,7 @@
 import json
 import secrets
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -187,3 +188,18 @@ def test_the_git_state_is_that_of_the_project_wherever_it_is_started_from(
         git = made_with.read(tmp_path)["git"]
         assert git["changed_files"] == 1
         assert len(git["commit"]) == 40
+
+
+def test_no_token_of_a_command_line_is_kept_or_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--http.token", "a1", "--env-service.generator-token=a2", "--weights.probe-tokens", "64", "--steps", "9"]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/learner", *words])
+    monkeypatch.setenv(*next(iter(made_with.handed_over({}, ["headway", "up", *words]).items())))
+    made_with.write(tmp_path, {}, differs=[], changes=[])
+
+    hidden = ["--http.token", made_with.SECRET, f"--env-service.generator-token={made_with.SECRET}", *words[3:]]
+    record = made_with.read(tmp_path)
+    assert record["command"] == ["learner", *hidden]
+    assert record["started_by"] == ["headway", "up", *hidden]
+    assert "a1" not in made_with.to_go_on()
+    monkeypatch.delenv(made_with._HANDED_OVER)
+    assert "a2" not in made_with.to_go_on()
