@@ -1,5 +1,6 @@
 """Models for the real processes, and a launcher that leaves nothing behind."""
 
+import logging
 import subprocess
 import sys
 from collections.abc import Generator, Iterator, Mapping
@@ -11,6 +12,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from services.logs import UnhurriedHandler
 from tests.e2e.processes import ROOT, TAIL_CHARACTERS, Launcher, kill_marked, script
 
 if TYPE_CHECKING:
@@ -57,6 +59,22 @@ def user_code_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__dict__", {}).get("__file__", "")).startswith(temporary):
             del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """What a command that ran in this process has set; the stream it wrote to may be closed when the next test logs."""
+    root, loggers = logging.getLogger(), logging.Logger.manager.loggerDict
+    levels = {name: logger.level for name, logger in loggers.items() if isinstance(logger, logging.Logger)}
+    level = root.level
+    yield
+    for handler in root.handlers[:]:
+        if isinstance(handler, UnhurriedHandler):
+            root.removeHandler(handler)
+    root.setLevel(level)
+    for name, logger in loggers.items():
+        if isinstance(logger, logging.Logger):
+            logger.setLevel(levels.get(name, logger.level))
 
 
 @contextmanager

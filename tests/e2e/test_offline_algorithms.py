@@ -228,7 +228,7 @@ BAD_SETTINGS: dict[str, tuple[tuple[str, ...], str]] = {
         "command line: unknown flag --algo.clip-lo; did you mean --algo.clip-low?",
     ),
     "a knob of another algorithm": (("--algo", "ppo", "--algo.tau", "0.1"), "an option of algo kimi, but algo is ppo"),
-    "a knob without effect": (("--algo", "gspo", "--algo.kl-form", "k2"), "kl_form is set but has no effect"),
+    "a knob without effect": (("--algo", "gspo", "--algo.kl-form", "k2"), "--algo.kl-form is set but has no effect"),
     "no teachers": (("--algo", "opd"), "algo opd needs a teacher, with urls or a path, and none is set"),
     "no data": (("--algo", "rm"), "algo rm learns from a file and none is set: set data.path"),
 }
@@ -250,7 +250,8 @@ def test_a_broken_line_is_named(offline: Offline, model: Path) -> None:
     file = offline.write("broken.jsonl", preferences()[:3])
     with file.open("a", encoding="utf-8") as lines:
         lines.write('{"prompt": "1+1=", "chosen": \n')
-    assert_stopped(offline, model, "--algo", "dpo", "--data.path", str(file), says=rf"DataError: {file}, line 4: ")
+    says = rf"stopped by an error: {file}, line 4: "
+    assert_stopped(offline, model, "--algo", "dpo", "--data.path", str(file), says=says)
 
 
 def test_an_algorithm_that_cannot_be_imported_is_named(offline: Offline, model: Path) -> None:
@@ -258,7 +259,7 @@ def test_an_algorithm_that_cannot_be_imported_is_named(offline: Offline, model: 
     words = (
         "--algo", "custom", "--algo.path", "no.such.module:build", "--leases.address", leases, "--http.port", "0",
     )  # fmt: skip
-    says = r"AlgorithmNotFound: algo.path is 'no.such.module:build' .*ModuleNotFoundError.*expected a function"
+    says = r"stopped by an error: algo.path is 'no.such.module:build' .*ModuleNotFoundError.*expected a function"
     assert_stopped(offline, model, *words, says=says)
 
 

@@ -174,7 +174,7 @@ async def test_reasoning_gym_evaluation_tasks_are_not_training_tasks() -> None:
 def test_an_unknown_dataset_is_an_error_that_names_it() -> None:
     from env_service.environments.procedural import ReasoningGymSource, UnknownDataset
 
-    with pytest.raises(UnknownDataset, match="cannot make dataset 'basic_arithmetics'"):
+    with pytest.raises(UnknownDataset, match=r"no dataset 'basic_arithmetics'; did you mean basic_arithmetic\?"):
         ReasoningGymSource(_gym(dataset="basic_arithmetics"))
     with pytest.raises(UnknownDataset, match="max_term"):
         ReasoningGymSource(_gym(config={"max_term": 2}))
