@@ -75,24 +75,51 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
     return float(found)
 
 
-def step_metrics(**changes: Any) -> StepMetrics:
-    values: dict[str, Any] = {each.name: 1 for each in dataclasses.fields(StepMetrics)}
-    return StepMetrics(**{**values, **changes})
+def step_metrics(step: int) -> StepMetrics:
+    """Each field has a value of its own in each step."""
+    names = [each.name for each in dataclasses.fields(StepMetrics)]
+    values: dict[str, Any] = {name: 100 * step + place for place, name in enumerate(names, start=1)}
+    return StepMetrics(**{**values, "means": {}})
+
+
+SCRAPED_OF_THE_NEWEST_STEP = {
+    "policy_version": "step",
+    "reward_mean": "reward_mean",
+    "lag_max_versions": "lag_max",
+    "effective_sample_ratio": "effective_sample_share",
+    "mismatch_kl_nats": "mismatch_kl",
+    "behavior_kl_nats": "behavior_kl",
+    "importance_ratio_mean": "importance_ratio_mean",
+    "importance_ratio_max": "importance_ratio_max",
+    "entropy_nats": "entropy",
+}
+SCRAPED_OF_ALL_PUBLISHES = {
+    "publish": "total_s",
+    "publish_prepare": "prepare_s",
+    "publish_commit": "commit_s",
+    "publish_pause": "pause_s",
+}
 
 
 def test_what_is_scraped_agrees_with_what_metrics_jsonl_holds(tmp_path: Path) -> None:
     metrics = Metrics("learner")
     measures = Measures(metrics)
-    publish = PublishReport(
-        version=1, members=1, total_s=0.5, prepare_s=0.25, commit_s=0.125, pause_s=0.0625, probe_gap=1e-6
-    )
     with Records(folder=tmp_path, total_steps=3) as records:
         for step in range(3):
-            groups = [group(2 * step, trajectory(step, step, reward=0.5), trajectory(step)), group(2 * step + 1)]
+            groups = [group(2 * step, trajectory(0, step, reward=0.5), trajectory(step)), group(2 * step + 1)]
             timing = Timing(time_s=step + 1.0, wait_s=0.25 * step, train_s=0.5, copy_s=0.125)
             record = step_record(groups, version=step + 1, timing=timing, success_reward=1.0)
-            records.step(record, step_metrics(mismatch_kl=0.01 * step), groups)
-            measures.step(record, step_metrics(mismatch_kl=0.01 * step))
+            records.step(record, step_metrics(step), groups)
+            measures.step(record, step_metrics(step))
+            publish = PublishReport(
+                version=step + 1,
+                members=1,
+                total_s=0.5 + step,
+                prepare_s=0.25 + step,
+                commit_s=0.125 + step,
+                pause_s=0.0625 + step,
+                probe_gap=1e-6 * (step + 1),
+            )
             records.publish(publish)
             measures.published(publish)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -103,10 +130,8 @@ def test_what_is_scraped_agrees_with_what_metrics_jsonl_holds(tmp_path: Path) ->
         return float(sum(step[name] for step in steps))
 
     assert value(metrics, "steps_total") == len(steps) == value(metrics, "step_seconds_count")
-    assert value(metrics, "policy_version") == steps[-1]["step"]
-    assert value(metrics, "reward_mean") == steps[-1]["reward_mean"]
-    assert value(metrics, "mismatch_kl_nats") == steps[-1]["mismatch_kl"]
-    assert value(metrics, "lag_max_versions") == steps[-1]["lag_max"]
+    newest = {field: value(metrics, name) for name, field in SCRAPED_OF_THE_NEWEST_STEP.items()}
+    assert newest == {field: steps[-1][field] for field in newest}
     assert value(metrics, "skipped_updates_total") == total("skipped_updates")
     for name, field in (("train", "train_s"), ("batch_wait", "wait_s"), ("copy", "copy_s")):
         assert value(metrics, f"{name}_seconds_total") == pytest.approx(total(field))
@@ -115,9 +140,11 @@ def test_what_is_scraped_agrees_with_what_metrics_jsonl_holds(tmp_path: Path) ->
     assert value(metrics, "trained_tokens_total") == total("sampled_tokens")
     assert value(metrics, "trained_token_lag_versions_count") == total("sampled_tokens")
     assert value(metrics, "trained_trajectories_total") == total("trajectories")
-    lags = sum(int(lag) * count for step in steps for lag, count in step["lag_counts"].items())
-    assert value(metrics, "trained_trajectory_lag_versions_sum") == lags
-    for name, field in (("publish", "total_s"), ("publish_prepare", "prepare_s"), ("publish_pause", "pause_s")):
+    for name, field in (("token", "token_lag_counts"), ("trajectory", "lag_counts")):
+        lags = sum(int(lag) * count for step in steps for lag, count in step[field].items())
+        assert value(metrics, f"trained_{name}_lag_versions_sum") == lags > 0
+    assert value(metrics, "probe_gap_nats") == publishes[-1]["probe_gap"]
+    for name, field in SCRAPED_OF_ALL_PUBLISHES.items():
         assert value(metrics, f"{name}_seconds_sum") == sum(each[field] for each in publishes)
         assert value(metrics, f"{name}_seconds_count") == len(publishes)
 
