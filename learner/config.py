@@ -15,6 +15,7 @@ from services.config.agreements import EqualTo, Listens, ModelFolder
 from services.config.devices import cores, works_on_cores
 from services.config.made_with import settings_of
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
+from services.config.run_paths import Written
 from services.network import check_key_settings, is_loopback, is_wildcard
 from services.zmq.keys import KeyFile
 
@@ -293,7 +294,9 @@ class LearnerConfig(ProcessConfig):
     model: Annotated[Path, ModelFolder(("model", "tokenizer", "chat_template"))] = Field(
         description="Hugging Face directory of the initial model"
     )
-    output: Path | None = Field(None, description="where the trained model goes; the run's folder if left out")
+    output: Annotated[Path | None, Written()] = Field(
+        None, description="where the trained model goes; the run's folder if left out"
+    )
     algo: AlgorithmConfig = Field(GrpoConfig(), description="the algorithm")
     steps: int = Field(100, ge=1, description="steps to train; each consumes groups_per_step groups")
     time_limit_s: float | None = Field(

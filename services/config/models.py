@@ -26,7 +26,7 @@ from protocol.fleet import template_digest, template_in
 from services.config import help_text as helping
 from services.config.devices import use_devices
 from services.config.options import Choice, Schema, idle_reason, schema_of
-from services.config.run_paths import import_code_beside
+from services.config.run_paths import Written, import_code_beside
 from services.config.sources import (
     PROCESSES,
     ConfigError,
@@ -63,7 +63,9 @@ class RunConfig(ConfigModel):
     """The table [run], which all processes share."""
 
     name: str = Field("default", description="name of the run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-    directory: Path = Field(Path("runs"), description="folder in which each run has a folder of its own")
+    directory: Annotated[Path, Written()] = Field(
+        Path("runs"), description="folder in which each run has a folder of its own"
+    )
     seed: int | None = Field(
         None, ge=0, description="every seed of the processes that is not set itself; none: each has its own default"
     )

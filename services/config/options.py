@@ -19,6 +19,8 @@ from pydantic import BaseModel, SecretStr, Tag, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from services.config.run_paths import is_written
+
 REQUIRED = PydanticUndefined
 
 FILE_SUFFIX = "_file"
@@ -39,6 +41,8 @@ class Option:
     variants: Mapping[str, object] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, object] = field(default_factory=dict)
+    is_written: bool = False
+    """Whether it names what the process makes."""
 
     @property
     def is_list(self) -> bool:
@@ -137,7 +141,7 @@ def _walk(model: type[BaseModel], *, default: object, prefix: str, variant: str 
             variants = {} if variant is None else {variant: value}
             texts = {} if variant is None else {variant: text}
             kinds = {} if variant is None else {variant: info.annotation}
-            _add(options, Option(key, info.annotation, value, text, variants, texts, kinds))
+            _add(options, Option(key, info.annotation, value, text, variants, texts, kinds, is_written(info)))
 
 
 def _walk_choice(

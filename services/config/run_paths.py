@@ -2,6 +2,7 @@
 
     "tasks.jsonl" in sums/run.toml      sums/tasks.jsonl
     the same, if that is not there      tasks.jsonl of the current folder, if it is there
+    "runs", to be written               sums/runs, whatever the current folder has
     "Qwen/Qwen2.5-0.5B-Instruct"        neither a folder: the snapshot of that name in the hub's cache, if it is there
 
 Paths of the environment and the command line count from the current folder. Nothing here asks the network: `headway
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HubKind = Literal["model", "dataset"]
@@ -31,6 +33,11 @@ class CountsFrom:
     key: str
 
 
+@dataclass(frozen=True)
+class Written:
+    """Marks a path that the process makes: it is where the run.toml says, and nobody else's of that name."""
+
+
 def import_code_beside(path: Path) -> None:
     """Lets this process, and those that it starts, import modules from the folder of a run.toml, after all others."""
     folder = str(path.resolve().parent)
@@ -38,11 +45,18 @@ def import_code_beside(path: Path) -> None:
         sys.path.append(folder)
 
 
-def placed(value: object, annotation: object, *, beside: Path | None) -> object:
-    """The value of a setting of a type, with each path in it as the process finds it.
+def is_written(info: FieldInfo) -> bool:
+    """Whether the process makes what the field names."""
+    return any(isinstance(mark, Written) for mark in info.metadata)
+
+
+def placed(value: object, annotation: object, *, written: bool = False, beside: Path | None) -> object:
+    """The value of a setting of a type, with each path in it as the process finds it, or will make it if `written`.
 
     `beside` is the folder of the file that the setting is from; None if it is from elsewhere.
     """
+    if written and isinstance(value, str):
+        return _beside(value, beside)
     if isinstance(value, str):
         return _placed_path(value, beside) if Path in _parts(annotation) else value
     if isinstance(value, list):
@@ -62,15 +76,21 @@ def _counted_from(value: Mapping[str, object], models: list[type[BaseModel]]) ->
 def _placed_field(key: str, value: object, models: list[type[BaseModel]], beside: Path | None) -> object:
     """As the first of the models has it, one of which the table is."""
     infos = [model.model_fields[key] for model in models if key in model.model_fields]
-    return placed(value, infos[0].annotation, beside=beside) if infos else value
+    if not infos:
+        return value
+    return placed(value, infos[0].annotation, written=is_written(infos[0]), beside=beside)
 
 
-def _placed_path(text: str, beside: Path | None) -> str:
+def _beside(text: str, beside: Path | None) -> str:
     path = Path(text).expanduser()
     if path.is_absolute():
         return str(path)
-    there = os.path.normpath((beside or Path()) / path) if text else text
-    if _exists(there):
+    return os.path.normpath((beside or Path()) / path) if text else text
+
+
+def _placed_path(text: str, beside: Path | None) -> str:
+    there = _beside(text, beside)
+    if Path(text).expanduser().is_absolute() or _exists(there):
         return there
     if _exists(text):
         return text

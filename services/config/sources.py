@@ -136,9 +136,12 @@ def from_command_line(arguments: Sequence[str], schema: Schema, *, process: str 
 
 def with_paths(found: Found, schema: Schema, beside: Path | None) -> Found:
     """The same, with paths as the process finds them; `beside` is the folder of the file that was read, if one was."""
-    kinds = {key: option.annotation for key, option in schema.options.items()}
-    settings = (replace(each, value=placed(each.value, kinds[each.key], beside=beside)) for each in found.settings)
-    return replace(found, settings=tuple(settings))
+
+    def found_at(each: Setting) -> Setting:
+        option = schema.options[each.key]
+        return replace(each, value=placed(each.value, option.annotation, written=option.is_written, beside=beside))
+
+    return replace(found, settings=tuple(map(found_at, found.settings)))
 
 
 def with_secrets_read(found: Found, schema: Schema) -> Found:

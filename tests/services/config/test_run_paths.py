@@ -28,7 +28,7 @@ def _learner(project: Path, text: str, *words: str) -> LearnerConfig:
 
 
 def test_a_path_of_the_file_counts_from_its_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project.parent)  # where no run has left a folder of that name
+    monkeypatch.chdir(project.parent)
     config = _learner(project, 'model = "model"\noutput = "made/model"\n[run]\ndirectory = "runs"')
 
     assert config.model == project / "model"
@@ -73,6 +73,20 @@ def test_what_is_not_beside_the_file_is_looked_for_in_the_current_folder(
     monkeypatch.chdir(tmp_path / "elsewhere")
 
     assert _learner(project, 'model = "models/one"').model == Path("models/one")
+
+
+def test_what_is_to_be_written_goes_beside_the_file_whatever_the_current_folder_has(
+    project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere/runs").mkdir(parents=True)
+    (tmp_path / "elsewhere/trained").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    config = _learner(project, 'model = "model"\noutput = "trained"\n[run]\ndirectory = "runs"')
+
+    assert config.run.folder == project / "runs" / "default"
+    assert config.output == project / "trained"
+    assert _learner(project, "", "--model", "m", "--run.directory", "runs").run.directory == Path("runs")
 
 
 def test_a_path_of_the_command_line_counts_from_the_current_folder(
