@@ -111,10 +111,18 @@ def _hang_learner(trial: Trial) -> Fault:
 
 
 def _kill_engine(trial: Trial) -> Fault:
+    pids = _pids(trial, "g1", engine_only=True)
     trial.expected.add("g1")
-    send(SIGKILL, trial.system.pids("g1", engine_only=True))
+    send(SIGKILL, pids)
     ended = trial.system.nodes["g1"].process
     return Fault("g1's engine killed", 3.0, lambda: _await_end(ended))
+
+
+def _pids(trial: Trial, name: str, *, engine_only: bool) -> list[int]:
+    """Of one that was started again a moment ago the engine has to be waited for."""
+    if engine_only:
+        trial.system.wait(lambda: bool(trial.system.pids(name, engine_only=True)), f"an engine of {name}", timeout_s=60)
+    return trial.system.pids(name, engine_only=engine_only)
 
 
 def _await_end(process: Launched) -> None:
@@ -124,7 +132,7 @@ def _await_end(process: Launched) -> None:
 
 def _hang(name: str, *, engine_only: bool = False) -> Callable[[Trial], Fault]:
     def strike(trial: Trial) -> Fault:
-        pids, for_s = trial.system.pids(name, engine_only=engine_only), trial.random.uniform(0.5, 40.0)
+        pids, for_s = _pids(trial, name, engine_only=engine_only), trial.random.uniform(0.5, 40.0)
         send(SIGSTOP, pids)
         who = f"{name}'s engine" if engine_only else name
         return Fault(f"{who} hangs for {for_s:.0f} s", for_s, lambda: send(SIGCONT, pids))
