@@ -190,9 +190,12 @@ class System:
         return self.progress.read(self.run.path / "metrics.jsonl").publishes
 
     def wait(self, condition: Callable[[], object], what: str, *, timeout_s: float) -> float:
-        """Waits for a condition; the seconds that it took. A node that ended by itself is a failure, by name."""
+        """Waits for a condition; the seconds that it took. A wait in vain names the nodes that ended by themselves."""
         began = time.monotonic()
-        until(lambda: condition() or None, what=what, timeout_s=timeout_s)
+        try:
+            until(lambda: condition() or None, what=what, timeout_s=timeout_s)
+        except AssertionError as error:
+            raise AssertionError("; ".join([str(error), *self.ended_by_itself()])) from error
         return time.monotonic() - began
 
     def ended_by_itself(self) -> list[str]:
