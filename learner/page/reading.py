@@ -22,7 +22,12 @@ from learner.page.store import FOLDER, TOKENIZER, Columns, unpacked
 
 MOST_ROWS = 200
 MOST_TOKENS = 1 << 16
-"""Of all trajectories of a group that are decoded for one answer; one alone is decoded whatever its length."""
+"""That are decoded for one answer: of all trajectories of a group, or from a place on of one."""
+MOST_TEXT = 1 << 13
+"""Characters of one text in an answer. Of a longer one its beginning and its end are there; `whole_text` has it all."""
+
+_MOST_OF_TOKEN = 256
+_MOST_OF_PROMPT = 1 << 12
 
 _EXCERPT = 240
 _HELD_BACK = 8
@@ -215,11 +220,15 @@ _DISTINCT = (
 )
 
 
-def group(folder: Path, key: Key, *, decode: Decode | None, only: int | None = None) -> dict[str, Any] | None:
-    """A group with its tokens; None if it is not there. `only` is the place of the one trajectory to decode.
+def group(
+    folder: Path, key: Key, *, decode: Decode | None, only: int | None = None, begin: int = 0
+) -> dict[str, Any] | None:
+    """A group with its tokens; None if it is not there. `only` is the place of the one trajectory to decode, from its
+    token `begin` on.
 
-    The tokens that all its trajectories begin with stand once, in `prompt_pieces`. Without `decode` a token is shown
-    by its number. Raises sqlite3.DatabaseError for a part that cannot be read, as a damaged one.
+    The tokens that all its trajectories begin with are no part of that: their text stands once, in `prompt`. Without
+    `decode` a token is shown by its number. Raises sqlite3.DatabaseError for a part that cannot be read, as a damaged
+    one.
     """
     path = folder / FOLDER / f"part-{key.part:010d}.db"
     if not path.exists():
@@ -237,21 +246,52 @@ def group(folder: Path, key: Key, *, decode: Decode | None, only: int | None = N
     left = MOST_TOKENS
     shown = []
     for row, own in zip(rows, columns, strict=True):
-        whole = row["place"] == only or (only is None and len(own["token_ids"]) <= left)
-        left -= len(own["token_ids"]) if whole else 0
-        tokens = _tokens(own, shared, decode) if whole else None
+        decoded = row["place"] == only or (only is None and len(own["token_ids"]) <= left)
+        left -= len(own["token_ids"]) if decoded else 0
+        tokens = _tokens(own, shared, decode, begin=begin if only is not None else 0) if decoded else None
         shown.append(
             {
                 **_shown(key.part, row),
                 "facts": json.loads(row["facts"]),
-                "text": row["text"] if tokens is None else None,
+                "text": bounded(row["text"]) if tokens is None else None,
                 "total": len(own["token_ids"]),
                 "tokens": tokens,
             }
         )
     facts = {name: head[name] for name in head.keys() if name not in ("id", "tokens")}  # noqa: SIM118
-    prompt = pieces_of(columns[0]["token_ids"][:shared].tolist(), decode)
-    return {"group": str(key), **facts, "shared": shared, "prompt_pieces": prompt, "trajectories": shown}
+    prompt = _prompt(columns[0]["token_ids"][:shared].tolist(), decode)
+    return {"group": str(key), **facts, "shared": shared, "prompt": prompt, "trajectories": shown}
+
+
+def whole_text(folder: Path, key: Key, *, place: int | None) -> str | None:
+    """The text of the completion at `place` in a group, or of the group's prompt; None if it is not there."""
+    path = folder / FOLDER / f"part-{key.part:010d}.db"
+    if not path.exists():
+        return None
+    with _opened(path) as database:
+        found = database.execute(
+            "SELECT prompt FROM groups WHERE id = :id AND :place IS NULL"
+            " UNION ALL SELECT text FROM rows WHERE grp = :id AND place = :place",
+            {"id": key.row, "place": place},
+        ).fetchone()
+    return None if found is None else str(found[0])
+
+
+def bounded(text: str, most: int = MOST_TEXT) -> str:
+    """The text, or its beginning and its end and between them how much is left out."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} ⟨ … {len(text) - 2 * (most // 2):,} characters … ⟩ {text[-(most // 2) :]}"
+
+
+def _prompt(ids: Sequence[int], decode: Decode | None) -> str:
+    def text(some: Sequence[int]) -> str:
+        return bounded("".join(pieces_of(some, decode)))
+
+    if len(ids) <= _MOST_OF_PROMPT:
+        return text(ids)
+    half = _MOST_OF_PROMPT // 2
+    return f"{text(ids[:half])} ⟨ … {len(ids) - 2 * half:,} tokens … ⟩ {text(ids[-half:])}"
 
 
 def _shared(columns: Sequence[Columns]) -> int:
@@ -269,15 +309,20 @@ def _given(mask: NDArray[Any]) -> int:
     return int(sampled[0]) if len(sampled) else len(mask)
 
 
-def _tokens(own: Columns, shared: int, decode: Decode | None) -> dict[str, Any]:
-    before = own["token_ids"][max(0, shared - 1) : shared].tolist()
+def _tokens(own: Columns, shared: int, decode: Decode | None, *, begin: int) -> dict[str, Any]:
+    """Those from `begin` on that are shown: `begin` says where they do begin."""
+    first = min(max(shared, begin), max(shared, len(own["token_ids"]) - 1))
+    part = slice(first, first + MOST_TOKENS)
+    before = own["token_ids"][max(0, first - 1) : first].tolist()
+    pieces = pieces_of(own["token_ids"][part].tolist(), decode, before=before)
     return {
-        "pieces": pieces_of(own["token_ids"][shared:].tolist(), decode, before=before),
-        "ids": own["token_ids"][shared:].tolist(),
-        "mask": own["loss_mask"][shared:].tolist(),
-        "versions": own["versions"][shared:].tolist(),
+        "begin": first,
+        "pieces": [bounded(piece, _MOST_OF_TOKEN) for piece in pieces],
+        "ids": own["token_ids"][part].tolist(),
+        "mask": own["loss_mask"][part].tolist(),
+        "versions": own["versions"][part].tolist(),
         **{
-            name: _numbers(own[name][shared:])
+            name: _numbers(own[name][part])
             for name in ("behavior_logprobs", "learner_logprobs", "entropies", "advantages")
         },
     }

@@ -26,14 +26,14 @@ from dataclasses import dataclass, fields
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from learner.page.curves import Mark, Restarted, RunCurves
-from learner.page.reading import MOST_ROWS, Filter, Key, decoder_of, group, overview, page
+from learner.page.reading import MOST_ROWS, Filter, Key, decoder_of, group, overview, page, whole_text
 from protocol.model import PolicyVersion
 from protocol.status import FailureStatus, Readiness, Report, WaitStatus
 from services.config import made_with
@@ -46,6 +46,7 @@ from services.logs import configure_logging
 from services.process import Stop, run_loops, run_process
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 PAGE_PATHS = OPEN_PATHS | {"/", "/page/"}
 """What an application with the page leaves open: its routes ask for the token themselves."""
@@ -142,6 +143,7 @@ class RunPage:
         get("/page/data/overview", dependencies=known)(self._overview)
         get("/page/data/rows", dependencies=known)(self._rows)
         get("/page/data/group", dependencies=known)(self._group)
+        get("/page/data/text", dependencies=known)(self._text)
 
     # Who may read
 
@@ -250,22 +252,35 @@ class RunPage:
         found = await asyncio.to_thread(look)
         return {"rows": found.rows, "unreadable": found.unreadable}
 
-    async def _group(self, key: str, run: int = 0, only: int | None = None) -> dict[str, Any]:
+    async def _group(self, key: str, run: int = 0, only: int | None = None, begin: int = 0) -> dict[str, Any]:
         folder = self._runs[self._of(run)].folder
-        try:
-            wanted = Key.parse(key)
-            found = await asyncio.to_thread(lambda: group(folder, wanted, decode=decoder_of(folder), only=only))
-        except ValueError as error:
-            raise RequestRefused(422, "invalid_field", f"key: {error}", field="key") from error
-        except sqlite3.DatabaseError as error:
-            raise RequestRefused(409, "damaged", f"this group cannot be read: {error}") from error
-        if found is None:
-            raise RequestRefused(404, "unknown_group", f"group {key} is not kept, or no longer")
-        return found
+        return await _kept(key, lambda wanted: group(folder, wanted, decode=decoder_of(folder), only=only, begin=begin))
+
+    async def _text(self, key: str, run: int = 0, place: int | None = None) -> Response:
+        """A file to keep, never a page of ours: a completion may hold anything."""
+        folder = self._runs[self._of(run)].folder
+        text = await _kept(key, lambda wanted: whole_text(folder, wanted, place=place))
+        name = f"{key}-{'prompt' if place is None else place}.txt"
+        headers = {**_HEADERS, "Content-Disposition": f'attachment; filename="{name}"'}
+        return Response(text.encode(errors="replace"), media_type="text/plain; charset=utf-8", headers=headers)
 
 
 _FRESH = {"Cache-Control": "no-store"}
 _HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+
+
+async def _kept(key: str, look: Callable[[Key], T | None]) -> T:
+    """What `look` finds of a group in a thread. Raises RequestRefused if there is none of that key."""
+    try:
+        wanted = Key.parse(key)
+        found = await asyncio.to_thread(look, wanted)
+    except ValueError as error:
+        raise RequestRefused(422, "invalid_field", f"key: {error}", field="key") from error
+    except sqlite3.DatabaseError as error:
+        raise RequestRefused(409, "damaged", f"this group cannot be read: {error}") from error
+    if found is None:
+        raise RequestRefused(404, "unknown_group", f"group {key} is not kept, or no longer")
+    return found
 
 
 def _policy(text: str) -> str:

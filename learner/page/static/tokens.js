@@ -54,19 +54,19 @@ export function legend(name, most) {
 }
 
 export function strip(one, found, name, most) {
-  const t = one.tokens, coloring = COLORINGS[name], turn = turnOf(one), shared = found.shared;
+  const t = one.tokens, coloring = COLORINGS[name], turn = turnOf(one), first = t.begin;
   const box = el("div", { class: "tokens", dir: "ltr" }), told = el("p", { class: "told", "aria-live": "off" }, "\u00a0");
   let run = null;
   const flush = () => { if (run) { run.element.textContent = clean(run.text); box.append(run.element); } };
   for (let i = 0; i < t.pieces.length; i++) {
-    const kind = shade(coloring.of(t, i, found.step, turn(shared + i)), most, coloring, t.mask[i] === 1);
+    const kind = shade(coloring.of(t, i, found.step, turn(first + i)), most, coloring, t.mask[i] === 1);
     if (run?.kind !== kind) { flush(); run = { kind, text: "", from: i, element: el("span", { class: `t ${kind}` }) }; run.element.dataset.from = i; }
     run.text += t.pieces[i];
     run.element.dataset.to = i + 1;
   }
   flush();
   const tell = i => {
-    told.textContent = i == null ? "\u00a0" : `token ${shared + i} (id ${t.ids[i]}) ${JSON.stringify(clean(t.pieces[i])).slice(0, 60)}: ${t.mask[i] ? `version ${t.versions[i]}, logprob ${number(t.behavior_logprobs[i])} sampling and ${number(t.learner_logprobs[i])} learning, ratio ${number(gap(t, i) == null ? null : Math.exp(gap(t, i)))}, entropy ${number(t.entropies[i])}, advantage ${number(t.advantages[i])}` : "given, not sampled"}`;
+    told.textContent = i == null ? "\u00a0" : `token ${first + i} (id ${t.ids[i]}) ${JSON.stringify(clean(t.pieces[i])).slice(0, 60)}: ${t.mask[i] ? `version ${t.versions[i]}, logprob ${number(t.behavior_logprobs[i])} sampling and ${number(t.learner_logprobs[i])} learning, ratio ${number(gap(t, i) == null ? null : Math.exp(gap(t, i)))}, entropy ${number(t.entropies[i])}, advantage ${number(t.advantages[i])}` : "given, not sampled"}`;
   };
   box.addEventListener("pointerover", event => { // a run of one colour falls into its tokens under the pointer
     const at = event.target;

@@ -9,6 +9,7 @@ const FILTERS = [["words", "Words", "search", "text"], ["step", "Step", "number"
 const PAGE = 50;
 
 const section = (name, children) => el("section", { "aria-label": `Run ${name}` }, el("h2", {}, name), children);
+const asText = (key, run, place) => el("p", {}, el("a", { href: `/page/data/text?${new URLSearchParams({ key, run: run ?? "0", ...(place == null ? {} : { place }) })}`, download: "" }, "the whole text, as a file"));
 const side = sections => el("div", { class: "runs" }, sections);
 
 export class Viewer {
@@ -108,14 +109,14 @@ export class Viewer {
 
   async group(given) {
     const only = given.only ?? null, run = given.run;
-    const [found, before, after] = await Promise.all([ask("group", { run, key: given.group, only }), this.beside("newer"), this.beside("older")]);
+    const [found, before, after] = await Promise.all([ask("group", { run, key: given.group, only, begin: given.begin }), this.beside("newer"), this.beside("older")]);
     const color = COLORINGS[given.color] ? given.color : "lag", beside = await Promise.all(this.others.map(other => this.counterpart(other, found)));
     const most = scaleOf(color, [found, ...beside.map(one => one.found).filter(Boolean)]);
-    const link = (row, text, rel) => (row ? el("a", { rel, href: this.to({ group: row.group, at: row.key, only: null }) }, text) : el("span", { class: "soft" }, text));
+    const link = (row, text, rel) => (row ? el("a", { rel, href: this.to({ group: row.group, at: row.key, only: null, begin: null }) }, text) : el("span", { class: "soft" }, text));
     this.steps = { before, after };
     const colors = el("span", { class: "group", role: "group", "aria-label": "Colour of tokens" }, Object.entries(COLORINGS).map(([name, { title }]) =>
       el("button", { type: "button", "aria-pressed": String(name === color), onclick: () => { location.hash = this.to({ color: name }); } }, title)));
-    const bar = el("p", { class: "bar noprint" }, el("a", { href: this.to({ group: null, at: null, only: null }) }, "▲ list"), link(before, "◀ newer", "prev"), link(after, "older ▶", "next"), el("span", { class: "soft" }, "inside of the filter; keys: j, k, u"));
+    const bar = el("p", { class: "bar noprint" }, el("a", { href: this.to({ group: null, at: null, only: null, begin: null }) }, "▲ list"), link(before, "◀ newer", "prev"), link(after, "older ▶", "next"), el("span", { class: "soft" }, "inside of the filter; keys: j, k, u"));
     const shades = [el("div", { class: "bar noprint" }, colors), legend(color, most)];
     if (!beside.length) return [bar, ...this.head(found), ...shades, ...this.body(found, color, most)];
     const columns = [{ name: this.name, found }, ...beside].map(one => section(one.name, one.found ? [one.note, ...this.head(one.found), ...this.body(one.found, color, most, one.run)].filter(Boolean) : [one.note]));
@@ -130,7 +131,7 @@ export class Viewer {
       const note = row.step === step ? null : el("p", { class: "soft" }, `No group of this task is kept of its step ${number(step)}: this one is of step ${number(row.step)}.`);
       return { ...other, note, found: await ask("group", { run: other.run, key: row.group }) };
     }
-    const same = el("a", { href: this.to({ ...this.first(other.run), group: null, at: null, only: null, step }) }, `what it keeps of step ${number(step)}`);
+    const same = el("a", { href: this.to({ ...this.first(other.run), group: null, at: null, only: null, begin: null, step }) }, `what it keeps of step ${number(step)}`);
     return { ...other, found: null, note: el("p", { class: "soft" }, "It keeps no group of this task: ", same) };
   }
 
@@ -147,7 +148,7 @@ export class Viewer {
   body(found, color, most, run) { // the prompt once, and the trajectories, the best first
     const ranked = [...found.trajectories].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity) || a.place - b.place);
     return [
-      el("details", { class: "card", open: found.prompt_pieces.length < 400 }, el("summary", {}, `Prompt, ${number(found.shared)} tokens, the same for all`), el("div", { class: "tokens given", dir: "ltr" }, clean(found.prompt_pieces.join("")))),
+      el("details", { class: "card", open: found.shared < 400 }, el("summary", {}, `Prompt, ${number(found.shared)} tokens, the same for all`), el("div", { class: "tokens given", dir: "ltr" }, clean(found.prompt)), asText(found.group, run ?? this.given.run)),
       el("div", { class: "siblings" }, ranked.map((one, i) => this.card(one, found, color, most, i, run))),
     ];
   }
@@ -165,20 +166,27 @@ export class Viewer {
     const head = [`${place}: reward ${number(one.reward)}`, `${number(one.length)} tokens`, one.finish, `lag ${number(one.lag)}`, versions.length > 1 ? `versions ${versions.join(", ")}` : `version ${versions[0] ?? "–"}`,
       advantage == null ? null : `advantage ${number(advantage)}`, turns.length > 1 ? `${turns.length} turns` : null, player || null];
     const more = Object.entries(reward).filter(([name, value]) => !["reward", "components"].includes(name) && value !== "" && value != null);
-    const open = el("a", { href: this.to({ ...this.first(run), group: found.group, at: one.key, only: one.place }) }, `${number(one.total)} tokens: show them`);
+    const from = (begin, text) => el("a", { href: this.to({ ...this.first(run), group: found.group, at: one.key, only: one.place, begin }) }, text);
+    const open = from(null, `${number(one.total)} tokens: show them`), part = one.tokens && this.part(one, found, from);
     return el("article", { class: `card${run == null && one.key === this.given.at ? " chosen" : ""}`, "aria-label": `${place}, reward ${one.reward}` },
       el("h3", {}, head.filter(Boolean).join(" · ")),
-      Object.keys(reward.components ?? {}).length ? el("p", { class: "soft" }, Object.entries(reward.components).map(([name, value]) => `${name} ${number(value)}`).join(" · ")) : null,
-      one.tokens ? strip(one, found, color, most) : el("div", {}, open, one.text ? el("div", { class: "tokens", dir: "ltr" }, clean(one.text)) : null),
-      el("details", {}, el("summary", {}, "Reward and turns"), el("dl", { class: "facts" },
+      Object.keys(reward.components ?? {}).length ? el("p", { class: "soft" }, Object.entries(reward.components).map(([name, value]) => `${clean(name.slice(0, 100))} ${number(value)}`).join(" · ")) : null,
+      one.tokens ? el("div", {}, part, strip(one, found, color, most)) : el("div", {}, open, one.text ? el("div", { class: "tokens", dir: "ltr" }, clean(one.text)) : null),
+      el("details", {}, el("summary", {}, "Reward and turns"), asText(found.group, run ?? this.given.run, one.place), el("dl", { class: "facts" },
         more.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, name === "latency_s" ? seconds(value) : clean(typeof value === "string" ? value : JSON.stringify(value)))]),
         turns.flatMap((turn, i) => [el("dt", {}, `turn ${i + 1}`), el("dd", {}, `tokens ${turn.completion_start} to ${turn.end}, ${turn.finish_reason}, by ${turn.generator_ids.join(", ")}${turn.reward == null ? "" : `, reward ${number(turn.reward)}`}`)]))));
+  }
+
+  part({ tokens, total }, { shared }, from) { // of one that is too long to be shown at once: where this part is, and the ways to the others
+    const end = tokens.begin + tokens.pieces.length, size = tokens.pieces.length;
+    if (tokens.begin === shared && end === total) return null;
+    return el("p", { class: "bar" }, tokens.begin > shared ? from(Math.max(shared, tokens.begin - size), "◀ earlier tokens") : null, el("span", { class: "soft" }, `tokens ${number(tokens.begin)} to ${number(end)} of ${number(total)}`), end < total ? from(end, "later tokens ▶") : null);
   }
 
   key(event) {
     if (!this.given.group || this.target.hidden || event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName)) return;
     const row = { j: this.steps?.after, k: this.steps?.before }[event.key];
-    if (row) location.hash = this.to({ group: row.group, at: row.key, only: null });
-    if (event.key === "u") location.hash = this.to({ group: null, at: null, only: null });
+    if (row) location.hash = this.to({ group: row.group, at: row.key, only: null, begin: null });
+    if (event.key === "u") location.hash = this.to({ group: null, at: null, only: null, begin: null });
   }
 }

@@ -106,3 +106,47 @@ def make_run(
             store.put(taken(step, *(group(2 * step + n, step=step, texts=texts) for n in range(2))))
             store.wait_idle()
     return folder
+
+
+def huge_group(lease: int, *, step: int, nasty: str) -> TrajectoryGroup:
+    """A prompt, a token and a completion of a megabyte each, and `nasty` in all of them; see `huge_run`."""
+    prompt = np.full(HUGE_PROMPT, 5, dtype=np.int32)
+    prompt[10] = HUGE_TOKEN
+
+    def one(place: int, sampled: list[int], text: str) -> Trajectory:
+        total = len(prompt) + len(sampled)
+        return Trajectory(
+            token_ids=np.concatenate([prompt, np.array(sampled, dtype=np.int32)]),
+            loss_mask=(np.arange(total) >= len(prompt)).astype(np.uint8),
+            behavior_logprobs=np.zeros(total, dtype=np.float32),
+            version_spans=(VersionSpan(version=f"1.{step - 1}", start=len(prompt), end=total),),
+            completion_text=text[: 1 << 20],
+            turns=(Turn(start=0, completion_start=len(prompt), end=total, finish_reason="stop", generator_ids=("g",)),),
+            reward=RewardRecord(reward=float(place), verifier="exact", components={nasty: 1.0}, service_id="rs"),
+        )  # fmt: skip
+
+    return TrajectoryGroup(
+        incarnation=1, lease_id=lease, attempt=0, purpose="train", environment="huge", task_index=0,
+        prompt_text=(nasty * (1 << 16))[: 1 << 20],
+        trajectories=(
+            one(0, [1, HUGE_TOKEN, 2], nasty + "x" * (1 << 20)),
+            one(1, [8] * HUGE_COMPLETION, nasty + "word8 " * HUGE_COMPLETION),
+        ),
+    )  # fmt: skip
+
+
+HUGE_TOKEN = 100
+HUGE_PROMPT = 200_000
+HUGE_COMPLETION = 170_000
+
+
+def huge_run(folder: Path, *, nasty: str) -> Path:
+    """A run whose newest group is huge."""
+    make_run(folder, steps=1)
+    vocabulary = {**TOKENIZER["model"]["vocab"], nasty + "y" * (1 << 20): HUGE_TOKEN}  # type: ignore[index]
+    tokenizer = {**TOKENIZER, "model": {**TOKENIZER["model"], "vocab": vocabulary}}  # type: ignore[dict-item]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with TrajectoryStore(folder, budget_bytes=1 << 30, share=1.0) as store:
+        store.put(TakenStep(step=2, groups=(huge_group(9, step=2, nasty=nasty),)))
+        store.wait_idle()
+    return folder

@@ -15,7 +15,7 @@ import pytest
 
 from headway.report import page as page_of_report
 from headway.report import read_run
-from tests.learner.page.made_run import make_run, step_line, write_lines
+from tests.learner.page.made_run import huge_run, make_run, step_line, write_lines
 
 CHROMIUM = os.environ.get("HEADWAY_CHROMIUM") or shutil.which("chromium-headless-shell") or shutil.which("chromium")
 REQUIRED = os.environ.get("HEADWAY_PAGE_TESTS") == "required"
@@ -203,6 +203,38 @@ def test_text_that_would_run_or_turn_around_is_shown_as_it_is(browser: "Browser"
     assert page.evaluate("window.broken") is None
     assert said == []
     page.context.close()
+
+
+def test_what_is_huge_is_shown_by_its_ends_and_nothing_of_it_runs(browser: "Browser", tmp_path: Path) -> None:
+    """A prompt, a token and a completion of a megabyte each."""
+    shown = Viewed(huge_run(tmp_path / "run", nasty=NASTY))
+    page, said = _opened(browser, f"{shown.url}#/trajectories?environment=huge")
+    page.locator("table.list tbody tr td:nth-child(2) a").first.click(timeout=WAIT_MS)
+    _shows(page, ".siblings .tokens", "characters …")
+    page.locator("summary", has_text="Prompt").click()
+    _shows(page, ".tokens.given", "tokens …")
+    most = page.evaluate("document.body.textContent.length")
+    links = page.get_by_role("link", name="the whole text, as a file")
+    with page.expect_download() as kept:
+        links.first.click()
+    page.get_by_role("link", name="tokens: show them").first.click()
+    _shows(page, ".siblings .bar", "tokens 200,000 to 265,536 of 370,000")
+    page.get_by_role("link", name="later tokens").click()
+    _shows(page, ".siblings .bar", "tokens 265,536 to 331,072 of 370,000")
+    page.get_by_role("link", name="later tokens").click()
+    _shows(page, ".siblings .bar", "tokens 331,072 to 370,000 of 370,000")
+    page.go_back()
+    page.go_back()
+    page.go_back()
+    page.get_by_role("link", name="tokens: show them").last.click()
+    _shows(page, ".siblings .tokens", "characters …")
+
+    assert most < 200_000
+    assert Path(kept.value.path()).stat().st_size > 1 << 20
+    assert page.evaluate("window.broken") is None
+    assert said == []
+    page.context.close()
+    shown.end()
 
 
 def test_the_keyboard_goes_on_inside_of_the_filter(browser: "Browser", viewed: Viewed) -> None:

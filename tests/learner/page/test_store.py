@@ -1,13 +1,35 @@
+import json
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from learner.page.reading import Filter, Key, decoder_of, group, overview, page, parts_of, pieces_of
+from learner.page.reading import (
+    MOST_TEXT,
+    MOST_TOKENS,
+    Filter,
+    Key,
+    decoder_of,
+    group,
+    overview,
+    page,
+    parts_of,
+    pieces_of,
+    whole_text,
+)
 from learner.page.store import TrajectoryStore, columns_of, packed, unpacked
-from tests.learner.page.made_run import TOKENIZER, make_run, taken
+from tests.learner.page.made_run import (
+    HUGE_COMPLETION,
+    HUGE_PROMPT,
+    HUGE_TOKEN,
+    TOKENIZER,
+    huge_run,
+    make_run,
+    taken,
+)
 from tests.learner.page.made_run import group as made_group
 
 NASTY = "<script>alert(1)</script>\x00\x1b[31m\u202egnp.exe\u2066 \ud7ff"
@@ -36,7 +58,7 @@ def test_the_store_keeps_the_arrays_of_the_groups(tmp_path: Path) -> None:
     assert found is not None
     expected = made_group(2, step=1).trajectories
     assert found["shared"] == 3
-    assert found["prompt_pieces"] == ["word5 ", "word6 ", "word7 "]
+    assert found["prompt"] == "word5 word6 word7 "
     for shown, trajectory in zip(found["trajectories"], expected, strict=True):
         tokens = shown["tokens"]
         assert tokens["ids"] == trajectory.token_ids[3:].tolist()
@@ -44,6 +66,47 @@ def test_the_store_keeps_the_arrays_of_the_groups(tmp_path: Path) -> None:
         assert tokens["behavior_logprobs"] == pytest.approx(trajectory.behavior_logprobs[3:].tolist(), abs=1e-4)
         gaps = np.array(tokens["learner_logprobs"]) - np.array(tokens["behavior_logprobs"])
         assert gaps == pytest.approx(np.full(6, 0.25), abs=1e-2)
+
+
+def test_an_answer_has_the_ends_of_what_is_huge_and_the_whole_can_be_had(tmp_path: Path) -> None:
+    folder = huge_run(tmp_path / "run", nasty="<b>")
+    newest = page(folder, Filter(environment="huge"), limit=1).rows[0]
+    key = Key.parse(newest["group"])
+
+    found = group(folder, key, decode=decoder_of(folder))
+
+    assert found is not None
+    assert len(json.dumps({**found, "trajectories": []})) < 4 * MOST_TEXT
+    assert all(each["tokens"] is None and len(each["text"]) < 2 * MOST_TEXT for each in found["trajectories"])
+    assert "characters …" in found["trajectories"][1]["text"]
+    assert found["trajectories"][1]["text"].startswith("<b>word8 ")
+    assert f"{HUGE_PROMPT - (1 << 12):,} tokens …" in found["prompt"]
+    whole = [whole_text(folder, key, place=place) for place in (0, 1, None)]
+    assert [None if text is None else len(text) for text in whole] == [
+        1 << 20,
+        len("<b>") + 6 * HUGE_COMPLETION,
+        196_608,
+    ]
+    assert whole_text(folder, key, place=2) is None
+
+
+def test_a_long_trajectory_is_shown_from_any_of_its_tokens_on(tmp_path: Path) -> None:
+    folder = huge_run(tmp_path / "run", nasty="<b>")
+    key = Key.parse(page(folder, Filter(environment="huge"), limit=1).rows[0]["group"])
+
+    def tokens(place: int, begin: int) -> dict[str, Any]:
+        found = group(folder, key, decode=decoder_of(folder), only=place, begin=begin)
+        assert found is not None
+        shown: dict[str, Any] = found["trajectories"][place]["tokens"]
+        return shown
+
+    last = HUGE_PROMPT + HUGE_COMPLETION - 1
+    ranges = [(shown["begin"], len(shown["ids"])) for shown in (tokens(1, begin) for begin in (0, 300_000, 1 << 40))]
+    assert ranges == [(HUGE_PROMPT, MOST_TOKENS), (300_000, MOST_TOKENS), (last, 1)]
+    huge = tokens(0, 0)
+    assert huge["ids"] == [1, HUGE_TOKEN, 2]
+    assert huge["pieces"][1].startswith("<b>yyy")
+    assert max(map(len, huge["pieces"])) < 400
 
 
 @pytest.mark.parametrize("wanted", [Filter(), Filter(words="wo*"), Filter(min_reward=0.0), Filter(task=1)])
