@@ -43,6 +43,7 @@ from services.http.app import OPEN_PATHS, RequestRefused, create_app, json_body
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.logs import configure_logging
+from services.network import is_loopback
 from services.process import Stop, run_loops, run_process
 
 log = logging.getLogger(__name__)
@@ -313,14 +314,17 @@ def serve_runs(folders: Sequence[Path], *, host: str, port: str, token_file: str
     """Serves until a signal; returns the exit code. Raises ConfigError for an address that cannot be served at."""
     try:
         token = None if token_file is None else Path(token_file).read_text(encoding="utf-8").strip()
+        if not token and not is_loopback(host):
+            remedy = "give --token-file FILE, or leave --host out"
+            raise ConfigError([f"view: other machines can reach host {host}, and there is no token: {remedy}"])
         http = HttpConfig.model_validate({"host": host, "port": port, "token": token or None})
         listener = Listener(host=http.host, port=http.port)
     except ValidationError as error:
         raise ConfigError(
-            [f"headway view: {each['msg'].removeprefix('Value error, ')}" for each in error.errors()]
+            [f"view: --{each['loc'][0]} {each['input']}: {each['msg']}" for each in error.errors()]
         ) from error
     except OSError as error:
-        raise ConfigError([f"headway view: {error}"]) from error
+        raise ConfigError([f"view: {error}"]) from error
     configure_logging("headway", level="info", format="text")
 
     async def serve(stop: Stop) -> None:

@@ -55,9 +55,10 @@ export function legend(name, most) {
 
 export function strip(one, found, name, most) {
   const t = one.tokens, coloring = COLORINGS[name], turn = turnOf(one), first = t.begin;
-  const box = el("div", { class: "tokens", dir: "ltr" }), told = el("p", { class: "told", "aria-live": "off" }, "\u00a0");
+  const box = el("div", { class: "tokens", dir: "ltr", tabindex: "0", role: "group", "aria-label": `${number(t.pieces.length)} tokens: the arrow keys go from one to the next` }), told = el("p", { class: "told", "aria-live": "off" }, "\u00a0");
+  const runs = [];
   let run = null;
-  const flush = () => { if (run) { run.element.textContent = clean(run.text); box.append(run.element); } };
+  const flush = () => { if (run) { run.element.textContent = clean(run.text); box.append(run.element); runs.push(run.element); } };
   for (let i = 0; i < t.pieces.length; i++) {
     const kind = shade(coloring.of(t, i, found.step, turn(first + i)), most, coloring, t.mask[i] === 1);
     if (run?.kind !== kind) { flush(); run = { kind, text: "", from: i, element: el("span", { class: `t ${kind}` }) }; run.element.dataset.from = i; }
@@ -78,7 +79,28 @@ export function strip(one, found, name, most) {
     return undefined;
   });
   box.addEventListener("pointerleave", () => tell(null));
+  byKeyboard(box, runs, t.pieces, i => { told.setAttribute("aria-live", i == null ? "off" : "polite"); tell(i); });
   return el("div", {}, curve(t, coloring, found.step), box, told);
+}
+
+function byKeyboard(box, runs, pieces, tell) { // a cursor that goes from token to token while the tokens have the focus
+  let at = -1, inside = null;
+  const text = (from, to) => clean(pieces.slice(from, to).join(""));
+  const leave = () => { if (inside) inside.textContent = text(Number(inside.dataset.from), Number(inside.dataset.to)); inside = null; };
+  box.addEventListener("keydown", event => {
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: pieces.length - 1 }[event.key];
+    if (to == null || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    leave();
+    at = Math.max(0, Math.min(pieces.length - 1, to));
+    inside = runs.find(each => Number(each.dataset.to) > at);
+    if (!inside) return;
+    const cursor = el("span", { class: "cursor" }, text(at, at + 1));
+    inside.replaceChildren(text(Number(inside.dataset.from), at), cursor, text(at + 1, Number(inside.dataset.to)));
+    cursor.scrollIntoView({ block: "nearest" });
+    tell(at);
+  });
+  box.addEventListener("blur", () => { leave(); tell(null); });
 }
 
 function curve(t, coloring, step) { // the same numbers against the position

@@ -29,11 +29,21 @@ export class Viewer {
     try {
       if (this.run !== run || !this.known) { this.known = await ask("overview", { run }); this.run = run; }
       const made = given.group ? await this.group(given) : await this.list(given);
-      if (turn === this.turn) this.target.replaceChildren(...made);
+      if (turn === this.turn) this.put(made);
     } catch (error) {
       if (error instanceof NeedsToken) return this.needsToken();
       if (turn === this.turn) this.target.replaceChildren(el("p", { role: "alert" }, String(error.message)), el("p", {}, el("a", { href: address("trajectories", { run: given.run }) }, "All trajectories")));
     }
+  }
+
+  put(made) { // who goes by keyboard stays where he was, or is at the heading of what came instead
+    const before = document.activeElement, inside = this.target.contains(before);
+    this.target.replaceChildren(...made);
+    if (!inside) return;
+    const same = [...this.target.querySelectorAll(before.tagName)].find(each => (before.id ? each.id === before.id : each.textContent === before.textContent));
+    const heading = this.target.querySelector("h2");
+    heading?.setAttribute("tabindex", "-1");
+    (same ?? heading)?.focus({ preventScroll: same != null });
   }
 
   to(change) { return address("trajectories", { ...this.given, ...change }); }

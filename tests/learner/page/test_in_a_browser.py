@@ -250,6 +250,86 @@ def test_the_keyboard_goes_on_inside_of_the_filter(browser: "Browser", viewed: V
     page.context.close()
 
 
+def _tab_to(page: "Page", name: str) -> None:
+    """By the Tab key alone, which shows where it is."""
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        text, outline = page.evaluate(
+            "() => { const e = document.activeElement, s = getComputedStyle(e);"
+            " return [(e.labels?.[0] ?? e).innerText || e.getAttribute('aria-label') || '',"
+            " s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) > 0]; }"
+        )
+        assert outline, f"nobody sees that {text!r} has the focus"
+        if text.strip().startswith(name):
+            return
+    raise AssertionError(f"the Tab key does not come to {name!r}")
+
+
+def _focused(page: "Page") -> str:
+    text: str = page.evaluate("document.activeElement.innerText")
+    return text
+
+
+def test_the_curves_are_set_by_the_keyboard_alone(browser: "Browser", viewed: Viewed) -> None:
+    page, said = _opened(browser, viewed.url)
+    _shows(page, "#tiles dd", "60")
+    _tab_to(page, "To the content")
+    _tab_to(page, "Smoothing")
+    page.keyboard.press("ArrowDown")
+    _tab_to(page, "Log scale")
+    page.keyboard.press("Enter")
+    assert page.locator("#smooth").input_value() == "0.15"
+    assert page.locator("#log").get_attribute("aria-pressed") == "true"
+    _tab_to(page, "+")
+    page.keyboard.press("Enter")
+    _tab_to(page, "The last steps as a table")
+    page.keyboard.press("Enter")
+    _shows(page, "#table td", "60")
+
+    assert said == []
+    page.context.close()
+
+
+def test_a_token_is_reached_by_the_keyboard_alone(browser: "Browser", viewed: Viewed) -> None:
+    page, said = _opened(browser, viewed.url)
+    _shows(page, "#tiles dd", "60")
+    _tab_to(page, "Trajectories")
+    page.keyboard.press("Enter")
+    _shows(page, "table.list td", "sums")
+    _tab_to(page, "Words")
+    page.keyboard.type("word2")
+    page.keyboard.press("Enter")
+    _shows(page, "table.list .excerpt mark", "word2")
+    assert page.evaluate("document.activeElement.id") == "f-words"
+    _tab_to(page, "0")
+    page.keyboard.press("Enter")
+    _shows(page, "h2", "step 60 · sums")
+    assert _focused(page).startswith("step 60 · sums")
+    _tab_to(page, "Entropy")
+    page.keyboard.press("Enter")
+    _shows(page, ".group button[aria-pressed=true]", "Entropy")
+    assert _focused(page) == "Entropy", "a press of the button takes nobody away from it"
+    page.locator(".tokens[tabindex]").first.wait_for(timeout=WAIT_MS)
+    while page.evaluate("document.activeElement.getAttribute('role')") != "group":
+        page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    first = page.locator(".told", has_text="token 3 (id").inner_text()
+    page.keyboard.press("ArrowRight")
+    second = page.locator(".told", has_text="token 4 (id").inner_text()
+    page.keyboard.press("End")
+    page.locator(".told", has_text="token 8 (id").wait_for(timeout=WAIT_MS)
+    _tab_to(page, "Reward and turns")
+    page.keyboard.press("Enter")
+    _shows(page, "dl.facts dd", "exact")
+    page.keyboard.press("u")
+    _shows(page, "h2", "Trajectories")
+
+    assert "version 58" in first
+    assert "entropy" in second
+    assert said == []
+    page.context.close()
+
+
 def test_a_step_comes_by_itself_and_the_page_outlives_its_server(browser: "Browser", tmp_path: Path) -> None:
     shown = Viewed(make_run(tmp_path / "run", steps=5))
     page, said = _opened(browser, shown.url)
@@ -308,7 +388,7 @@ def test_a_token_is_asked_for_and_then_known(browser: "Browser", tmp_path: Path)
     ) as process:
         assert process.stderr is not None
         assert any("listening" in line for line in process.stderr)
-        page, _ = _opened(browser, f"http://127.0.0.1:{port}/")
+        page, said = _opened(browser, f"http://127.0.0.1:{port}/")
         _shows(page, "h2", "Log in")
         page.locator("#token").fill("another")
         page.locator("#token").press("Enter")
@@ -319,6 +399,7 @@ def test_a_token_is_asked_for_and_then_known(browser: "Browser", tmp_path: Path)
         page.reload()
         _shows(page, "#tiles dd", "3")
         process.terminate()
+    assert [text for text in said if "401" not in text] == [], "a refusal is what Chromium itself tells of"
     page.context.close()
 
 

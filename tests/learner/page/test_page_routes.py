@@ -11,8 +11,9 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from learner.page.curves import Mark
-from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, _named
+from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, _named, serve_runs
 from protocol.status import Readiness
+from services.config.sources import ConfigError
 from services.http.app import create_app
 from services.http.metrics import Metrics
 from tests.learner.page.made_run import make_run, step_line, write_lines
@@ -186,3 +187,12 @@ def test_what_stands_here_of_others_is_what_they_published() -> None:
     for name, told in vendored.items():
         found = {path.name: sha256(path.read_bytes()).hexdigest() for path in (STATIC / "vendor" / name).iterdir()}
         assert found == told["files"]
+
+
+@pytest.mark.parametrize("token", [None, " \n"])
+def test_a_page_that_others_can_reach_wants_a_token(tmp_path: Path, token: str | None) -> None:
+    file = None if token is None else tmp_path / "token"
+    if file is not None:
+        file.write_text(token or "")
+    with pytest.raises(ConfigError, match=r"host 0\.0\.0\.0, and there is no token: give --token-file FILE"):
+        serve_runs([tmp_path], host="0.0.0.0", port="0", token_file=None if file is None else str(file))
