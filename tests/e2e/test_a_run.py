@@ -1,10 +1,12 @@
 """`headway up` from start to end, and everything that a run leaves."""
 
 import importlib.util
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,6 +14,10 @@ import torch
 from tests.collector import CollectedSpan, Collector
 from tests.e2e.processes import Launcher, marked
 from tests.e2e.run_files import GROUP_SIZE, GROUPS_PER_STEP, RunFolder, token_lags, trained_versions, write_run_file
+from tests.learner.page.chromium import NEEDS_CHROMIUM, Viewed, chromium, opened
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
 
 pytestmark = pytest.mark.e2e
 
@@ -118,6 +124,57 @@ def test_metrics_and_samples_tell_of_every_step(ended: Ended) -> None:
     assert {sample["step"] for sample in samples} == set(range(1, STEPS + 1))
     assert samples[0]["prompt"].endswith("=")
     assert samples[0]["completions"][0].keys() >= {"text", "reward", "tokens", "finish_reason", "versions"}
+
+
+TOLD = re.compile(r"token (\d+) \(id (\d+)\) .*: (?:version (\d+), logprob (\S+) sampling .*|given, not sampled)")
+
+
+@NEEDS_CHROMIUM
+def test_the_page_shows_the_tokens_versions_masks_and_rewards_of_the_journal(ended: Ended) -> None:
+    """Of a group as Chromium shows it, token by token under the cursor of the keyboard."""
+    step, groups = ended.folder.batches()[-1]
+    by_lease = {group.lease_id: group for group in groups}
+    shown = Viewed(ended.folder.path)
+    with chromium() as browser:
+        page, said = opened(browser, f"{shown.url}#/trajectories?step={step + 1}")
+        page.locator("table.list tbody tr td:nth-child(2) a").first.click(timeout=60_000)
+        lease = (
+            page.locator("h2", has_text=" · lease ").inner_text(timeout=60_000).split(" · lease ")[1].split(" · ")[0]
+        )
+        group = by_lease[int(lease)]
+        ranked = sorted(group.trajectories, key=lambda one: -(one.reward.reward or 0.0))
+        cards = page.locator(".siblings article").all()
+        seen = [_shown_by(page, card) for card in cards]
+        rewards = [float(card.locator("h3").inner_text().split("reward ")[1].split(" ")[0]) for card in cards]
+        prompt = page.locator(".tokens.given").inner_text()
+    shown.end()
+
+    assert prompt == group.prompt_text
+    assert rewards == [one.reward.reward for one in ranked]
+    for tokens, one in zip(seen, ranked, strict=True):
+        first = tokens[0][0]
+        assert [token for _, token, _, _ in tokens] == one.token_ids[first:].tolist()
+        assert [version for _, _, version, _ in tokens] == one.token_versions()[first:].tolist()
+        masks = [version >= 0 for _, _, version, _ in tokens]
+        assert masks == (one.loss_mask[first:] == 1).tolist()
+        assert not one.loss_mask[:first].any()
+        logprobs = [logprob for _, _, _, logprob in tokens]
+        assert logprobs == pytest.approx(one.behavior_logprobs[first:].tolist(), rel=1e-2, abs=1e-3)
+    assert said == []
+
+
+def _shown_by(page: "Page", card: "Locator") -> list[tuple[int, int, int, float]]:
+    """Place, id, version (-1: not sampled) and logprob of each token after the prompt."""
+    found: list[tuple[int, int, int, float]] = []
+    card.locator(".tokens").focus()
+    while True:
+        page.keyboard.press("ArrowRight")
+        told = TOLD.fullmatch(card.locator(".told").inner_text())
+        assert told is not None, card.locator(".told").inner_text()
+        place, token, version, logprob = told.groups()
+        if found and found[-1][0] == int(place):
+            return found
+        found.append((int(place), int(token), int(version or -1), float(logprob or 0.0)))
 
 
 def test_the_curves_are_a_picture(ended: Ended) -> None:

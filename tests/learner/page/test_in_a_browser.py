@@ -1,25 +1,24 @@
 """The page as Chromium shows it. Skipped with one line where playwright or Chromium is not installed."""
 
 import importlib.resources
-import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headway.report import page as page_of_report
 from headway.report import read_run
+from tests.learner.page.chromium import NEEDS_CHROMIUM, WAIT_MS, Viewed, chromium, opened, shows
 from tests.learner.page.made_run import huge_run, make_run, step_line, write_lines
 
-CHROMIUM = os.environ.get("HEADWAY_CHROMIUM") or shutil.which("chromium-headless-shell") or shutil.which("chromium")
-REQUIRED = os.environ.get("HEADWAY_PAGE_TESTS") == "required"
-WAIT_MS = 60_000
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
 EXPECTED = {
     "#/run": ("#tiles dd", "60"),
     "#/trajectories": ("table.list td", "sums"),
@@ -27,56 +26,13 @@ EXPECTED = {
 }
 NASTY = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>\x00\x1b[31m\u202egnp.exe\u2066 end"
 
-try:
-    from playwright.sync_api import Browser, Page, sync_playwright
-except ImportError:
-    sync_playwright = None
-
-pytestmark = pytest.mark.skipif(
-    not REQUIRED and (sync_playwright is None or CHROMIUM is None),
-    reason="the page is not looked at: playwright or Chromium is not installed (make test-tools page-tests)",
-)
-
-
-class Viewed:
-    """`headway view` of folders, as a process that can be killed and started again at the same port."""
-
-    def __init__(self, *folders: Path) -> None:
-        self.folders = folders
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/"
-
-    def start(self) -> None:
-        headway = Path(sys.executable).with_name("headway")
-        self.process = subprocess.Popen(
-            [headway, "view", *self.folders, "--port", str(self.port)], stderr=subprocess.PIPE, text=True
-        )
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            if "listening" in line:
-                return
-        raise AssertionError("it did not start")
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        self.process.communicate(timeout=60)
-        return self.process.returncode
+pytestmark = NEEDS_CHROMIUM
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    assert sync_playwright is not None, "playwright is not installed: pip install playwright"
-    assert CHROMIUM is not None, "Chromium is not installed: apt-get install chromium-headless-shell"
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+    with chromium() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -98,19 +54,6 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
     shown.end()
 
 
-def _opened(browser: "Browser", url: str, **options: Any) -> tuple["Page", list[str]]:
-    page = browser.new_context(**options).new_page()
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto(url)
-    return page, said
-
-
-def _shows(page: "Page", selector: str, text: str) -> None:
-    page.locator(selector).filter(has_text=text).first.wait_for(timeout=WAIT_MS)
-
-
 SCREENS = pytest.mark.parametrize(
     "options",
     [
@@ -127,8 +70,8 @@ SCREENS = pytest.mark.parametrize(
 def test_every_view_is_shown_without_an_error_and_within_its_width(
     browser: "Browser", viewed: Viewed, view: str, options: dict[str, Any]
 ) -> None:
-    page, said = _opened(browser, viewed.url + view, **options)
-    _shows(page, *EXPECTED.get(view, (".tokens", "word")))
+    page, said = opened(browser, viewed.url + view, **options)
+    shows(page, *EXPECTED.get(view, (".tokens", "word")))
 
     assert said == []
     assert page.evaluate("document.documentElement.scrollWidth") <= options["viewport"]["width"]
@@ -149,8 +92,8 @@ BESIDE = {
 def test_runs_beside_each_other_are_shown_without_an_error_and_within_its_width(
     browser: "Browser", both: Viewed, view: str, options: dict[str, Any]
 ) -> None:
-    page, said = _opened(browser, both.url + view, **options)
-    _shows(page, *BESIDE[view])
+    page, said = opened(browser, both.url + view, **options)
+    shows(page, *BESIDE[view])
 
     assert said == []
     assert page.evaluate("document.documentElement.scrollWidth") <= options["viewport"]["width"]
@@ -158,18 +101,18 @@ def test_runs_beside_each_other_are_shown_without_an_error_and_within_its_width(
 
 
 def test_a_button_shows_a_run_beside_the_first_one(browser: "Browser", both: Viewed) -> None:
-    page, said = _opened(browser, both.url)
-    _shows(page, "#tiles dd", "60")
+    page, said = opened(browser, both.url)
+    shows(page, "#tiles dd", "60")
     assert page.locator("#runs-table").is_hidden()
     page.get_by_role("button", name="other").press("Enter")
 
-    _shows(page, "#runs-table td", "other")
+    shows(page, "#runs-table td", "other")
     assert page.locator("#runs-table tbody tr td:nth-child(2)").all_inner_texts() == ["60", "40"]
-    _shows(page, "#charts .u-legend th", "other: mean reward")
-    _shows(page, "#charts .u-legend th", "other: held out")
-    _shows(page, "figcaption", "other, which is not drawn")
+    shows(page, "#charts .u-legend th", "other: mean reward")
+    shows(page, "#charts .u-legend th", "other: held out")
+    shows(page, "figcaption", "other, which is not drawn")
     page.locator("#to-settings").click()
-    _shows(page, "#view-settings [role=status]", "1 differ between the runs")
+    shows(page, "#view-settings [role=status]", "1 differ between the runs")
     assert page.locator("#view-settings tr.differs td").all_inner_texts() == ["max_lag", "4", "8"]
     page.locator("#to-run").click()
     page.get_by_role("button", name="other").press("Enter")
@@ -179,23 +122,23 @@ def test_a_button_shows_a_run_beside_the_first_one(browser: "Browser", both: Vie
 
 
 def test_a_group_stands_beside_that_of_the_same_task_in_another_run(browser: "Browser", both: Viewed) -> None:
-    page, said = _opened(browser, f"{both.url}#/trajectories?with=1&step=30&environment=sums")
+    page, said = opened(browser, f"{both.url}#/trajectories?with=1&step=30&environment=sums")
     page.locator(".runs section:first-child table.list tbody tr td:nth-child(2) a").first.click(timeout=WAIT_MS)
-    _shows(page, ".runs section:nth-child(2) .tokens", "word")
+    shows(page, ".runs section:nth-child(2) .tokens", "word")
     heads = [text.split(" · ")[:3] for text in page.locator(".runs section > h3").all_inner_texts()]
     assert heads == [["step 30", "sums", "task 5"], ["step 30", "sums", "task 5"]]
     assert page.locator(".runs section > h2").all_inner_texts() == ["one", "other"]
 
     page.goto(f"{both.url}#/trajectories?with=1&step=58&environment=sums")
     page.locator(".runs section:first-child table.list tbody tr td:nth-child(2) a").first.click(timeout=WAIT_MS)
-    _shows(page, ".runs section:nth-child(2) p", "No group of this task is kept of its step 58: this one is of step 37")
+    shows(page, ".runs section:nth-child(2) p", "No group of this task is kept of its step 58: this one is of step 37")
     assert said == []
     page.context.close()
 
 
 def test_text_that_would_run_or_turn_around_is_shown_as_it_is(browser: "Browser", viewed: Viewed) -> None:
-    page, said = _opened(browser, f"{viewed.url}#/trajectories?words=script")
-    _shows(page, "table.list .excerpt", "<script>")
+    page, said = opened(browser, f"{viewed.url}#/trajectories?words=script")
+    shows(page, "table.list .excerpt", "<script>")
     text = page.locator("table.list .excerpt").first.inner_text()
 
     assert "\\u202e" in text
@@ -208,26 +151,26 @@ def test_text_that_would_run_or_turn_around_is_shown_as_it_is(browser: "Browser"
 def test_what_is_huge_is_shown_by_its_ends_and_nothing_of_it_runs(browser: "Browser", tmp_path: Path) -> None:
     """A prompt, a token and a completion of a megabyte each."""
     shown = Viewed(huge_run(tmp_path / "run", nasty=NASTY))
-    page, said = _opened(browser, f"{shown.url}#/trajectories?environment=huge")
+    page, said = opened(browser, f"{shown.url}#/trajectories?environment=huge")
     page.locator("table.list tbody tr td:nth-child(2) a").first.click(timeout=WAIT_MS)
-    _shows(page, ".siblings .tokens", "characters …")
+    shows(page, ".siblings .tokens", "characters …")
     page.locator("summary", has_text="Prompt").click()
-    _shows(page, ".tokens.given", "tokens …")
+    shows(page, ".tokens.given", "tokens …")
     most = page.evaluate("document.body.textContent.length")
     links = page.get_by_role("link", name="the whole text, as a file")
     with page.expect_download() as kept:
         links.first.click()
     page.get_by_role("link", name="tokens: show them").first.click()
-    _shows(page, ".siblings .bar", "tokens 200,000 to 265,536 of 370,000")
+    shows(page, ".siblings .bar", "tokens 200,000 to 265,536 of 370,000")
     page.get_by_role("link", name="later tokens").click()
-    _shows(page, ".siblings .bar", "tokens 265,536 to 331,072 of 370,000")
+    shows(page, ".siblings .bar", "tokens 265,536 to 331,072 of 370,000")
     page.get_by_role("link", name="later tokens").click()
-    _shows(page, ".siblings .bar", "tokens 331,072 to 370,000 of 370,000")
+    shows(page, ".siblings .bar", "tokens 331,072 to 370,000 of 370,000")
     page.go_back()
     page.go_back()
     page.go_back()
     page.get_by_role("link", name="tokens: show them").last.click()
-    _shows(page, ".siblings .tokens", "characters …")
+    shows(page, ".siblings .tokens", "characters …")
 
     assert most < 200_000
     assert Path(kept.value.path()).stat().st_size > 1 << 20
@@ -238,15 +181,15 @@ def test_what_is_huge_is_shown_by_its_ends_and_nothing_of_it_runs(browser: "Brow
 
 
 def test_the_keyboard_goes_on_inside_of_the_filter(browser: "Browser", viewed: Viewed) -> None:
-    page, _ = _opened(browser, f"{viewed.url}#/trajectories?environment=sums")
+    page, _ = opened(browser, f"{viewed.url}#/trajectories?environment=sums")
     page.locator("table.list tbody tr td:nth-child(2) a").first.click(timeout=WAIT_MS)
-    _shows(page, "h2", "step 60 · sums")
+    shows(page, "h2", "step 60 · sums")
     page.keyboard.press("j")
-    _shows(page, "h2", "step 59 · sums")
+    shows(page, "h2", "step 59 · sums")
     page.keyboard.press("k")
-    _shows(page, "h2", "step 60 · sums")
+    shows(page, "h2", "step 60 · sums")
     page.keyboard.press("u")
-    _shows(page, "h2", "Trajectories")
+    shows(page, "h2", "Trajectories")
     page.context.close()
 
 
@@ -271,8 +214,8 @@ def _focused(page: "Page") -> str:
 
 
 def test_the_curves_are_set_by_the_keyboard_alone(browser: "Browser", viewed: Viewed) -> None:
-    page, said = _opened(browser, viewed.url)
-    _shows(page, "#tiles dd", "60")
+    page, said = opened(browser, viewed.url)
+    shows(page, "#tiles dd", "60")
     _tab_to(page, "To the content")
     _tab_to(page, "Smoothing")
     page.keyboard.press("ArrowDown")
@@ -284,30 +227,30 @@ def test_the_curves_are_set_by_the_keyboard_alone(browser: "Browser", viewed: Vi
     page.keyboard.press("Enter")
     _tab_to(page, "The last steps as a table")
     page.keyboard.press("Enter")
-    _shows(page, "#table td", "60")
+    shows(page, "#table td", "60")
 
     assert said == []
     page.context.close()
 
 
 def test_a_token_is_reached_by_the_keyboard_alone(browser: "Browser", viewed: Viewed) -> None:
-    page, said = _opened(browser, viewed.url)
-    _shows(page, "#tiles dd", "60")
+    page, said = opened(browser, viewed.url)
+    shows(page, "#tiles dd", "60")
     _tab_to(page, "Trajectories")
     page.keyboard.press("Enter")
-    _shows(page, "table.list td", "sums")
+    shows(page, "table.list td", "sums")
     _tab_to(page, "Words")
     page.keyboard.type("word2")
     page.keyboard.press("Enter")
-    _shows(page, "table.list .excerpt mark", "word2")
+    shows(page, "table.list .excerpt mark", "word2")
     assert page.evaluate("document.activeElement.id") == "f-words"
     _tab_to(page, "0")
     page.keyboard.press("Enter")
-    _shows(page, "h2", "step 60 · sums")
+    shows(page, "h2", "step 60 · sums")
     assert _focused(page).startswith("step 60 · sums")
     _tab_to(page, "Entropy")
     page.keyboard.press("Enter")
-    _shows(page, ".group button[aria-pressed=true]", "Entropy")
+    shows(page, ".group button[aria-pressed=true]", "Entropy")
     assert _focused(page) == "Entropy", "a press of the button takes nobody away from it"
     page.locator(".tokens[tabindex]").first.wait_for(timeout=WAIT_MS)
     while page.evaluate("document.activeElement.getAttribute('role')") != "group":
@@ -320,9 +263,9 @@ def test_a_token_is_reached_by_the_keyboard_alone(browser: "Browser", viewed: Vi
     page.locator(".told", has_text="token 8 (id").wait_for(timeout=WAIT_MS)
     _tab_to(page, "Reward and turns")
     page.keyboard.press("Enter")
-    _shows(page, "dl.facts dd", "exact")
+    shows(page, "dl.facts dd", "exact")
     page.keyboard.press("u")
-    _shows(page, "h2", "Trajectories")
+    shows(page, "h2", "Trajectories")
 
     assert "version 58" in first
     assert "entropy" in second
@@ -332,18 +275,18 @@ def test_a_token_is_reached_by_the_keyboard_alone(browser: "Browser", viewed: Vi
 
 def test_a_step_comes_by_itself_and_the_page_outlives_its_server(browser: "Browser", tmp_path: Path) -> None:
     shown = Viewed(make_run(tmp_path / "run", steps=5))
-    page, said = _opened(browser, shown.url)
-    _shows(page, "#state", "ended")
+    page, said = opened(browser, shown.url)
+    shows(page, "#state", "ended")
 
     write_lines(shown.folders[0], [step_line(6)])
-    _shows(page, "#tiles dd", "6")
+    shows(page, "#tiles dd", "6")
     before = list(said)
     shown.end(signal.SIGKILL)
-    _shows(page, "#state", "does not answer")
+    shows(page, "#state", "does not answer")
     write_lines(shown.folders[0], [{"kind": "resume", "version": 4, "incarnation": 2}, step_line(5)])
     shown.start()
-    _shows(page, "#events td", "resume")
-    _shows(page, "#tiles dd", "5")
+    shows(page, "#events td", "resume")
+    shows(page, "#tiles dd", "5")
     code = shown.end()
 
     assert before == []
@@ -356,7 +299,7 @@ def test_a_report_is_as_wide_as_the_screen_whatever_its_settings_are_called(brow
     folder = make_run(tmp_path / "run", steps=20, settings={"training.optimizer.a_setting_with_a_long_name": "x" * 90})
     report = tmp_path / "report.html"
     report.write_text(page_of_report([read_run(folder)]), encoding="utf-8")
-    page, said = _opened(browser, report.as_uri(), viewport={"width": 390, "height": 844})
+    page, said = opened(browser, report.as_uri(), viewport={"width": 390, "height": 844})
 
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert said == []
@@ -364,8 +307,8 @@ def test_a_report_is_as_wide_as_the_screen_whatever_its_settings_are_called(brow
 
 
 def test_zoom_smoothing_and_log_scale_are_buttons(browser: "Browser", viewed: Viewed) -> None:
-    page, said = _opened(browser, viewed.url)
-    _shows(page, "#tiles dd", "60")
+    page, said = opened(browser, viewed.url)
+    shows(page, "#tiles dd", "60")
     for button in ("#log", "#zoom-in", "#zoom-on", "#zoom-back", "#zoom-out", "#zoom-whole"):
         page.locator(button).press("Enter")
     page.locator("#smooth").select_option("0")
@@ -388,16 +331,16 @@ def test_a_token_is_asked_for_and_then_known(browser: "Browser", tmp_path: Path)
     ) as process:
         assert process.stderr is not None
         assert any("listening" in line for line in process.stderr)
-        page, said = _opened(browser, f"http://127.0.0.1:{port}/")
-        _shows(page, "h2", "Log in")
+        page, said = opened(browser, f"http://127.0.0.1:{port}/")
+        shows(page, "h2", "Log in")
         page.locator("#token").fill("another")
         page.locator("#token").press("Enter")
-        _shows(page, "#login-error", "not the learner's token")
+        shows(page, "#login-error", "not the learner's token")
         page.locator("#token").fill("a secret token")
         page.locator("#token").press("Enter")
-        _shows(page, "#tiles dd", "3")
+        shows(page, "#tiles dd", "3")
         page.reload()
-        _shows(page, "#tiles dd", "3")
+        shows(page, "#tiles dd", "3")
         process.terminate()
     assert [text for text in said if "401" not in text] == [], "a refusal is what Chromium itself tells of"
     page.context.close()
@@ -411,8 +354,8 @@ ALONE = ("#/run", "#/trajectories", "#/trajectories?group=1-7&color=gap", "#/set
 def test_every_view_is_accessible(browser: "Browser", viewed: Viewed, both: Viewed, view: str, scheme: str) -> None:
     axe = importlib.resources.files("axe_playwright_python") / "axe.min.js"
     options: dict[str, Any] = {"color_scheme": scheme, "bypass_csp": True}
-    page, _ = _opened(browser, (viewed if view in ALONE else both).url + view, **options)
-    _shows(page, *(EXPECTED | BESIDE).get(view, (".tokens", "word")))
+    page, _ = opened(browser, (viewed if view in ALONE else both).url + view, **options)
+    shows(page, *(EXPECTED | BESIDE).get(view, (".tokens", "word")))
     page.add_script_tag(content=axe.read_text(encoding="utf-8"))
     found = page.evaluate("async () => (await axe.run()).violations.map(v => [v.id, v.nodes[0].html])")
     assert found == []

@@ -1,0 +1,85 @@
+"""Chromium, and `headway view` for it to look at."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = os.environ.get("HEADWAY_CHROMIUM") or shutil.which("chromium-headless-shell") or shutil.which("chromium")
+REQUIRED = os.environ.get("HEADWAY_PAGE_TESTS") == "required"
+WAIT_MS = 60_000
+
+try:
+    from playwright.sync_api import Browser, Page, sync_playwright
+except ImportError:
+    sync_playwright = None
+
+NEEDS_CHROMIUM = pytest.mark.skipif(
+    not REQUIRED and (sync_playwright is None or CHROMIUM is None),
+    reason="the page is not looked at: playwright or Chromium is not installed (make test-tools page-tests)",
+)
+
+
+class Viewed:
+    """`headway view` of folders, as a process that can be killed and started again at the same port."""
+
+    def __init__(self, *folders: Path) -> None:
+        self.folders = folders
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def start(self) -> None:
+        headway = Path(sys.executable).with_name("headway")
+        self.process = subprocess.Popen(
+            [headway, "view", *self.folders, "--port", str(self.port)], stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if "listening" in line:
+                return
+        raise AssertionError("it did not start")
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        self.process.communicate(timeout=60)
+        return self.process.returncode
+
+
+@contextmanager
+def chromium() -> Iterator["Browser"]:
+    """The browser, until the end of the body."""
+    assert sync_playwright is not None, "playwright is not installed: pip install playwright"
+    assert CHROMIUM is not None, "Chromium is not installed: apt-get install chromium-headless-shell"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def opened(browser: "Browser", url: str, **options: Any) -> tuple["Page", list[str]]:
+    """A page of its own, and what it says on its console, as it comes."""
+    page = browser.new_context(**options).new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(url)
+    return page, said
+
+
+def shows(page: "Page", selector: str, text: str) -> None:
+    """Waits for an element with the text."""
+    page.locator(selector).filter(has_text=text).first.wait_for(timeout=WAIT_MS)
