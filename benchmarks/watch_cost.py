@@ -5,24 +5,28 @@
 Watched, a reader follows the page's stream of events as a browser does, trajectories are kept as they are by default,
 and the trackers write. Not watched, nobody reads, no trajectory is kept and there is no tracker. The browser itself is
 left out: it is the watcher's machine that runs it. Who begins changes from pair to pair. Compared are, pair by pair,
-the seconds in which the steps were trained, and the CPU seconds of all four processes from their start to their end. It
-needs the demo's model (`make demo` makes it), and a machine with nothing else on it.
+the seconds from the 21st step on and the CPU seconds of all processes meanwhile, trackers' own included, which
+is what each step costs; and the CPU seconds from start to end, in which a tracker's start weighs the more the shorter a
+run is. It needs the demo's model (`make demo` makes it), and a machine with nothing else on it.
 """
 
 import argparse
 import http.client
 import json
+import os
 import resource
 import statistics
 import subprocess
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from benchmarks.machine import described_machine
+from tests.chaos.faults import tree
 
 HERE = Path(__file__).parents[1]
 RESULT = HERE / "benchmarks/results/watch_cost.md"
@@ -33,15 +37,58 @@ TRACKERS = {
     "wandb": ["--learner.trackers.wandb", "offline"],
 }
 UNWATCHED = ["--learner.samples.enabled", "false"]
+FIRST_STEPS = 20
+"""That are not measured: a run's beginning."""
+
+MEASURES = {
+    f"of steps, from the {FIRST_STEPS + 1}st on": "steps_s",
+    "of CPU meanwhile": "steps_cpu_s",
+    "of CPU from start to end": "cpu_s",
+}
+_LOOK_EVERY_S = 0.05
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One run, in seconds; `events` is how many its page's reader was told."""
+    """One run, in seconds: `steps_s` and `steps_cpu_s` after its first steps, `cpu_s` of all of it. `events` is how
+    many its page's reader was told.
+    """
 
-    training_s: float
+    steps_s: float
+    steps_cpu_s: float
     cpu_s: float
     events: int
+
+
+class Meter:
+    """Time and CPU of a process and all that it started, between two steps of its run; a thread looks for them."""
+
+    def __init__(self, pid: int, metrics: Path, *, first: int, last: int) -> None:
+        self._pid, self._metrics, self._over = pid, metrics, False
+        self._marks = [first, last]
+        self._seen: list[tuple[float, float]] = []
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        for mark in self._marks:
+            while self._steps() < mark:
+                if self._over:
+                    return
+                time.sleep(_LOOK_EVERY_S)
+            self._seen.append((time.monotonic(), sum(map(_used_s, tree(self._pid)))))
+
+    def _steps(self) -> int:
+        return self._metrics.read_bytes().count(b'"kind": "step"') if self._metrics.exists() else 0
+
+    def between(self) -> tuple[float, float]:
+        """Seconds, and CPU seconds. Raises SystemExit if it did not see both steps."""
+        self._over = True
+        self._thread.join()
+        if len(self._seen) < len(self._marks):
+            raise SystemExit(f"of steps {self._marks} only {len(self._seen)} were seen: its run was too short")
+        (began, used), (ended, used_then) = self._seen
+        return ended - began, used_then - used
 
 
 class Reader:
@@ -87,16 +134,28 @@ def measured(options: list[str], *, steps: int, read: bool) -> Cost:
             *options,
         ]  # fmt: skip
         before = _cpu_s()
-        reader = Reader()
-        if read:
-            with reader:
-                done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
-        else:
-            done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise SystemExit(f"headway up ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
-        summary = json.loads((Path(folder) / "pair/summary.json").read_text(encoding="utf-8"))
-    return Cost(training_s=summary["train_wall_s"], cpu_s=_cpu_s() - before, events=reader.events)
+        with Reader() if read else nullcontext() as reader, _log(folder) as log:
+            run = subprocess.Popen(command, cwd=HERE, stdout=log, stderr=subprocess.STDOUT)
+            meter = Meter(run.pid, Path(folder) / "pair/metrics.jsonl", first=FIRST_STEPS, last=steps - 2)
+            code = run.wait()
+        if code != 0:
+            raise SystemExit(f"headway up ended with {code}:\n{(Path(folder) / 'log').read_text()[-4000:]}")
+        steps_s, steps_cpu_s = meter.between()
+    return Cost(
+        steps_s=steps_s, steps_cpu_s=steps_cpu_s, cpu_s=_cpu_s() - before, events=0 if reader is None else reader.events
+    )
+
+
+def _log(folder: str) -> TextIO:
+    return (Path(folder) / "log").open("w", encoding="utf-8")
+
+
+def _used_s(pid: int) -> float:
+    """CPU seconds of a process and of those of its children that have ended; 0 if it is gone."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def _cpu_s() -> float:
@@ -126,7 +185,7 @@ def table(pairs: list[tuple[Cost, Cost]], *, steps: int, trackers: list[str]) ->
         "| seconds | watched (median) | not watched (median) | ratio: median | smallest | largest |",
         "|---|---|---|---|---|---|",
     ]
-    for label, name in (("of training", "training_s"), ("of CPU, start and end included", "cpu_s")):
+    for label, name in MEASURES.items():
         watched = [getattr(one, name) for one, _ in pairs]
         other = [getattr(one, name) for _, one in pairs]
         ratios = [mine / theirs for mine, theirs in zip(watched, other, strict=True)]
