@@ -249,6 +249,20 @@ def _take_hold_of_what_is_watched(service: Any) -> None:
     fleet.expel = told_of("expelled", fleet.expel)
     fleet.lost = told_of("dropped", fleet.lost)
     service.recover = told_of("recovered", service.recover)
+    service.open_run_folder = _asked_first(service.open_run_folder)
+
+
+def _asked_first(real: Any) -> Any:
+    """A learner that has its folder begins with it only if the watcher lets it."""
+    from headway.simulation.checking.invariants import Watcher
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        world = World.active
+        if world is not None and world.has(Watcher):
+            world.part(Watcher).may_begin(None, args, kwargs)
+        return real(*args, **kwargs)
+
+    return call
 
 
 def _opened(trainer: Any, config: Any) -> Any:

@@ -40,6 +40,11 @@ def test_every_promise_is_kept_under_many_faults() -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+def test_a_second_learner_that_starts_while_the_first_ends_is_nobodys_fault() -> None:
+    ended = _python("-m", "headway.simulation", "--seeds", "4596-4596", "--processes", "1")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
 def test_a_failing_run_is_shortened_to_the_fault_that_matters() -> None:
     program = """
 from headway.simulation.install import install

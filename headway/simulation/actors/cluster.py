@@ -148,6 +148,7 @@ async def _answer(send: Any, body: dict[str, object], *, status: int = 200) -> N
 
 
 LEARNER = "learner"
+SECOND_LEARNER = "second-learner"
 LEASES = "tcp://127.0.0.1:7301"
 _FIRST_RESTART_S, _LONGEST_RESTART_S, _STABLE_S = 1.0, 30.0, 60.0
 

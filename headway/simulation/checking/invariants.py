@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from headway.simulation.actors.cluster import LEARNER, EnvironmentScript, Settings
+from headway.simulation.actors.cluster import LEARNER, SECOND_LEARNER, EnvironmentScript, Settings
 from headway.simulation.actors.engine import is_finite
 from headway.simulation.actors.trainer import TrainerScript
 from headway.simulation.checking.scenario import Scenario, schedule, smaller
@@ -27,9 +27,10 @@ Told = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
 @dataclass
 class Watcher:
     """Each is told the result of a call, and its arguments: a ledger was made, a run was taken up from its folder, a
-    generator was expelled, or left the fleet.
+    generator was expelled, or left the fleet. Before a learner opens its folder `may_begin` is told, and may raise.
     """
 
+    may_begin: Told
     ledger_made: Told
     recovered: Told
     expelled: Told
@@ -138,6 +139,7 @@ def watch(stage: Stage) -> Learned:
     learned = Learned(stage)
     stage.world.add(
         Watcher(
+            may_begin=lambda result, args, kwargs: may_begin(stage, resume=kwargs["resume"]),
             ledger_made=lambda result, args, kwargs: learned.ledger_made(args[0]),
             recovered=lambda result, args, kwargs: learned.recovered(result),
             expelled=lambda result, args, kwargs: expelled(stage, args[1], kwargs.get("reason", "")),
@@ -223,6 +225,18 @@ def _bounds(stage: Stage) -> None:
             process.loop.tasks = [task for task in process.loop.tasks if not task.done()]
             if len(process.loop.tasks) > most:
                 stage.broken("memory is bounded", f"{process.name} has {len(process.loop.tasks)} tasks")
+
+
+def may_begin(stage: Stage, *, resume: bool) -> None:
+    """Raises FolderTaken for a second learner, started beside one that lived, if that has ended while it started: it
+    would be a run of its own then, on purpose, and what was trained is in the folder that is kept of the first.
+    """
+    process, first = stage.world.current, stage.cluster.services[LEARNER].process
+    second = isinstance(process, Process) and process.name.startswith(SECOND_LEARNER)
+    if second and not resume and (first is None or not first.alive):
+        from services.run_lock import FolderTaken  # the product is imported after its clock is replaced
+
+        raise FolderTaken("the learner beside which this one was started has ended: it begins no run of its own")
 
 
 def crashed(stage: Stage, who: str, error: BaseException) -> None:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from headway.simulation.actors.cluster import LEARNER, Service, Settings
+from headway.simulation.actors.cluster import LEARNER, SECOND_LEARNER, Service, Settings
 from headway.simulation.checking.stage import Stage
 from headway.simulation.world.network import LinkRates
 
@@ -115,7 +115,7 @@ def _second_learner(stage: Stage, fault: Fault) -> None:
     first = _service(stage, LEARNER)
     if first is None or first.process is None or first.process.loop.time() - first.process.started_at < 1.0:
         return
-    service = stage.cluster.learner(name="second-learner")
+    service = stage.cluster.learner(name=SECOND_LEARNER)
     service.wanted = False
     stage.cluster.services[service.name] = service
     stage.cluster.start(service, again=fault.amount == 1)
