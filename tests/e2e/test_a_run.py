@@ -134,8 +134,7 @@ def test_the_page_shows_the_tokens_versions_masks_and_rewards_of_the_journal(end
     """Of a group as Chromium shows it, token by token under the cursor of the keyboard."""
     step, groups = ended.folder.batches()[-1]
     by_lease = {group.lease_id: group for group in groups}
-    shown = Viewed(ended.folder.path)
-    with chromium() as browser:
+    with Viewed(ended.folder.path) as shown, chromium() as browser:
         page, said = opened(browser, f"{shown.url}#/trajectories?step={step + 1}")
         page.locator("table.list tbody tr td:nth-child(2) a").first.click(timeout=60_000)
         lease = (
@@ -147,7 +146,6 @@ def test_the_page_shows_the_tokens_versions_masks_and_rewards_of_the_journal(end
         seen = [_shown_by(page, card) for card in cards]
         rewards = [float(card.locator("h3").inner_text().split("reward ")[1].split(" ")[0]) for card in cards]
         prompt = page.locator(".tokens.given").inner_text()
-    shown.end()
 
     assert prompt == group.prompt_text
     assert rewards == [one.reward.reward for one in ranked]

@@ -65,5 +65,6 @@ $("login").addEventListener("submit", async event => {
   if (answer?.ok) { $("token").value = ""; start(); }
 });
 $("runs").addEventListener("change", () => { location.hash = address(place().view, { run: $("runs").value, with: besides(place().given).filter(each => each !== $("runs").value).join(",") }); });
+document.querySelector(".skip").addEventListener("click", event => { event.preventDefault(); $("main").focus(); }); // its own # would be another view
 addEventListener("hashchange", route);
 start();

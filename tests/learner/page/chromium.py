@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -29,7 +29,9 @@ NEEDS_CHROMIUM = pytest.mark.skipif(
 
 
 class Viewed:
-    """`headway view` of folders, as a process that can be killed and started again at the same port."""
+    """`headway view` of folders, as a process that can be killed and started again at the same port; a context manager,
+    after which it is gone.
+    """
 
     def __init__(self, *folders: Path) -> None:
         self.folders = folders
@@ -37,6 +39,13 @@ class Viewed:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.end()
 
     @property
     def url(self) -> str:

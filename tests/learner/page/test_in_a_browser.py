@@ -38,10 +38,8 @@ def browser() -> Iterator["Browser"]:
 @pytest.fixture(scope="module")
 def viewed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
     texts = ("word1 word2", NASTY, "word4 " * 50)
-    shown = Viewed(make_run(tmp_path_factory.mktemp("runs") / "run", steps=60, texts=texts))
-    yield shown
-    if shown.process.poll() is None:
-        shown.end()
+    with Viewed(make_run(tmp_path_factory.mktemp("runs") / "run", steps=60, texts=texts)) as shown:
+        yield shown
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +47,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
     folder = tmp_path_factory.mktemp("runs")
     one = make_run(folder / "one", steps=60)
     other = make_run(folder / "other", steps=40, texts=("word5", "word6 word7"), settings={"steps": 60, "max_lag": 8})
-    shown = Viewed(one, other)
-    yield shown
-    shown.end()
+    with Viewed(one, other) as shown:
+        yield shown
 
 
 SCREENS = pytest.mark.parametrize(
@@ -150,34 +147,33 @@ def test_text_that_would_run_or_turn_around_is_shown_as_it_is(browser: "Browser"
 
 def test_what_is_huge_is_shown_by_its_ends_and_nothing_of_it_runs(browser: "Browser", tmp_path: Path) -> None:
     """A prompt, a token and a completion of a megabyte each."""
-    shown = Viewed(huge_run(tmp_path / "run", nasty=NASTY))
-    page, said = opened(browser, f"{shown.url}#/trajectories?environment=huge")
-    page.locator("table.list tbody tr td:nth-child(2) a").first.click(timeout=WAIT_MS)
-    shows(page, ".siblings .tokens", "characters …")
-    page.locator("summary", has_text="Prompt").click()
-    shows(page, ".tokens.given", "tokens …")
-    most = page.evaluate("document.body.textContent.length")
-    links = page.get_by_role("link", name="the whole text, as a file")
-    with page.expect_download() as kept:
-        links.first.click()
-    page.get_by_role("link", name="tokens: show them").first.click()
-    shows(page, ".siblings .bar", "tokens 200,000 to 265,536 of 370,000")
-    page.get_by_role("link", name="later tokens").click()
-    shows(page, ".siblings .bar", "tokens 265,536 to 331,072 of 370,000")
-    page.get_by_role("link", name="later tokens").click()
-    shows(page, ".siblings .bar", "tokens 331,072 to 370,000 of 370,000")
-    page.go_back()
-    page.go_back()
-    page.go_back()
-    page.get_by_role("link", name="tokens: show them").last.click()
-    shows(page, ".siblings .tokens", "characters …")
+    with Viewed(huge_run(tmp_path / "run", nasty=NASTY)) as shown:
+        page, said = opened(browser, f"{shown.url}#/trajectories?environment=huge")
+        page.locator("table.list tbody tr td:nth-child(2) a").first.click(timeout=WAIT_MS)
+        shows(page, ".siblings .tokens", "characters …")
+        page.locator("summary", has_text="Prompt").click()
+        shows(page, ".tokens.given", "tokens …")
+        most = page.evaluate("document.body.textContent.length")
+        links = page.get_by_role("link", name="the whole text, as a file")
+        with page.expect_download() as kept:
+            links.first.click()
+        page.get_by_role("link", name="tokens: show them").first.click()
+        shows(page, ".siblings .bar", "tokens 200,000 to 265,536 of 370,000")
+        page.get_by_role("link", name="later tokens").click()
+        shows(page, ".siblings .bar", "tokens 265,536 to 331,072 of 370,000")
+        page.get_by_role("link", name="later tokens").click()
+        shows(page, ".siblings .bar", "tokens 331,072 to 370,000 of 370,000")
+        page.go_back()
+        page.go_back()
+        page.go_back()
+        page.get_by_role("link", name="tokens: show them").last.click()
+        shows(page, ".siblings .tokens", "characters …")
 
-    assert most < 200_000
-    assert Path(kept.value.path()).stat().st_size > 1 << 20
-    assert page.evaluate("window.broken") is None
-    assert said == []
-    page.context.close()
-    shown.end()
+        assert most < 200_000
+        assert Path(kept.value.path()).stat().st_size > 1 << 20
+        assert page.evaluate("window.broken") is None
+        assert said == []
+        page.context.close()
 
 
 def test_the_keyboard_goes_on_inside_of_the_filter(browser: "Browser", viewed: Viewed) -> None:
@@ -233,6 +229,18 @@ def test_the_curves_are_set_by_the_keyboard_alone(browser: "Browser", viewed: Vi
     page.context.close()
 
 
+def test_the_way_past_the_navigation_leads_to_the_view_that_is_shown(browser: "Browser", viewed: Viewed) -> None:
+    page, said = opened(browser, f"{viewed.url}#/trajectories")
+    shows(page, "table.list td", "sums")
+    _tab_to(page, "To the content")
+    page.keyboard.press("Enter")
+    _tab_to(page, "Words")
+
+    assert page.locator("h2").filter(visible=True).first.inner_text() == "Trajectories"
+    assert said == []
+    page.context.close()
+
+
 def test_a_token_is_reached_by_the_keyboard_alone(browser: "Browser", viewed: Viewed) -> None:
     page, said = opened(browser, viewed.url)
     shows(page, "#tiles dd", "60")
@@ -274,20 +282,20 @@ def test_a_token_is_reached_by_the_keyboard_alone(browser: "Browser", viewed: Vi
 
 
 def test_a_step_comes_by_itself_and_the_page_outlives_its_server(browser: "Browser", tmp_path: Path) -> None:
-    shown = Viewed(make_run(tmp_path / "run", steps=5))
-    page, said = opened(browser, shown.url)
-    shows(page, "#state", "ended")
+    with Viewed(make_run(tmp_path / "run", steps=5)) as shown:
+        page, said = opened(browser, shown.url)
+        shows(page, "#state", "ended")
 
-    write_lines(shown.folders[0], [step_line(6)])
-    shows(page, "#tiles dd", "6")
-    before = list(said)
-    shown.end(signal.SIGKILL)
-    shows(page, "#state", "does not answer")
-    write_lines(shown.folders[0], [{"kind": "resume", "version": 4, "incarnation": 2}, step_line(5)])
-    shown.start()
-    shows(page, "#events td", "resume")
-    shows(page, "#tiles dd", "5")
-    code = shown.end()
+        write_lines(shown.folders[0], [step_line(6)])
+        shows(page, "#tiles dd", "6")
+        before = list(said)
+        shown.end(signal.SIGKILL)
+        shows(page, "#state", "does not answer")
+        write_lines(shown.folders[0], [{"kind": "resume", "version": 4, "incarnation": 2}, step_line(5)])
+        shown.start()
+        shows(page, "#events td", "resume")
+        shows(page, "#tiles dd", "5")
+        code = shown.end()
 
     assert before == []
     assert all("Failed to load resource" in line or "net::ERR" in line for line in said), said
