@@ -177,12 +177,12 @@ export class Viewer {
       advantage == null ? null : `advantage ${number(advantage)}`, turns.length > 1 ? `${turns.length} turns` : null, player || null];
     const more = Object.entries(reward).filter(([name, value]) => !["reward", "components"].includes(name) && value !== "" && value != null);
     const from = (begin, text) => el("a", { href: this.to({ ...this.first(run), group: found.group, at: one.key, only: one.place, begin }) }, text);
-    const open = from(null, `${number(one.total)} tokens: show them`), part = one.tokens && this.part(one, found, from);
+    const open = from(null, `${number(one.total)} tokens: show them`), part = one.tokens && this.part(one, found, from), file = asText(found.group, run ?? this.given.run, one.place);
     return el("article", { class: `card${run == null && one.key === this.given.at ? " chosen" : ""}`, "aria-label": `${place}, reward ${one.reward}` },
       el("h3", {}, head.filter(Boolean).join(" · ")),
       Object.keys(reward.components ?? {}).length ? el("p", { class: "soft" }, Object.entries(reward.components).map(([name, value]) => `${clean(name.slice(0, 100))} ${number(value)}`).join(" · ")) : null,
-      one.tokens ? el("div", {}, part, strip(one, found, color, most)) : el("div", {}, open, one.text ? el("div", { class: "tokens", dir: "ltr" }, clean(one.text)) : null),
-      el("details", {}, el("summary", {}, "Reward and turns"), asText(found.group, run ?? this.given.run, one.place), el("dl", { class: "facts" },
+      one.tokens ? el("div", {}, part, strip(one, found, color, most)) : el("div", {}, open, file, one.text ? el("div", { class: "tokens", dir: "ltr" }, clean(one.text)) : null),
+      el("details", {}, el("summary", {}, "Reward and turns"), one.tokens ? file : null, el("dl", { class: "facts" },
         more.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, name === "latency_s" ? seconds(value) : clean(typeof value === "string" ? value : JSON.stringify(value)))]),
         turns.flatMap((turn, i) => [el("dt", {}, `turn ${i + 1}`), el("dd", {}, `tokens ${turn.completion_start} to ${turn.end}, ${turn.finish_reason}, by ${turn.generator_ids.join(", ")}${turn.reward == null ? "" : `, reward ${number(turn.reward)}`}`)]))));
   }
