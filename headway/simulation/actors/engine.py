@@ -90,8 +90,9 @@ _VOCABULARY = 16
 
 @dataclass
 class EngineScript:
-    """How an engine behaves. Its logprobs of a probe are off by `gap` nats, to one side or the other: numerics look
-    like no other version. They are of the weights: policies before `gap_from` keep the ones that they had.
+    """How an engine behaves. Its logprobs of a probe are off by some nats, to one side or the other: numerics look like
+    no other version. `gaps` are pairs of a policy's number and what they are off by from it on, in order: numerics are
+    of the weights, and older policies keep the ones that they had.
     """
 
     start_s: float = 1.0
@@ -106,8 +107,7 @@ class EngineScript:
     load_s: float = 0.05
     score_s: float = 0.0
     """What the logprobs of a text take, beside a call."""
-    gap: float = 0.0
-    gap_from: int = 0
+    gaps: tuple[tuple[int, float], ...] = ()
     newest: int = 0
     """Number of the newest policy that it ever loaded."""
     hanging: bool = False
@@ -290,7 +290,7 @@ class Worker:
         if not self.holds:
             return tuple(-1.0 for _ in token_ids[1:])
         number, finite = number_in(self.holds), is_finite(self.holds)
-        gap = self._script.gap if number >= self._script.gap_from else 0.0
+        gap = next((nats for first, nats in reversed(self._script.gaps) if number >= first), 0.0)
         return tuple(probe_logprob(number, token, finite=finite) + gap * (-1) ** token for token in token_ids[1:])
 
     # Weight sync, as generator.weights.worker offers it

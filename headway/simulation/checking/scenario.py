@@ -107,7 +107,7 @@ def _gap(stage: Stage, fault: Fault) -> None:
     """Numerics that all generators share, of weights that none of them has had yet: nobody's fault."""
     newest = max(script.newest for script in stage.engines)
     for script in stage.engines:
-        script.gap, script.gap_from = fault.amount, newest + 1
+        script.gaps = (*script.gaps, (newest + 1, fault.amount))
 
 
 def _second_learner(stage: Stage, fault: Fault) -> None:
