@@ -56,11 +56,12 @@ $(INSTALLED): $(LOCK) requirements/install.py pyproject.toml
 	echo "setup: done"
 
 .PHONY: check
-check: $(INSTALLED) ## formatting, lint, types, import rules, and the links of the documentation
+check: $(INSTALLED) ## formatting, lint, types, import rules, sizes of files, and the links of the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_layout.py
 	$(MAKE) --no-print-directory docs
 
 .PHONY: docs

@@ -182,16 +182,18 @@ def table(pairs: list[tuple[Cost, Cost]], *, steps: int, trackers: list[str]) ->
         f"`python -m benchmarks.watch_cost --pairs {len(pairs)} --steps {steps} --trackers {','.join(trackers)}`: the",
         "demo with its page followed, trajectories kept and trackers on, against without, in turn.",
         "",
-        "| seconds | watched (median) | not watched (median) | ratio: median | smallest | largest |",
-        "|---|---|---|---|---|---|",
+        "| seconds | watched (median) | not watched (median) | ratio: median | smallest | largest | mean ± error |",
+        "|---|---|---|---|---|---|---|",
     ]
     for label, name in MEASURES.items():
         watched = [getattr(one, name) for one, _ in pairs]
         other = [getattr(one, name) for _, one in pairs]
         ratios = [mine / theirs for mine, theirs in zip(watched, other, strict=True)]
+        error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
         lines.append(
             f"| {label} | {statistics.median(watched):.1f} | {statistics.median(other):.1f} | "
-            f"{statistics.median(ratios):.3f} | {min(ratios):.3f} | {max(ratios):.3f} |"
+            f"{statistics.median(ratios):.3f} | {min(ratios):.3f} | {max(ratios):.3f} | "
+            f"{statistics.mean(ratios):.3f} ± {error:.3f} |"
         )
     events = statistics.median(one.events for one, _ in pairs)
     return "\n".join([*lines, "", f"The reader was told of {events:.0f} events a run. {described_machine()}.", ""])

@@ -36,11 +36,7 @@ class CurriculumConfig(ConfigModel):
     start: int = Field(0, ge=0, description="level of the first leases, 0 the easiest; the hardest, if there are fewer")
     window: int = Field(32, ge=1, le=100_000, description="groups of the present level that are looked at")
     raise_at: float = Field(
-        0.8,
-        gt=0,
-        le=1,
-        description="share of solved rollouts from which on the next level is taken; solved is a reward "
-        "of evaluation.success_reward",
+        0.8, gt=0, le=1, description="share of rollouts solved, by evaluation.success_reward, that takes the next level"
     )
     lower_at: float = Field(
         0.2, ge=0, lt=1, description="share of solved rollouts down to which the level before is taken; 0: if none is"

@@ -261,7 +261,7 @@ class RunPage:
         """A file to keep, never a page of ours: a completion may hold anything."""
         folder = self._runs[self._of(run)].folder
         text = await _kept(key, lambda wanted: whole_text(folder, wanted, place=place))
-        name = f"{key}-{'prompt' if place is None else place}.txt"
+        name = f"{Key.parse(key)}-{'prompt' if place is None else place}.txt"
         headers = {**_HEADERS, "Content-Disposition": f'attachment; filename="{name}"'}
         return Response(text.encode(errors="replace"), media_type="text/plain; charset=utf-8", headers=headers)
 
@@ -275,7 +275,7 @@ async def _kept(key: str, look: Callable[[Key], T | None]) -> T:
     try:
         wanted = Key.parse(key)
         found = await asyncio.to_thread(look, wanted)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:  # numbers beyond what SQLite has are none of its rows
         raise RequestRefused(422, "invalid_field", f"key: {error}", field="key") from error
     except sqlite3.DatabaseError as error:
         raise RequestRefused(409, "damaged", f"this group cannot be read: {error}") from error

@@ -163,7 +163,9 @@ async def test_with_a_token_data_are_for_who_logged_in(tmp_path: Path) -> None:
     ("path", "status"),
     [
         ("rows?start=x", 422), ("rows?min_reward=many", 422), ("group?key=1-99999", 404), ("group?key=..-1", 422),
-        ("group?key=7777-1", 404), ("steps?run=9", 404), ("events?at=nowhere", 422),
+        ("group?key=7777-1", 404), ("steps?run=9", 404), ("events?at=nowhere", 422), ("text?key=1-1&place=9", 404),
+        ("text?key=7777-1", 404), ("text?key=x", 422), (f"group?key=1-{1 << 80}", 422),
+        (f"text?key=1-1&place={1 << 80}", 422),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_answered_is_refused(tmp_path: Path, path: str, status: int) -> None:
@@ -196,3 +198,16 @@ def test_a_page_that_others_can_reach_wants_a_token(tmp_path: Path, token: str |
         file.write_text(token or "")
     with pytest.raises(ConfigError, match=r"host 0\.0\.0\.0, and there is no token: give --token-file FILE"):
         serve_runs([tmp_path], host="0.0.0.0", port="0", token_file=None if file is None else str(file))
+
+
+async def test_a_text_comes_as_a_file_that_no_browser_shows(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=1, texts=("<script>alert(1)</script>", "word3"))
+
+    async with _client(folder) as client:
+        texts = [await client.get(f"/page/data/text?key=%201-1%0A{place}") for place in ("", "&place=0")]
+
+    assert [each.text for each in texts] == ["a prompt", "<script>alert(1)</script>"]
+    for each, name in zip(texts, ("1-1-prompt.txt", "1-1-0.txt"), strict=True):
+        assert each.headers["content-disposition"] == f'attachment; filename="{name}"'
+        assert each.headers["content-type"] == "text/plain; charset=utf-8"
+        assert each.headers["x-content-type-options"] == "nosniff"
