@@ -102,6 +102,15 @@ def tokenizer_of_characters() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def _write_model(directory: Path, *, seed: int) -> None:
+    tokenizer = tokenizer_of_characters()
+    model = make_model(tokenizer, seed=seed)
+    tokenizer.save_pretrained(directory)
+    model.save_pretrained(directory)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{directory}: an untrained model of {parameters:,} parameters")
+
+
 def main() -> None:
     """The command: `python -m examples.maze.make_model RUN_FILE DIRECTORY [--noise P]`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -110,18 +119,16 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.6, help="how often the player errs; default: %(default)s")
     parser.add_argument("--count", type=int, default=4000, help="number of conversations; default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random parameters; default: %(default)s")
+    parser.add_argument("--conversations-only", action="store_true", help="make no model: there is one already")
     arguments = parser.parse_args()
     directory: Path = arguments.directory
     directory.mkdir(parents=True, exist_ok=True)
     offered = environment_of(arguments.run)
-    tokenizer = tokenizer_of_characters()
-    model = make_model(tokenizer, seed=arguments.seed)
-    tokenizer.save_pretrained(directory)
-    model.save_pretrained(directory)
+    if not arguments.conversations_only:
+        _write_model(directory, seed=arguments.seed)
     path = directory / "sft.jsonl"
     reward = asyncio.run(write_conversations(path, offered, count=arguments.count, noise=arguments.noise))
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{directory}: an untrained model of {parameters:,} parameters, and {arguments.count:,} conversations")
+    print(f"{path}: {arguments.count:,} conversations")
     print(f"the player errs in {arguments.noise:.0%} of its turns; its mean reward is {reward:.3f}")
 
 
