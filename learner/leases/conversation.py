@@ -214,7 +214,8 @@ class Conversation:
         if heard.adopted:
             log.info("env_service %s goes on with %d leases of a former life", holder.name, len(heard.adopted))
         holder.running.update(heard.adopted)
-        holder.running.difference_update(filter(None, map(self._incarnations.attempt_of, heard.unwanted)))
+        if heard.unwanted:
+            self._env_services.ended(holder, filter(None, map(self._incarnations.attempt_of, heard.unwanted)))
         evaluated = [lease for lease in running if lease.purpose == "evaluate"]
         leases = (*heard.unwanted, *self._not_evaluated(evaluated, now=now, holder=holder))
         await self._env_services.tell_cancelled(holder, leases)
@@ -269,8 +270,7 @@ class Conversation:
 
     def _acknowledge(self, holder: Peer, outcome: TrajectoryGroup | Failed) -> None:
         attempt = self._incarnations.attempt_of(outcome) if outcome.purpose == "train" else None
-        if attempt is not None:
-            holder.running.discard(attempt)
+        self._env_services.ended(holder, () if attempt is None else (attempt,))
         message = Acknowledged(
             incarnation=outcome.incarnation,
             lease_id=outcome.lease_id,

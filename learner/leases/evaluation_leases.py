@@ -43,10 +43,20 @@ class _Running:
     beside: bool
     waiting: deque[tuple[int, int]]
     outstanding: dict[int, _Attempt] = field(default_factory=dict)
+    held: Counter[str] = field(default_factory=Counter)  # how many of these, by holder
     losses: Counter[int] = field(default_factory=Counter)
     groups: list[TrajectoryGroup] = field(default_factory=list)
     failed: int = 0
     done: "asyncio.Future[Evaluation]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def hand_out(self, lease_id: int, attempt: _Attempt) -> None:
+        self.outstanding[lease_id] = attempt
+        self.held[attempt.holder] += 1
+
+    def take_back(self, lease_id: int) -> _Attempt:
+        attempt = self.outstanding.pop(lease_id)
+        self.held[attempt.holder] -= 1
+        return attempt
 
 
 class Evaluator:
@@ -109,9 +119,8 @@ class Evaluator:
         run = self._line[0]
         while run.waiting and len(leases) < room:
             index, attempt = run.waiting.popleft()
-            run.outstanding[self._next_id] = _Attempt(
-                index, attempt, holder, now + self._timeout_s, now, now + self._longest_attempt_s
-            )
+            handed = _Attempt(index, attempt, holder, now + self._timeout_s, now, now + self._longest_attempt_s)
+            run.hand_out(self._next_id, handed)
             leases.append(self._lease(self._next_id, index, environment))
             self._next_id += 1
         return leases
@@ -130,11 +139,14 @@ class Evaluator:
             timeout_s=self._timeout_s,
         )
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether the present evaluation has leases that nobody holds."""
+        return bool(self._line) and bool(self._line[0].waiting)
+
     def running(self, holder: str) -> int:
         """How many leases an env_service holds."""
-        if not self._line:
-            return 0
-        return sum(attempt.holder == holder for attempt in self._line[0].outstanding.values())
+        return self._line[0].held[holder] if self._line else 0
 
     def heartbeat(
         self, *, now: float, holder: str, lease_ids: Iterable[int], excused: Collection[int] = ()
@@ -180,7 +192,7 @@ class Evaluator:
         if not all(scored) and not (is_last and any(scored)):
             self.failed(group.lease_id, reason=_why_unscored(group))
             return
-        del run.outstanding[group.lease_id]
+        run.take_back(group.lease_id)
         run.groups.append(group)
         self._close_if_done(run)
 
@@ -189,7 +201,7 @@ class Evaluator:
         run = self._line[0] if self._line else None
         if run is None or lease_id not in run.outstanding:
             return
-        attempt = run.outstanding.pop(lease_id)
+        attempt = run.take_back(lease_id)
         if attempt.number + 1 < _ATTEMPTS:
             run.waiting.append((attempt.task, attempt.number + 1))
         else:
@@ -208,7 +220,7 @@ class Evaluator:
         run = self._line[0] if self._line else None
         if run is not None:
             for lease_id in [lease_id for lease_id, attempt in run.outstanding.items() if is_lost(attempt)]:
-                attempt = run.outstanding.pop(lease_id)
+                attempt = run.take_back(lease_id)
                 run.losses[attempt.task] += 1
                 if run.losses[attempt.task] > _LOSSES:
                     self._give_up(

@@ -368,17 +368,19 @@ class GroupFlow:
 
     async def grant_all(self) -> None:
         """Grants whatever may be granted, to whoever has room."""
-        for holder in self.env_services:
-            if not self.env_services.has(holder):
-                continue  # it left, or moved, while another one's grant was sent
+        for holder in self.env_services.with_room() if self.granting.may_grant() else ():
             leases = self.granting.leases_for(holder, environment=holder.agreed(self._options.environment).name)
+            if self.granting.room_of(holder) <= 0:
+                self.env_services.full(holder)
             if leases:
                 await self.env_services.send(holder, Granted(leases=tuple(leases)))
+            elif not self.granting.may_grant():
+                return
 
     def forget(self, ended: Iterable[EndedAttempt], *, why: str) -> None:
         """These attempts are over, and nobody is told."""
         ended = tuple(ended)
-        self.env_services.release(AttemptId(attempt.lease_id, attempt.attempt) for attempt in ended)
+        self.env_services.release(ended)
         for attempt in ended:
             self._left_out(why)
             if attempt.holder is None and (group := self.buffer.pop(attempt.lease_id, None)) is not None:

@@ -71,6 +71,7 @@ class EnvServices:
         self._on_the_wire = on_the_wire
         self._by_name: dict[str, Peer] = {}
         self._names: dict[str, str] = {}
+        self._may_have_room: dict[str, None] = {}
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(list(self._by_name.values()))
@@ -90,6 +91,27 @@ class EnvServices:
         """Whether it is still there, under the same address."""
         return self._by_name.get(holder.name) is holder
 
+    def with_room(self) -> Iterator[Peer]:
+        """Those that may have room for more leases: all but who was found `full` and has ended nothing since."""
+        for name in list(self._may_have_room):
+            holder = self._by_name.get(name)
+            if holder is not None:  # it may have left while another one's grant was sent
+                yield holder
+
+    def full(self, holder: Peer) -> None:
+        """It has no room for a lease, as was just seen."""
+        self._may_have_room.pop(holder.name, None)
+
+    def look_again(self) -> None:
+        """Any of them may have room."""
+        self._may_have_room = dict.fromkeys(self._by_name)
+
+    def ended(self, holder: Peer, attempts: Iterable[AttemptId] = ()) -> None:
+        """This one does not run these training attempts any more, or has ended one of an evaluation."""
+        holder.running.difference_update(attempts)
+        if holder.name in self._by_name:
+            self._may_have_room[holder.name] = None
+
     def welcome(self, *, peer: str, hello: Hello, now: float) -> tuple[Peer, bool]:
         """Takes an env_service in; also says whether it is a new one. One that comes again keeps its leases."""
         known = self._by_name.get(hello.env_id)
@@ -98,23 +120,33 @@ class EnvServices:
         holder = Peer(peer=peer, hello=hello, last_seen=now, running=known.running if known else set())
         self._by_name[hello.env_id] = holder
         self._names[peer] = hello.env_id
+        self._may_have_room[hello.env_id] = None
         return holder, known is None
 
     def part(self, holder: Peer) -> None:
         """Forgets an env_service."""
         self._by_name.pop(holder.name, None)
         self._names.pop(holder.peer, None)
+        self._may_have_room.pop(holder.name, None)
 
     def stood_still(self, seconds: float) -> None:
         """The learner did nothing for so long, and heard nothing either."""
         for holder in self._by_name.values():
             holder.last_seen += seconds
 
-    def release(self, attempts: Iterable[AttemptId]) -> None:
-        """These attempts are over, whoever held them."""
-        over = set(attempts)
-        for holder in self._by_name.values():
-            holder.running -= over
+    def release(self, ended: Iterable[EndedAttempt]) -> None:
+        """These attempts are over. Those that nobody runs any more may still be in somebody's books."""
+        unheld: set[AttemptId] = set()
+        for attempt in ended:
+            named = AttemptId(attempt.lease_id, attempt.attempt)
+            holder = self._by_name.get(attempt.holder or "")
+            if holder is not None:
+                self.ended(holder, (named,))
+            elif attempt.holder is None:
+                unheld.add(named)
+        for holder in self._by_name.values() if unheld else ():
+            if not unheld.isdisjoint(holder.running):
+                self.ended(holder, unheld)
 
     async def send(self, holder: Peer, message: Message) -> None:
         """Sends, or notes that the peer is gone: its leases then expire."""
@@ -130,14 +162,13 @@ class EnvServices:
         return True
 
     async def broadcast(self, message: Message) -> None:
-        """Sends to all."""
-        for holder in self:
-            await self.send(holder, message)
+        """Sends to all: it is encoded once, and those that take nothing are waited for together."""
+        await self._socket.send_to_all([holder.peer for holder in self], message, deadline_s=_SEND_S)
 
     async def cancel(self, ended: Iterable[EndedAttempt]) -> None:
         """These attempts are over; tells their holders that nobody waits for them any more."""
         ended = tuple(ended)
-        self.release(AttemptId(attempt.lease_id, attempt.attempt) for attempt in ended)
+        self.release(ended)
         by_holder: dict[str, list[RunningLease]] = {}
         for attempt in ended:
             if attempt.holder is not None:
@@ -296,13 +327,22 @@ class Granting:
         """The ledger bounds the lag by another number of versions."""
         self._pacing.bound(self._ledger.max_lag)
 
+    def may_grant(self) -> bool:
+        """Whether anybody with room would be granted something."""
+        if self.order is None or self._ledger.served is None:
+            return False
+        return self._evaluator.has_waiting or min(self._still_needed(), self._ledger.places()) > 0
+
+    def room_of(self, holder: Peer) -> int:
+        """For how many more leases an env_service has room."""
+        return holder.hello.capacity - len(holder.running) - self._evaluator.running(holder.name)
+
     def leases_for(self, holder: Peer, *, environment: str) -> list[Lease]:
         """What an env_service is granted now; it holds them from here on."""
         if self.order is None or self._ledger.served is None:
             return []
         evaluating = self._evaluator.running(holder.name)
-        room = holder.hello.capacity - len(holder.running) - evaluating
-        room = max(0, min(room, _MOST_LEASES_IN_A_GRANT))
+        room = max(0, min(self.room_of(holder), _MOST_LEASES_IN_A_GRANT))
         leases = self._evaluator.grant(
             now=self._clock(),
             holder=holder.name,

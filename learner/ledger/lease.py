@@ -10,10 +10,13 @@ places: a running group that is due at this very step is always a straggler. Loo
 than a batch of groups can fall due at once, if the steps before took newer groups that happened to finish early.
 """
 
+import heapq
+import math
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
 
 from learner.ledger.records import Books, EndedAttempt, FailureKind, LedgerSnapshot
 
@@ -81,6 +84,10 @@ class LeaseTable:
         self.cursor = 0
         self.leases: dict[int, Lease] = {}
         self.pending: dict[int, float] = {}  # lease id -> not to be granted before
+        # The same in order, beside entries that do not hold any more: to look through all for each grant would take
+        # minutes after a restart with a hundred thousand of them.
+        self._ready: list[int] = []
+        self._resting: list[tuple[float, int]] = []
         self.running: dict[int, RunningAttempt] = {}
         self.buffered: dict[int, BufferedGroup] = {}
         self.untrained: deque[tuple[int, ...]] = deque()  # batches taken or replayed whose step has not ended
@@ -91,13 +98,25 @@ class LeaseTable:
         """Opens the leases below `cursor` that do not exist yet, as pending."""
         for lease_id in range(self.cursor, cursor):
             self.leases[lease_id] = Lease(lease_id=lease_id)
-            self.pending[lease_id] = 0.0
+            self._make_pending(lease_id)
         self.cursor = max(self.cursor, cursor)
+
+    def _make_pending(self, lease_id: int, *, not_before: float = 0.0) -> None:
+        self.pending[lease_id] = not_before
+        if not_before > 0.0:
+            heapq.heappush(self._resting, (not_before, lease_id))
+        else:
+            heapq.heappush(self._ready, lease_id)
 
     def next_pending(self, now: float) -> int:
         """The oldest lease that may be granted again at `now`, else a new one."""
-        ready = (lease_id for lease_id, not_before in self.pending.items() if not_before <= now)
-        lease_id = min(ready, default=self.cursor)
+        while self._resting and self._resting[0][0] <= now:
+            heapq.heappush(self._ready, heapq.heappop(self._resting)[1])
+        while self._ready and (not_before := self.pending.get(self._ready[0], math.inf)) > now:
+            lease_id = heapq.heappop(self._ready)
+            if not_before < math.inf:
+                heapq.heappush(self._resting, (not_before, lease_id))
+        lease_id = self._ready[0] if self._ready else self.cursor
         self.open_up_to(lease_id + 1)
         return lease_id
 
@@ -118,7 +137,7 @@ class LeaseTable:
     def stop(self, lease_id: int, outcome: Outcome, *, not_before: float = 0.0) -> EndedAttempt:
         """Running to pending, and not to be granted before `not_before`."""
         running = self.running.pop(lease_id)
-        self.pending[lease_id] = not_before
+        self._make_pending(lease_id, not_before=not_before)
         self._settle(lease_id, running.attempt, outcome)
         return EndedAttempt(lease_id=lease_id, attempt=running.attempt, holder=running.holder, size=None)
 
@@ -128,7 +147,7 @@ class LeaseTable:
         if lease_id in self.running:
             return self.stop(lease_id, Outcome.DROPPED)
         group = self.buffered.pop(lease_id)
-        self.pending[lease_id] = 0.0
+        self._make_pending(lease_id)
         self._settle(lease_id, group.attempt, Outcome.DROPPED)
         return EndedAttempt(lease_id=lease_id, attempt=group.attempt, holder=None, size=group.size)
 
@@ -217,7 +236,7 @@ class LeaseTable:
                 drops=drops,
                 failures={"infrastructure": infrastructure, "data": data},
             )
-            table.pending[lease_id] = 0.0
+            table._make_pending(lease_id)
             table._forget_unfinished(lease_id)
         return table
 
@@ -260,6 +279,23 @@ class Blockage:
     stragglers: tuple[int, ...]
     drop: tuple[int, ...]
     must_wait: bool
+
+
+NOT_BLOCKED = Blockage(stragglers=(), drop=(), must_wait=False)
+
+
+def last_without_a_place(versions: Iterable[int], *, version: int, max_lag: int, groups_per_step: int) -> int | None:
+    """Of the versions of the groups that a step at `version` leaves behind, the highest up to which they are more than
+    their places; None if there is a place for all. What is newer plays no part in a blockage.
+    """
+    by_version = sorted(Counter(versions).items())
+    up_to = accumulate(count for _, count in by_version)
+    crowded = (
+        each
+        for (each, _), count in zip(by_version, up_to, strict=True)
+        if count > (each + max_lag - version) * groups_per_step
+    )
+    return max(crowded, default=None)
 
 
 def blockage(remaining: Iterable[Remaining], *, version: int, max_lag: int, groups_per_step: int) -> Blockage:

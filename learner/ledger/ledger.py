@@ -3,8 +3,19 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 
-from learner.ledger.lease import Blockage, BufferedGroup, Closed, LeaseTable, Outcome, Remaining, blockage
+from learner.ledger.lease import (
+    NOT_BLOCKED,
+    Blockage,
+    BufferedGroup,
+    Closed,
+    LeaseTable,
+    Outcome,
+    Remaining,
+    blockage,
+    last_without_a_place,
+)
 from learner.ledger.records import (
     Answer,
     AttemptId,
@@ -309,10 +320,11 @@ class Ledger:
         """
         assert not self._table.untrained, "a batch was asked for before the step of the last one had ended"
         need = self.config.groups_per_step
-        ready = sorted(self._table.buffered, key=lambda lease_id: (self._table.buffered[lease_id].version, lease_id))
-        if len(ready) < need:
+        buffered = self._table.buffered
+        if len(buffered) < need:
             self._blocked_since = None
-            return Waiting(have=len(ready), need=need)
+            return Waiting(have=len(buffered), need=need)
+        ready = sorted(buffered, key=lambda lease_id: (buffered[lease_id].version, lease_id))
         blocked = self._blockage(ready[need:], after=self._version)
         if self._must_wait(blocked, now):
             stragglers = tuple(self._straggler(lease_id) for lease_id in blocked.stragglers)
@@ -320,16 +332,30 @@ class Ledger:
         self._blocked_since = None
         return self._take(tuple(ready[:need]), drop=blocked.drop)
 
-    def _blockage(self, left: Iterable[int], *, after: int) -> Blockage:
+    def _blockage(self, left: Collection[int], *, after: int) -> Blockage:
         """What cannot be trained in time by the steps after version `after`, of the groups `left` and those running."""
-        table = self._table
-        remaining = [Remaining(version=table.buffered[lease_id].version, lease_id=lease_id) for lease_id in left]
+        table, bound = self._table, {"max_lag": self._max_lag, "groups_per_step": self.config.groups_per_step}
+        versions = chain(
+            (table.buffered[lease_id].version for lease_id in left),
+            (running.version for running in table.running.values()),
+        )
+        newest = last_without_a_place(versions, version=after, **bound)
+        if newest is None:
+            return NOT_BLOCKED
+        remaining = [
+            Remaining(version=table.buffered[lease_id].version, lease_id=lease_id)
+            for lease_id in left
+            if table.buffered[lease_id].version <= newest
+        ]
         for lease_id, running in table.running.items():
-            drops, droppable = table.leases[lease_id].drops, self._is_droppable(lease_id)
-            remaining.append(
-                Remaining(version=running.version, lease_id=lease_id, running=True, drops=drops, droppable=droppable)
-            )
-        return blockage(remaining, version=after, max_lag=self._max_lag, groups_per_step=self.config.groups_per_step)
+            if running.version <= newest:
+                drops, droppable = table.leases[lease_id].drops, self._is_droppable(lease_id)
+                remaining.append(
+                    Remaining(
+                        version=running.version, lease_id=lease_id, running=True, drops=drops, droppable=droppable
+                    )
+                )
+        return blockage(remaining, version=after, **bound)
 
     def _is_droppable(self, lease_id: int) -> bool:
         return self._table.leases[lease_id].drops < self.config.max_drops_per_lease

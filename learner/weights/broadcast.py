@@ -21,6 +21,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from urllib.parse import urlsplit
 
 from learner.weights.fleet import Fleet, Member
@@ -367,4 +368,4 @@ def _process(member: Member) -> tuple[str, str]:
 def _rank_offsets(members: Sequence[Member]) -> list[int]:
     """The first rank of each member's workers; the learner is rank 0."""
     sizes = [member.announcement.world_size for member in members]
-    return [1 + sum(sizes[:index]) for index in range(len(sizes))]
+    return list(accumulate(sizes, initial=1))[:-1]

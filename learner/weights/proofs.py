@@ -15,7 +15,7 @@ What a generator sampled under a version counts once its proof is good (`provena
 """
 
 import logging
-import statistics
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,7 +134,8 @@ class Proofs:
             if proof.member not in outliers:
                 seen.good[proof.process] = proof
         wrong = outliers | doubted
-        seen.good = {process: proof for process, proof in seen.good.items() if proof.member not in wrong}
+        if wrong:
+            seen.good = {process: proof for process, proof in seen.good.items() if proof.member not in wrong}
         ages = {proof.member: self._since(proof, packed) for proof in proofs}
         since = {member.instance: ages.get(member, packed.version) for member in wrong}
         if any(proof.gap.tokens for proof in seen.good.values()):  # so it is not the learner's fault, nor numerics
@@ -210,15 +211,17 @@ class Proofs:
     def _other_gaps(self, alike: Sequence[Proof], packed: Packed, *, seen: _Seen) -> dict[Member, str]:
         """Those that are much further from the learner than like generators are at this version."""
         kind = alike[0].likeness
-        all_alike = {proof.process: proof for proof in (*seen.good.values(), *alike) if proof.likeness == kind}
+        all_alike = {proof.process: proof.gap for proof in (*seen.good.values(), *alike) if proof.likeness == kind}
+        compared = {process: gap for process, gap in all_alike.items() if gap.tokens}
+        means, highs = sorted(gap.mean for gap in compared.values()), sorted(gap.high for gap in compared.values())
         floor = self._floor(alike[0])
         found = {}
         for proof in alike:
-            others = [o.gap for process, o in all_alike.items() if process != proof.process and o.gap.tokens]
-            if not others:
-                continue
-            mean = _TIMES * statistics.median(gap.mean for gap in others) + floor
-            high = _TIMES * statistics.median(gap.high for gap in others) + _HIGH_TOLERANCE * floor
+            own = compared.get(proof.process)
+            if len(compared) == (own is not None):
+                continue  # there is nobody else
+            mean = _TIMES * median_of_others(means, None if own is None else own.mean) + floor
+            high = _TIMES * median_of_others(highs, None if own is None else own.high) + _HIGH_TOLERANCE * floor
             if proof.gap.mean > mean or proof.gap.high > high:
                 found[proof.member] = (
                     f"its logprobs of the probe differ by {proof.gap.mean:.3g} nats in the mean, and by "
@@ -246,11 +249,20 @@ class Proofs:
         counts = Counter(proof.answer.fingerprint for proof in alike)
         most = max(alike, key=lambda proof: (counts[proof.answer.fingerprint], -proof.gap.mean))
         believed = before or most.answer.fingerprint
-        compared = sorted((proof for proof in alike if proof.gap.tokens), key=lambda proof: proof.gap.mean)
-        ours = next((proof.gap.mean for proof in compared if proof.answer.fingerprint == believed), None)
-        if ours is not None and ours > _TIMES * compared[0].gap.mean + self._floor(compared[0]):
-            return compared[0].answer.fingerprint
-        return believed
+        compared = [proof for proof in alike if proof.gap.tokens]
+        ours = min((proof.gap.mean for proof in compared if proof.answer.fingerprint == believed), default=None)
+        if ours is None:
+            return believed
+        best = min(compared, key=lambda proof: proof.gap.mean)
+        return best.answer.fingerprint if ours > _TIMES * best.gap.mean + self._floor(best) else believed
+
+
+def median_of_others(ordered: Sequence[float], left_out: float | None) -> float:
+    """The median of the values in order, one `left_out` of them; they are more than that one."""
+    count = len(ordered) - (left_out is not None)
+    gap = len(ordered) if left_out is None else bisect_left(ordered, left_out)
+    low, high = (at + (at >= gap) for at in ((count - 1) // 2, count // 2))
+    return (ordered[low] + ordered[high]) / 2
 
 
 class Commits:

@@ -10,9 +10,10 @@ question at each handshake (ZAP, RFC 27), answered here. Without keys, addresses
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Self
@@ -42,6 +43,7 @@ DOMAIN = b"headway"
 _RETRY_SEND_S = 0.005
 _COPIED_BYTES = 1 << 14
 """A smaller message is copied at sending: to hand its memory over and be told when it is free costs more."""
+_SENT_IN_A_ROW = 32
 _COMPLAIN_EVERY_S = 10.0
 _CONNECT_TIMEOUT_MS = 10_000
 _STRANGER = "a stranger"
@@ -170,12 +172,26 @@ class RouterSocket(_MessageSocket):
 
         Array memory is not copied: it must not change afterwards.
         """
-        frames: list[Frame] = [peer.encode("latin-1"), *encode(message)]
+        frames = encode(message)
         ends_at = time.monotonic() + deadline_s
         while not await self._try_send(peer, frames):
             if time.monotonic() >= ends_at:
                 raise SendTimeout(f"{peer} took no message for {deadline_s:g} s")
             await asyncio.sleep(_RETRY_SEND_S)
+
+    async def send_to_all(self, peers: Iterable[str], message: Message, *, deadline_s: float = 5.0) -> None:
+        """As `send`, to all who take it: encoded once, and with one deadline for those whose queues are full."""
+        frames, left, ends_at = encode(message), list(peers), time.monotonic() + deadline_s
+        while left:
+            full = []
+            for number, peer in enumerate(left, start=1):
+                with contextlib.suppress(PeerGone):
+                    if not await self._try_send(peer, frames):
+                        full.append(peer)
+                if number % _SENT_IN_A_ROW == 0:
+                    await asyncio.sleep(0)
+            left = full if time.monotonic() < ends_at else []
+            await asyncio.sleep(_RETRY_SEND_S if left else 0)
 
     async def receive(self) -> tuple[str, Message]:
         """The next message and the name of the peer that sent it. Cancelling may lose a message that just arrived."""
@@ -240,7 +256,7 @@ class RouterSocket(_MessageSocket):
         """False if the peer's queue is full; does not wait, since one full queue must not hold up the others."""
         try:
             small = sum(map(len, frames)) < _COPIED_BYTES
-            await self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=small)
+            await self._socket.send_multipart([peer.encode("latin-1"), *frames], flags=zmq.NOBLOCK, copy=small)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -253,7 +269,7 @@ class RouterSocket(_MessageSocket):
         """Tell the peer, if it listens; one that does not is not waited for."""
         refused = Refused(reason=error.reason, message=str(error)[:4096])
         try:
-            await self._try_send(peer, [peer.encode("latin-1"), *encode(refused)])
+            await self._try_send(peer, encode(refused))
         except PeerGone:
             logger.debug("%s is gone before it could be told of its refused message", peer)
 

@@ -1,16 +1,24 @@
 """Generators that serve something else than they were sent are expelled by name, and the run goes on."""
 
 import math
+import statistics
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from learner.weights.fleet import JoinRefused
-from learner.weights.probe import Probe
+from learner.weights.fleet import JoinRefused, Member
+from learner.weights.probe import Probe, ProbeGap
+from learner.weights.proofs import Proof, Proofs, median_of_others
+from learner.weights.provenance import Provenance
+from learner.weights.published import Packed
 from learner.weights.publisher import NoGeneratorIsRight
-from tests.learner.generators import ScriptedGenerator
+from protocol.fleet import Committed
+from protocol.model import PolicyVersion
+from tests.learner.generators import ScriptedGenerator, announcement
 from tests.learner.weights.publishing import OPTIONS, PROBE, learner, snapshot
 
 
@@ -184,3 +192,38 @@ async def test_equal_weights_have_equal_checksums_and_nobody_is_to_blame() -> No
         again = snapshot(0)
         ours.publisher.offer(replace(again, version=1))
         await ours.until_served(a=1)
+
+
+class CountedGap(ProbeGap):
+    """Counts how often one of them is looked at."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> object:
+        CountedGap.looks += name == "mean"
+        return super().__getattribute__(name)
+
+
+def test_judging_a_fleet_at_once_looks_at_each_gap_a_few_times_however_many_there_are() -> None:
+    count = 60
+    proofs = []
+    for number in range(count):
+        about = announcement(f"g{number}", "http://127.0.0.1:1")
+        answer = Committed(version="1.0", fingerprint="f", probe_logprobs=(-1.0,), load_s=0, pause_s=0)
+        gap = CountedGap(tokens=1, mean=1e-3 * (1 + number % 2), high=1e-3)
+        proofs.append(Proof(member=Member(announcement=about, last_seen=0.0), answer=answer, gap=gap))
+    packed = Packed(version=PolicyVersion(1, 0), buckets=(), digest="d", probe=Probe(((1, 2),), (-1.0,)))
+    CountedGap.looks = 0
+    verdict = Proofs(probe_tolerance=None, dtype="float32", provenance=Provenance()).judge(proofs, packed)
+    assert not verdict.outliers
+    assert CountedGap.looks < 20 * count
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.data())
+def test_the_median_of_the_others_is_what_it_says(values: list[int], data: st.DataObject) -> None:
+    ordered = sorted(float(value) for value in values)
+    assert median_of_others(ordered, None) == statistics.median(ordered)
+    if len(ordered) > 1:
+        left_out = data.draw(st.integers(0, len(ordered) - 1))
+        others = [value for number, value in enumerate(ordered) if number != left_out]
+        assert median_of_others(ordered, ordered[left_out]) == statistics.median(others)

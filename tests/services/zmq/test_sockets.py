@@ -3,15 +3,15 @@
 import asyncio
 import resource
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgpack
 import pytest
 import zmq
 import zmq.asyncio
 
-from protocol.codec import Limits, ProtocolError
-from protocol.messages import Fleet, Goodbye, Refused, ServingGenerator, Welcome
+from protocol.codec import Frame, Limits, ProtocolError, encode
+from protocol.messages import Fleet, Goodbye, Message, Refused, ServingGenerator, Welcome
 from services.zmq.sockets import DealerSocket, PeerGone, RouterSocket, SendTimeout, SocketLimits
 
 HELLO = Goodbye(reason="hello")
@@ -227,3 +227,42 @@ for _ in range(3000):
 socket.send(b"the end")
 sys.stdin.read()
 """
+
+
+async def test_what_all_are_told_is_encoded_once_and_reaches_those_after_a_peer_that_is_gone(
+    router: RouterSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = []
+
+    def counted(message: Message) -> list[Frame]:
+        encoded.append(message)
+        return encode(message)
+
+    async with (
+        DealerSocket.connect(router.address, identity="first") as first,
+        DealerSocket.connect(router.address, identity="last") as last,
+    ):
+        for dealer in (first, last):
+            await dealer.send(HELLO)
+            await router.receive()
+        monkeypatch.setattr("services.zmq.sockets.encode", counted)
+        await router.send_to_all(["first", "gone", "last"], HELLO)
+        assert (await first.receive(), await last.receive()) == (HELLO, HELLO)
+        assert encoded == [HELLO]
+
+
+async def test_peers_that_take_nothing_keep_what_all_are_told_from_nobody_and_are_waited_for_together(
+    router: RouterSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    async def try_send(peer: str, frames: Sequence[Frame]) -> bool:
+        tried.append(peer)
+        return peer == "well" or tried.count(peer) == 3
+
+    monkeypatch.setattr(router, "_try_send", try_send)
+    await router.send_to_all(["a", "b", "well"], HELLO, deadline_s=10.0)
+    assert tried == ["a", "b", "well", "a", "b", "a", "b"]
+    tried.clear()
+    await router.send_to_all(["a", "b", "well"], HELLO, deadline_s=0.0)
+    assert tried == ["a", "b", "well"]

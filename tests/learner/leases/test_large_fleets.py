@@ -1,0 +1,128 @@
+"""What one message costs does not grow with the number of env_services, of leases, or of changes of the fleet."""
+
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from learner.evaluation.config import EvaluationConfig
+from learner.leases.evaluation_leases import Evaluator
+from learner.leases.granting import Granting, Peer
+from learner.ledger import ledger as ledger_module
+from learner.ledger.lease import Remaining
+from protocol.messages import Fleet, Lease, Message
+from protocol.model import PolicyVersion
+from services.zmq.sockets import RouterSocket
+from tests.learner.envs import learner
+from tests.learner.generators import announcement
+from tests.learner.ledger.test_ledger import granted, make_ledger
+from tests.learner.samples import LEDGER, group, trajectory
+
+
+class _NotLookedThrough(dict[Any, Any]):
+    """Values can be asked for by key alone."""
+
+    def _refuse(self) -> NoReturn:
+        raise AssertionError("all of them were looked through")
+
+    __iter__ = items = values = keys = _refuse
+
+
+def test_a_lease_to_be_granted_again_is_found_without_looking_at_all_of_them() -> None:
+    ledger = make_ledger(groups_per_step=50)
+    held = granted(ledger, now=0.0)
+    ledger.expire(now=1000.0)
+    ledger._table.pending = _NotLookedThrough(ledger._table.pending)
+    assert granted(ledger, now=1000.0) == held
+
+
+def test_leases_come_back_after_their_backoff_in_the_order_of_their_ids() -> None:
+    ledger = make_ledger(groups_per_step=3)
+    held = granted(ledger, now=0.0)
+    for number, lease_id in enumerate(reversed(held)):
+        ledger.fail(now=float(number), lease_id=lease_id, attempt=0, kind="infrastructure", reason="x")
+    backoff_s = ledger.config.infrastructure_backoff_s
+    assert granted(ledger, room=2, now=backoff_s + 1.5) == held[-2:]
+    assert granted(ledger, room=1, now=backoff_s + 100.0) == held[:1]
+    assert granted(ledger, now=backoff_s + 100.0) == held[1:-2]
+
+
+def test_a_step_that_leaves_a_place_for_every_group_looks_at_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+
+    def remaining(**values: Any) -> Remaining:
+        looked_at.append(values)
+        return Remaining(**values)
+
+    monkeypatch.setattr(ledger_module, "Remaining", remaining)
+    ledger = make_ledger(groups_per_step=20, max_lag=3)
+    held = granted(ledger)
+    for lease_id in held[:20]:
+        ledger.accept(lease_id=lease_id, attempt=0, oldest_version=0, size=1)
+    ledger.take(now=0.0)
+    assert len(held) == 80
+    assert looked_at == []
+
+
+async def test_a_finished_group_asks_its_env_service_for_room_and_not_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    leases_for = Granting.leases_for
+
+    def counted(self: Granting, holder: Peer, *, environment: str) -> list[Lease]:
+        asked.append(holder.name)
+        return leases_for(self, holder, environment=environment)
+
+    monkeypatch.setattr(Granting, "leases_for", counted)
+    monkeypatch.setattr("learner.leases.intake._TICK_S", 60.0)
+    config = replace(LEDGER, groups_per_step=8)
+    async with learner(tmp_path, ledger_config=config) as ours, AsyncExitStack() as stack:
+        envs = [await stack.enter_async_context(ours.env(f"e{number}")) for number in range(3)]
+        leases = []
+        for env in envs:
+            await env.enter(capacity=1)
+            leases += await env.leases(1)
+        asked.clear()
+        await envs[0].finish(group(leases[0].lease_id, trajectory(0), trajectory(0, reward=0.0)))
+        await envs[0].leases(1)
+        assert set(asked) == {"e0"}
+
+
+async def test_changes_of_the_fleet_in_a_row_are_told_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Message] = []
+    send_to_all = RouterSocket.send_to_all
+    async with learner(tmp_path) as ours, ours.env("e") as env:
+
+        async def slowly(self: RouterSocket, peers: Iterable[str], message: Message, *, deadline_s: float) -> None:
+            told.append(message)
+            ours.clock.now += 0.1
+            await send_to_all(self, peers, message, deadline_s=deadline_s)
+
+        monkeypatch.setattr(RouterSocket, "send_to_all", slowly)
+        await env.enter()
+        await env.next(Fleet)
+        for number in range(20):
+            ours.fleet.announce(announcement(f"g{number}", "http://127.0.0.1:1"), now=0.0)
+            ours.fleet.committed(f"g{number}", version=PolicyVersion(1, 0), fingerprint="f")
+            await ours.intake.fleet_changed()
+        assert len((await env.next(Fleet)).generators) == 2
+        assert len(told) == 1
+        ours.clock.now += 2.0
+        assert len((await env.next(Fleet)).generators) == 21
+        assert len(told) == 2
+
+
+async def test_how_many_leases_of_an_evaluation_an_env_service_holds_is_known_without_looking_at_all() -> None:
+    evaluator = Evaluator(config=EvaluationConfig(), max_tokens=8, timeout_s=60.0, incarnation=1)
+    evaluator.start(tasks=10, version=0)
+    for holder in ("a", "b", "a"):
+        evaluator.grant(now=0.0, holder=holder, environment="addition", room=2)
+    evaluator._line[0].outstanding = _NotLookedThrough(evaluator._line[0].outstanding)
+    assert (evaluator.running("a"), evaluator.running("b"), evaluator.running("c")) == (4, 2, 0)
+    evaluator.failed(0, reason="x")
+    assert evaluator.running("a") == 3
+    assert evaluator.has_waiting
