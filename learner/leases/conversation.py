@@ -37,7 +37,6 @@ from protocol.messages import (
     RunningLease,
     Welcome,
 )
-from protocol.messages import Fleet as FleetMessage
 from protocol.trajectories import TrajectoryGroup
 from services.logs import Occasionally
 from services.zmq.sockets import Received, RouterSocket
@@ -159,7 +158,7 @@ class Conversation:
             holder,
             Welcome(run=options.run, incarnation=options.incarnation, heartbeat_every_s=options.heartbeat_every_s),
         )
-        await self._env_services.send(holder, FleetMessage(generators=tuple(self._fleet.serving())))
+        await self._env_services.tell_fleet_to(holder)
         if hello.run == options.run:
             await self._hear(holder, hello.running)
         self._flow.wake()

@@ -270,7 +270,7 @@ class GroupFlow:
         self.incarnations = Incarnations(
             ledger=ledger, incarnation=options.incarnation, belongs=belongs or up_to(ledger.next_version)
         )
-        self.env_services = EnvServices(socket, on_the_wire=self.incarnations.on_the_wire)
+        self.env_services = EnvServices(socket, on_the_wire=self.incarnations.on_the_wire, clock=clock)
         self.granting = Granting(
             ledger=ledger,
             evaluator=evaluator,

@@ -8,6 +8,8 @@ ledger's and does not depend on this.
 """
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,7 +22,17 @@ from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculu
 from learner.leases.evaluation_leases import Evaluator
 from learner.ledger import AttemptId, EndedAttempt, Grant, Ledger
 from protocol.generation import Sampling
-from protocol.messages import MOST_LEASES, Cancelled, EnvironmentInfo, Hello, Lease, Message, RunningLease
+from protocol.messages import (
+    MOST_LEASES,
+    Cancelled,
+    EnvironmentInfo,
+    Fleet,
+    Hello,
+    Lease,
+    Message,
+    RunningLease,
+    ServingGenerator,
+)
 from protocol.trajectories import TrajectoryGroup
 from services.http.metrics import lease_began, lease_trace
 from services.zmq.sockets import PeerGone, RouterSocket, SocketError
@@ -29,6 +41,8 @@ log = logging.getLogger(__name__)
 
 _SEND_S = 0.5
 """Longest wait for room in one peer's queue: the others' messages wait with it."""
+_TELLING_SHARE = 0.05
+_LONGEST_QUIET_S = 5.0
 
 
 @dataclass
@@ -66,9 +80,18 @@ class EnvServices:
     expire. `on_the_wire` names an attempt as its holder knows it.
     """
 
-    def __init__(self, socket: RouterSocket, *, on_the_wire: Callable[[AttemptId], RunningLease]) -> None:
+    def __init__(
+        self,
+        socket: RouterSocket,
+        *,
+        on_the_wire: Callable[[AttemptId], RunningLease],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._socket = socket
         self._on_the_wire = on_the_wire
+        self._clock = clock
+        self._fleet = Fleet(generators=())
+        self._quiet_until = -math.inf
         self._by_name: dict[str, Peer] = {}
         self._names: dict[str, str] = {}
         self._may_have_room: dict[str, None] = {}
@@ -164,6 +187,22 @@ class EnvServices:
     async def broadcast(self, message: Message) -> None:
         """Sends to all: it is encoded once, and those that take nothing are waited for together."""
         await self._socket.send_to_all([holder.peer for holder in self], message, deadline_s=_SEND_S)
+
+    async def tell_fleet(self, serving: Iterable[ServingGenerator]) -> None:
+        """Tells all who serves, if that has changed. Telling a thousand of a thousand takes a while: so that only a
+        small share of the time is spent on it, what changes soon after is left to a later call.
+        """
+        began = self._clock()
+        if began < self._quiet_until or (generators := tuple(serving)) == self._fleet.generators:
+            return
+        self._fleet, self._quiet_until = Fleet(generators=generators), math.inf
+        await self.broadcast(self._fleet)
+        ended = self._clock()
+        self._quiet_until = ended + min((ended - began) / _TELLING_SHARE, _LONGEST_QUIET_S)
+
+    async def tell_fleet_to(self, holder: Peer) -> None:
+        """Tells one that has come what the others were told last."""
+        await self.send(holder, self._fleet)
 
     async def cancel(self, ended: Iterable[EndedAttempt]) -> None:
         """These attempts are over; tells their holders that nobody waits for them any more."""

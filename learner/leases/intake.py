@@ -9,7 +9,6 @@ ledger; the trainer's calls come from another thread, through `asyncio.run_corou
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ from learner.ledger import (
     Waiting,
 )
 from learner.weights.fleet import Fleet
-from protocol.messages import Fleet as FleetMessage
 from protocol.messages import Goodbye
 from protocol.trajectories import TrajectoryGroup
 from services.http.metrics import lease_ended, lease_trace
@@ -43,8 +41,6 @@ from services.zmq.sockets import RouterSocket
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.5
-_TELLING_SHARE = 0.05
-_LONGEST_QUIET_S = 5.0
 _FEW_GROUPS = (
     "they are sampled and judged more slowly than they are trained; if none comes, `headway doctor RUN.toml` says who "
     "is stuck, and the env-service's log whom its rollouts wait for"
@@ -130,8 +126,6 @@ class Intake:
         self._waits = waits
         self._options = options
         self._clock = clock
-        self._fleet_untold = False
-        self._quiet_until = -math.inf
 
     # What the trainer calls, through the event loop
 
@@ -252,22 +246,9 @@ class Intake:
         """Somebody serves another version than before, came, left, or has proven what it serves, or failed to."""
         self._ledger.served_changed(self._fleet.served)
         self._note_provenance()
-        self._fleet_untold = True
-        await self._tell_fleet()
+        await self._env_services.tell_fleet(self._fleet.serving())
         await self._conversation.proofs_came()
         await self._flow.grant_all()
-
-    async def _tell_fleet(self) -> None:
-        """Tells env_services who serves. Telling a thousand of a thousand takes a while: changes that come in a row are
-        told together, at a later tick, so that no more than a small share of the time is spent on it.
-        """
-        began = self._clock()
-        if not self._fleet_untold or began < self._quiet_until:
-            return
-        self._fleet_untold, self._quiet_until = False, math.inf
-        await self._env_services.broadcast(FleetMessage(generators=tuple(self._fleet.serving())))
-        ended = self._clock()
-        self._quiet_until = ended + min((ended - began) / _TELLING_SHARE, _LONGEST_QUIET_S)
 
     def _note_provenance(self) -> None:
         """Writes down who has proven what, and gives back what those sampled that are not believed any more."""
@@ -317,7 +298,7 @@ class Intake:
             self._flow.forget(overdue, why="overdue")
             await self._env_services.cancel((*expired, *overdue))
             self._evaluator.expire(now=now)
-            await self._tell_fleet()
+            await self._env_services.tell_fleet(self._fleet.serving())
             self._env_services.look_again()
             self._flow.wake()
             await self._flow.grant_all()

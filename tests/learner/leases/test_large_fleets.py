@@ -13,10 +13,10 @@ from learner.leases.evaluation_leases import Evaluator
 from learner.leases.granting import Granting, Peer
 from learner.ledger import ledger as ledger_module
 from learner.ledger.lease import Remaining
-from protocol.messages import Fleet, Lease, Message
+from protocol.messages import Fleet, Goodbye, Lease, Message
 from protocol.model import PolicyVersion
 from services.zmq.sockets import RouterSocket
-from tests.learner.envs import learner
+from tests.learner.envs import ScriptedEnv, learner
 from tests.learner.generators import announcement
 from tests.learner.ledger.test_ledger import granted, make_ledger
 from tests.learner.samples import LEDGER, group, trajectory
@@ -126,3 +126,54 @@ async def test_how_many_leases_of_an_evaluation_an_env_service_holds_is_known_wi
     evaluator.failed(0, reason="x")
     assert evaluator.running("a") == 3
     assert evaluator.has_waiting
+
+
+async def test_who_serves_is_told_at_once_after_changes_that_changed_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("learner.leases.intake._TICK_S", 60.0)
+    send_to_all = RouterSocket.send_to_all
+    async with learner(tmp_path) as ours, ours.env("e") as env:
+
+        async def slowly(self: RouterSocket, peers: Iterable[str], message: Message, *, deadline_s: float) -> None:
+            ours.clock.now += 0.1
+            await send_to_all(self, peers, message, deadline_s=deadline_s)
+
+        await env.enter()
+        await env.next(Fleet)
+        monkeypatch.setattr(RouterSocket, "send_to_all", slowly)
+        ours.fleet.announce(announcement("g2", "http://127.0.0.1:1"), now=0.0)  # it does not serve yet
+        await ours.intake.fleet_changed()
+        ours.fleet.committed("g2", version=PolicyVersion(1, 0), fingerprint="f")
+        await ours.intake.fleet_changed()
+        assert len((await env.next(Fleet)).generators) == 2
+
+
+async def versions_told(env: ScriptedEnv) -> list[str]:
+    """Of the only generator, up to the learner's goodbye."""
+    told = []
+    while not isinstance(message := await env.dealer.receive(), Goodbye):
+        told += [message.generators[0].policy_version] if isinstance(message, Fleet) else []
+    return told
+
+
+async def test_who_comes_later_is_told_what_the_others_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("learner.leases.intake._TICK_S", 60.0)
+    send_to_all = RouterSocket.send_to_all
+    async with learner(tmp_path) as ours, ours.env("e") as env, ours.env("later") as later:
+
+        async def slowly(self: RouterSocket, peers: Iterable[str], message: Message, *, deadline_s: float) -> None:
+            ours.clock.now += 0.1
+            await send_to_all(self, peers, message, deadline_s=deadline_s)
+
+        monkeypatch.setattr(RouterSocket, "send_to_all", slowly)
+        await env.enter()
+        for number in (2, 3, 2):  # and back, while nobody is told
+            ours.fleet.committed("g", version=PolicyVersion(number, 0), fingerprint="f")
+            await ours.intake.fleet_changed()
+            if number == 3:
+                await later.enter()
+        ours.clock.now += 10.0
+        await ours.intake.fleet_changed()
+        await ours.intake.leave("the end")
+        assert [await versions_told(each) for each in (env, later)] == [["1.0", "2.0"], ["2.0"]]
