@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from learner.evaluation.config import EvaluationConfig
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.granting import Granting, Peer
 from learner.ledger import ledger as ledger_module
-from learner.ledger.lease import Remaining
+from learner.ledger.lease import Remaining, blockage, last_without_a_place
 from protocol.messages import Fleet, Goodbye, Lease, Message
 from protocol.model import PolicyVersion
 from services.zmq.sockets import RouterSocket
@@ -65,6 +67,25 @@ def test_a_step_that_leaves_a_place_for_every_group_looks_at_none_of_them(monkey
     ledger.take(now=0.0)
     assert len(held) == 80
     assert looked_at == []
+
+
+@st.composite
+def left_behind(draw: st.DrawFn) -> list[Remaining]:
+    groups = st.tuples(st.integers(0, 6), st.booleans(), st.integers(0, 2), st.booleans())
+    return [
+        Remaining(version=version, lease_id=lease_id, running=running, drops=drops, droppable=droppable)
+        for lease_id, (version, running, drops, droppable) in enumerate(draw(st.lists(groups, max_size=30)))
+    ]
+
+
+@given(left_behind(), st.integers(4, 6), st.integers(0, 3), st.integers(1, 4))
+def test_groups_newer_than_the_last_without_a_place_play_no_part(
+    remaining: list[Remaining], version: int, max_lag: int, groups_per_step: int
+) -> None:
+    bound = {"version": version, "max_lag": max_lag, "groups_per_step": groups_per_step}
+    newest = last_without_a_place((group.version for group in remaining), **bound)
+    looked_at = [] if newest is None else [group for group in remaining if group.version <= newest]
+    assert blockage(looked_at, **bound) == blockage(remaining, **bound)
 
 
 async def test_a_finished_group_asks_its_env_service_for_room_and_not_all_others(
