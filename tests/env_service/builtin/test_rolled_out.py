@@ -95,7 +95,7 @@ async def test_a_tiny_model_is_warmed_up_on_the_tokens_that_rollouts_have(tmp_pa
     assert trajectory.loss_mask.astype(bool).tolist() == example.loss_mask.tolist()
 
 
-@pytest.mark.parametrize("example", ["maze", "arithmetic"])
+@pytest.mark.parametrize("example", ["maze", "arithmetic", "calculator"])
 async def test_an_examples_conversations_have_known_characters_and_fit_the_model(example: str) -> None:
     offered = environment_of(ROOT / "examples" / example / "run.toml")
     for index in range(30):
