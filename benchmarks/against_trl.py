@@ -263,7 +263,8 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=(), metavar="NAME=VALUE", help="further settings of Headway's run")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    subject, runs = SUBJECTS[arguments.subject], []
+    subject, runs, table = SUBJECTS[arguments.subject], [], ""
+    before = arguments.output.read_text(encoding="utf-8") if arguments.output.exists() else HEAD
     for _ in range(arguments.rounds):
         for side in arguments.sides:
             run = (
@@ -273,11 +274,10 @@ def main() -> None:
             )
             runs.append(run)
             print(f"{side}: {_row(run)}", flush=True)
-    if len(arguments.sides) > 1:
-        table = report(subject, runs, steps=arguments.steps)
-        print(table)
-        text = arguments.output.read_text(encoding="utf-8") if arguments.output.exists() else HEAD
-        arguments.output.write_text(f"{text.rstrip()}\n\n{table}", encoding="utf-8")
+        if len(arguments.sides) > 1:  # after each round, so that one that is ended early leaves a table
+            table = report(subject, runs, steps=arguments.steps)
+            arguments.output.write_text(f"{before.rstrip()}\n\n{table}", encoding="utf-8")
+    print(table)
 
 
 if __name__ == "__main__":
