@@ -62,7 +62,8 @@ def ledger_config(config: LearnerConfig) -> LedgerConfig:
 
 def publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOptions:
     """How weights are published."""
-    weights = config.weights
+    weights, training = config.weights, config.training
+    merged = training.lora.rank > 0 and training.publish_dtype != "float32"
     return PublisherOptions(
         incarnation=incarnation,
         backend=weights.backend,
@@ -75,7 +76,8 @@ def publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOptio
         parallel_pulls=weights.parallel_pulls,
         slowest_pull_bytes_per_s=weights.pull_mb_per_s * 1e6,
         probe_tolerance=weights.probe_tolerance,
-        dtype=config.training.publish_dtype,
+        dtype=training.publish_dtype,
+        as_computed=training.dtype == training.publish_dtype and not merged,
     )
 
 

@@ -110,12 +110,15 @@ class _Seen:
 class Proofs:
     """Judges proofs. `probe_tolerance` bounds the mean gap in nats; None for the usual one of the numbers' type.
 
-    `provenance` knows what each process has proven before.
+    `dtype` and `as_computed` are as in `PublisherOptions`, `provenance` knows what each process has proven before.
     """
 
-    def __init__(self, *, probe_tolerance: float | None, dtype: str, provenance: Provenance) -> None:
+    def __init__(
+        self, *, probe_tolerance: float | None, dtype: str, provenance: Provenance, as_computed: bool = True
+    ) -> None:
         self._probe_tolerance = probe_tolerance
         self._dtype = dtype
+        self._as_computed = as_computed
         self._provenance = provenance
         self._age: Remembered[_Age] = Remembered()
         self._seen: dict[PolicyVersion, _Seen] = {}
@@ -193,10 +196,17 @@ class Proofs:
 
     def _gather(self, proof: Proof, packed: Packed) -> _Age:
         before = self._age.get(proof.process)
-        evidence = max(0.0, (before.evidence if before else 0.0) + proof.gap.age)
+        age = proof.gap.age if self._tells_age(proof) else 0.0
+        evidence = max(0.0, (before.evidence if before else 0.0) + age)
         since = before.since if before and before.evidence else packed.version
-        age = self._age[proof.process] = _Age(evidence, since)
-        return age
+        found = self._age[proof.process] = _Age(evidence, since)
+        return found
+
+    def _tells_age(self, proof: Proof) -> bool:
+        """Whether its logprobs can tell which of two versions it serves. What is rounded after the learner's step stays
+        for some steps as it was, and then moves more: the right weights are often nearer to those before.
+        """
+        return self._as_computed and len(set(self._types(proof))) == 1
 
     def _allowed(self, proof: Proof) -> float:
         return self._probe_tolerance or max(TOLERANCES.get(t, TOLERANCES[""]) for t in self._types(proof))

@@ -64,7 +64,8 @@ class JoinReport:
 @dataclass(frozen=True)
 class PublisherOptions:
     """Times in seconds. `probe_tolerance` bounds the mean gap in nats between the learner's and a generator's logprobs
-    of the probe; if None, the type of their numbers does. `dtype` is that of the learner's.
+    of the probe; if None, the type of their numbers does. `dtype` is that of what is published; `as_computed` says that
+    the learner computes with the same numbers, not with those before they were rounded or adapters merged.
     """
 
     incarnation: int
@@ -76,6 +77,7 @@ class PublisherOptions:
     pull_timeout_s: float
     probe_tolerance: float | None
     dtype: str = "float32"
+    as_computed: bool = True
     port: int = 0
     """Of the meetings before broadcasts; 0: each at one that the system chooses."""
     parallel_pulls: int = 4

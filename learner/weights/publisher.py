@@ -65,7 +65,12 @@ class Publisher:
         self._waits = waits
         self._published = published
         self._joined = joined
-        proofs = Proofs(probe_tolerance=options.probe_tolerance, dtype=options.dtype, provenance=fleet.provenance)
+        proofs = Proofs(
+            probe_tolerance=options.probe_tolerance,
+            dtype=options.dtype,
+            as_computed=options.as_computed,
+            provenance=fleet.provenance,
+        )
         self._commits = Commits(fleet=fleet, client=client, proofs=proofs, timeout_s=options.commit_timeout_s)
         self._threads = DaemonThreads(name="weight-plane")
         self._offered: Snapshot | None = None

@@ -10,9 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from learner.config import LearnerConfig
+from learner.event_loop import publisher_options
 from learner.weights.fleet import JoinRefused, Member
 from learner.weights.probe import Probe, ProbeGap
-from learner.weights.proofs import Proof, Proofs, median_of_others
+from learner.weights.proofs import SURE, Proof, Proofs, median_of_others
 from learner.weights.provenance import Provenance
 from learner.weights.published import Packed
 from learner.weights.publisher import NoGeneratorIsRight
@@ -192,6 +194,40 @@ async def test_equal_weights_have_equal_checksums_and_nobody_is_to_blame() -> No
         again = snapshot(0)
         ours.publisher.offer(replace(again, version=1))
         await ours.until_served(a=1)
+
+
+@pytest.mark.parametrize(
+    ("as_computed", "dtype", "believed"),
+    [(True, "bfloat16", True), (True, "", True), (False, "bfloat16", False), (True, "float32", False)],
+)
+def test_weights_that_are_rounded_after_the_learners_step_are_not_called_old(
+    as_computed: bool, dtype: str, believed: bool
+) -> None:
+    about = announcement("g", "http://127.0.0.1:1").model_copy(update={"dtype": dtype})
+    answer = Committed(version="1.0", fingerprint="f", probe_logprobs=(-1.0,), load_s=0, pause_s=0)
+    gap = ProbeGap(tokens=1, mean=1e-3, high=1e-3, age=SURE + 1)
+    proof = Proof(member=Member(announcement=about, last_seen=0.0), answer=answer, gap=gap)
+    packed = Packed(version=PolicyVersion(1, 0), buckets=(), digest="d", probe=Probe(((1, 2),), (-1.0,)))
+    proofs = Proofs(probe_tolerance=None, dtype="bfloat16", as_computed=as_computed, provenance=Provenance())
+    assert bool(proofs.judge([proof], packed).doubted) is believed
+
+
+@pytest.mark.parametrize(
+    ("training", "as_computed"),
+    [
+        ({}, True),
+        ({"dtype": "bfloat16", "publish_dtype": "bfloat16"}, True),
+        ({"publish_dtype": "bfloat16"}, False),
+        ({"dtype": "bfloat16"}, False),
+        ({"lora": {"rank": 2}}, True),
+        ({"dtype": "bfloat16", "publish_dtype": "bfloat16", "lora": {"rank": 2}}, False),
+    ],
+)
+def test_what_is_published_is_what_the_learner_computes_with_only_if_nothing_is_rounded_in_between(
+    training: dict[str, object], as_computed: bool
+) -> None:
+    config = LearnerConfig.model_validate({"model": "m", "steps": 1, "training": training})
+    assert publisher_options(config, 1).as_computed is as_computed
 
 
 class CountedGap(ProbeGap):
