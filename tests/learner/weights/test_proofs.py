@@ -224,10 +224,13 @@ def test_weights_that_are_rounded_after_the_learners_step_are_not_called_old(
     ],
 )
 def test_what_is_published_is_what_the_learner_computes_with_only_if_nothing_is_rounded_in_between(
-    training: dict[str, object], as_computed: bool
+    training: dict[str, object], as_computed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = LearnerConfig.model_validate({"model": "m", "steps": 1, "training": training})
     assert publisher_options(config, 1).as_computed is as_computed
+    assert ("trained in float32 but published in bfloat16" in caplog.text) is (
+        training == {"publish_dtype": "bfloat16"}
+    )
 
 
 class CountedGap(ProbeGap):
