@@ -77,6 +77,12 @@ class Generators:
         await self._runner.setup()
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
+    async def close(self) -> None:
+        for task in self._announcing:
+            task.cancel()
+        await self._session.close()
+        await self._runner.cleanup()
+
     async def start(self, count: int) -> None:
         """So many more; returns when all have committed a version."""
         names = []
@@ -355,7 +361,10 @@ async def run(given: argparse.Namespace) -> None:
     peers = Peers(zmq_address=given.zmq, http=given.http, fingerprints=fingerprints)
     await peers.generators.open()
     print("{}", flush=True)
-    await answer_lines(peers.asked)
+    try:
+        await answer_lines(peers.asked)
+    finally:
+        await peers.generators.close()
 
 
 def main() -> None:

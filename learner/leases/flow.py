@@ -374,6 +374,7 @@ class GroupFlow:
                 self.env_services.full(holder)
             if leases:
                 await self.env_services.send(holder, Granted(leases=tuple(leases)))
+                await asyncio.sleep(0)  # sending does not wait, and to grant a hundred thousand leases takes seconds
             elif not self.granting.may_grant():
                 return
 
