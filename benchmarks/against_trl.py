@@ -246,7 +246,7 @@ def _goal_line(goals: dict[str, list[float | None]]) -> str:
 
 def _row(run: Run) -> str:
     first, last = statistics.mean(run.rewards[:OVER]), statistics.mean(run.rewards[-OVER:])
-    goal = "" if run.goal_s is None else f"{run.goal_s:.0f}"
+    goal = "not reached" if run.goal_s is None else f"{run.goal_s:.0f}"
     return (
         f"| {run.side} | {run.step_s:.3f} | {run.completions / run.step_s:.1f} | {statistics.mean(run.lengths):.1f} | "
         f"{first:.3f}, {last:.3f} | {goal} |"

@@ -134,7 +134,7 @@ ALL = (
         (Figure("asynchronous training: completions/s", "async"),),
     ),
     Benchmark(
-        "against_trl addition --rounds 1",
+        "against_trl addition --rounds 1 --steps 600",
         12,
         "against_trl.md",
         (
