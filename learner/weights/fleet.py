@@ -245,6 +245,7 @@ def _process(announcement: Announcement) -> tuple[str, str, str, int]:
 
 
 _EVERY_S = 5.0
+_ASKED_A_SECOND = 50
 
 
 class IdleWatch:
@@ -265,6 +266,11 @@ class IdleWatch:
         """Idle time over passed time; None if nothing was measured."""
         return self._idle_s / self._passed_s if self._passed_s > 0 else None
 
+    @property
+    def pause_s(self) -> float:
+        """Until all are asked again: what they count adds up, so the more there are, the more seldom."""
+        return max(_EVERY_S, len(self._last) / _ASKED_A_SECOND)
+
     async def begin(self) -> None:
         """Training begins: count from now."""
         await self._ask_all()
@@ -278,7 +284,7 @@ class IdleWatch:
     async def run(self) -> None:
         """Asks until cancelled."""
         while True:
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(self.pause_s)
             await self._ask_all()
 
     async def _ask_all(self) -> None:

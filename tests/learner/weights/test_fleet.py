@@ -1,13 +1,15 @@
 """Who is in the fleet, who is refused and why, and what the fleet as a whole serves."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from learner.weights.fleet import Fleet, JoinRefused, TrustedUrls
+from learner.weights.fleet import Fleet, IdleWatch, JoinRefused, TrustedUrls
 from protocol.fleet import Condition, Fingerprints
+from protocol.generation import GeneratorState
 from protocol.messages import Fleet as FleetMessage
 from protocol.model import PROTOCOL_VERSION, PolicyVersion
+from services.http.client import HttpClient
 from tests.learner.generators import FINGERPRINTS, announcement
 
 URL = "http://127.0.0.1:9000"
@@ -234,3 +236,38 @@ def test_a_generator_at_an_address_that_is_not_trusted_is_refused_and_told_what_
         fleet.announce(announcement("a", "http://gpu.example:7310"), now=0.0)
     assert caught.value.kind == "untrusted_url"
     assert fleet.members() == []
+
+
+class AskedClient:
+    """In the place of an HTTP client: each generator has been idle for half of the seconds that have passed."""
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+
+    async def get(self, url: str, response: type[GeneratorState], *, deadline_s: float) -> GeneratorState:
+        return GeneratorState(
+            generator_id="g",
+            serving=True,
+            policy_version="3.0",
+            running=1,
+            tokens_generated=int(10 * self.passed_s),
+            idle_s=self.passed_s / 2,
+            uptime_s=self.passed_s,
+        )
+
+
+@pytest.mark.parametrize(("count", "pause_s"), [(3, 5.0), (250, 5.0), (1000, 20.0)])
+async def test_many_generators_are_asked_more_seldom_and_nothing_of_what_they_count_is_lost(
+    count: int, pause_s: float
+) -> None:
+    fleet, client = make_fleet(), AskedClient()
+    for number in range(count):
+        fleet.announce(announcement(f"g{number}", URL), now=0.0)
+        serve(fleet, f"g{number}", 0)
+    watch = IdleWatch(fleet=fleet, client=cast(HttpClient, client))
+    await watch.begin()
+    assert watch.pause_s == pause_s
+    client.passed_s = 40.0
+    await watch.end()
+    assert watch.share == 0.5
+    assert watch.rates["g0"] == {"tokens_per_s": 10.0, "idle_share": 0.5, "running": 1}
