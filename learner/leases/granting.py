@@ -91,6 +91,7 @@ class EnvServices:
         self._on_the_wire = on_the_wire
         self._clock = clock
         self._fleet = Fleet(generators=())
+        self._all_told = True
         self._quiet_until = -math.inf
         self._by_name: dict[str, Peer] = {}
         self._names: dict[str, str] = {}
@@ -184,21 +185,27 @@ class EnvServices:
             return not isinstance(error, PeerGone)
         return True
 
-    async def broadcast(self, message: Message) -> None:
-        """Sends to all: it is encoded once, and those that take nothing are waited for together."""
-        await self._socket.send_to_all([holder.peer for holder in self], message, deadline_s=_SEND_S)
+    async def broadcast(self, message: Message) -> bool:
+        """Sends to all: encoded once, and those that take nothing are waited for together. False if one took nothing."""
+        return not await self._socket.send_to_all([holder.peer for holder in self], message, deadline_s=_SEND_S)
 
     async def tell_fleet(self, serving: Iterable[ServingGenerator]) -> None:
         """Tells all who serves, if that has changed. Telling a thousand of a thousand takes a while: so that only a
-        small share of the time is spent on it, what changes soon after is left to a later call.
+        small share of the time is spent on it, what changes soon after is left to a later call; so is one that did not
+        take it.
         """
         began = self._clock()
-        if began < self._quiet_until or (generators := tuple(serving)) == self._fleet.generators:
+        if began < self._quiet_until:
             return
-        self._fleet, self._quiet_until = Fleet(generators=generators), math.inf
-        await self.broadcast(self._fleet)
-        ended = self._clock()
-        self._quiet_until = ended + min((ended - began) / _TELLING_SHARE, _LONGEST_QUIET_S)
+        generators = tuple(serving)
+        if self._all_told and generators == self._fleet.generators:
+            return
+        self._fleet, self._all_told, self._quiet_until = Fleet(generators=generators), False, math.inf
+        try:
+            self._all_told = await self.broadcast(self._fleet)
+        finally:
+            ended = self._clock()
+            self._quiet_until = ended + min((ended - began) / _TELLING_SHARE, _LONGEST_QUIET_S)
 
     async def tell_fleet_to(self, holder: Peer) -> None:
         """Tells one that has come what the others were told last."""

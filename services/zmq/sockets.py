@@ -179,9 +179,12 @@ class RouterSocket(_MessageSocket):
                 raise SendTimeout(f"{peer} took no message for {deadline_s:g} s")
             await asyncio.sleep(_RETRY_SEND_S)
 
-    async def send_to_all(self, peers: Iterable[str], message: Message, *, deadline_s: float = 5.0) -> None:
-        """As `send`, to all who take it: encoded once, and with one deadline for those whose queues are full."""
+    async def send_to_all(self, peers: Iterable[str], message: Message, *, deadline_s: float = 5.0) -> list[str]:
+        """As `send`, to all who take it: encoded once, and with one deadline for those whose queues are full. Returns
+        those whose queues still are.
+        """
         frames, left, ends_at = encode(message), list(peers), time.monotonic() + deadline_s
+        full: list[str] = []
         while left:
             full = []
             for number, peer in enumerate(left, start=1):
@@ -192,6 +195,7 @@ class RouterSocket(_MessageSocket):
                     await asyncio.sleep(0)
             left = full if time.monotonic() < ends_at else []
             await asyncio.sleep(_RETRY_SEND_S if left else 0)
+        return full
 
     async def receive(self) -> tuple[str, Message]:
         """The next message and the name of the peer that sent it. Cancelling may lose a message that just arrived."""

@@ -118,10 +118,10 @@ async def test_changes_of_the_fleet_in_a_row_are_told_together(tmp_path: Path, m
     send_to_all = RouterSocket.send_to_all
     async with learner(tmp_path) as ours, ours.env("e") as env:
 
-        async def slowly(self: RouterSocket, peers: Iterable[str], message: Message, *, deadline_s: float) -> None:
+        async def slowly(self: RouterSocket, peers: Iterable[str], message: Message, *, deadline_s: float) -> list[str]:
             told.append(message)
             ours.clock.now += 0.1
-            await send_to_all(self, peers, message, deadline_s=deadline_s)
+            return await send_to_all(self, peers, message, deadline_s=deadline_s)
 
         monkeypatch.setattr(RouterSocket, "send_to_all", slowly)
         await env.enter()
@@ -156,9 +156,9 @@ async def test_who_serves_is_told_at_once_after_changes_that_changed_nothing(
     send_to_all = RouterSocket.send_to_all
     async with learner(tmp_path) as ours, ours.env("e") as env:
 
-        async def slowly(self: RouterSocket, peers: Iterable[str], message: Message, *, deadline_s: float) -> None:
+        async def slowly(self: RouterSocket, peers: Iterable[str], message: Message, *, deadline_s: float) -> list[str]:
             ours.clock.now += 0.1
-            await send_to_all(self, peers, message, deadline_s=deadline_s)
+            return await send_to_all(self, peers, message, deadline_s=deadline_s)
 
         await env.enter()
         await env.next(Fleet)
@@ -168,6 +168,31 @@ async def test_who_serves_is_told_at_once_after_changes_that_changed_nothing(
         ours.fleet.committed("g2", version=PolicyVersion(1, 0), fingerprint="f")
         await ours.intake.fleet_changed()
         assert len((await env.next(Fleet)).generators) == 2
+
+
+async def test_an_env_service_that_did_not_take_who_serves_is_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("learner.leases.intake._TICK_S", 0.05)
+    send_to_all = RouterSocket.send_to_all
+    refused: list[Message] = []
+
+    async def first_to_nobody(
+        self: RouterSocket, peers: Iterable[str], message: Message, *, deadline_s: float
+    ) -> list[str]:
+        if refused:
+            return await send_to_all(self, peers, message, deadline_s=deadline_s)
+        refused.append(message)
+        return list(peers)
+
+    async with learner(tmp_path) as ours, ours.env("e") as env:
+        await env.enter()
+        await env.next(Fleet)
+        monkeypatch.setattr(RouterSocket, "send_to_all", first_to_nobody)
+        ours.fleet.committed("g", version=PolicyVersion(2, 0), fingerprint="f")
+        await ours.intake.fleet_changed()
+        assert len(refused) == 1
+        assert (await env.next(Fleet)).generators[0].policy_version == "2.0"
 
 
 async def versions_told(env: ScriptedEnv) -> list[str]:
@@ -183,9 +208,9 @@ async def test_who_comes_later_is_told_what_the_others_were(tmp_path: Path, monk
     send_to_all = RouterSocket.send_to_all
     async with learner(tmp_path) as ours, ours.env("e") as env, ours.env("later") as later:
 
-        async def slowly(self: RouterSocket, peers: Iterable[str], message: Message, *, deadline_s: float) -> None:
+        async def slowly(self: RouterSocket, peers: Iterable[str], message: Message, *, deadline_s: float) -> list[str]:
             ours.clock.now += 0.1
-            await send_to_all(self, peers, message, deadline_s=deadline_s)
+            return await send_to_all(self, peers, message, deadline_s=deadline_s)
 
         monkeypatch.setattr(RouterSocket, "send_to_all", slowly)
         await env.enter()
