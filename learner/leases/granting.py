@@ -186,7 +186,7 @@ class EnvServices:
         return True
 
     async def broadcast(self, message: Message) -> bool:
-        """Sends to all: encoded once, and those that take nothing are waited for together. False if one took nothing."""
+        """Sends to all, encoded once; those that take nothing are waited for together. False if one took nothing."""
         return not await self._socket.send_to_all([holder.peer for holder in self], message, deadline_s=_SEND_S)
 
     async def tell_fleet(self, serving: Iterable[ServingGenerator]) -> None:
