@@ -20,7 +20,7 @@ from tests.e2e.processes import ROOT, Launched
 
 RANDOM, RANDOM_RANKS = "random-over-the-demo", "random-over-the-demo-two-ranks"
 DEMO = ROOT / "examples/addition/run.toml"
-SIZE = RunSize(steps=700, groups_per_step=32, max_lag=4)
+SIZE = RunSize(steps=500, groups_per_step=64, max_lag=4)
 ACCURACY_WITHIN = 0.03
 BRAKE_S = 0.3
 PATIENCE_S = 240.0

@@ -114,7 +114,7 @@ def _cluster(text: str, images: dict[str, str], folder: Path) -> Cluster:
 def _shortened(manifests: Manifests) -> Manifests:
     run_file = manifests.find("ConfigMap", "headway-run")
     assert run_file is not None
-    text = run_file["data"]["run.toml"].replace("steps = 700", f"steps = {STEPS}", 1)
+    text = run_file["data"]["run.toml"].replace("steps = 500", f"steps = {STEPS}", 1)
     for many, few in (("final_tasks = 2000", "final_tasks = 0"), ("tasks = 200", "tasks = 0")):
         assert many in text
         text = text.replace(many, few)
