@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.whole_runs import run_headway
 
 RESULTS = Path(__file__).with_name("results")
-CONFIG = Path(__file__).with_name("addition.toml")
+CONFIG = Path(__file__).with_name("settings") / "addition.toml"
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _table(results: list[dict[str, float]]) -> str:
         [
             "# Settings of the addition demo",
             "",
-            "`benchmarks/addition_sweep.py [--completions N]`, from benchmarks/addition.toml; accuracy on 2,000",
+            "`benchmarks/addition_sweep.py [--completions N]`, from benchmarks/settings/addition.toml; accuracy on 2,000",
             "held-out tasks, sampled at temperature 1. The learning rate falls linearly to a tenth. Wall times are",
             "of a shared machine. Names: learning rate, groups x group size, max_lag; drop: groups of equal rewards",
             "are left out; capacity: groups in flight, 64 if not said; epochs: times that a batch is gone through,",

@@ -29,6 +29,7 @@ from benchmarks.machine import described_machine
 from benchmarks.trl_side import NAMED, TrlRun, trl_python
 from benchmarks.whole_runs import run_headway
 from env_service.environments.jsonl import Addition
+from services.process import parent_death_signal
 
 RESULTS = Path(__file__).with_name("results") / "against_trl.md"
 HEAD = "# Headway and TRL, whole runs\n\n`benchmarks/against_trl.py`, which says how both are set.\n"
@@ -178,7 +179,7 @@ def _smollm2_config(folder: Path) -> Path:
 
 SUBJECTS = {
     "addition": Subject(
-        "addition", _addition_for_trl, lambda _: Path(__file__).with_name("addition.toml"), _addition_options
+        "addition", _addition_for_trl, lambda _: Path(__file__).with_name("settings") / "addition.toml", _addition_options
     ),
     "smollm2": Subject("smollm2", _smollm2_for_trl, _smollm2_config, lambda steps: {"learner.steps": steps}),
 }
@@ -205,7 +206,9 @@ def trl_run(subject: Subject, steps: int) -> Run:
         (Path(folder) / "given.json").write_text(json.dumps(asdict(given)), encoding="utf-8")
         command = [str(trl_python()), "-m", "benchmarks.trl_side", folder]
         environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads), "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment, preexec_fn=parent_death_signal
+        )
         if done.returncode != 0:
             raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
         steps_found = json.loads((Path(folder) / "steps.json").read_text(encoding="utf-8"))

@@ -58,7 +58,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path(__file__).with_name("addition.toml"))
+    parser.add_argument("--config", type=Path, default=Path(__file__).with_name("settings") / "addition.toml")
     parser.add_argument("--folder", type=Path, default=Path("runs/algorithms"), help="logs and runs; %(default)s")
     parser.add_argument("--results", type=Path, default=RESULTS, help="lines; the report is beside them; %(default)s")
     parser.add_argument("--staleness", action="store_true", help="the second table's runs instead of the first's")

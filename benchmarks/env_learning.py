@@ -26,6 +26,7 @@ from typing import Any
 
 from benchmarks.whole_runs import Outcome, run_headway
 from learner.evaluation.results import wilson_interval
+from services.process import parent_death_signal
 
 RESULTS = Path(__file__).with_name("results")
 TIMES = 2.0
@@ -172,7 +173,9 @@ def _opponent(example: str) -> Iterator[None]:
         yield
         return
     generator = str(Path(sys.executable).with_name("generator"))
-    with subprocess.Popen([generator, "--config", str(config)], stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [generator, "--config", str(config)], stdout=subprocess.DEVNULL, preexec_fn=parent_death_signal
+    ) as process:
         try:
             end = time.monotonic() + OPPONENT_STARTS_S
             while not _answers(f"{OPPONENT_URL}/readyz"):

@@ -23,6 +23,8 @@ from contextlib import ExitStack, contextmanager
 from math import comb
 from pathlib import Path
 
+from services.process import parent_death_signal
+
 RESULTS = Path(__file__).with_name("results")
 SERVICES = {"reward-service": 7320, "generator": 7310, "env-service": 7330}
 ON: Mapping[str, object] = {}
@@ -74,7 +76,7 @@ def _speed(options: Mapping[str, object], *, arguments: argparse.Namespace, fold
     }
     words = [word for key, value in chosen.items() for word in (f"--{key}", str(value))]
     command = [_script("learner"), "--config", str(arguments.config), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=parent_death_signal)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -85,7 +87,9 @@ def _speed(options: Mapping[str, object], *, arguments: argparse.Namespace, fold
 def _service(name: str, *, config: Path, folder: Path) -> Iterator[None]:
     """Runs a service until the body ends; enters when it answers."""
     with (folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen([_script(name), "--config", str(config)], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [_script(name), "--config", str(config)], stdout=log, stderr=log, preexec_fn=parent_death_signal
+        )
         try:
             _await_health(name, process)
             yield

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TextIO
 
 from benchmarks.machine import described_machine
+from services.process import parent_death_signal
 from tests.chaos.faults import tree
 
 HERE = Path(__file__).parents[1]
@@ -135,7 +136,9 @@ def measured(options: list[str], *, steps: int, read: bool) -> Cost:
         ]  # fmt: skip
         before = _cpu_s()
         with Reader() if read else nullcontext() as reader, _log(folder) as log:
-            run = subprocess.Popen(command, cwd=HERE, stdout=log, stderr=subprocess.STDOUT)
+            run = subprocess.Popen(
+                command, cwd=HERE, stdout=log, stderr=subprocess.STDOUT, preexec_fn=parent_death_signal
+            )
             meter = Meter(run.pid, Path(folder) / "pair/metrics.jsonl", first=FIRST_STEPS, last=steps - 2)
             code = run.wait()
         if code != 0:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.process import parent_death_signal
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -26,7 +28,7 @@ def run_headway(config: Path, *, folder: Path, options: Mapping[str, object]) ->
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     place = ["--run.name", "run", "--run.directory", str(folder)]
     command = [str(Path(sys.executable).with_name("headway")), "up", str(config), *place, *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=parent_death_signal)
     if done.returncode != 0:
         raise SystemExit(
             f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"

@@ -22,6 +22,8 @@ from pydantic.fields import FieldInfo
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HubKind = Literal["model", "dataset"]
+_OURS = str(Path(__file__).resolve().parents[2])
+"""Where the packages of this project are."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,13 @@ class Written:
 
 
 def import_code_beside(path: Path) -> None:
-    """Lets this process, and those that it starts, import modules from the folder of a run.toml, after all others."""
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    """Lets this process, and those that it starts, import modules from the folder of a run.toml, after all others.
+
+    After ours, too: those of an editable install are in no folder of `sys.path`, and would be looked for last.
+    """
+    for folder in (_OURS, str(path.resolve().parent)):
+        if folder not in sys.path:
+            sys.path.append(folder)
 
 
 def is_written(info: FieldInfo) -> bool:

@@ -1,7 +1,7 @@
 """Generator, reward_service and env_service that outlive the learners which they work for."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,11 +20,13 @@ class LongLivedSystem:
 
     launch: Launcher
     run_file: RunFile
-    services: Mapping[str, Launched]
+    services: dict[str, Launched]
 
     @contextmanager
     def learner(self, name: str, *words: str) -> Iterator[tuple[Launched, RunFolder]]:
-        """A learner for one run, killed at the end if it has not ended."""
+        """A learner for one run, killed at the end if it has not ended. Services that a test has ended start anew."""
+        for service in [name for name, process in self.services.items() if not process.alive]:
+            self.services[service] = self.launch(service, "--config", str(self.run_file.path))
         process = self.launch("learner", "--config", str(self.run_file.path), "--run.name", name, *words)
         try:
             yield process, self.run_file.run(name)

@@ -151,7 +151,7 @@ def test_max_lag_0_is_synchronous(system: LongLivedSystem) -> None:
 
 
 def test_a_generator_that_is_stopped_lets_running_requests_end_and_takes_no_new_ones(system: LongLivedSystem) -> None:
-    """The last test: it ends the generator."""
+    """It ends the generator, which the next learner of this system starts anew."""
     generator = system.services["generator"]
     body = generate(n=100, purpose="evaluate", sampling={"max_tokens": 50, "min_tokens": 50})
     url, headers = f"{system.run_file.url('generator')}/v1/generate", {"Authorization": f"Bearer {system.token}"}

@@ -1,5 +1,6 @@
 """Paths in a run.toml, names on the hub, and code beside the file."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -129,6 +130,18 @@ def test_code_beside_the_file_can_be_imported_and_hides_nothing_else(
 
     assert a_reward_of_mine.__file__ == str(project / "a_reward_of_mine.py")
     assert sys.path[-1] == str(project)
+
+
+@pytest.mark.parametrize("name", ["learner", "protocol", "reward_service"])
+def test_a_file_beside_it_hides_no_package_of_ours(project: Path, name: str) -> None:
+    (project / f"{name}.py").touch()
+    code = (
+        "from pathlib import Path; from services.config.run_paths import import_code_beside; "
+        f"import_code_beside(Path('run.toml')); import {name}; print({name}.__file__)"
+    )
+    ran = subprocess.run([sys.executable, "-P", "-c", code], cwd=project, capture_output=True, text=True, check=False)
+
+    assert ran.stdout.strip().endswith(f"{name}/__init__.py"), ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize("given", ["project", "project/runn.toml", "project/settings.toml"])
