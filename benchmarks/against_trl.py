@@ -179,7 +179,10 @@ def _smollm2_config(folder: Path) -> Path:
 
 SUBJECTS = {
     "addition": Subject(
-        "addition", _addition_for_trl, lambda _: Path(__file__).with_name("settings") / "addition.toml", _addition_options
+        "addition",
+        _addition_for_trl,
+        lambda _: Path(__file__).with_name("settings") / "addition.toml",
+        _addition_options,
     ),
     "smollm2": Subject("smollm2", _smollm2_for_trl, _smollm2_config, lambda steps: {"learner.steps": steps}),
 }
