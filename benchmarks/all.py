@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import described_machine
+from benchmarks.trl_side import RELEASE
 from services.process import parent_death_signal
 
 HERE = Path(__file__).parents[1]
@@ -214,7 +215,7 @@ def report(ran: Sequence[Ran], *, read: Callable[[str], str]) -> str:
     lines = [
         "# What the benchmarks found",
         "",
-        f"Made by `python -m benchmarks.all` on {described_machine()}. Python {sys.version.split()[0]}, {versions}.",
+        f"Made by `python -m benchmarks.all` on {described_machine()}. Python {sys.version.split()[0]}, {versions}; {RELEASE} beside it.",
         "",
         "| what | measured | goal | command | its table |",
         "|---|---|---|---|---|",
