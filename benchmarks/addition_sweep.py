@@ -169,8 +169,8 @@ def _table(results: list[dict[str, float]]) -> str:
         [
             "# Settings of the addition demo",
             "",
-            "`benchmarks/addition_sweep.py [--completions N]`, from benchmarks/settings/addition.toml; accuracy on 2,000",
-            "held-out tasks, sampled at temperature 1. The learning rate falls linearly to a tenth. Wall times are",
+            "`benchmarks/addition_sweep.py [--completions N]`, from benchmarks/settings/addition.toml; accuracy on",
+            "2,000 held-out tasks, sampled. The learning rate falls linearly to a tenth. Wall times are",
             "of a shared machine. Names: learning rate, groups x group size, max_lag; drop: groups of equal rewards",
             "are left out; capacity: groups in flight, 64 if not said; epochs: times that a batch is gone through,",
             "each in so many updates; divergence: divergence_limit. Models of other warm-ups begin elsewhere.",

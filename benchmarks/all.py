@@ -212,10 +212,11 @@ def _run(benchmark: Benchmark, *, left_s: float) -> Ran:
 def report(ran: Sequence[Ran], *, read: Callable[[str], str]) -> str:
     """The table, from the files of those that were run; `read` gives a file's text by its name."""
     versions = ", ".join(f"{name} {version}" for name in PACKAGES if (version := _version(name)))
+    versions += f"; {RELEASE} beside it"
     lines = [
         "# What the benchmarks found",
         "",
-        f"Made by `python -m benchmarks.all` on {described_machine()}. Python {sys.version.split()[0]}, {versions}; {RELEASE} beside it.",
+        f"Made by `python -m benchmarks.all` on {described_machine()}. Python {sys.version.split()[0]}, {versions}.",
         "",
         "| what | measured | goal | command | its table |",
         "|---|---|---|---|---|",
