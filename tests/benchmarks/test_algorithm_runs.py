@@ -9,7 +9,7 @@ from benchmarks.algorithm_runs import PRESETS, STALENESS, Run
 from learner.config import LearnerConfig
 from services.config.models import load_config
 
-DEMO = Path(__file__).parents[2] / "examples" / "addition" / "run.toml"
+DEMO = Path(__file__).parents[2] / "benchmarks" / "settings" / "addition.toml"
 EACH = {run.variant: run for run in (*PRESETS, *STALENESS)}
 
 
