@@ -271,7 +271,7 @@ def _draw_times(axes: Axes, records: Records, steps: npt.NDArray[np.int64]) -> N
     axes.set_ylabel("seconds per step")
     axes.set_xlabel("step")
     axes.legend(loc="upper right", frameon=False, ncols=3)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.25 * axes.get_ylim()[1])  # the legend has room above
 
 
 def _smoothed(values: npt.NDArray[np.float64] | Sequence[float]) -> npt.NDArray[np.float64]:
