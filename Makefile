@@ -196,7 +196,7 @@ page-tests: $(INSTALLED) $(FOR_TESTS) ## look at the run's page in a headless Ch
 
 # RUN=FOLDER: of that run, or of a short one that is made there; docs/pictures/ is what README and the documentation show.
 RUN ?= runs/addition
-SHORT := --learner.steps 200 --learner.training.optimizer.total-updates 200 --learner.evaluation.every-steps 50
+SHORT := --learner.steps 200 --learner.training.optimizer.total-updates 800 --learner.evaluation.every-steps 50
 .PHONY: screenshots
 screenshots: $(INSTALLED) $(FOR_TESTS) $(ADDITION) ## pictures of the page of a real run for the documentation (RUN=runs/addition)
 	[ -d $(RUN) ] || $(BIN)/headway up examples/addition/run.toml --run.directory $(abspath $(dir $(RUN))) --run.name $(notdir $(RUN)) $(SHORT)

@@ -52,7 +52,7 @@ def override(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in HEAVY:
         services[name].update(packages)
     services["learner"]["command"] = [
-        "--config", "/headway/run.toml", "--steps", str(STEPS), "--training.optimizer.total-updates", str(STEPS),
+        "--config", "/headway/run.toml", "--steps", str(STEPS), "--training.optimizer.total-updates", str(4 * STEPS),
         "--checkpoint.every-steps", "20", "--evaluation.every-steps", str(STEPS), "--evaluation.final-tasks", "500",
     ]  # fmt: skip
     path = tmp_path_factory.mktemp("compose") / "override.yml"
