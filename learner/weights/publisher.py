@@ -84,6 +84,8 @@ class Publisher:
         self._progress = asyncio.Event()
         self._doubts_due = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._rest: asyncio.TimerHandle | None = None
+        """Holds no version: it would keep all that are published within its second."""
 
     def offer(self, snapshot: Snapshot) -> None:
         """Publish these weights next; returns at once."""
@@ -146,11 +148,13 @@ class Publisher:
                     continue
                 members = [*self._to_be_told(packed, rounds, joins), *waiting]
                 self._broadcast, self._rounds_rest = packed, False
+                if self._rest is not None:
+                    self._rest.cancel()
                 if members:
                     joins.hand_over(waiting)
                     self._report(packed, await rounds.run(members, packed), joiners=waiting)
                 self._wake()
-                self._loop.call_later(_ROUNDS_REST_S, self._rest_after, packed)
+                self._rest = self._loop.call_later(_ROUNDS_REST_S, self._begin_rest)
         finally:
             rounds.close()
 
@@ -188,10 +192,9 @@ class Publisher:
             except TimeoutError:
                 raise NoGeneratorIsRight(self._fleet.members()) from None
 
-    def _rest_after(self, packed: Packed) -> None:
-        if self._broadcast is packed:
-            self._rounds_rest = True
-            self._wake()
+    def _begin_rest(self) -> None:
+        self._rounds_rest = True
+        self._wake()
 
     def _has_to_catch_up(self, member: Member, rounds: Rounds) -> bool:
         """It serves nothing; or it is behind, and no round will bring it the newest version."""

@@ -1,11 +1,14 @@
 """Weight sync over real gloo groups and HTTP servers on loopback: who gets which version, and by which way."""
 
 import asyncio
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 
+from learner.weights.published import Packed
 from tests.learner.generators import ScriptedGenerator
 from tests.learner.weights.publishing import OPTIONS, learner, snapshot, tensors_of
 
@@ -99,6 +102,18 @@ async def test_offers_made_during_a_publish_coalesce_to_the_newest() -> None:
         await ours.until_served(a=4)
         assert a.versions == ["1.0", "1.1", "1.4"]
         await ours.until(lambda: [report.version for report in ours.reports] == [0, 1, 4])
+
+
+async def test_versions_that_were_published_are_let_go_of_at_once() -> None:
+    alive: list[weakref.ref[Packed]] = []
+    async with ScriptedGenerator("a").running() as a, learner() as ours:
+        ours.join(a)
+        for version in range(5):
+            await ours.publish(version, a)
+            assert ours.shelf.newest is not None
+            alive.append(weakref.ref(ours.shelf.newest))
+        gc.collect()
+        assert [one() is not None for one in alive] == [False, False, False, False, True]
 
 
 async def test_without_generators_an_offer_waits_for_the_first() -> None:
