@@ -5,9 +5,12 @@ The file is the one truth: a learner that was started again, a run that has ende
 """
 
 import json
+import math
 import os
+import statistics
 import threading
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,7 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
 MOST_STEPS = 20_000
 """Of a curve that is sent at once; in a longer one neighbours are made one."""
 
+_NO_NUMBERS = ("kind", "step", "version", "lag_counts", "token_lag_counts", "lease_ids", "generator_id", "unix_s")
 _CHUNK_BYTES = 4 << 20
 _LARGEST = ("lag_max", "importance_ratio_max", "lag_bound")
 
@@ -206,3 +210,31 @@ class RunCurves:
         for line in lines:
             curves.add(line)
         return json.dumps(curves.message(most=len(curves.steps) + 1)).encode(), after
+
+
+def numbers_of(entry: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
+    """Step and numbers of a line of `metrics.jsonl`; None for a line that is an event, or has none."""
+    kind, step = entry["kind"], entry.get("step", entry.get("version"))
+    if kind not in ("step", "replay", "publish", "evaluation", "held_out") or step is None:
+        return None
+    prefix = "" if kind in ("step", "replay") else f"{kind}/"
+    return int(step), {f"{prefix}{name}": value for name, value in _numbers(entry)}
+
+
+def _numbers(entry: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in entry.items():
+        if name in _NO_NUMBERS:
+            continue
+        if isinstance(value, Mapping):
+            yield from ((f"{name}/{inner}", number) for inner, number in _numbers(value))
+        elif isinstance(value, int | float) and math.isfinite(value):
+            yield name, float(value)
+
+
+def mean_of(rows: Sequence[tuple[int, Mapping[str, float]]]) -> tuple[int, dict[str, float]]:
+    """The newest step, and of each number the mean of those that have it."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for _, row in rows:
+        for name, value in row.items():
+            values[name].append(value)
+    return max(step for step, _ in rows), {name: statistics.fmean(found) for name, found in values.items()}

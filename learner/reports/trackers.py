@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import json
 import logging
-import math
 import os
 import signal
 import subprocess
@@ -21,8 +20,9 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -30,6 +30,7 @@ from typing import Any, Protocol, Self
 from pydantic import SecretStr
 
 from learner.journal.files import write_atomically
+from learner.page.curves import mean_of, numbers_of
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ _STOP_S = 1.0
 _QUIET_S = 10.0
 _LONGEST_VALUE = 500
 _REQUEST_S = 10.0
+_ONE_REQUEST_EVERY_S = 1.0
 _MOST_PARAMS = 100
-_NO_CURVES = ("kind", "step", "version", "lag_counts", "token_lag_counts", "lease_ids", "generator_id", "unix_s")
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Tracker(Protocol):
     """All but `abandon` are called in one thread of its own, may wait, and may raise anything."""
 
     name: str
+    every_s: float = 0.0
+    """Lines that come sooner after each other are sent as one, with the means of their numbers."""
 
     def start(self, run: TrackedRun) -> None:
         """Called once, before the others."""
@@ -92,26 +95,8 @@ class Tracker(Protocol):
         """The run is over: `finished`, or `failed`."""
 
     def abandon(self) -> None:
-        """From another thread: `finish` has not ended in time. Returns at once."""
-
-
-def curves_of(entry: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
-    """Step and numbers of a line of `metrics.jsonl`; None for a line that is an event, or has none."""
-    kind, step = entry["kind"], entry.get("step", entry.get("version"))
-    if kind not in ("step", "replay", "publish", "evaluation", "held_out") or step is None:
-        return None
-    prefix = "" if kind in ("step", "replay") else f"{kind}/"
-    return int(step), {f"{prefix}{name}": value for name, value in _numbers(entry)}
-
-
-def _numbers(entry: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in entry.items():
-        if name in _NO_CURVES:
-            continue
-        if isinstance(value, Mapping):
-            yield from ((f"{name}/{inner}", number) for inner, number in _numbers(value))
-        elif isinstance(value, int | float) and math.isfinite(value):
-            yield name, float(value)
+        """From another thread: `finish` has not ended in time. Returns at once; a daemon's thread needs nothing."""
+        return
 
 
 class Follower:
@@ -127,7 +112,7 @@ class Follower:
         self._stirred = threading.Condition()
         self._ending: str | None = None
         self._failed = self._started = self._slow_said = self._abandoned = False
-        self._began = time.monotonic()
+        self._began = self._due = time.monotonic()
         self._thread = threading.Thread(target=self._work, name=f"tracker {self.name}", daemon=True)
         self._thread.start()
 
@@ -171,29 +156,38 @@ class Follower:
             self._give_up(error)
             return
         self._started = True
-        while (entry := self._next()) is not None:
-            self._pass_on(entry)
+        while entries := self._next():
+            self._pass_on(entries)
         try:
             self._tracker.finish(self._ending or "finished")
         except Exception as error:  # noqa: BLE001 - the same
             if not self._abandoned:
                 log.warning("tracker %s failed at the end: %s", self.name, error)
 
-    def _next(self) -> Mapping[str, Any] | None:
+    def _next(self) -> list[Mapping[str, Any]]:
+        """The next one; all that have come, if they are sent as one; nothing at the end."""
         with self._stirred:
-            while not self._waiting and self._ending is None:
-                self._stirred.wait()
-            return self._waiting.popleft() if self._waiting else None
+            self._stirred.wait_for(lambda: self._ending is not None, max(0.0, self._due - time.monotonic()))
+            self._stirred.wait_for(lambda: self._waiting or self._ending is not None)
+            self._due = time.monotonic() + self._tracker.every_s
+            count = len(self._waiting) if self._tracker.every_s else min(1, len(self._waiting))
+            return [self._waiting.popleft() for _ in range(count)]
 
-    def _pass_on(self, entry: Mapping[str, Any]) -> None:
-        try:
-            if (found := curves_of(entry)) is not None:
-                self._tracker.log(*found)
-            else:
+    def _pass_on(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        rows = [found for entry in entries if (found := numbers_of(entry)) is not None]
+        if rows:
+            self._try(partial(self._tracker.log, *mean_of(rows)), entries=len(rows))
+        for entry in entries:
+            if numbers_of(entry) is None:
                 text = json.dumps({name: value for name, value in entry.items() if name != "kind"})
-                self._tracker.event(entry.get("step", entry.get("version")), str(entry["kind"]), text)
+                step = entry.get("step", entry.get("version"))
+                self._try(partial(self._tracker.event, step, str(entry["kind"]), text), entries=1)
+
+    def _try(self, call: Callable[[], None], *, entries: int) -> None:
+        try:
+            call()
         except Exception as error:  # noqa: BLE001 - the same
-            self.dropped += 1
+            self.dropped += entries
             log.warning("tracker %s did not take an entry: %s", self.name, error, extra={"same": (self.name, "entry")})
 
     def _give_up(self, error: Exception) -> None:
@@ -249,7 +243,7 @@ def trackers_of(
     return found
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files in `tensorboard/` of the run's folder, by the package tensorboardX."""
 
     name = "tensorboard"
@@ -276,9 +270,6 @@ class TensorBoard:
         """Writes what is left."""
         self._writer.close()
 
-    def abandon(self) -> None:
-        """Nothing: it is a file."""
-
 
 def _imported(name: str) -> Any:
     try:
@@ -287,10 +278,11 @@ def _imported(name: str) -> Any:
         raise RuntimeError(f"the package {name} is not installed: pip install {name}") from error
 
 
-class MlFlow:
+class MlFlow(Tracker):
     """An MLflow server, by its REST routes 2.0: no package is needed. `url` is the server's, `token` a bearer token."""
 
     name = "mlflow"
+    every_s = _ONE_REQUEST_EVERY_S
 
     def __init__(self, url: str, *, experiment: str, token: str | None = None) -> None:
         self._url = url.rstrip("/")
@@ -335,9 +327,6 @@ class MlFlow:
         """Ends the run."""
         self._call("runs/update", {"run_id": self._run_id, "status": status.upper(), "end_time": _now_ms()})
 
-    def abandon(self) -> None:
-        """Nothing: a daemon's thread."""
-
     def _call(self, route: str, body: Mapping[str, object] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self._url}/api/2.0/mlflow/{route}", data, self._headers)
@@ -359,13 +348,14 @@ def _now_ms() -> int:
     return int(1000 * time.time())
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Tracker):
     """W&B in a child process: its library has threads, hooks and waits of its own, and a child can be ended.
 
     `mode`: online, or offline into `wandb/` of the run's folder, to be sent later by `wandb sync`.
     """
 
     name = "wandb"
+    every_s = _ONE_REQUEST_EVERY_S
 
     def __init__(self, *, mode: str, project: str) -> None:
         self._where = {"mode": mode, "project": project}

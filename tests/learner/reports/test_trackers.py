@@ -17,6 +17,7 @@ import pytest
 
 from learner.evaluation.config import TrackersConfig
 from learner.journal.files import LineFile
+from learner.page.curves import numbers_of
 from learner.reports import trackers as module
 from learner.reports.trackers import (
     Follower,
@@ -26,7 +27,6 @@ from learner.reports.trackers import (
     Tracker,
     Trackers,
     WeightsAndBiases,
-    curves_of,
     trackers_of,
 )
 
@@ -41,7 +41,7 @@ def absent(package: str) -> bool:
     return importlib.util.find_spec(package) is None
 
 
-class Scripted:
+class Scripted(Tracker):
     """A tracker that does what it is told: `start` and `log` are called in its thread."""
 
     name = "scripted"
@@ -76,11 +76,11 @@ def run(tmp_path: Path) -> TrackedRun:
 
 
 def test_the_numbers_of_a_line_keep_their_names_and_what_is_none_is_left_out() -> None:
-    assert curves_of(STEP) == (3, {"reward_mean": 0.5, "reward_by_verifier/math": 0.25})
-    assert curves_of({"kind": "publish", "version": 2, "total_s": 0.5, "unix_s": 1.0}) == (2, {"publish/total_s": 0.5})
+    assert numbers_of(STEP) == (3, {"reward_mean": 0.5, "reward_by_verifier/math": 0.25})
+    assert numbers_of({"kind": "publish", "version": 2, "total_s": 0.5, "unix_s": 1.0}) == (2, {"publish/total_s": 0.5})
     evaluation = {"kind": "evaluation", "version": 2, "accuracy": 0.5, "pass_at_k": {4: 1.0}}
-    assert curves_of(evaluation) == (2, {"evaluation/accuracy": 0.5, "evaluation/pass_at_k/4": 1.0})
-    assert curves_of({"kind": "resume", "version": 2, "incarnation": 5}) is None
+    assert numbers_of(evaluation) == (2, {"evaluation/accuracy": 0.5, "evaluation/pass_at_k/4": 1.0})
+    assert numbers_of({"kind": "resume", "version": 2, "incarnation": 5}) is None
 
 
 def test_a_tracker_gets_all_lines_of_the_file_in_their_order(run: TrackedRun, tmp_path: Path) -> None:
@@ -167,6 +167,31 @@ def test_an_entry_that_is_not_taken_is_counted_and_the_next_one_is_tried(run: Tr
 
     assert tracker.seen == ["sums", (2, {}), "finished"]
     assert followed.dropped() == {"scripted": 1.0}
+
+
+def test_lines_that_come_too_soon_are_sent_as_one_with_the_means_of_their_numbers(run: TrackedRun) -> None:
+    hanging, let_go = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hanging.set()
+        assert let_go.wait(PATIENCE_S)
+
+    tracker = Scripted(log=hang)
+    tracker.every_s = 0.05
+    follower = Follower(tracker, run)
+    follower.put({"kind": "step", "step": 1, "loss": 0.5})
+    assert hanging.wait(PATIENCE_S)
+    follower.put({"kind": "step", "step": 2, "loss": 1.0})
+    follower.put({"kind": "resume", "version": 2})
+    follower.put({"kind": "publish", "version": 2, "total_s": 0.25})
+    follower.put({"kind": "step", "step": 3, "loss": 3.0})
+    let_go.set()
+    follower.end("finished")
+    follower._thread.join(PATIENCE_S)
+
+    joined = (3, {"loss": 2.0, "publish/total_s": 0.25})
+    assert tracker.seen == ["sums", (1, {"loss": 0.5}), joined, (2, "resume", {"version": 2}), "finished"]
+    assert follower.dropped == 0
 
 
 def test_a_run_that_fails_is_a_failed_one_there(run: TrackedRun) -> None:
