@@ -2,10 +2,11 @@
 
     .venv/bin/python -m benchmarks.against_trl addition [--steps N] [--rounds N]
     .venv/bin/python -m benchmarks.against_trl smollm2 [--steps N] [--rounds N]
+    .venv/bin/python -m benchmarks.against_trl smollm2-bfloat16 [--steps N] [--rounds N]
 
 addition: the demo's task and settings; completions/s, and the time to a mean reward of 0.9 over 20 steps.
-smollm2: SmolLM2-135M-Instruct in bfloat16, 4 x 8 completions of at most 48 tokens, rewarded for 12 to 18 words;
-seconds a step.
+smollm2: SmolLM2-135M-Instruct in float32, 4 x 8 completions of at most 48 tokens, rewarded for 12 to 18 words;
+seconds a step. smollm2-bfloat16 is the same in bfloat16, which is the faster one where a CPU has AMX.
 
 TRL runs in a virtual environment of its own with what is fastest for it on a CPU: eager attention, fused AdamW, the
 step in one microbatch, no gradient checkpointing, no reference model, all cores. Both count from the beginning of the
@@ -20,6 +21,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -113,10 +115,10 @@ def smollm2_prompts(count: int) -> list[str]:
     return [str(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)) for chat in chats]
 
 
-def _smollm2_for_trl(steps: int) -> TrlRun:
+def _smollm2_for_trl(steps: int, *, dtype: str) -> TrlRun:
     return TrlRun(
         model=str(SMOLLM2),
-        dtype="bfloat16",
+        dtype=dtype,
         prompts=smollm2_prompts(4 * steps),
         answers=[],
         steps=steps,
@@ -139,8 +141,8 @@ groups_per_step = 4
 group_size = 8
 max_tokens = 48
 [learner.training]
-dtype = "bfloat16"
-publish_dtype = "bfloat16"
+dtype = "{dtype}"
+publish_dtype = "{dtype}"
 [learner.training.optimizer]
 learning_rate = 2e-5
 [learner.evaluation]
@@ -151,7 +153,7 @@ every_steps = 1000
 [generator]
 model = "{model}"
 [generator.engine]
-dtype = "bfloat16"
+dtype = "{dtype}"
 max_model_len = 256
 max_num_seqs = 64
 [reward-service]
@@ -168,13 +170,22 @@ verifier = "length"
 """
 
 
-def _smollm2_config(folder: Path) -> Path:
+def _smollm2_config(folder: Path, *, dtype: str) -> Path:
     wanted = {"minimum": 12, "maximum": 18, "penalty": 0.1}
     lines = [json.dumps({"prompt": prompt, "arguments": wanted}) for prompt in smollm2_prompts(400)]
     (folder / "tasks.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     path = folder / "run.toml"
-    path.write_text(RUN.format(model=SMOLLM2.resolve()), encoding="utf-8")
+    path.write_text(RUN.format(model=SMOLLM2.resolve(), dtype=dtype), encoding="utf-8")
     return path
+
+
+def _smollm2(name: str, *, dtype: str) -> Subject:
+    return Subject(
+        name,
+        partial(_smollm2_for_trl, dtype=dtype),
+        partial(_smollm2_config, dtype=dtype),
+        lambda steps: {"learner.steps": steps},
+    )
 
 
 SUBJECTS = {
@@ -184,7 +195,8 @@ SUBJECTS = {
         lambda _: Path(__file__).with_name("settings") / "addition.toml",
         _addition_options,
     ),
-    "smollm2": Subject("smollm2", _smollm2_for_trl, _smollm2_config, lambda steps: {"learner.steps": steps}),
+    "smollm2": _smollm2("smollm2", dtype="float32"),
+    "smollm2-bfloat16": _smollm2("smollm2-bfloat16", dtype="bfloat16"),
 }
 
 

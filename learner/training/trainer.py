@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from learner.algorithms.presets.preset import Carried, Preset
 from learner.algorithms.presets.registry import build_preset
 from learner.algorithms.shaping import RunningMoments
 from learner.training.batch import FlatBatch, TrainSequence, flatten
-from learner.training.config import TrainingConfig
+from learner.training.config import Dtype, TrainingConfig
 from learner.training.models import TokenValues, open_models
 from learner.training.packing import pack, shared_prefixes
 from learner.training.policy import PolicyModel, TextFiles, WeightSnapshot, host_copy, write_model_directory
@@ -153,6 +153,11 @@ def _carried(found: dict[str, Any]) -> Carried:
     return Carried(**{**found, "rewards": RunningMoments(**found.get("rewards", {}))})
 
 
+def is_slow(dtype: Dtype, *, device: torch.device, cpu: Mapping[str, Any]) -> bool:
+    """Whether float32 would be faster: x86 multiplies bfloat16 quickly with AMX alone (`benchmarks/against_trl.py`)."""
+    return dtype == "bfloat16" and device.type == "cpu" and "amx_bf16" in cpu and not cpu["amx_bf16"]
+
+
 class Trainer:
     """The policy, its optimizer and the algorithm, on this rank. The process group must be open."""
 
@@ -190,6 +195,11 @@ class Trainer:
             reached=self._reached,
         )
         self._step.keeps_tokens = keeps_tokens
+        if ranks.leads and is_slow(config.dtype, device=ranks.device, cpu=torch.cpu.get_capabilities()):
+            logger.info(
+                "training.dtype is bfloat16, and this CPU has no AMX: float32 (and training.publish_dtype and "
+                "generator.engine.dtype with it) takes twice the memory and hardly more than half the time"
+            )
         has_ratio = self._preset.samples_policy and self._preset.advantages is not None
         if not config.moves_within_step and has_ratio and not self._preset.moves_at_once:
             # Of the defaults nobody asked anything.

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from learner.algorithms.config import AlgorithmConfig, GrpoConfig, PpoConfig, SftConfig
 from learner.training.batch import TrainSequence, flatten
-from learner.training.config import OptimizerConfig, TrainingConfig
+from learner.training.config import Dtype, OptimizerConfig, TrainingConfig
 from learner.training.policy import PolicyModel, WeightSnapshot
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.step import TrainingStopped
-from learner.training.trainer import NotFinite, Trainer, stop_after_skips
+from learner.training.trainer import NotFinite, Trainer, is_slow, stop_after_skips
 from tests.learner.training.plain_adamw import plain_training
 from tests.learner.training.tiny_model import random_sequences, with_a_bad_reward
 
@@ -378,3 +378,19 @@ def test_a_step_can_be_stopped_between_microbatches_and_leaves_the_weights_alone
     made.train_step(random_sequences(20), version=0)
     assert_same_weights(made.host_copy(), expected.weights)
     made.close()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "cpu", "slow"),
+    [
+        ("bfloat16", "cpu", {"amx_bf16": False}, True),
+        ("bfloat16", "cpu", {"amx_bf16": True}, False),
+        ("bfloat16", "cpu", {"arm_bf16": True}, False),  # of no x86
+        ("bfloat16", "cuda", {"amx_bf16": False}, False),
+        ("float32", "cpu", {"amx_bf16": False}, False),
+    ],
+)
+def test_bfloat16_is_called_slow_on_an_x86_without_amx(
+    dtype: Dtype, device: str, cpu: dict[str, bool], slow: bool
+) -> None:
+    assert is_slow(dtype, device=torch.device(device), cpu=cpu) == slow
