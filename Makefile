@@ -196,11 +196,13 @@ page-tests: $(INSTALLED) $(FOR_TESTS) ## look at the run's page in a headless Ch
 
 # RUN=FOLDER: of that run, or of a short one that is made there; docs/pictures/ is what README and the documentation show.
 RUN ?= runs/addition
+OTHER ?= runs/synchronous
 SHORT := --learner.steps 200 --learner.training.optimizer.total-updates 800 --learner.evaluation.every-steps 50
 .PHONY: screenshots
-screenshots: $(INSTALLED) $(FOR_TESTS) $(ADDITION) ## pictures of the page of a real run for the documentation (RUN=runs/addition)
+screenshots: $(INSTALLED) $(FOR_TESTS) $(ADDITION) ## pictures of the page of real runs for the documentation (RUN=runs/addition OTHER=runs/synchronous)
 	[ -d $(RUN) ] || $(BIN)/headway up examples/addition/run.toml --run.directory $(abspath $(dir $(RUN))) --run.name $(notdir $(RUN)) $(SHORT)
-	$(BIN)/python -m docs.screenshots $(RUN) docs/pictures
+	[ -d $(OTHER) ] || $(BIN)/headway up examples/addition/run.toml --run.directory $(abspath $(dir $(OTHER))) --run.name $(notdir $(OTHER)) --learner.max-lag 0 $(SHORT)
+	$(BIN)/python -m docs.screenshots $(RUN) $(OTHER) docs/pictures
 
 UPLOT := learner/page/static/vendor/uplot
 .PHONY: vendored

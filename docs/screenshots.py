@@ -1,4 +1,7 @@
-"""Pictures of a run's page for the documentation, made by `make screenshots`: python -m docs.screenshots RUN FOLDER."""
+"""Pictures of a run's page for the documentation, made by `make screenshots`, and of another one's beside it.
+
+python -m docs.screenshots RUN OTHER FOLDER
+"""
 
 import shutil
 import subprocess
@@ -13,12 +16,12 @@ LARGEST_BYTES = 200_000
 GROUP = "table.list tbody tr td:nth-child(2) a"
 
 
-def main(run: Path, pictures: Path) -> None:
-    """Serves the run and writes one picture of each view; the newest group stands for all."""
+def main(run: Path, other: Path, pictures: Path) -> None:
+    """Serves the runs and writes one picture of each view; the newest group stands for all."""
     pictures.mkdir(exist_ok=True)
     chromium = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     headway = Path(sys.executable).with_name("headway")
-    with subprocess.Popen([headway, "view", run, "--port", PORT], stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen([headway, "view", run, other, "--port", PORT], stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         assert any("listening" in line for line in server.stderr), "headway view did not start"
         try:
@@ -40,6 +43,9 @@ def _take(browser: Any, pictures: Path) -> None:
     light.screenshot(path=pictures / "page-trajectories.png")
     _open_group(light)
     light.screenshot(path=pictures / "page-group.png")
+    light.set_viewport_size({"width": 1240, "height": 1000})
+    _open(light, "#/run?with=1", "#charts canvas")
+    light.screenshot(path=pictures / "page-beside.png")
     dark = _page(browser, "dark", 1240, 1240)
     _open(dark, "#/run", "#charts canvas")
     dark.screenshot(path=pictures / "page-run-dark.png")
@@ -65,4 +71,4 @@ def _open_group(page: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:4]))
