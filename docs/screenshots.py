@@ -43,7 +43,7 @@ def _take(browser: Any, pictures: Path) -> None:
     light.screenshot(path=pictures / "page-trajectories.png")
     _open_group(light)
     light.screenshot(path=pictures / "page-group.png")
-    light.set_viewport_size({"width": 1240, "height": 1000})
+    light.set_viewport_size({"width": 1240, "height": 1200})
     _open(light, "#/run?with=1", "#charts canvas")
     light.screenshot(path=pictures / "page-beside.png")
     dark = _page(browser, "dark", 1240, 1240)
