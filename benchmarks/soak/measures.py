@@ -97,7 +97,7 @@ def _kind(path: Path) -> str:
     top = path.parts[0]
     if top.startswith("checkpoint"):
         return "checkpoints"
-    return top if top in ("journal", "metrics.jsonl", "samples.jsonl") else "others"
+    return top if top in ("journal", "metrics.jsonl", "samples.jsonl", "trajectories") else "others"
 
 
 def is_resume(strike: Strike) -> bool:

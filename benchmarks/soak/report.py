@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soak.measures import MIB, Ended, Sample, Strike, is_resume
-from benchmarks.soak.run_files import CHECKPOINT_EVERY, GROUP_SIZE, GROUPS_PER_STEP, MAX_LAG, TASKS
+from benchmarks.soak.run_files import (
+    CHECKPOINT_EVERY,
+    GROUP_SIZE,
+    GROUPS_PER_STEP,
+    MAX_LAG,
+    TASKS,
+    TRAJECTORIES_MB,
+)
 from benchmarks.soak.soaking import End, Note, Plan, Verdict
 from benchmarks.soak.system import NAMES
 from benchmarks.soak.verdict import (
@@ -134,7 +141,8 @@ def _setting(lines: Lines) -> list[str]:
         f"{end.learner_starts} starts of the learner, {hours:.2f} hours, {stepping:.1f} steps/s over all, on two "
         "cores shared with other work. Steps are tiny:",
         f"{GROUPS_PER_STEP} groups of {GROUP_SIZE}, completions of 4 tokens, `max_lag` {MAX_LAG}, a checkpoint every "
-        f"{CHECKPOINT_EVERY} steps, epochs of {TASKS:,} tasks. The learner (DeepSpeed, one rank),",
+        f"{CHECKPOINT_EVERY} steps, epochs of {TASKS:,} tasks, {TRAJECTORIES_MB} MiB of trajectories to be looked at. "
+        "The learner (DeepSpeed, one rank),",
         "the env_service, the reward_service and all sockets are real. The generator is real but for its engine: a",
         "Llama of 11 thousand parameters in plain torch takes vLLM's place, so nothing here speaks of vLLM's memory.",
         "Its logprobs prove every publish all the same.",

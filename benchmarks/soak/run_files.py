@@ -10,6 +10,8 @@ MAX_LAG = 4
 TASKS = 1000
 """Of an epoch: 500 steps."""
 CHECKPOINT_EVERY = 100
+TRAJECTORIES_MB = 4
+"""Little, so that the oldest trajectories go, as in a long run."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ lag = {{ straggler_timeout_s = 5.0 }}
 rollouts = {{ group_size = {GROUP_SIZE}, max_tokens = 4, drop_uniform_groups = false }}
 evaluation = {{ tasks = 0, final_tasks = 0 }}
 checkpoint = {{ every_steps = {CHECKPOINT_EVERY} }}
+samples = {{ budget_mb = {TRAJECTORIES_MB} }}
 training.optimizer = {{ learning_rate = 1e-5 }}
 
 [learner.leases]
