@@ -2,10 +2,11 @@
 
 The header is `[protocol version, kind, body]`. An array in the body is a msgpack extension of type 1 that holds
 `[frame, element code, length]`; its bytes are that frame, little-endian, and are neither copied nor parsed. The arrays
-of a group's trajectories lie end to end, one frame for each kind of row, and the group's `lengths` say where each of
-them ends: what a group costs does not grow with the number of its arrays, and they are checked together. The last frame
-is the xxh3-64 of all others, one after the other, in 8 bytes, big-endian: TCP's own checksum lets through one
-damaged segment in some 65,000. It needs no lengths, since the header tells its own end and the length of each array.
+of a group's trajectories lie end to end, one frame for each kind of row, narrow (`rows`), and the group's `lengths` say
+where each of them ends: what a group costs does not grow with the number of its arrays, and they are checked together.
+The last frame is the xxh3-64 of all others, one after the other, in 8 bytes, big-endian: TCP's own checksum lets one
+damaged segment through in some 65,000. It needs no lengths, since the header tells its own end and the length of each
+array.
 """
 
 import reprlib
@@ -23,6 +24,7 @@ from pydantic import JsonValue, ValidationError
 from protocol import messages
 from protocol.messages import Finished, Message
 from protocol.model import DTYPES, PROTOCOL_VERSION, ROWS_APART, code_of
+from protocol.rows import NAMES, Rows, packed, unpacked
 from protocol.trajectories import ROWS, TOGETHER, fits
 
 
@@ -107,8 +109,7 @@ def _put_end_to_end(group: dict[str, Any]) -> None:
     """Takes the rows out of a group's trajectories, and puts them into the group."""
     trajectories = group["trajectories"]
     group[_LENGTHS] = [len(trajectory["token_ids"]) for trajectory in trajectories]
-    for name in ROWS:
-        group[name] = np.concatenate([trajectory.pop(name) for trajectory in trajectories])
+    group.update(packed({name: np.concatenate([each.pop(name) for each in trajectories]) for name in ROWS}))
 
 
 def sealed(frames: Sequence[Frame]) -> list[Frame]:
@@ -117,7 +118,7 @@ def sealed(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def decode(frames: Sequence[Frame], *, limits: Limits = DEFAULT_LIMITS, stored: bool = False) -> Message:
-    """The message that the frames hold. Arrays are read-only views of the frames.
+    """The message that the frames hold. Its arrays are read-only.
 
     One that was `stored` may be of a former version of the protocol. Raises a ProtocolError that says what does not
     fit; nothing but bytes is looked at before the limits are checked.
@@ -140,26 +141,23 @@ def _finished(body: object) -> Finished:
     group = body.get("group") if isinstance(body, dict) else None
     if not isinstance(group, dict):
         return Finished.model_validate(body)
-    rows = {name: group.pop(name, None) for name in ROWS}
+    sent = {name: group.pop(name) for name in NAMES if name in group}
     lengths = group.pop(_LENGTHS, None)
     trajectories = group.get("trajectories")
+    rows: Rows = {}
     if isinstance(trajectories, tuple) and trajectories:
-        _hand_out(rows, lengths, trajectories)
+        rows = _hand_out(sent, lengths, trajectories)
     message = Finished.model_validate(body, context=TOGETHER)
     return message if fits(message.group, rows, lengths) else Finished.model_validate(body)
 
 
-def _hand_out(rows: Mapping[str, Any], lengths: Any, trajectories: tuple[Any, ...]) -> None:
+def _hand_out(sent: Mapping[str, Any], lengths: Any, trajectories: tuple[Any, ...]) -> Rows:
     """Gives each trajectory its part of each row, a view. Raises MalformedMessage for what cannot be divided."""
     total = _total(lengths, trajectories)
-    for name, row in rows.items():
-        if not isinstance(row, np.ndarray):
-            raise MalformedMessage(f"finished: group.{name}: expected a numpy array, got {type(row).__name__}")
-        if row.dtype != ROWS[name]:
-            expected = np.dtype(ROWS[name]).name
-            raise MalformedMessage(f"finished: group.{name}: expected a row of {expected}, got 1-d {row.dtype.name}")
-        if row.shape[0] != total:
-            raise MalformedMessage(f"finished: group.{name} has {row.shape[0]} entries for {total} tokens")
+    try:
+        rows = unpacked(sent, tokens=total)
+    except ValueError as error:
+        raise MalformedMessage(f"finished: group.{error}") from error
     token_ids, loss_mask, behavior_logprobs = rows.values()
     for number, (start, end) in enumerate(pairwise(accumulate(lengths, initial=0))):
         trajectory = trajectories[number]
@@ -171,6 +169,7 @@ def _hand_out(rows: Mapping[str, Any], lengths: Any, trajectories: tuple[Any, ..
             raise MalformedMessage(
                 f"finished: group.trajectories.{number}: arrays of its own; expected them in the group, end to end"
             )
+    return rows
 
 
 def _total(lengths: Any, trajectories: tuple[Any, ...]) -> int:

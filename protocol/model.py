@@ -16,7 +16,7 @@ class WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", ser_json_inf_nan="constants")
 
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Rises with every change that an older peer would misread."""
 
 ROWS_APART = 4
@@ -79,7 +79,7 @@ Int32Row = Annotated[npt.NDArray[np.int32], PlainValidator(_is_row(np.int32)), _
 Float32Row = Annotated[npt.NDArray[np.float32], PlainValidator(_is_row(np.float32)), _schema("little-endian float32")]
 ByteRow = Annotated[npt.NDArray[np.uint8], PlainValidator(_is_row(np.uint8)), _schema("bytes")]
 
-DTYPES: dict[str, np.dtype[Any]] = {"i4": np.dtype("<i4"), "f4": np.dtype("<f4"), "u1": np.dtype("u1")}
+DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(f"<{name}") for name in ("i4", "f4", "u1", "u2")}
 """The codes that a header may name. Anything else is refused."""
 
 

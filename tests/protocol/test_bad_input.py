@@ -139,7 +139,7 @@ def test_a_message_without_frames_is_refused() -> None:
 @pytest.mark.parametrize(
     ("limits", "complaint"),
     [
-        (Limits(frames=4), "5 frames in one message; at most 4"),
+        (Limits(frames=5), "6 frames in one message; at most 5"),
         (Limits(header_bytes=100), "a header of .* bytes; at most 100"),
         (Limits(total_bytes=500), "a message of .* bytes; at most 500"),
     ],
@@ -151,7 +151,7 @@ def test_a_message_over_a_limit_is_refused_with_the_limit(limits: Limits, compla
 
 def test_a_message_at_the_limits_is_taken() -> None:
     frames = finished()
-    exact = Limits(frames=5, header_bytes=len(frames[0]), total_bytes=sum(map(len, frames)))
+    exact = Limits(frames=6, header_bytes=len(frames[0]), total_bytes=sum(map(len, frames)))
     decode(frames, limits=exact)
 
 

@@ -1,4 +1,7 @@
-"""One thing wrong in a group that is right otherwise: each is refused with a text that says what."""
+"""One thing wrong in a group that is right otherwise: each is refused with a text that says what.
+
+Rows may be sent as they are held, or narrow: both are spoiled.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,18 +15,26 @@ import pytest
 from protocol.codec import Frame, MalformedMessage, decode, sealed
 from protocol.model import PROTOCOL_VERSION
 
-VECTOR = [
-    bytes.fromhex(line)
-    for line in (Path(__file__).parent / "golden" / "finished.hex").read_text(encoding="ascii").splitlines()
-]
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def vector(name: str) -> list[bytes]:
+    return [bytes.fromhex(line) for line in (GOLDEN / name).read_text(encoding="ascii").splitlines()]
+
+
+HELD, NARROW = vector("stored/finished-5.hex"), vector("finished.hex")
 
 
 @dataclass
 class Draft:
     """A valid `finished` message, taken apart so that a test can spoil one thing."""
 
-    body: Any = field(default_factory=lambda: msgpack.unpackb(VECTOR[0])[2])
-    arrays: list[bytes] = field(default_factory=lambda: list(VECTOR[1:-1]))
+    body: Any = field(default_factory=lambda: msgpack.unpackb(HELD[0])[2])
+    arrays: list[bytes] = field(default_factory=lambda: list(HELD[1:-1]))
+
+    @classmethod
+    def narrow(cls) -> "Draft":
+        return cls(body=msgpack.unpackb(NARROW[0])[2], arrays=list(NARROW[1:-1]))
 
     @property
     def group(self) -> Any:
@@ -343,3 +354,82 @@ def test_a_spoiled_group_is_refused_with_a_text_that_says_why(spoil: Callable[[D
     with pytest.raises(MalformedMessage, match=complaint) as caught:
         decode(draft.frames())
     assert len(str(caught.value)) < 600
+
+
+def third_bytes_of_other_tokens(draft: Draft) -> None:
+    draft.group["token_ids_high"] = reference(2, "u1", 11)
+    draft.arrays[1] = draft.arrays[1][:-1]
+
+
+def third_bytes_of_another_type(draft: Draft) -> None:
+    draft.group["token_ids_high"] = reference(2, "i4", 12)
+    draft.arrays[1] = bytes(48)
+
+
+def third_bytes_beside_whole_ids(draft: Draft) -> None:
+    draft.group["token_ids"] = reference(1, "i4", 12)
+    draft.arrays[0] = bytes(48)
+
+
+def with_runs(draft: Draft, *runs: int) -> None:
+    del draft.group["loss_mask"]
+    draft.group["mask_runs"] = reference(3, "i4", len(runs))
+    draft.arrays[2] = np.array(runs, dtype="<i4").tobytes()
+
+
+def runs_of_fewer_tokens(draft: Draft) -> None:
+    with_runs(draft, 3, 3, 3, 2)
+
+
+def runs_of_endless_tokens(draft: Draft) -> None:
+    with_runs(draft, *[(1 << 31) - 1] * 1000)
+
+
+def run_below_zero(draft: Draft) -> None:
+    with_runs(draft, 13, -1)
+
+
+def runs_beside_a_mask(draft: Draft) -> None:
+    mask = draft.group["loss_mask"]
+    with_runs(draft, 3, 3, 3, 3)
+    draft.group["loss_mask"] = mask._replace(data=mask.data.replace(b"\x03", b"\x05", 1))
+    draft.arrays.append(bytes(12))
+
+
+def fewer_logprobs_than_sampled(draft: Draft) -> None:
+    draft.group["sampled_logprobs"] = reference(4, "f4", 5)
+    draft.arrays[3] = draft.arrays[3][:-4]
+
+
+def logprobs_of_both_kinds(draft: Draft) -> None:
+    draft.group["behavior_logprobs"] = reference(5, "f4", 12)
+    draft.arrays.append(bytes(48))
+
+
+SPOILED_NARROW: list[tuple[Callable[[Draft], None], str]] = [
+    (third_bytes_of_other_tokens, r"group\.token_ids_high has 11 entries for 12 tokens"),
+    (third_bytes_of_another_type, r"group\.token_ids_high: expected a row of uint8, got 1-d int32"),
+    (third_bytes_beside_whole_ids, r"group\.token_ids_high beside token_ids of int32"),
+    (runs_of_fewer_tokens, r"group\.mask_runs are of 11 entries for 12 tokens"),
+    (runs_of_endless_tokens, r"group\.mask_runs are of 2147483647000 entries for 12 tokens"),
+    (run_below_zero, r"group\.mask_runs are of 12 entries for 12 tokens, or below 0"),
+    (runs_beside_a_mask, r"group\.mask_runs beside loss_mask: expected one of them"),
+    (fewer_logprobs_than_sampled, r"group\.sampled_logprobs has 5 entries for 6 sampled tokens"),
+    (logprobs_of_both_kinds, r"group\.sampled_logprobs beside behavior_logprobs: expected one of them"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "complaint"), SPOILED_NARROW, ids=[spoil.__name__ for spoil, _ in SPOILED_NARROW])
+def test_a_group_whose_narrow_rows_are_spoiled_is_refused(spoil: Callable[[Draft], None], complaint: str) -> None:
+    draft = Draft.narrow()
+    decode(draft.frames())
+    spoil(draft)
+    with pytest.raises(MalformedMessage, match=complaint):
+        decode(draft.frames())
+
+
+def test_runs_say_the_same_as_a_mask() -> None:
+    draft = Draft.narrow()
+    expected = repr(decode(draft.frames()))
+    with_runs(draft, 3, 3, 3, 3)
+    assert repr(decode(draft.frames())) == expected
