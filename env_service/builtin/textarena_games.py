@@ -1,4 +1,4 @@
-"""TextArena's games for one player.
+"""TextArena's games: for one player, and matches of several, of whom each is a conversation of its own.
 
 They draw from the process's own random numbers. Each conversation keeps a state of them for itself, which is put in
 place for the time of a call. Calls are made one at a time; a draw of another thread in the middle of one would still
@@ -15,7 +15,17 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from env_service.environments.interface import Action, Aggregation, ChatMessage, Opening, Role, Step, Task
+from env_service.environments.interface import (
+    Action,
+    Aggregation,
+    ChatMessage,
+    Opening,
+    Role,
+    Round,
+    Step,
+    Task,
+    TurnOf,
+)
 from env_service.environments.rules import Rules
 from services.config.models import ConfigModel
 
@@ -42,7 +52,7 @@ class TextArenaOptions(ConfigModel):
     brackets: bool = Field(True, description="put square brackets around a move that has none")
 
 
-def move_of(action: Action, *, brackets: bool) -> str:
+def _move_of(action: Action, *, brackets: bool) -> str:
     """What the game is told; with `brackets`, in the square brackets that a move without any lacks."""
     said = action.value if isinstance(action.value, str) else action.text
     return f"[{said.strip()}]" if brackets and "[" not in said else said
@@ -58,21 +68,21 @@ class TextArenaEnvironment:
     def __init__(self, options: TextArenaOptions) -> None:
         """Raises ValueError for a game that does not exist, does not run here, or is not for one player."""
         self._options = options
-        self._chance = Chance()
+        self._chance = _Chance()
         self._env: Any = None
         _check(options.model_dump_json())
 
     def reset(self, task: Task, seed: int) -> Opening:
         """The game of the task's seed; what it leaves to chance later comes from the same seed."""
         self._chance.seed(task.seed)
-        with self._chance.in_place(), quiet():
-            self._env = opened_game(self._options, task.seed)
+        with self._chance.in_place(), _quiet():
+            self._env = _opened_game(self._options, task.seed)
         return Opening((ChatMessage("user", self._news()),))
 
     def step(self, action: Action) -> Step:
         """The first invalid move in a row is answered by what is wrong with it; the second loses the game."""
-        said = move_of(action, brackets=self._options.brackets)
-        with self._chance.in_place(), quiet():
+        said = _move_of(action, brackets=self._options.brackets)
+        with self._chance.in_place(), _quiet():
             done, _ = self._env.step(action=said)
         if done:
             return self._ended()
@@ -98,7 +108,67 @@ class TextArenaEnvironment:
         return "\n".join(told).strip()
 
 
-class Chance:
+class TextArenaMatchOptions(TextArenaOptions):
+    """Which game, and for how many."""
+
+    players: int = Field(2, ge=2, le=16, description="how many play; a game may take only some numbers")
+
+
+class TextArenaMatch:
+    """A game of TextArena for several players, of which each has the reward that the game gives it at the end.
+
+    Players are `player_0`, `player_1` and so on; player_0 begins where the game does not say otherwise.
+    """
+
+    rules = Rules(max_turns=50)
+    roles: tuple[Role, ...] = ("user",)
+    metrics: Mapping[str, Aggregation] = {"success": "last"}
+
+    def __init__(self, options: TextArenaMatchOptions) -> None:
+        """Raises ValueError for a game that does not exist, does not run here, or is not for so many players."""
+        self.players = tuple(f"player_{number}" for number in range(options.players))
+        self._options = options
+        self._chance = _Chance()
+        self._env: Any = None
+        _check_match(options.model_dump_json())
+
+    def reset(self, task: Task, seed: int) -> TurnOf:
+        """The game of the task's seed; what it leaves to chance later comes from the same seed."""
+        self._chance.seed(task.seed)
+        with self._chance.in_place(), _quiet():
+            self._env = _opened_game(self._options, task.seed, players=len(self.players))
+            return self._turn()
+
+    def step(self, action: Action) -> Round:
+        """A player's first invalid move in a row is answered by what is wrong with it; the second loses the game."""
+        said = _move_of(action, brackets=self._options.brackets)
+        with self._chance.in_place(), _quiet():
+            done, _ = self._env.step(action=said)
+            if done:
+                return self._ended()
+            return Round(self._turn(), invalid=self._env.state.error_count > 0)
+
+    def _turn(self) -> TurnOf:
+        """Whose turn it is, with what the game and the others said since that player was told last."""
+        number, messages = self._env.get_observation()
+        told = [text for source, text, _ in messages if source != number and isinstance(text, str)]
+        text = "\n".join(told).strip() or "Your move."
+        return TurnOf(self.players[number], (ChatMessage("user", text),))
+
+    def _ended(self) -> Round:
+        given, info = self._env.close()
+        rewards = {name: float((given or {}).get(number, 0.0)) for number, name in enumerate(self.players)}
+        facts = [info.get(number, {}) if info else {} for number in range(len(self.players))]
+        invalid = any(bool(fact.get("invalid_move")) for fact in facts)
+        best = max(rewards.values())
+        winners = [name for name, reward in rewards.items() if reward == best]
+        draw = len(winners) == len(rewards)
+        metrics = {name: {"success": float(not draw and name in winners)} for name in self.players}
+        stop = "invalid_move" if invalid else "draw" if draw else f"{winners[0]}_won"
+        return Round(stop=stop, rewards=rewards, metrics=metrics, invalid=invalid)
+
+
+class _Chance:
     """The random numbers of one conversation, of `random` and of numpy."""
 
     def __init__(self) -> None:
@@ -123,20 +193,20 @@ class Chance:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Some games print what they are doing."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         yield
 
 
-def opened_game(options: TextArenaOptions, seed: int, *, players: int = 1) -> Any:
+def _opened_game(options: TextArenaOptions, seed: int, *, players: int = 1) -> Any:
     """A game without wrappers, which gives each message once."""
     env = textarena.make(options.id + _RAW, **options.settings)
     env.reset(num_players=players, seed=seed % (1 << 31))
     return env
 
 
-def registered(options: TextArenaOptions) -> None:
+def _check_registered(options: TextArenaOptions) -> None:
     """Raises ValueError for a game that does not exist."""
     if options.id + _RAW not in ENV_REGISTRY:
         known = ", ".join(sorted({name.split("-v")[0] for name in ENV_REGISTRY}))
@@ -147,12 +217,25 @@ def registered(options: TextArenaOptions) -> None:
 def _check(options: str) -> None:
     """Raises ValueError if the game of these options, in JSON, does not open here for one player."""
     given = TextArenaOptions.model_validate_json(options)
-    registered(given)
+    _check_registered(given)
     try:
-        with Chance().in_place(), quiet():
-            env = opened_game(given, 0)
+        with _Chance().in_place(), _quiet():
+            env = _opened_game(given, 0)
     except Exception as error:  # whatever one of a hundred games raises that cannot run here
         told = f"TextArena's {given.id} cannot be played by one player here: {type(error).__name__}: {error}"
         raise ValueError(told) from error
     if not isinstance(env.state, SinglePlayerState):
         raise ValueError(f"TextArena's {given.id} is not for one player: see textarena_match")
+
+
+@lru_cache(maxsize=64)
+def _check_match(options: str) -> None:
+    """Raises ValueError if the game of these options, in JSON, does not open here for so many players."""
+    given = TextArenaMatchOptions.model_validate_json(options)
+    _check_registered(given)
+    try:
+        with _Chance().in_place(), _quiet():
+            _opened_game(given, 0, players=given.players).get_observation()
+    except Exception as error:  # whatever one of a hundred games raises that cannot run here
+        told = f"TextArena's {given.id} cannot be played by {given.players} here: {type(error).__name__}: {error}"
+        raise ValueError(told) from error

@@ -28,7 +28,7 @@ BUILT_IN: Mapping[str, str] = {
     "verifiers": "env_service.hosting.verifiers_server:VerifiersAgent",
     "nim_duel": "env_service.builtin.duels:NimDuel",
     "tic_tac_toe": "env_service.builtin.duels:TicTacToe",
-    "textarena_match": "env_service.builtin.textarena_matches:TextArenaMatch",
+    "textarena_match": "env_service.builtin.textarena_games:TextArenaMatch",
     "wordle": "env_service.builtin.wordle:WordleEnvironment",
 }
 """The environments that come with Headway, by name: import paths, so that none is loaded before it is wanted."""
