@@ -1,12 +1,14 @@
 """Whole runs of Headway and of TRL on one machine, in alternation: the same model, prompts, rewards and settings.
 
-    .venv/bin/python -m benchmarks.against_trl addition [--steps N] [--rounds N]
+    .venv/bin/python -m benchmarks.against_trl addition [--steps N] [--rounds N] [--trl NAME=VALUE ...]
     .venv/bin/python -m benchmarks.against_trl smollm2 [--steps N] [--rounds N]
     .venv/bin/python -m benchmarks.against_trl smollm2-bfloat16 [--steps N] [--rounds N]
 
-addition: the demo's task and settings; completions/s, and the time to a mean reward of 0.9 over 20 steps.
+addition: the demo's task and settings, both sides with as many groups, updates and passes over a batch;
+completions/s, and the time to a mean reward of 0.9 over 20 steps. `--set` and `--trl` change them (fields of TrlRun).
 smollm2: SmolLM2-135M-Instruct in float32, 4 x 8 completions of at most 48 tokens, rewarded for 12 to 18 words;
-seconds a step. smollm2-bfloat16 is the same in bfloat16, which is the faster one where a CPU has AMX.
+seconds a step, at a learning rate of nothing, or completions would grow shorter on one side before the other.
+smollm2-bfloat16 is the same in bfloat16, which is faster where a CPU has AMX.
 
 TRL runs in a virtual environment of its own with what is fastest for it on a CPU: eager attention, fused AdamW, the
 step in one microbatch, no gradient checkpointing, no reference model, all cores. Both count from the beginning of the
@@ -20,7 +22,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +41,8 @@ GOAL, OVER = 0.9, 20
 SKIPPED = 3
 SMOLLM2 = Path("models/smollm2-135m")
 ADDITION = Path("models/addition")
+NOTHING_LEARNED = 1e-9
+"""SmolLM2's rate: its completions stay as long as they are, so that a step is as much work on both sides throughout."""
 
 
 @dataclass(frozen=True)
@@ -84,21 +88,23 @@ def _addition_for_trl(steps: int) -> TrlRun:
         prompts=[str(each.prompt) for each in tasks],
         answers=[str(each.verification.arguments["answer"]) for each in tasks],
         steps=steps,
-        groups=32,
-        group_size=8,
+        groups=64,
+        group_size=4,
         max_tokens=5,
         learning_rate=5e-4,
         schedule="linear",
         warmup=5,
         beta2=0.999,
         threads=os.cpu_count() or 1,
+        updates=2,
+        iterations=2,
     )
 
 
 def _addition_options(steps: int) -> dict[str, object]:
     return {
         "learner.steps": steps,
-        "learner.training.optimizer.total-updates": steps,
+        "learner.training.optimizer.total-updates": 4 * steps,
         "learner.evaluation.tasks": 0,
         "learner.evaluation.final-tasks": 0,
     }
@@ -125,7 +131,7 @@ def _smollm2_for_trl(steps: int, *, dtype: str) -> TrlRun:
         groups=4,
         group_size=8,
         max_tokens=48,
-        learning_rate=2e-5,
+        learning_rate=NOTHING_LEARNED,
         schedule="constant",
         warmup=0,
         beta2=0.95,
@@ -144,7 +150,7 @@ max_tokens = 48
 dtype = "{dtype}"
 publish_dtype = "{dtype}"
 [learner.training.optimizer]
-learning_rate = 2e-5
+learning_rate = {learning_rate}
 [learner.evaluation]
 tasks = 0
 final_tasks = 0
@@ -175,7 +181,7 @@ def _smollm2_config(folder: Path, *, dtype: str) -> Path:
     lines = [json.dumps({"prompt": prompt, "arguments": wanted}) for prompt in smollm2_prompts(400)]
     (folder / "tasks.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     path = folder / "run.toml"
-    path.write_text(RUN.format(model=SMOLLM2.resolve(), dtype=dtype), encoding="utf-8")
+    path.write_text(RUN.format(model=SMOLLM2.resolve(), dtype=dtype, learning_rate=NOTHING_LEARNED), encoding="utf-8")
     return path
 
 
@@ -189,12 +195,7 @@ def _smollm2(name: str, *, dtype: str) -> Subject:
 
 
 SUBJECTS = {
-    "addition": Subject(
-        "addition",
-        _addition_for_trl,
-        lambda _: Path(__file__).with_name("settings") / "addition.toml",
-        _addition_options,
-    ),
+    "addition": Subject("addition", _addition_for_trl, lambda _: Path("examples/addition/run.toml"), _addition_options),
     "smollm2": _smollm2("smollm2", dtype="float32"),
     "smollm2-bfloat16": _smollm2("smollm2-bfloat16", dtype="bfloat16"),
 }
@@ -214,9 +215,12 @@ def headway_run(subject: Subject, steps: int, settings: Sequence[str] = ()) -> R
     )
 
 
-def trl_run(subject: Subject, steps: int) -> Run:
-    """In TRL's own virtual environment. Raises SystemExit with its last words if it fails."""
-    given = subject.trl(steps)
+def trl_run(subject: Subject, steps: int, settings: Sequence[str] = ()) -> Run:
+    """In TRL's own virtual environment; `settings` are as of `headway_run`, with values in JSON. Raises SystemExit with
+    its last words if it fails.
+    """
+    changed = {name: json.loads(value) for name, value in (setting.split("=", 1) for setting in settings)}
+    given = replace(subject.trl(steps), **changed)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "given.json").write_text(json.dumps(asdict(given)), encoding="utf-8")
         command = [str(trl_python()), "-m", "benchmarks.trl_side", folder]
@@ -230,8 +234,8 @@ def trl_run(subject: Subject, steps: int) -> Run:
     return Run(side="TRL", completions=given.groups * given.group_size, **{k: tuple(v) for k, v in steps_found.items()})
 
 
-def report(subject: Subject, runs: Sequence[Run], *, steps: int) -> str:
-    """The ratios first, then what they are made of."""
+def report(subject: Subject, runs: Sequence[Run], *, steps: int, others: Sequence[str] = ()) -> str:
+    """The ratios first, then what they are made of; `others` are settings that are not the subject's own."""
     sides = {side: [run for run in runs if run.side == side] for side in ("Headway", "TRL")}
     step_s = {side: statistics.median(run.step_s for run in some) for side, some in sides.items()}
     goals = {side: [run.goal_s for run in some] for side, some in sides.items()}
@@ -239,7 +243,7 @@ def report(subject: Subject, runs: Sequence[Run], *, steps: int) -> str:
         f"## {subject.name}",
         "",
         f"{described_machine()}; {steps} steps a run, the runs in turns, the first {SKIPPED} steps not counted.",
-        f"TRL is {NAMED}.",
+        f"TRL is {NAMED}." + (f" Settings changed: {', '.join(others)}." if others else ""),
         "",
         f"- A step of TRL's takes **{step_s['TRL'] / step_s['Headway']:.2f} times** as long as Headway's.",
     ]
@@ -281,6 +285,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--sides", nargs="+", choices=("Headway", "TRL"), default=("Headway", "TRL"))
     parser.add_argument("--set", nargs="*", default=(), metavar="NAME=VALUE", help="further settings of Headway's run")
+    parser.add_argument("--trl", nargs="*", default=(), metavar="NAME=VALUE", help="other settings of TRL's run")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     subject, runs, table = SUBJECTS[arguments.subject], [], ""
@@ -290,12 +295,12 @@ def main() -> None:
             run = (
                 headway_run(subject, arguments.steps, arguments.set)
                 if side == "Headway"
-                else trl_run(subject, arguments.steps)
+                else trl_run(subject, arguments.steps, arguments.trl)
             )
             runs.append(run)
             print(f"{side}: {_row(run)}", flush=True)
         if len(arguments.sides) > 1:  # after each round, so that one that is ended early leaves a table
-            table = report(subject, runs, steps=arguments.steps)
+            table = report(subject, runs, steps=arguments.steps, others=[*arguments.set, *arguments.trl])
             arguments.output.write_text(f"{before.rstrip()}\n\n{table}", encoding="utf-8")
     print(table)
 

@@ -30,7 +30,10 @@ LOCK = Path("requirements/cpu.lock")
 
 @dataclass(frozen=True)
 class TrlRun:
-    """A completion is worth 1 if it equals its prompt's answer; without `answers`, it is to have 12 to 18 words."""
+    """A completion is worth 1 if it equals its prompt's answer; without `answers`, it is to have 12 to 18 words.
+
+    A step's groups are trained on in so many `updates`, and so many times over (`iterations`); `warmup` is in updates.
+    """
 
     model: str
     dtype: str
@@ -45,6 +48,8 @@ class TrlRun:
     warmup: int
     beta2: float
     threads: int
+    updates: int = 1
+    iterations: int = 1
 
 
 def trl_python() -> Path:
@@ -161,6 +166,7 @@ def run(folder: Path) -> None:
     trl, torch = importlib.import_module("trl"), importlib.import_module("torch")
     transformers, datasets = importlib.import_module("transformers"), importlib.import_module("datasets")
     torch.set_num_threads(given.threads)
+    updates = given.updates * given.iterations
     steps: dict[str, list[float]] = {"times": [], "rewards": [], "lengths": []}
     began = [0.0]
 
@@ -182,15 +188,17 @@ def run(folder: Path) -> None:
         reward_funcs=_right if given.answers else _of_length,
         args=_settings(
             str(folder / "output"),
-            per_device_train_batch_size=given.groups * given.group_size,
+            per_device_train_batch_size=given.groups * given.group_size // given.updates,
+            steps_per_generation=given.updates,
+            num_iterations=given.iterations,
             num_generations=given.group_size,
             max_completion_length=given.max_tokens,
             learning_rate=given.learning_rate,
             lr_scheduler_type=given.schedule,
             warmup_steps=given.warmup,
             adam_beta2=given.beta2,
-            max_steps=given.steps,
-            logging_steps=1,
+            max_steps=given.steps * updates,
+            logging_steps=updates,
             model_init_kwargs=_model_settings(given.dtype),
         ),
         train_dataset=datasets.Dataset.from_list(rows),

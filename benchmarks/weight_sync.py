@@ -14,6 +14,7 @@ work on the machine changes less.
 
 import argparse
 import asyncio
+import ctypes
 import json
 import os
 import statistics
@@ -23,7 +24,9 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +46,7 @@ from protocol.fleet import JoinGroup, Prepare
 from services.network import LOOPBACK
 from services.process import DaemonThreads
 
+_LOOPBACK_INTERFACE = "lo"
 HEAD = "# Weight sync against raw gloo\n\n`benchmarks/weight_sync.py`, which says what each side is.\n"
 
 TIMEOUT_S = 120.0
@@ -207,8 +211,8 @@ def fingerprint_of(model: nn.Module) -> str:
     return str(digest.hexdigest())
 
 
-def measured(shape: str, dtype: str, given: argparse.Namespace, *, nothing: int) -> str:
-    """One row of the table. `nothing` is what this process held before the first one, in bytes."""
+def measured(shape: str, dtype: str, given: argparse.Namespace) -> str:
+    """One row of the table, in a process that has measured no other: it keeps what it frees, as the learner does."""
     config = config_of(shape, given.layers)
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
@@ -216,6 +220,8 @@ def measured(shape: str, dtype: str, given: argparse.Namespace, *, nothing: int)
     try:
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
         nbytes = sum(parameter.nbytes for parameter in model.parameters())
+        ctypes.CDLL(None).malloc_trim(0)  # what the model was made in
+        held = rss()
         pair = Pair(model, child, dtype=dtype, bucket_bytes=given.bucket_mb << 20)
         for number in range(given.rounds + 2):
             pair.round(number, counts=number >= 2)
@@ -230,7 +236,7 @@ def measured(shape: str, dtype: str, given: argparse.Namespace, *, nothing: int)
         f"| {name}, {dtype}, {nbytes / 1e6:.0f} MB | **{statistics.median(ratios):.2f}** ({min(ratios):.2f} to "
         f"{max(ratios):.2f}) | {nbytes / 1e6 / took['raw_s']:.0f} | {nbytes / 1e6 / took['broadcast_s']:.0f} | "
         f"{took['host_copy_s']:.3f} | {took['pack_s']:.3f} | {took['broadcast_s']:.3f} | {took['load_s']:.3f} | "
-        f"{took['copy_s']:.3f} | {took['fingerprint_s']:.3f} | {(pair.peak_learner - nothing) / nbytes - 1:.1f} | "
+        f"{took['copy_s']:.3f} | {took['fingerprint_s']:.3f} | {(pair.peak_learner - held) / nbytes:.1f} | "
         f"{(pair.peak_generator - child.nothing) / nbytes - 1:.1f} |"
     )
 
@@ -244,8 +250,14 @@ TABLE = (
 )
 
 
+def _like_a_learner() -> None:
+    keep_freed_memory()
+    torch.set_num_threads(1)
+
+
 def main() -> None:
     """Measures, and prints or writes the table."""
+    os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK_INTERFACE  # of the raw group, in both processes; ours names its own
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=("135m", "1.5b"), default=["135m", "1.5b"])
     parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float32"), default=["bfloat16", "float32"])
@@ -254,13 +266,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4, help="of the 1.5b shape; all 28 need some 20 GB")
     parser.add_argument("--output", type=Path, help="append the table to this file")
     given = parser.parse_args()
-    keep_freed_memory()
-    torch.set_num_threads(1)
     rows: list[str] = []
-    nothing = rss()
     for shape in given.shape:
         for dtype in given.dtype:
-            rows.append(measured(shape, dtype, given, nothing=nothing))
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_like_a_learner) as process:
+                rows.append(process.submit(measured, shape, dtype, given).result())
             print(rows[-1], flush=True)
     told = f"Buckets of {given.bucket_mb} MiB, {given.rounds} rounds, medians. {described_machine()}."
     text = "\n".join([told, "", TABLE, *rows, ""])
