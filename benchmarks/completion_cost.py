@@ -1,0 +1,137 @@
+"""What a short completion costs in a whole run, in CPU by process and thread: the demo, all of it real.
+
+    python -m benchmarks.completion_cost [--steps 170] [--output FILE]
+
+CPU of every thread of every process is read between two steps of the run, from the operating system, and divided by
+the completions of the steps between them; user and kernel time. What the model itself takes is that of vLLM's engine
+core and of the trainer's thread; the rest is what the work around them costs. Needs the demo's model (`make demo`
+makes it); the machine should do nothing else.
+"""
+
+import argparse
+import os
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from benchmarks.machine import described_machine
+from benchmarks.whole_runs import run_headway
+from tests.chaos.faults import tree
+
+RUN_FILE = Path("examples/addition/run.toml")
+RESULT = Path(__file__).with_name("results") / "completion_cost.md"
+FIRST_STEP = 50
+_LOOK_EVERY_S = 0.05
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+ENGINE, TRAINER = "generator: engine core", "learner: trainer's thread"
+PARTS = (
+    ENGINE,
+    TRAINER,
+    "generator: frontend",
+    "env-service",
+    "learner: event loop",
+    "reward-service",
+    "learner: other threads",
+    "headway",
+)
+GOAL_US = 450
+"""Outside of engine core and trainer."""
+
+
+def spent(pid: int) -> dict[str, float]:
+    """CPU seconds so far of each part, of a process and its descendants."""
+    seconds: dict[str, float] = defaultdict(float)
+    for process in tree(pid):
+        threads = dict(_threads(process))
+        name = _name(process)
+        if name == "learner":
+            busiest = max((one for one in threads if one != process), key=lambda one: threads[one], default=process)
+            for thread, used in threads.items():
+                part = {process: "event loop", busiest: "trainer's thread"}.get(thread, "other threads")
+                seconds[f"learner: {part}"] += used
+        else:
+            part = {"generator": "generator: frontend", "VLLM::EngineCor": ENGINE}.get(name, name)
+            seconds[part] += sum(threads.values())
+    return seconds
+
+
+def _threads(pid: int) -> Iterator[tuple[int, float]]:
+    for folder in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(OSError):
+            fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            yield int(folder.name), (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+    return ""
+
+
+class Watch:
+    """Looks at this process's descendants when the run has reached each of two steps; from a thread of its own."""
+
+    def __init__(self, metrics: Path, *, steps: tuple[int, int]) -> None:
+        self._metrics, self._steps = metrics, steps
+        self.seen: list[tuple[float, dict[str, float]]] = []
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        for step in self._steps:
+            while self._reached() < step:
+                time.sleep(_LOOK_EVERY_S)
+            self.seen.append((time.monotonic(), spent(os.getpid())))
+
+    def _reached(self) -> int:
+        return self._metrics.read_bytes().count(b'"kind": "step"') if self._metrics.exists() else 0
+
+
+def main() -> None:
+    """Runs it, and prints or writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=170)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    given = parser.parse_args()
+    last = given.steps - 5
+    with tempfile.TemporaryDirectory() as folder:
+        watch = Watch(Path(folder) / "run/metrics.jsonl", steps=(FIRST_STEP, last))
+        options = {"learner.steps": given.steps, "learner.evaluation.tasks": 0, "learner.evaluation.final-tasks": 0}
+        found = run_headway(RUN_FILE, folder=Path(folder), options=options).of_kind("step")
+    completions = sum(int(step["trajectories"]) for step in found[FIRST_STEP:last])
+    (began, before), (ended, after) = watch.seen
+    cost = {part: 1e6 * (after[part] - before[part]) / completions for part in sorted(after, key=_place)}
+    given.output.write_text(table(cost, rate=completions / (ended - began), steps=last - FIRST_STEP), encoding="utf-8")
+    print(given.output.read_text(encoding="utf-8"))
+
+
+def _place(part: str) -> int:
+    return PARTS.index(part) if part in PARTS else len(PARTS)
+
+
+def table(cost: dict[str, float], *, rate: float, steps: int) -> str:
+    """As Markdown; parts that cost nothing are left out."""
+    around = sum(us for part, us in cost.items() if part not in (ENGINE, TRAINER))
+    return "\n".join(
+        [
+            "# What a short completion costs in a whole run",
+            "",
+            f"`python -m benchmarks.completion_cost`: {steps} steps of the demo, {rate:.0f} completions/s of 4 tokens, "
+            f"each trained on twice. {described_machine()}.",
+            "",
+            "| CPU of | us a completion |",
+            "|---|---|",
+            *(f"| {part} | {us:.0f} |" for part, us in cost.items() if us >= 1),
+            f"| all | {sum(cost.values()):.0f} |",
+            f"| **all but engine core and trainer** ({GOAL_US} wanted) | **{around:.0f}** |",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
