@@ -40,7 +40,7 @@ from benchmarks.machine import described_machine, peak_rss, rss
 from learner.command import keep_freed_memory
 from learner.training.policy import host_copy
 from learner.weights.probe import Probe
-from learner.weights.process_group import Meeting, MeetingPlace
+from learner.weights.process_group import Meeting, MeetingPlace, Rooms
 from learner.weights.published import Packed, Snapshot, pack
 from protocol.fleet import JoinGroup, Prepare
 from services.network import LOOPBACK
@@ -120,6 +120,7 @@ class Pair:
         self._child = child
         self._dtype = dtype
         self._bucket_bytes = bucket_bytes
+        self._rooms = Rooms()
         self._meet()
         self.took: dict[str, list[float]] = defaultdict(list)
         self.packed: Packed | None = None
@@ -177,7 +178,7 @@ class Pair:
         rss()
         start = time.process_time()
         whole, dtype = cast("tuple[Any, Any]", (self._whole, self._dtype))
-        copied = host_copy(whole, dtype=dtype, keep=True, bucket_bytes=self._bucket_bytes)
+        copied = host_copy(whole, dtype=dtype, keep=True, bucket_bytes=self._bucket_bytes, rooms=self._rooms)
         snapshot = Snapshot(version=number, buckets=copied.buckets, probe=Probe())
         offered = time.process_time()
         threads = DaemonThreads(name="pack")

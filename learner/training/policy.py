@@ -27,7 +27,7 @@ from learner.training.attention import ATTENTION_NAME, register_packed_attention
 from learner.training.config import ALL_LINEAR, Dtype, LoraConfig
 from learner.training.logprobs import Chunking, LogprobHead, TopTokens
 from learner.training.packing import Microbatch
-from learner.weights.process_group import BucketWriter, LaidOut
+from learner.weights.process_group import BucketWriter, LaidOut, Rooms
 
 
 def predicting_states(model: nn.Module, microbatch: Microbatch) -> Tensor:
@@ -349,14 +349,16 @@ class WholeModel(Protocol):
         """The float32 weight that the optimizer keeps; of one that is not trained, the weight as it is."""
 
 
-def host_copy(engine: WholeModel, *, dtype: Dtype, keep: bool, bucket_bytes: int = 0) -> WeightSnapshot:
+def host_copy(
+    engine: WholeModel, *, dtype: Dtype, keep: bool, bucket_bytes: int = 0, rooms: Rooms | None = None
+) -> WeightSnapshot:
     """The weights as of now, as `dtype`: the optimizer's own for float32, the model's for the model's type.
 
-    Adapters are merged, in float32. They lie in buckets of about `bucket_bytes`; 0: each in memory of its own. All
-    ranks must call it; those with `keep` false return no tensors, and spend no memory.
+    Adapters are merged, in float32. They lie in buckets of about `bucket_bytes`, in `rooms`; 0: each in memory of its
+    own. All ranks must call it; those with `keep` false return no tensors, and spend no memory.
     """
     wanted = torch_dtype(dtype)
-    writer = BucketWriter(bucket_bytes=bucket_bytes)
+    writer = BucketWriter(bucket_bytes=bucket_bytes, rooms=rooms)
     copies: list[NamedTensor] = []
     for weight in whole_weights(engine, dtype=wanted):
         if keep:

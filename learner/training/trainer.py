@@ -41,6 +41,7 @@ from learner.training.policy import PolicyModel, TextFiles, WeightSnapshot, host
 from learner.training.ranks import Command, CommandChannel, Ranks, any_rank, raise_on_all, share_batch
 from learner.training.score_model import save_score_model
 from learner.training.step import Step, StepMetrics, TrainingStopped
+from learner.weights.process_group import Rooms
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +182,7 @@ class Trainer:
         self._preset: Preset = build_preset(algorithm)
         self._config = config
         self._ranks = ranks
+        self._rooms = Rooms()
         self._commands = commands
         self._updates = 0
         self._models = open_models(
@@ -246,8 +248,15 @@ class Trainer:
         not finite.
         """
         self._tell(Command(action="host_copy"))
-        dtype, keep = self._config.publish_dtype, self._ranks.leads
-        return check_snapshot(host_copy(self._models.engine, dtype=dtype, keep=keep, bucket_bytes=bucket_bytes))
+        rooms = self._rooms if bucket_bytes else None
+        copy = host_copy(
+            self._models.engine,
+            dtype=self._config.publish_dtype,
+            keep=self._ranks.leads,
+            bucket_bytes=bucket_bytes,
+            rooms=rooms,
+        )
+        return check_snapshot(copy)
 
     def probe_logprobs(self, texts: Sequence[Sequence[int]]) -> list[float]:
         """Logprobs at temperature 1, in nats, of the tokens 1… of each text by the present weights, end to end.

@@ -12,11 +12,15 @@ import math
 import os
 import socket
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
@@ -60,14 +64,57 @@ class LaidOut:
         return Bucket(spec=BucketSpec(nbytes=self.data.numel(), xxh3=digest, tensors=self.tensors), data=self.data)
 
 
+class Rooms:
+    """Host memory of buckets, which comes back when the last tensor in it is let go of, from whatever thread.
+
+    Kept is that of one version, beside what is in use. Freed and asked for anew it would come in other places each
+    time, since smaller things take theirs between: a heap that grows to several versions, and is touched for the first
+    time in each step.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[npt.NDArray[np.uint8]] = deque()
+        self._most = 0
+
+    def __len__(self) -> int:
+        """How many are kept and not in use."""
+        return len(self._free)
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """So much uninitialised memory, uint8; pinned if there is a GPU, which copies by way of such."""
+        if torch.cuda.is_available():
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)  # torch keeps what is freed of it
+        room = self._returned(nbytes)
+        lent = room[:]
+        weakref.finalize(lent, self._give_back, room).atexit = False
+        return torch.from_numpy(lent)
+
+    def keep(self, most: int) -> None:
+        """From now on at most so many are kept."""
+        self._most = most
+
+    def _returned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        for _ in range(len(self._free)):
+            room = self._free.popleft()
+            if room.nbytes == nbytes:
+                return room
+            self._free.append(room)
+        return np.empty(nbytes, dtype=np.uint8)
+
+    def _give_back(self, room: npt.NDArray[np.uint8]) -> None:
+        if len(self._free) < self._most:
+            self._free.append(room)
+
+
 class BucketWriter:
-    """Copies tensors, one after another, to where they are sent from: buckets of about `bucket_bytes`.
+    """Copies tensors, one after another, to where they are sent from: buckets of about `bucket_bytes`, in `rooms`.
 
     A tensor is never split over two; one that is larger has a bucket to itself.
     """
 
-    def __init__(self, *, bucket_bytes: int) -> None:
+    def __init__(self, *, bucket_bytes: int, rooms: Rooms | None = None) -> None:
         self._bucket_bytes = bucket_bytes
+        self._rooms = Rooms() if rooms is None else rooms
         self._ended: list[LaidOut] = []
         self._specs: list[TensorSpec] = []
         self._room = torch.empty(0, dtype=torch.uint8)
@@ -80,10 +127,8 @@ class BucketWriter:
         if self._specs and self._used + padded > self._bucket_bytes:
             self._end()
         if not self._specs:
-            # Of one size, so that the next version takes the memory of the one before the last: what is not used of it
-            # is never touched. Pinned, if there is a GPU: it copies to and from other memory by way of such.
-            room = max(padded, self._bucket_bytes)
-            self._room = torch.empty(room, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+            # Of one size, so that the next version fits into it: what is not used of it is never touched.
+            self._room = self._rooms.take(max(padded, self._bucket_bytes))
         shape = tuple(value.shape)
         spec = TensorSpec(name=name, dtype=str(dtype).removeprefix("torch."), shape=shape, offset=self._used)
         place = _place(self._room, spec)
@@ -97,6 +142,8 @@ class BucketWriter:
         """All that was added. Nothing can be added any more."""
         if self._specs:
             self._end()
+        self._room = torch.empty(0, dtype=torch.uint8)
+        self._rooms.keep(len(self._ended))
         return tuple(self._ended)
 
     def _end(self) -> None:

@@ -11,7 +11,15 @@ import pytest
 import torch
 import xxhash
 
-from learner.weights.process_group import BroadcastGroup, BucketWriter, Meeting, WeightPlaneError, pack_buckets
+from learner.weights.process_group import (
+    BroadcastGroup,
+    BucketWriter,
+    LaidOut,
+    Meeting,
+    Rooms,
+    WeightPlaneError,
+    pack_buckets,
+)
 from protocol.fleet import BUCKET_ALIGNMENT
 from tests.learner.generators import gloo_group, receive_bucket
 
@@ -73,6 +81,35 @@ def test_what_lies_between_tensors_is_zero_whatever_the_memory_held_before() -> 
         del freed
         (bucket,) = pack_buckets([("odd", torch.ones(1, dtype=torch.uint8))], bucket_bytes=64)
         assert bucket.data.tolist() == [1] + [0] * (BUCKET_ALIGNMENT - 1)
+
+
+def written(rooms: Rooms, value: float) -> tuple[LaidOut, ...]:
+    """A version of three buckets whose tensors hold this value."""
+    writer = BucketWriter(bucket_bytes=64, rooms=rooms)
+    for name in ("a", "b", "c"):
+        writer.add(name, torch.full((16,), value), dtype=torch.float32)
+    return writer.buckets()
+
+
+def test_versions_that_follow_each_other_lie_in_the_same_memory_in_turns() -> None:
+    rooms, places = Rooms(), set()
+    newest = written(rooms, 0)
+    for version in range(1, 20):
+        newest = written(rooms, version)
+        places |= {bucket.data.data_ptr() for bucket in newest}
+        assert all(bucket.data.view(torch.float32).eq(version).all() for bucket in newest)
+    assert len(places) == 6, "those of two versions"
+
+
+def test_memory_is_not_used_again_while_a_part_of_it_is_in_use_and_what_is_beyond_one_version_is_freed() -> None:
+    rooms = Rooms()
+    parts = [tensor for version in range(5) for bucket in written(rooms, version) for _, tensor in bucket.named()]
+    for index, part in enumerate(parts):
+        assert part.eq(index // 3).all(), "nothing has been written over it"
+    assert len(rooms) == 0
+    parts.clear()
+    del part
+    assert len(rooms) == 3
 
 
 @contextmanager
