@@ -94,6 +94,17 @@ ALL = (
         appends=True,
     ),
     Benchmark(
+        "completion_cost",
+        4,
+        "completion_cost.md",
+        (
+            Figure(
+                "CPU of a short completion outside of engine and trainer, us, demo", "all but engine core", 1, "450"
+            ),
+            Figure("the same in groups of 8", "all but engine core", 2, "450"),
+        ),
+    ),
+    Benchmark(
         "env_rollouts --seconds 60 --turn-s 2",
         2,
         "env_rollouts.md",
@@ -139,14 +150,52 @@ ALL = (
         (Figure("asynchronous training: completions/s", "async"),),
     ),
     Benchmark(
-        "against_trl addition --rounds 1 --steps 600",
-        12,
-        "against_trl.md",
+        "weight_sync --output benchmarks/results/weight_sync.md",
+        6,
+        "weight_sync.md",
         (
-            Figure("addition, whole run: s to a reward of 0.9", r"\| Headway", 5, "80"),
-            Figure("the same of TRL", r"\| TRL", 5),
+            Figure("weight sync over raw gloo, 135M in bfloat16", r"\| 135m, bfloat16", 1, "0.8"),
+            Figure("the same, the shape of 1.5B", r"\| 1.5b.*bfloat16", 1, "0.8"),
+            Figure(
+                "load that serving pauses for, 135M, s of CPU", r"\| 135m, bfloat16", 7, "the copy beside it + 0.05"
+            ),
+            Figure("copy of the same bytes, s of CPU", r"\| 135m, bfloat16", 8),
+            Figure("learner's copies of the model beside the trainer's", r"\| 135m, bfloat16", 10, "2"),
         ),
         appends=True,
+    ),
+    Benchmark(
+        "fleets --sizes 10x10x1000,1000x10x1000,10x1000x1000,10x100x100000,1000x1000x10000",
+        6,
+        "fleets.md",
+        (
+            Figure(
+                "1,000 generators: late while working, p50 and p99, ms", r"\| this \| 1000 \| 10 ", 10, "under 100 ms"
+            ),
+            Figure("1,000 env_services: the same", r"\| this \| 10 \| 1000 ", 10, "under 100 ms"),
+            Figure("100,000 groups in flight: the same", r"\| this \| 10 \| 100 \| 100000", 10, "under 100 ms"),
+            Figure("1,000 of each: the same", r"\| this \| 1000 \| 1000 ", 10, "under 100 ms"),
+        ),
+    ),
+    Benchmark(
+        "against_trl addition --rounds 1 --steps 500",
+        10,
+        "against_trl.md",
+        (
+            Figure("addition: s to a reward of 0.9", r"\| Headway", 5, "80"),
+            Figure("the same of TRL", r"\| TRL", 5),
+            Figure("addition: completions/s", r"\| Headway", 2),
+            Figure("the same of TRL", r"\| TRL", 2),
+        ),
+    ),
+    Benchmark(
+        "against_trl smollm2 --rounds 1 --steps 14 --output benchmarks/results/against_trl_smollm2.md",
+        12,
+        "against_trl_smollm2.md",
+        (
+            Figure("SmolLM2-135M: s a step", r"\| Headway", 1, "a quarter of TRL's"),
+            Figure("the same of TRL", r"\| TRL", 1),
+        ),
     ),
 )
 

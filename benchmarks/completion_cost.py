@@ -1,11 +1,12 @@
-"""What a short completion costs in a whole run, in CPU by process and thread: the demo, all of it real.
+"""What a short completion costs in a whole run, in CPU by process and thread: the addition task, all of it real.
 
     python -m benchmarks.completion_cost [--steps 170] [--output FILE]
 
-CPU of every thread of every process is read between two steps of the run, from the operating system, and divided by
-the completions of the steps between them; user and kernel time. What the model itself takes is that of vLLM's engine
-core and of the trainer's thread; the rest is what the work around them costs. Needs the demo's model (`make demo`
-makes it); the machine should do nothing else.
+CPU of every thread of every process is read between two steps of a run, from the operating system, and divided by the
+completions of the steps between them; user and kernel time. What the model itself takes is that of vLLM's engine core
+and of the trainer's thread; the rest is what the work around them costs. A good part of that is for each group, so it
+is measured with the demo's groups of 4, each trained on twice, and with groups of 8 that are trained on once. Needs the
+demo's model (`make demo` makes it); the machine should do nothing else.
 """
 
 import argparse
@@ -14,15 +15,19 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import described_machine
 from benchmarks.whole_runs import run_headway
 from tests.chaos.faults import tree
 
-RUN_FILE = Path("examples/addition/run.toml")
+RUNS = {
+    "the demo, groups of 4": Path("examples/addition/run.toml"),
+    "groups of 8, one pass": Path("benchmarks/settings/addition.toml"),
+}
 RESULT = Path(__file__).with_name("results") / "completion_cost.md"
 FIRST_STEP = 50
 _LOOK_EVERY_S = 0.05
@@ -91,46 +96,70 @@ class Watch:
         return self._metrics.read_bytes().count(b'"kind": "step"') if self._metrics.exists() else 0
 
 
-def main() -> None:
-    """Runs it, and prints or writes the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=170)
-    parser.add_argument("--output", type=Path, default=RESULT)
-    given = parser.parse_args()
-    last = given.steps - 5
+@dataclass(frozen=True)
+class Cost:
+    """us of CPU a completion by part, and completions/s."""
+
+    us: Mapping[str, float]
+    rate: float
+
+    @property
+    def around(self) -> float:
+        """Outside of engine core and trainer."""
+        return sum(us for part, us in self.us.items() if part not in (ENGINE, TRAINER))
+
+
+def measured(run_file: Path, *, steps: int) -> Cost:
+    """One run. Raises SystemExit if it fails."""
+    last = steps - 5
     with tempfile.TemporaryDirectory() as folder:
         watch = Watch(Path(folder) / "run/metrics.jsonl", steps=(FIRST_STEP, last))
-        options = {"learner.steps": given.steps, "learner.evaluation.tasks": 0, "learner.evaluation.final-tasks": 0}
-        found = run_headway(RUN_FILE, folder=Path(folder), options=options).of_kind("step")
+        options = {"learner.steps": steps, "learner.evaluation.tasks": 0, "learner.evaluation.final-tasks": 0}
+        found = run_headway(run_file, folder=Path(folder), options=options).of_kind("step")
     completions = sum(int(step["trajectories"]) for step in found[FIRST_STEP:last])
     (began, before), (ended, after) = watch.seen
-    cost = {part: 1e6 * (after[part] - before[part]) / completions for part in sorted(after, key=_place)}
-    given.output.write_text(table(cost, rate=completions / (ended - began), steps=last - FIRST_STEP), encoding="utf-8")
-    print(given.output.read_text(encoding="utf-8"))
+    us = {part: 1e6 * (after[part] - before.get(part, 0.0)) / completions for part in after}
+    return Cost(us=us, rate=completions / (ended - began))
 
 
-def _place(part: str) -> int:
-    return PARTS.index(part) if part in PARTS else len(PARTS)
-
-
-def table(cost: dict[str, float], *, rate: float, steps: int) -> str:
+def table(costs: Mapping[str, Cost], *, steps: int) -> str:
     """As Markdown; parts that cost nothing are left out."""
-    around = sum(us for part, us in cost.items() if part not in (ENGINE, TRAINER))
+    seen = {part for cost in costs.values() for part, us in cost.us.items() if us >= 1}
+    parts = [*(part for part in PARTS if part in seen), *sorted(seen.difference(PARTS))]
+    lines = [
+        ("CPU of a completion, us", *costs),
+        ("---",) * (1 + len(costs)),
+        *((part, *(f"{cost.us.get(part, 0.0):.0f}" for cost in costs.values())) for part in parts),
+        ("all", *(f"{sum(cost.us.values()):.0f}" for cost in costs.values())),
+        (
+            f"**all but engine core and trainer** ({GOAL_US} wanted)",
+            *(f"**{cost.around:.0f}**" for cost in costs.values()),
+        ),
+        ("completions/s", *(f"{cost.rate:.0f}" for cost in costs.values())),
+    ]
     return "\n".join(
         [
             "# What a short completion costs in a whole run",
             "",
-            f"`python -m benchmarks.completion_cost`: {steps} steps of the demo, {rate:.0f} completions/s of 4 tokens, "
-            f"each trained on twice. {described_machine()}.",
+            f"`python -m benchmarks.completion_cost`: addition, completions of 4 tokens, steps {FIRST_STEP} to "
+            f"{steps - 5}. {described_machine()}.",
             "",
-            "| CPU of | us a completion |",
-            "|---|---|",
-            *(f"| {part} | {us:.0f} |" for part, us in cost.items() if us >= 1),
-            f"| all | {sum(cost.values()):.0f} |",
-            f"| **all but engine core and trainer** ({GOAL_US} wanted) | **{around:.0f}** |",
+            *(f"| {' | '.join(line)} |" for line in lines),
             "",
         ]
     )
+
+
+def main() -> None:
+    """Runs it, prints the table, and writes it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=170)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    given = parser.parse_args()
+    costs = {name: measured(run_file, steps=given.steps) for name, run_file in RUNS.items()}
+    text = table(costs, steps=given.steps)
+    print(text)
+    given.output.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

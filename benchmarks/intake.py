@@ -248,7 +248,7 @@ def group_of(tokens: int) -> Any:
         return Trajectory(
             token_ids=(np.arange(tokens) * 7919 % 100_000).astype(np.int32),
             loss_mask=mask,
-            behavior_logprobs=(-0.25 * mask).astype(np.float32),
+            behavior_logprobs=np.where(mask, np.float32(-0.25), np.float32(0)),
             version_spans=(VersionSpan(version="1.0", start=prompt, end=tokens, instance=INSTANCE),),
             turns=(Turn(start=0, completion_start=prompt, end=tokens, finish_reason="stop", generator_ids=("g-0",)),),
             reward=RewardRecord(
