@@ -287,6 +287,9 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=(), metavar="NAME=VALUE", help="further settings of Headway's run")
     parser.add_argument("--trl", nargs="*", default=(), metavar="NAME=VALUE", help="other settings of TRL's run")
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--raw", type=Path, help="a file to which each run's times, rewards and lengths are added, as JSON"
+    )
     arguments = parser.parse_args()
     subject, runs, table = SUBJECTS[arguments.subject], [], ""
     before = arguments.output.read_text(encoding="utf-8") if arguments.output.exists() else HEAD
@@ -299,6 +302,9 @@ def main() -> None:
             )
             runs.append(run)
             print(f"{side}: {_row(run)}", flush=True)
+            if arguments.raw is not None:
+                with arguments.raw.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(run)) + "\n")
         if len(arguments.sides) > 1:  # after each round, so that one that is ended early leaves a table
             table = report(subject, runs, steps=arguments.steps, others=[*arguments.set, *arguments.trl])
             arguments.output.write_text(f"{before.rstrip()}\n\n{table}", encoding="utf-8")
