@@ -1,0 +1,228 @@
+"""What the age of tokens costs in learning, and what corrections save of it: the addition task without its services.
+
+    python -m benchmarks.lag_cost [--steps 300] [--seeds 1] [--only NAME ...]
+
+The real trainer with the demo's settings, and a plain sampler of the same weights in place of vLLM, env_service and
+rewards. Batches wait in a queue, so that every token is exactly `lag` versions old when it is trained on: nothing here
+depends on how fast the machine is. Two runs at once, one thread each. Results go to benchmarks/results/lag_cost.md.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.machine import described_machine
+from services.process import parent_death_signal
+
+if TYPE_CHECKING:
+    from learner.training.batch import TrainSequence
+    from learner.training.trainer import Trainer
+
+MODEL = Path("models/addition")
+RESULT = Path(__file__).with_name("results") / "lag_cost.md"
+GROUPS, GROUP_SIZE, MAX_TOKENS = 64, 4, 5
+UPDATES, EPOCHS = 2, 2
+WINDOW = 25
+DEMO: Mapping[str, object] = {"divergence_limit": 0.1}
+"""What the demo sets of its algorithm, beside the correction."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How many versions old tokens are, and settings of grpo beside DEMO."""
+
+    lag: int
+    algo: Mapping[str, object] = field(default_factory=dict)
+    epochs: int = EPOCHS
+
+
+VARIANTS = {
+    "lag 0": Variant(0),
+    "lag 1": Variant(1),
+    "lag 2": Variant(2),
+    "lag 1, correction_cap 1": Variant(1, {"correction_cap": 1.0}),
+    "lag 2, correction_cap 1": Variant(2, {"correction_cap": 1.0}),
+    "lag 2, correction_floor 0.5": Variant(2, {"correction_floor": 0.5}),
+    "lag 2, no correction": Variant(2, {"correction": "none"}),
+    "lag 2, clip 0.4": Variant(2, {"clip_low": 0.4, "clip_high": 0.4}),
+    "lag 2, three passes": Variant(2, epochs=3),
+}
+
+
+class Sampler:
+    """Completions of addition tasks by a copy of the trainer's weights, with their rewards; float32, temperature 1."""
+
+    def __init__(self, *, seed: int) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from env_service.environments.jsonl import Addition
+
+        torch.manual_seed(seed)
+        self._tasks = Addition()
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(MODEL)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(MODEL).eval()
+        self._order = self._indices(np.random.default_rng(seed))
+
+    def _indices(self, draw: np.random.Generator) -> Iterator[int]:
+        while True:
+            yield from draw.permutation(self._tasks.train_tasks).tolist()
+
+    def load(self, trainer: "Trainer") -> None:
+        """The trainer's weights as of now."""
+        import torch
+
+        own = dict(self._model.named_parameters())
+        with torch.no_grad():
+            for tensor in trainer.host_copy().tensors:
+                own[tensor.name].copy_(tensor.value)
+
+    def batch(self) -> "list[TrainSequence]":
+        """A step's: the next tasks of the training set, several completions of each."""
+        return self._sampled("train", [next(self._order) for _ in range(GROUPS)], GROUP_SIZE)
+
+    def accuracy(self) -> float:
+        """On all held-out tasks, a completion each."""
+        held_out = self._sampled("evaluate", list(range(self._tasks.evaluation_tasks)), 1)
+        return float(np.mean([sequence.reward for sequence in held_out]))
+
+    def _sampled(self, purpose: Any, indices: Sequence[int], size: int) -> "list[TrainSequence]":
+        from learner.training.batch import TrainSequence
+
+        tasks = [self._tasks.task(purpose, index) for index in indices for _ in range(size)]
+        prompts = [self._tokenizer(str(each.prompt), add_special_tokens=False)["input_ids"] for each in tasks]
+        tokens, logprobs, lengths = self._completed(prompts)
+        first = len(prompts[0])
+        made = []
+        for row, (task, length) in enumerate(zip(tasks, lengths.tolist(), strict=True)):
+            own = tokens[row, first : first + length]
+            text = self._tokenizer.decode(own, skip_special_tokens=True)
+            mask = np.arange(first + length) >= first
+            made.append(
+                TrainSequence(
+                    token_ids=tokens[row, : first + length],
+                    loss_mask=mask,
+                    behavior_logprobs=np.concatenate([np.zeros(first, np.float32), logprobs[row, :length]]),
+                    lags=np.zeros(len(mask), dtype=np.int32),
+                    reward=float(text == task.verification.arguments["answer"]) if task.verification else 0.0,
+                    group=row // size,
+                )
+            )
+        return made
+
+    def _completed(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Any, Any]:
+        """Tokens int32 [B, P + T], logprobs float32 [B, T], and lengths of completions [B], EOS counted."""
+        import torch
+
+        tokens, columns = torch.tensor(prompts), []
+        with torch.no_grad():
+            for _ in range(MAX_TOKENS):
+                spread = torch.log_softmax(self._model(tokens).logits[:, -1].float(), dim=-1)
+                chosen = torch.multinomial(spread.exp(), 1)
+                columns.append(spread.gather(1, chosen))
+                tokens = torch.cat([tokens, chosen], dim=1)
+        ended = (tokens[:, -MAX_TOKENS:] == self._tokenizer.eos_token_id).int()
+        lengths = torch.where(ended.any(dim=1), ended.argmax(dim=1) + 1, MAX_TOKENS)
+        return tokens.int().numpy(), torch.cat(columns, dim=1).numpy(), lengths.numpy()
+
+
+def run(variant: Variant, *, steps: int, seed: int) -> dict[str, object]:
+    """Mean rewards of windows of steps, and held-out accuracy at the end."""
+    import torch
+
+    from learner.algorithms.config import GrpoConfig
+    from learner.training.config import OptimizerConfig, TrainingConfig
+    from learner.training.ranks import Ranks, open_process_group
+    from learner.training.trainer import Trainer
+
+    torch.set_num_threads(1)
+    ranks, settings = Ranks(), {**DEMO, **variant.algo}
+    optimizer = OptimizerConfig(
+        learning_rate=5e-4,
+        schedule="linear",
+        total_updates=steps * UPDATES * variant.epochs,
+        warmup_updates=5,
+        beta2=0.999,
+        final_fraction=0.1,
+    )
+    trainer = Trainer(
+        MODEL,
+        algorithm=GrpoConfig.model_validate(settings),
+        config=TrainingConfig(updates_per_step=UPDATES, epochs_per_step=variant.epochs, optimizer=optimizer),
+        ranks=ranks,
+        commands=open_process_group(ranks, timeout_s=60),
+    )
+    sampler, waiting, rewards = Sampler(seed=seed), deque[Any](), []
+    for step in range(steps):
+        sampler.load(trainer)
+        waiting.append(sampler.batch())
+        if len(waiting) > variant.lag:
+            batch = waiting.popleft()
+            rewards.append(np.mean([sequence.reward for sequence in batch]))
+            trainer.train_step(batch, version=step)
+    sampler.load(trainer)
+    ends = range(100, len(rewards) + 1, 100)
+    return {"rewards": [float(np.mean(rewards[end - WINDOW : end])) for end in ends], "accuracy": sampler.accuracy()}
+
+
+def _in_a_process(name: str, *, steps: int, seed: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.lag_cost", "--one", name, "--steps", str(steps), "--seed", str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=parent_death_signal)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _row(name: str, found: Sequence[dict[str, Any]]) -> str:
+    curves = np.mean([one["rewards"][: min(len(each["rewards"]) for each in found)] for one in found], axis=0)
+    accuracies = [one["accuracy"] for one in found]
+    seeds = ", ".join(f"{accuracy:.3f}" for accuracy in accuracies)
+    return f"| {name} | {', '.join(f'{reward:.3f}' for reward in curves)} | **{np.mean(accuracies):.3f}** | {seeds} |"
+
+
+def main() -> None:
+    """Runs them, and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=VARIANTS)
+    parser.add_argument("--one", choices=VARIANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(run(VARIANTS[given.one], steps=given.steps, seed=given.seed)))
+        return
+    names = given.only or list(VARIANTS)
+    with ThreadPoolExecutor(2) as pool:
+        asked = {
+            name: [pool.submit(_in_a_process, name, steps=given.steps, seed=seed) for seed in range(given.seeds)]
+            for name in names
+        }
+        rows = [_row(name, [each.result() for each in some]) for name, some in asked.items()]
+    head = [
+        "# What the age of tokens costs in learning",
+        "",
+        f"`python -m benchmarks.lag_cost --steps {given.steps} --seeds {given.seeds}`, which says what it is: "
+        f"addition, {GROUPS} x {GROUP_SIZE} completions a step, {UPDATES}",
+        f"updates in each of {EPOCHS} passes, learning rate 5e-4 falling to a tenth. {described_machine()}.",
+        "",
+        f"| tokens' age, and what is not grpo's default | mean reward of {WINDOW} steps before every 100th | "
+        "held-out accuracy, mean | by seed |",
+        "|---|---|---|---|",
+    ]
+    RESULT.write_text("\n".join([*head, *rows, ""]), encoding="utf-8")
+    print(RESULT.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()
