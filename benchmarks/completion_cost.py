@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import described_machine
-from benchmarks.whole_runs import run_headway
+from benchmarks.whole_runs import run_headway, steps_in
 from tests.chaos.faults import tree
 
 RUNS = {
@@ -88,12 +88,9 @@ class Watch:
 
     def _look(self) -> None:
         for step in self._steps:
-            while self._reached() < step:
+            while steps_in(self._metrics) < step:
                 time.sleep(_LOOK_EVERY_S)
             self.seen.append((time.monotonic(), spent(os.getpid())))
-
-    def _reached(self) -> int:
-        return self._metrics.read_bytes().count(b'"kind": "step"') if self._metrics.exists() else 0
 
 
 @dataclass(frozen=True)

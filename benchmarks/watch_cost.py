@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TextIO
 
 from benchmarks.machine import described_machine
+from benchmarks.whole_runs import steps_in
 from services.process import parent_death_signal
 from tests.chaos.faults import tree
 
@@ -73,14 +74,11 @@ class Meter:
 
     def _look(self) -> None:
         for mark in self._marks:
-            while self._steps() < mark:
+            while steps_in(self._metrics) < mark:
                 if self._over:
                     return
                 time.sleep(_LOOK_EVERY_S)
             self._seen.append((time.monotonic(), sum(map(_used_s, tree(self._pid)))))
-
-    def _steps(self) -> int:
-        return self._metrics.read_bytes().count(b'"kind": "step"') if self._metrics.exists() else 0
 
     def between(self) -> tuple[float, float]:
         """Seconds, and CPU seconds. Raises SystemExit if it did not see both steps."""

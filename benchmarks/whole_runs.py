@@ -36,3 +36,8 @@ def run_headway(config: Path, *, folder: Path, options: Mapping[str, object]) ->
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
     return Outcome(summary=summary, entries=[json.loads(line) for line in lines])
+
+
+def steps_in(metrics: Path) -> int:
+    """How many steps of a run under way are in its metrics.jsonl so far."""
+    return metrics.read_bytes().count(b'"kind": "step"') if metrics.exists() else 0
