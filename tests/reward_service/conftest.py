@@ -25,6 +25,7 @@ SAMPLES = (
     "contains_async",
     "hang_on_request",
     "hang_async",
+    "read_pipe",
     "raise_error",
     "reject",
     "not_a_number",

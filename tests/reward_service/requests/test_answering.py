@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -134,15 +136,28 @@ async def test_an_answer_with_a_failure_of_the_infrastructure_is_not_repeated() 
     assert first["results"][0]["latency_s"] != second["results"][0]["latency_s"]
 
 
-async def test_a_small_request_is_not_behind_all_items_of_a_large_one() -> None:
+def _reads(file: Path, *, id: str) -> dict[str, JsonValue]:
+    return {"id": id, "verifier": "read_pipe", "completion": "", "arguments": {"file": str(file)}}
+
+
+async def test_a_small_request_is_not_behind_all_items_of_a_large_one(tmp_path: Path) -> None:
     async with serving() as (_, session), asyncio.TaskGroup() as tasks:
-        one: dict[str, JsonValue] = {"id": "s", "verifier": "process_id", "completion": ""}
-        many = body(*({**one, "id": str(number)} for number in range(500)))
-        large = tasks.create_task(_post(session, many))
+        first, later, written = (tmp_path / name for name in ("first", "later", "written"))
+        files = [written] * 501
+        for place, pipe in ((0, first), (400, later)):
+            os.mkfifo(pipe)
+            files[place] = pipe
+        written.write_text("1")
+        *items, one = (_reads(file, id=str(number)) for number, file in enumerate(files))
+        large = tasks.create_task(_post(session, body(*items)))
         await _until_pending(session, 500)
-        small = json.loads(await _post(session, body(one)))
+        asked = tasks.create_task(_post(session, body(one)))
+        await _until_pending(session, 501)
+        await asyncio.to_thread(first.write_text, "1")
+        small = json.loads(await asked)
         assert small["results"][0]["reward"] is not None
-        assert not large.done()
+        assert not large.done(), "one of its items waits for what is written next"
+        await asyncio.to_thread(later.write_text, "1")
         assert len(json.loads(await large)["results"]) == 500
 
 
