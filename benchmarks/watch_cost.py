@@ -1,11 +1,11 @@
 """What it costs a run to be watched: short runs of the demo in turn, with the page open and trackers on, and without.
 
-    python -m benchmarks.watch_cost [--pairs 10] [--steps 170] [--trackers tensorboard]
+    python -m benchmarks.watch_cost [--pairs 10] [--steps 270] [--trackers tensorboard]
 
 Watched, a reader follows the page's stream of events as a browser does, trajectories are kept as they are by default,
 and the trackers write. Not watched, nobody reads, no trajectory is kept and there is no tracker. The browser itself is
 left out: it is the watcher's machine that runs it. Who begins changes from pair to pair. Compared are, pair by pair,
-the seconds from the 51st step on and the CPU seconds of all processes meanwhile, trackers' own included, which
+the seconds from the 101st step on and the CPU seconds of all processes meanwhile, trackers' own included, which
 is what each step costs; and the CPU seconds from start to end, in which a tracker's start weighs the more the shorter a
 run is. It needs the demo's model (`make demo` makes it), and a machine with nothing else on it.
 """
@@ -39,8 +39,8 @@ TRACKERS = {
     "wandb": ["--learner.trackers.wandb", "offline"],
 }
 UNWATCHED = ["--learner.samples.enabled", "false"]
-FIRST_STEPS = 50
-"""That are not measured: a run's beginning, and that of its trackers, which get the CPU that is left."""
+FIRST_STEPS = 100
+"""That are not measured: a run's beginning, and that of its trackers, whose start of seconds gets the CPU that is left."""
 
 MEASURES = {
     f"of steps, from the {FIRST_STEPS + 1}st on": "steps_s",
@@ -204,7 +204,7 @@ def main() -> None:
     """Runs the pairs, and writes the table after each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.watch_cost", description=__doc__)
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=170)
+    parser.add_argument("--steps", type=int, default=270)
     parser.add_argument("--trackers", default="tensorboard", help=f"of {', '.join(TRACKERS)}, with commas between")
     parser.add_argument("--output", type=Path, default=RESULT)
     given = parser.parse_args()
