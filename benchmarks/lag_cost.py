@@ -9,6 +9,7 @@ depends on how fast the machine is. Two runs at once, one thread each. Results g
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from collections import deque
@@ -29,20 +30,24 @@ if TYPE_CHECKING:
 
 MODEL = Path("models/addition")
 RESULT = Path(__file__).with_name("results") / "lag_cost.md"
-GROUPS, GROUP_SIZE, MAX_TOKENS = 64, 4, 5
+COMPLETIONS, GROUP_SIZE, MAX_TOKENS = 256, 4, 5
 UPDATES, EPOCHS = 2, 2
-WINDOW = 25
+WINDOW = 20
+GOAL = 0.9
 DEMO: Mapping[str, object] = {"divergence_limit": 0.1}
 """What the demo sets of its algorithm, beside the correction."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How many versions old tokens are, and settings of grpo beside DEMO."""
+    """How many versions old tokens are, settings of grpo beside DEMO, and what else differs from the demo."""
 
     lag: int
     algo: Mapping[str, object] = field(default_factory=dict)
     epochs: int = EPOCHS
+    group_size: int = GROUP_SIZE
+    learning_rate: float = 5e-4
+    final_fraction: float = 0.1
 
 
 VARIANTS = {
@@ -55,6 +60,12 @@ VARIANTS = {
     "lag 2, no correction": Variant(2, {"correction": "none"}),
     "lag 2, clip 0.4": Variant(2, {"clip_low": 0.4, "clip_high": 0.4}),
     "lag 2, three passes": Variant(2, epochs=3),
+    "lag 0, no divergence_limit": Variant(0, {"divergence_limit": None}),
+    "lag 1, learning rate 7e-4": Variant(1, learning_rate=7e-4),
+    "lag 1, groups of 8": Variant(1, group_size=8),
+    "lag 1, groups of 2": Variant(1, group_size=2),
+    "lag 1, three passes": Variant(1, epochs=3),
+    "lag 1, learning rate to 0": Variant(1, final_fraction=0.0),
 }
 
 
@@ -86,9 +97,9 @@ class Sampler:
             for tensor in trainer.host_copy().tensors:
                 own[tensor.name].copy_(tensor.value)
 
-    def batch(self) -> "list[TrainSequence]":
+    def batch(self, *, group_size: int) -> "list[TrainSequence]":
         """A step's: the next tasks of the training set, several completions of each."""
-        return self._sampled("train", [next(self._order) for _ in range(GROUPS)], GROUP_SIZE)
+        return self._sampled("train", [next(self._order) for _ in range(COMPLETIONS // group_size)], group_size)
 
     def accuracy(self) -> float:
         """On all held-out tasks, a completion each."""
@@ -136,7 +147,7 @@ class Sampler:
 
 
 def run(variant: Variant, *, steps: int, seed: int) -> dict[str, object]:
-    """Mean rewards of windows of steps, and held-out accuracy at the end."""
+    """Mean rewards of windows of steps, when one of them first was at GOAL, and held-out accuracy at the end."""
     import torch
 
     from learner.algorithms.config import GrpoConfig
@@ -147,12 +158,12 @@ def run(variant: Variant, *, steps: int, seed: int) -> dict[str, object]:
     torch.set_num_threads(1)
     ranks, settings = Ranks(), {**DEMO, **variant.algo}
     optimizer = OptimizerConfig(
-        learning_rate=5e-4,
+        learning_rate=variant.learning_rate,
         schedule="linear",
         total_updates=steps * UPDATES * variant.epochs,
         warmup_updates=5,
         beta2=0.999,
-        final_fraction=0.1,
+        final_fraction=variant.final_fraction,
     )
     trainer = Trainer(
         MODEL,
@@ -164,14 +175,18 @@ def run(variant: Variant, *, steps: int, seed: int) -> dict[str, object]:
     sampler, waiting, rewards = Sampler(seed=seed), deque[Any](), []
     for step in range(steps):
         sampler.load(trainer)
-        waiting.append(sampler.batch())
+        waiting.append(sampler.batch(group_size=variant.group_size))
         if len(waiting) > variant.lag:
             batch = waiting.popleft()
             rewards.append(np.mean([sequence.reward for sequence in batch]))
             trainer.train_step(batch, version=step)
     sampler.load(trainer)
-    ends = range(100, len(rewards) + 1, 100)
-    return {"rewards": [float(np.mean(rewards[end - WINDOW : end])) for end in ends], "accuracy": sampler.accuracy()}
+    means = {end: float(np.mean(rewards[end - WINDOW : end])) for end in range(WINDOW, len(rewards) + 1)}
+    return {
+        "rewards": [mean for end, mean in means.items() if end % 100 == 0],
+        "goal": next((end for end, mean in means.items() if mean >= GOAL), None),
+        "accuracy": sampler.accuracy(),
+    }
 
 
 def _in_a_process(name: str, *, steps: int, seed: int) -> dict[str, Any]:
@@ -187,7 +202,9 @@ def _row(name: str, found: Sequence[dict[str, Any]]) -> str:
     curves = np.mean([one["rewards"][: min(len(each["rewards"]) for each in found)] for one in found], axis=0)
     accuracies = [one["accuracy"] for one in found]
     seeds = ", ".join(f"{accuracy:.3f}" for accuracy in accuracies)
-    return f"| {name} | {', '.join(f'{reward:.3f}' for reward in curves)} | **{np.mean(accuracies):.3f}** | {seeds} |"
+    goals = ", ".join("never" if one["goal"] is None else str(one["goal"]) for one in found)
+    curve = ", ".join(f"{reward:.3f}" for reward in curves)
+    return f"| {name} | {curve} | {goals} | **{np.mean(accuracies):.3f}** | {seeds} |"
 
 
 def main() -> None:
@@ -212,13 +229,13 @@ def main() -> None:
     head = [
         "# What the age of tokens costs in learning",
         "",
-        f"`python -m benchmarks.lag_cost --steps {given.steps} --seeds {given.seeds}`, which says what it is: "
-        f"addition, {GROUPS} x {GROUP_SIZE} completions a step, {UPDATES}",
+        f"`{shlex.join(['python', '-m', 'benchmarks.lag_cost', *sys.argv[1:]])}`, which says what it is: "
+        f"addition, {COMPLETIONS} completions a step in groups of {GROUP_SIZE}, {UPDATES}",
         f"updates in each of {EPOCHS} passes, learning rate 5e-4 falling to a tenth. {described_machine()}.",
         "",
-        f"| tokens' age, and what is not grpo's default | mean reward of {WINDOW} steps before every 100th | "
-        "held-out accuracy, mean | by seed |",
-        "|---|---|---|---|",
+        f"| tokens' age, and what is not the demo's | mean reward of {WINDOW} steps before every 100th | "
+        f"steps to {GOAL} | held-out accuracy, mean | by seed |",
+        "|---|---|---|---|---|",
     ]
     RESULT.write_text("\n".join([*head, *rows, ""]), encoding="utf-8")
     print(RESULT.read_text(encoding="utf-8"))

@@ -1,100 +1,130 @@
-"""What it costs a run to be watched: short runs of the demo in turn, with the page open and trackers on, and without.
+"""What it costs a run to be watched: two runs of the demo, one with the page open and trackers on, one without.
 
-    python -m benchmarks.watch_cost [--pairs 10] [--steps 270] [--trackers tensorboard]
+    python -m benchmarks.watch_cost [--pairs 10] [--starts 2] [--seconds 60] [--trackers tensorboard]
 
 Watched, a reader follows the page's stream of events as a browser does, trajectories are kept as they are by default,
 and the trackers write. Not watched, nobody reads, no trajectory is kept and there is no tracker. The browser itself is
-left out: it is the watcher's machine that runs it. Who begins changes from pair to pair. Compared are, pair by pair,
-the seconds from the 101st step on and the CPU seconds of all processes meanwhile, trackers' own included, which
-is what each step costs; and the CPU seconds from start to end, in which a tracker's start weighs the more the shorter a
-run is. It needs the demo's model (`make demo` makes it), and a machine with nothing else on it.
+left out: it is the watcher's machine that runs it.
+
+Both runs live at once and have the machine to themselves by turns of a few seconds, in which all processes of the other
+one are stopped: a machine's speed changes by a tenth from one minute to the next, and so both meet the same. A pair is
+so many seconds of each; compared are the seconds of its turns, and the CPU seconds of all its processes, trackers' own
+included, that each of its steps took. Who begins changes with each start. What comes before the 101st step, such as the
+start of W&B, is not compared: it is told by itself, in CPU seconds. It needs the demo's model (`make demo` makes it),
+and a machine with nothing else on it.
 """
 
 import argparse
 import http.client
 import json
 import os
-import resource
+import signal
 import statistics
 import subprocess
 import tempfile
 import threading
 import time
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TextIO
 
 from benchmarks.machine import described_machine
 from benchmarks.whole_runs import steps_in
 from services.process import parent_death_signal
-from tests.chaos.faults import tree
+from tests.chaos.faults import send, tree
 
 HERE = Path(__file__).parents[1]
 RESULT = HERE / "benchmarks/results/watch_cost.md"
 RUN_FILE = "examples/addition/run.toml"
-PORT = 7300
 TRACKERS = {
     "tensorboard": ["--learner.trackers.tensorboard", "true"],
     "wandb": ["--learner.trackers.wandb", "offline"],
 }
 UNWATCHED = ["--learner.samples.enabled", "false"]
 FIRST_STEPS = 100
-"""That are not measured: a run's beginning, and that of its trackers, whose start of seconds gets the CPU that is left."""
-
-MEASURES = {
-    f"of steps, from the {FIRST_STEPS + 1}st on": "steps_s",
-    "of CPU meanwhile": "steps_cpu_s",
-    "of CPU from start to end": "cpu_s",
-}
+"""That are not measured: a run's beginning, and that of its trackers, whose start gets the CPU that is left."""
+MOST_STEPS = 100_000
+"""No run comes that far: it is ended when it has been measured."""
+TURN_S = 3.0
+WATCHED_PORT, UNWATCHED_PORT = 7300, 7400
+MEASURES = {"of a step": "step_s", "of CPU of a step": "cpu_s"}
 _LOOK_EVERY_S = 0.05
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One run, in seconds: `steps_s` and `steps_cpu_s` after its first steps, `cpu_s` of all of it. `events` is how
-    many its page's reader was told.
-    """
+    """Of one step, in seconds: of the turns in which its run had the machine, and of CPU."""
 
-    steps_s: float
-    steps_cpu_s: float
+    step_s: float
     cpu_s: float
-    events: int
 
 
-class Meter:
-    """Time and CPU of a process and all that it started, between two steps of its run; a thread looks for them."""
+@dataclass(frozen=True)
+class Mark:
+    """How far a run is: its steps, and the seconds and CPU seconds that it has had."""
 
-    def __init__(self, pid: int, metrics: Path, *, first: int, last: int) -> None:
-        self._pid, self._metrics, self._over = pid, metrics, False
-        self._marks = [first, last]
-        self._seen: list[tuple[float, float]] = []
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
+    steps: int
+    had_s: float
+    cpu_s: float
 
-    def _look(self) -> None:
-        for mark in self._marks:
-            while steps_in(self._metrics) < mark:
-                if self._over:
-                    return
-                time.sleep(_LOOK_EVERY_S)
-            self._seen.append((time.monotonic(), sum(map(_used_s, tree(self._pid)))))
+    def until(self, later: "Mark") -> Cost:
+        """What a step took since. Raises SystemExit if there was none."""
+        steps = later.steps - self.steps
+        if steps == 0:
+            raise SystemExit(f"no step in {later.had_s - self.had_s:.0f} s: expected several; take more --seconds")
+        return Cost(step_s=(later.had_s - self.had_s) / steps, cpu_s=(later.cpu_s - self.cpu_s) / steps)
 
-    def between(self) -> tuple[float, float]:
-        """Seconds, and CPU seconds. Raises SystemExit if it did not see both steps."""
-        self._over = True
-        self._thread.join()
-        if len(self._seen) < len(self._marks):
-            raise SystemExit(f"of steps {self._marks} only {len(self._seen)} were seen: its run was too short")
-        (began, used), (ended, used_then) = self._seen
-        return ended - began, used_then - used
+
+class Run:
+    """A run of the demo, and the turns that it has had."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self._process, self._folder = process, folder
+        self._had_s = 0.0
+
+    @property
+    def steps(self) -> int:
+        """How many it has made. Raises SystemExit with what it said if it has ended."""
+        if self._process.poll() is not None:
+            said = (self._folder / "log").read_text(encoding="utf-8")[-4000:]
+            raise SystemExit(f"headway up ended with {self._process.returncode}:\n{said}")
+        return steps_in(self._folder / "pair/metrics.jsonl")
+
+    def mark(self) -> Mark:
+        """How far it is now."""
+        used = sum(map(_used_s, tree(self._process.pid)))
+        return Mark(steps=self.steps, had_s=self._had_s, cpu_s=used)
+
+    def stop(self) -> None:
+        """Until its next turn."""
+        send(signal.SIGSTOP, tree(self._process.pid))
+
+    def turn(self) -> None:
+        """Goes on for a turn."""
+        began = time.monotonic()
+        send(signal.SIGCONT, tree(self._process.pid))
+        time.sleep(TURN_S)
+        self.stop()
+        self._had_s += time.monotonic() - began
+
+    def end(self) -> None:
+        """Kills all of its processes: what a run does at its end is not measured here."""
+        send(signal.SIGKILL, tree(self._process.pid))
+        self._process.wait()
+
+    def trackers_s(self) -> float:
+        """CPU seconds of the processes of its trackers so far."""
+        return sum(_used_s(pid) for pid in tree(self._process.pid) if _tracks(pid))
 
 
 class Reader:
     """Follows the page's events from a thread, as long as the run lasts; a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int) -> None:
         self.events = 0
+        self._port = port
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
@@ -104,7 +134,6 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join(10)
 
     def _follow(self) -> None:
         while not self._ended.wait(0.5):
@@ -112,7 +141,7 @@ class Reader:
                 self._read()
 
     def _read(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
             connection.request("GET", "/page/data/steps?run=0")
             mark = json.loads(connection.getresponse().read())["at"]
@@ -124,31 +153,35 @@ class Reader:
             connection.close()
 
 
-def measured(options: list[str], *, steps: int, read: bool) -> Cost:
-    """Raises SystemExit with what the run said if it failed."""
-    with tempfile.TemporaryDirectory() as folder:
+@contextmanager
+def running(options: Sequence[str], *, port: int) -> Iterator[Run]:
+    """A run of the demo whose services listen from this port on; it is killed at the end."""
+    learner, leases = f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"
+    addresses = {
+        "learner.http.port": port,
+        "learner.leases.address": leases,
+        "generator.http.port": port + 10,
+        "generator.join.learner": learner,
+        "reward-service.http.port": port + 20,
+        "env-service.http.port": port + 30,
+        "env-service.learner": leases,
+        "env-service.reward-urls": json.dumps([f"http://127.0.0.1:{port + 20}"]),
+    }
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, (Path(folder) / "log").open("wb") as log:
+        words = [word for name, value in addresses.items() for word in (f"--{name}", str(value))]
         command = [
             str(HERE / ".venv/bin/headway"), "up", RUN_FILE, "--run.name", "pair", "--run.directory", folder,
-            "--learner.steps", str(steps), "--learner.evaluation.tasks", "0", "--learner.evaluation.final-tasks", "0",
-            *options,
+            "--learner.steps", str(MOST_STEPS), "--learner.evaluation.tasks", "0",
+            "--learner.evaluation.final-tasks", "0", *words, *options,
         ]  # fmt: skip
-        before = _cpu_s()
-        with Reader() if read else nullcontext() as reader, _log(folder) as log:
-            run = subprocess.Popen(
-                command, cwd=HERE, stdout=log, stderr=subprocess.STDOUT, preexec_fn=parent_death_signal
-            )
-            meter = Meter(run.pid, Path(folder) / "pair/metrics.jsonl", first=FIRST_STEPS, last=steps - 2)
-            code = run.wait()
-        if code != 0:
-            raise SystemExit(f"headway up ended with {code}:\n{(Path(folder) / 'log').read_text()[-4000:]}")
-        steps_s, steps_cpu_s = meter.between()
-    return Cost(
-        steps_s=steps_s, steps_cpu_s=steps_cpu_s, cpu_s=_cpu_s() - before, events=0 if reader is None else reader.events
-    )
-
-
-def _log(folder: str) -> TextIO:
-    return (Path(folder) / "log").open("w", encoding="utf-8")
+        process = subprocess.Popen(
+            command, cwd=HERE, stdout=log, stderr=subprocess.STDOUT, preexec_fn=parent_death_signal
+        )
+        run = Run(process, Path(folder))
+        try:
+            yield run
+        finally:
+            run.end()
 
 
 def _used_s(pid: int) -> float:
@@ -159,62 +192,104 @@ def _used_s(pid: int) -> float:
     return 0.0
 
 
-def _cpu_s() -> float:
-    """Of all processes that have ended so far, with theirs: headway waits for every one of a run."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def _tracks(pid: int) -> bool:
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return b"learner.reports.trackers" in words or words[0].endswith(b"wandb-core")
+    return False
 
 
-def pair(*, steps: int, trackers: list[str], watched_first: bool) -> tuple[Cost, Cost]:
-    """The watched run and the other one."""
+@dataclass(frozen=True)
+class Found:
+    """Of one start: each pair's watched and unwatched cost; CPU seconds of the trackers' processes before, and events
+    that the page's reader was told of in a second of its run.
+    """
+
+    pairs: list[tuple[Cost, Cost]]
+    trackers_start_s: float
+    events_per_s: float
+
+
+def measured(*, pairs: int, seconds: float, trackers: list[str], watched_first: bool) -> Found:
+    """Both runs from one start."""
     options = [word for name in trackers for word in TRACKERS[name]]
-    if watched_first:
-        watched = measured(options, steps=steps, read=True)
-        return watched, measured(UNWATCHED, steps=steps, read=False)
-    unwatched = measured(UNWATCHED, steps=steps, read=False)
-    return measured(options, steps=steps, read=True), unwatched
+    with ExitStack() as stack:
+        watched = stack.enter_context(running(options, port=WATCHED_PORT))
+        reader = stack.enter_context(Reader(WATCHED_PORT))
+        other = stack.enter_context(running(UNWATCHED, port=UNWATCHED_PORT))
+        while min(watched.steps, other.steps) < 1:
+            time.sleep(_LOOK_EVERY_S)
+        turns = (watched, other) if watched_first else (other, watched)
+        for run in turns:
+            run.stop()
+        while min(watched.steps, other.steps) < FIRST_STEPS:
+            for run in turns:
+                run.turn()
+        begun, marks = (watched.trackers_s(), reader.events, watched.mark().had_s), [(watched.mark(), other.mark())]
+        for number in range(pairs):
+            for _ in range(round(seconds / TURN_S)):
+                for run in turns:
+                    run.turn()
+            marks.append((watched.mark(), other.mark()))
+            print(f"{number + 1}: {_costs(*marks[-2:])}", flush=True)
+        told = (reader.events - begun[1]) / (watched.mark().had_s - begun[2])
+    found = [_costs(before, after) for before, after in pairwise(marks)]
+    return Found(pairs=found, trackers_start_s=begun[0], events_per_s=told)
 
 
-def table(pairs: list[tuple[Cost, Cost]], *, steps: int, trackers: list[str]) -> str:
+def _costs(before: tuple[Mark, Mark], after: tuple[Mark, Mark]) -> tuple[Cost, Cost]:
+    return before[0].until(after[0]), before[1].until(after[1])
+
+
+def table(found: Sequence[Found], *, command: str) -> str:
     """The results as Markdown."""
+    pairs = [pair for each in found for pair in each.pairs]
     lines = [
         "# What it costs to be watched",
         "",
-        f"`python -m benchmarks.watch_cost --pairs {len(pairs)} --steps {steps} --trackers {','.join(trackers)}`: the",
-        "demo with its page followed, trajectories kept and trackers on, against without, in turn.",
+        f"`{command}`: the demo with its page followed,",
+        "trajectories kept and trackers on, against without, in turns of some seconds.",
         "",
-        "| seconds | watched (median) | not watched (median) | ratio: median | smallest | largest | mean ± error |",
+        "| ms | watched (median) | not watched (median) | ratio: median | smallest | largest | mean ± error |",
         "|---|---|---|---|---|---|---|",
     ]
     for label, name in MEASURES.items():
-        watched = [getattr(one, name) for one, _ in pairs]
-        other = [getattr(one, name) for _, one in pairs]
+        watched = [1e3 * getattr(one, name) for one, _ in pairs]
+        other = [1e3 * getattr(one, name) for _, one in pairs]
         ratios = [mine / theirs for mine, theirs in zip(watched, other, strict=True)]
         error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
         lines.append(
             f"| {label} | {statistics.median(watched):.1f} | {statistics.median(other):.1f} | "
-            f"{statistics.median(ratios):.3f} | {min(ratios):.3f} | {max(ratios):.3f} | "
+            f"**{statistics.median(ratios):.3f}** | {min(ratios):.3f} | {max(ratios):.3f} | "
             f"{statistics.mean(ratios):.3f} ± {error:.3f} |"
         )
-    events = statistics.median(one.events for one, _ in pairs)
-    return "\n".join([*lines, "", f"The reader was told of {events:.0f} events a run. {described_machine()}.", ""])
+    start_s = statistics.mean(each.trackers_start_s for each in found)
+    events = statistics.mean(each.events_per_s for each in found)
+    words = (
+        f"Until the first pair the trackers' processes took {start_s:.1f} s of CPU; the reader was told of {events:.1f}"
+    )
+    return "\n".join([*lines, "", words, f"events a second. {described_machine()}.", ""])
 
 
 def main() -> None:
-    """Runs the pairs, and writes the table after each."""
+    """Runs them, and writes the table after each start."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.watch_cost", description=__doc__)
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=270)
+    parser.add_argument("--pairs", type=int, default=10, help="in all; %(default)s")
+    parser.add_argument("--starts", type=int, default=2, help="the pairs are divided among them; %(default)s")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each run in a pair; %(default)s")
     parser.add_argument("--trackers", default="tensorboard", help=f"of {', '.join(TRACKERS)}, with commas between")
     parser.add_argument("--output", type=Path, default=RESULT)
     given = parser.parse_args()
     trackers = [name for name in given.trackers.split(",") if name]
-    pairs: list[tuple[Cost, Cost]] = []
-    for number in range(given.pairs):
-        began = time.monotonic()
-        pairs.append(pair(steps=given.steps, trackers=trackers, watched_first=bool(number % 2)))
-        print(f"{number + 1}: {pairs[-1][0]} against {pairs[-1][1]}, {time.monotonic() - began:.0f} s", flush=True)
-        given.output.write_text(table(pairs, steps=given.steps, trackers=trackers), encoding="utf-8")
+    command = (
+        f"python -m benchmarks.watch_cost --pairs {given.pairs} --starts {given.starts} --seconds {given.seconds:g} "
+        f"--trackers {given.trackers}"
+    )
+    found: list[Found] = []
+    for start in range(given.starts):
+        share = given.pairs // given.starts + (start < given.pairs % given.starts)
+        found.append(measured(pairs=share, seconds=given.seconds, trackers=trackers, watched_first=bool(start % 2)))
+        given.output.write_text(table(found, command=command), encoding="utf-8")
 
 
 if __name__ == "__main__":

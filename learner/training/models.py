@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from learner.algorithms.presets.preset import Carried, Passes, Preset, ScoredBatch
+from learner.algorithms.presets.preset import Carried, LossTokens, Passes, Preset, ScoredBatch
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
 from learner.training.engine import Engine
@@ -25,7 +25,14 @@ from learner.training.packing import Microbatch
 from learner.training.policy import LogprobSettings, PolicyModel, add_adapters, load_causal_lm, torch_dtype
 from learner.training.ranks import summed_over_ranks
 from learner.training.reference import Reference, open_reference
-from learner.training.score_model import Critic, CriticHead, ScoreModel, load_score_model
+from learner.training.score_model import (
+    Critic,
+    CriticHead,
+    CriticTargets,
+    ScoreModel,
+    load_score_model,
+    value_measures,
+)
 
 Score = Callable[[Microbatch], Tensor]
 """A number for each of the microbatch's N targets, [N]."""
@@ -77,6 +84,11 @@ class Credit:
     def kept_lengths(self, batch: FlatBatch) -> NDArray[np.int64]:
         """How many tokens of each sequence take part in the loss, [S]."""
         return np.add.reduceat(self.kept.numpy().astype(np.int64), batch.starts)
+
+    def moving_lengths(self, batch: FlatBatch) -> NDArray[np.int64]:
+        """How many of these have an advantage, [S]; one that is not a number is one."""
+        moving = self.kept & (self.advantages != 0)
+        return np.add.reduceat(moving.numpy().astype(np.int64), batch.starts)
 
 
 def score(batch: FlatBatch, microbatches: Sequence[Microbatch], *, scorers: Scorers, passes: Passes) -> TokenScores:
@@ -167,6 +179,75 @@ def _scored(batch: FlatBatch, scores: TokenScores, trained: Tensor) -> ScoredBat
         values=of_trained(scores.values),
         mismatched=torch.from_numpy(batch.mismatched[firsts]),
     )
+
+
+@dataclass(frozen=True)
+class StepData:
+    """What all updates of a step draw on; arrays over the batch's N tokens or S sequences."""
+
+    batch: FlatBatch
+    scores: TokenScores
+    credit: Credit
+    sequence_weights: NDArray[np.float64]
+    """[S]: the weight of each kept token of a sequence in its update's loss."""
+    moving_lengths: NDArray[np.int64]
+    """[S]: how many of a sequence's kept tokens have an advantage."""
+    critic_targets: CriticTargets | None
+    good_weights: NDArray[np.float64] | None
+    """[S]: the same among good sequences alone; None where the algorithm asks for none."""
+
+
+def loss_tokens(data: StepData, microbatch: Microbatch, *, logprobs: Tensor, entropy: Tensor | None) -> LossTokens:
+    """The microbatch as a loss sees it, from what the model gives for it."""
+    device, members, places, pairs = logprobs.device, microbatch.members, microbatch.places, microbatch.pairs
+    scores = data.scores
+
+    def at_tokens(values: Tensor) -> Tensor:
+        return values[places].to(device)
+
+    sequence_weights = torch.from_numpy(data.sequence_weights).float()[members].to(device)
+    good_weights = None
+    if data.good_weights is not None:
+        good_weights = torch.from_numpy(data.good_weights).float()[members].to(device)[microbatch.sequences]
+    proximal, reference = scores.proximal_logprobs, scores.reference_logprobs
+    return LossTokens(
+        policy_logprobs=logprobs,
+        proximal_logprobs=logprobs.detach() if proximal is None else at_tokens(proximal),
+        behavior_logprobs=microbatch.behavior_logprobs,
+        advantages=at_tokens(data.credit.advantages),
+        lags=microbatch.lags,
+        weights=sequence_weights[microbatch.sequences] * at_tokens(data.credit.kept),
+        good_weights=None if good_weights is None else good_weights * at_tokens(data.credit.kept),
+        sequences=microbatch.sequences,
+        sequence_weights=sequence_weights,
+        labels=torch.from_numpy(data.batch.labels)[members].to(device),
+        pairs=pairs,
+        margins=torch.from_numpy(data.batch.margins).float()[members].to(device)[pairs[:, 0]],
+        reference_logprobs=None if reference is None else at_tokens(reference),
+        entropy=entropy,
+        correction_scale=data.credit.correction_scale,
+    )
+
+
+def critic_targets(
+    batch: FlatBatch, scores: TokenScores, made: Credit, weights: NDArray[np.float64]
+) -> CriticTargets | None:
+    """What a critic is to learn from the step; None if there is none."""
+    if made.returns is None or scores.values is None:
+        return None
+    owners = torch.from_numpy(batch.owners)
+    of_tokens = torch.from_numpy(weights).float()[owners] * made.kept
+    return CriticTargets(old_values=scores.values, returns=made.returns, weights=of_tokens)
+
+
+def critic_measures(data: StepData, losses: Sequence[float]) -> dict[str, float]:
+    """What its updates, of these losses, say of it."""
+    targets = data.critic_targets
+    if targets is None or not losses:
+        return {}
+    trained = torch.from_numpy(data.batch.loss_mask)
+    measures = value_measures(values=targets.old_values[trained], returns=targets.returns[trained])
+    return {"value_loss": sum(losses) / len(losses), **measures}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -265,3 +265,12 @@ def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np
     """start, start + 1, ... of each range, end to end."""
     offsets = np.cumsum(lengths) - lengths
     return np.asarray(np.repeat(starts - offsets, lengths) + np.arange(int(lengths.sum())), dtype=np.int64)
+
+
+def slices_of(batch: FlatBatch, *, updates: int) -> list[NDArray[np.int64]]:
+    """The sequences of each update: all of a trajectory, and the two of a pair, are in the same one. What is only
+    measured is in none.
+    """
+    paired = bool((batch.pairs >= 0).all())
+    units = np.unique(batch.trajectories[~batch.mismatched]).reshape(-1, 2 if paired else 1)
+    return [np.flatnonzero(np.isin(batch.trajectories, part)) for part in np.array_split(units, updates) if len(part)]

@@ -7,7 +7,9 @@ With one update per step the learner's policy at the step's start is the policy 
 are those of the same forward pass, and the anchor of later epochs. When an epoch makes several, a pass without gradient
 records them before the first one.
 
-Measures are sums over the trained tokens of this rank, then means over those of all ranks.
+Where the loss has no gradient without an advantage, sequences that have none, such as a group's whose rewards are all
+equal, are measured once and left out of the updates: that changes no gradient, and most of what good policies sample is
+like that. Measures are sums over the trained tokens of this rank, then means over those of all ranks.
 """
 
 from __future__ import annotations
@@ -23,14 +25,24 @@ from torch import Tensor
 
 from learner.algorithms import ratios
 from learner.algorithms.policy_loss import once_for_each
-from learner.algorithms.presets.preset import Carried, LossTokens, Mean, Passes, Preset
+from learner.algorithms.presets.preset import Carried, Loss, LossTokens, Mean, Passes, Preset
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
 from learner.training.engine import learning_rate
-from learner.training.models import Credit, Models, TokenScores, TokenValues, credit, score, token_values
-from learner.training.packing import Microbatch, pack, plan, shared_prefixes
+from learner.training.models import (
+    Models,
+    StepData,
+    TokenValues,
+    credit,
+    critic_measures,
+    critic_targets,
+    loss_tokens,
+    score,
+    token_values,
+)
+from learner.training.packing import Microbatch, pack, plan, shared_prefixes, slices_of
 from learner.training.ranks import Ranks, any_rank, summed_over_ranks
-from learner.training.score_model import Critic, CriticHead, CriticTargets, freezes_policy, value_measures
+from learner.training.score_model import Critic, CriticHead, freezes_policy
 
 
 @dataclass(frozen=True)
@@ -161,24 +173,20 @@ class TrainingStopped(Exception):
 
 
 @dataclass(frozen=True)
-class _Data:
-    """What all updates of a step draw on; arrays over the batch's N tokens or S sequences."""
+class _Row:
+    """An update's sequences, and this rank's microbatches of them: what is `learned` from, and what is `idle`."""
 
-    batch: FlatBatch
-    scores: TokenScores
-    credit: Credit
-    sequence_weights: NDArray[np.float64]
-    """[S]: the weight of each kept token of a sequence in its update's loss."""
-    critic_targets: CriticTargets | None
-    good_weights: NDArray[np.float64] | None
-    """[S]: the same among good sequences alone; None where the algorithm asks for none."""
+    sequences: NDArray[np.int64]
+    learned: Sequence[Microbatch]
+    idle: Sequence[Microbatch] = ()
 
 
 @dataclass(frozen=True)
 class _Update:
-    """What an update did on this rank."""
+    """What an update did on this rank. `records` are of all its microbatches, those of the `idle` ones included."""
 
     records: tuple[MicrobatchRecord, ...]
+    idle: tuple[MicrobatchRecord, ...]
     grad_norm: float
     value_loss: float | None
     forward_backward_s: float
@@ -218,10 +226,11 @@ class Step:
     def run(self, batch: FlatBatch, *, first_update: int) -> StepMetrics:
         """Trains on `batch`; its first update is number `first_update` of the schedule. Raises TrainingStopped."""
         started, skipped_before = time.perf_counter(), self._models.skipped
-        slices = _slices(batch, updates=self._config.updates_per_step)
-        rows = [self._microbatches(batch, part) for part in slices]
+        slices = slices_of(batch, updates=self._config.updates_per_step)
+        rows = [self._row(batch, part) for part in slices]
         measured = self._microbatches(batch, only) if len(only := np.flatnonzero(batch.mismatched)) else []
-        data = self._data(batch, slices, [*(microbatch for row in rows for microbatch in row), *measured])
+        data = self._data(batch, slices, [*(microbatch for row in rows for microbatch in row.learned), *measured])
+        rows = [self._without_idle(data, row) for row in rows]
         scoring_s = time.perf_counter() - started
         frozen = self._models.critic is not None and freezes_policy(self._config, first_update=first_update)
         rows *= self._config.epochs_per_step
@@ -229,13 +238,14 @@ class Step:
         rates = [0.0 if frozen else learning_rate(self._config.optimizer, update=number) for number in numbers]
         updates: list[_Update] = []
         for row, rate, number in zip(rows, rates, numbers, strict=True):
-            updates.append(self._update(data, row, rate, number=number))
+            known = updates[(number - first_update) % len(slices)].idle if len(updates) >= len(slices) else None
+            updates.append(self._update(data, row, rate, number=number, idle=known))
             if number == first_update and len(slices) == 1 < len(rows) and self._preset.samples_policy:
                 found = [(record.microbatch.places, record.proximal_logprobs) for record in updates[0].records]
                 data = replace(data, scores=data.scores.anchored(found, tokens=len(batch.token_ids)))
-        critic_losses = self._train_critic(data, rows, first_update=first_update)
+        critic_losses = self._train_critic(data, [row.learned for row in rows], first_update=first_update)
         critic_losses += [update.value_loss for update in updates if update.value_loss is not None]
-        measures = {**data.credit.means, **_critic_measures(data, critic_losses)}
+        measures = {**data.credit.means, **critic_measures(data, critic_losses)}
         means = token_means(
             [record for update in updates for record in update.records],
             updates=len(updates),
@@ -258,7 +268,7 @@ class Step:
             tokens=int(batch.lengths.sum()),
             trained_tokens=int(data.credit.kept.sum()),
             sequences=sum(map(len, slices)),
-            microbatches=sum(map(len, rows)) * self._ranks.count,
+            microbatches=sum(len(row.learned) for row in rows) * self._ranks.count,
             updates=len(updates),
             forward_backward_s=scoring_s + sum(update.forward_backward_s for update in updates),
             optimizer_s=sum(update.optimizer_s for update in updates),
@@ -275,12 +285,25 @@ class Step:
         assert found is not None, "the pass was asked for"
         return found.numpy()
 
-    def _train_critic(self, data: _Data, rows: Sequence[Sequence[Microbatch]], *, first_update: int) -> list[float]:
+    def _train_critic(self, data: StepData, rows: Sequence[Sequence[Microbatch]], *, first_update: int) -> list[float]:
         """Of a critic with a model of its own: the loss of each of its updates."""
         critic, targets = self._models.critic, data.critic_targets
         if not isinstance(critic, Critic) or targets is None:
             return []
         return [critic.update(row, targets, number=first_update + index) for index, row in enumerate(rows)]
+
+    def _row(self, batch: FlatBatch, sequences: NDArray[np.int64]) -> _Row:
+        return _Row(sequences=sequences, learned=self._microbatches(batch, sequences))
+
+    def _without_idle(self, data: StepData, row: _Row) -> _Row:
+        """The same, where what has no gradient is idle. An update is never left without anything."""
+        if not self._preset.rests_on_advantages or self._models.critic is not None:
+            return row
+        moves = data.moving_lengths[row.sequences] > 0
+        if moves.all() or not moves.any():
+            return row
+        learned, idle = row.sequences[moves], row.sequences[~moves]
+        return replace(row, learned=self._microbatches(data.batch, learned), idle=self._microbatches(data.batch, idle))
 
     def _microbatches(self, batch: FlatBatch, sequences: NDArray[np.int64]) -> list[Microbatch]:
         """This rank's share of an update."""
@@ -295,7 +318,9 @@ class Step:
         rows = (sequences[row] for row in shares[self._ranks.rank])
         return [pack(batch, row, prefixes=prefixes).to(self._ranks.device) for row in rows]
 
-    def _data(self, batch: FlatBatch, slices: Sequence[NDArray[np.int64]], microbatches: Sequence[Microbatch]) -> _Data:
+    def _data(
+        self, batch: FlatBatch, slices: Sequence[NDArray[np.int64]], microbatches: Sequence[Microbatch]
+    ) -> StepData:
         """The passes, the advantages, and the weights, which count an update's kept tokens on all ranks."""
         scores = score(batch, microbatches, scorers=self._models.scorers, passes=self._passes(slices))
         made = credit(batch, scores, preset=self._preset, carried=self.carried)
@@ -304,12 +329,13 @@ class Step:
         if self._preset.good_reward is not None:
             good = self._weights(lengths * (batch.rewards >= self._preset.good_reward), batch.trajectories, slices)
         weights = self._weights(lengths, batch.trajectories, slices)
-        return _Data(
+        return StepData(
             batch=batch,
             scores=scores,
             credit=made,
             sequence_weights=weights,
-            critic_targets=_critic_targets(batch, scores, made, weights),
+            moving_lengths=made.moving_lengths(batch),
+            critic_targets=critic_targets(batch, scores, made, weights),
             good_weights=good,
         )
 
@@ -328,50 +354,61 @@ class Step:
         passes = self._preset.passes
         return replace(passes, proximal=True) if len(slices) > 1 and self._preset.samples_policy else passes
 
-    def _update(self, data: _Data, microbatches: Sequence[Microbatch], rate: float, *, number: int) -> _Update:
+    def _update(
+        self, data: StepData, row: _Row, rate: float, *, number: int, idle: tuple[MicrobatchRecord, ...] | None
+    ) -> _Update:
+        """`idle` are the records of what is idle, if an epoch before has made them."""
         started = time.perf_counter()
+        if idle is None:
+            idle = tuple(self._measure(data, microbatch) for microbatch in row.idle)
         records = []
-        for index, microbatch in enumerate(microbatches, start=1):
-            self._reached(f"update {number}, microbatch {index} of {len(microbatches)}")
-            if any_rank(self._should_stop()):
-                self._discard_gradients()
-                raise TrainingStopped
-            records.append(self._accumulate(data, microbatch, last=index == len(microbatches)))
+        for index, microbatch in enumerate(row.learned, start=1):
+            self._reached(f"update {number}, microbatch {index} of {len(row.learned)}")
+            self._stop_if_asked()
+            records.append(self._accumulate(data, microbatch, last=index == len(row.learned)))
         middle = time.perf_counter()
         norm = self._engine.update(learning_rate=rate)
         critic = self._models.critic
         return _Update(
-            records=tuple(records),
+            records=(*records, *idle),
+            idle=idle,
             grad_norm=norm,
             value_loss=critic.update(number=number) if isinstance(critic, CriticHead) else None,
             forward_backward_s=middle - started,
             optimizer_s=time.perf_counter() - middle,
         )
 
+    def _stop_if_asked(self) -> None:
+        if any_rank(self._should_stop()):
+            self._discard_gradients()
+            raise TrainingStopped
+
+    def _measure(self, data: StepData, microbatch: Microbatch) -> MicrobatchRecord:
+        """What `_accumulate` says of it, without a gradient."""
+        self._stop_if_asked()
+        with torch.no_grad():
+            logprobs, entropy, *_ = self._engine.forward(microbatch)
+            tokens = loss_tokens(data, microbatch, logprobs=logprobs, entropy=entropy)
+            return _record(self._preset.loss(tokens), tokens, microbatch)
+
     def _discard_gradients(self) -> None:
         self._engine.discard_gradients()
         if isinstance(self._models.critic, CriticHead):
             self._models.critic.discard_gradients()
 
-    def _accumulate(self, data: _Data, microbatch: Microbatch, *, last: bool) -> MicrobatchRecord:
+    def _accumulate(self, data: StepData, microbatch: Microbatch, *, last: bool) -> MicrobatchRecord:
         microbatch, of_teacher = self._with_candidates(data, microbatch)
         logprobs, entropy, candidates, states = self._engine.forward(microbatch)
-        tokens = _loss_tokens(data, microbatch, logprobs=logprobs, entropy=entropy)
+        tokens = loss_tokens(data, microbatch, logprobs=logprobs, entropy=entropy)
         tokens = replace(tokens, candidate_logprobs=candidates, teacher_logprobs=of_teacher)
         loss = self._preset.loss(tokens)
         below_head = self._learn_values(data, microbatch, states, last=last)
         self._engine.backward(loss.total if below_head is None else loss.total + below_head, last=last)
-        return MicrobatchRecord(
-            loss=loss.total.detach(),
-            proximal_logprobs=tokens.proximal_logprobs,
-            entropy=None if entropy is None else entropy.detach(),
-            clipped=loss.clipped,
-            corrected=loss.corrected,
-            means=loss.means,
-            microbatch=microbatch,
-        )
+        return _record(loss, tokens, microbatch)
 
-    def _learn_values(self, data: _Data, microbatch: Microbatch, states: Tensor | None, *, last: bool) -> Tensor | None:
+    def _learn_values(
+        self, data: StepData, microbatch: Microbatch, states: Tensor | None, *, last: bool
+    ) -> Tensor | None:
         """Of a critic on the policy's own layers: what goes into the policy's loss."""
         critic, targets = self._models.critic, data.critic_targets
         if not isinstance(critic, CriticHead) or targets is None:
@@ -379,7 +416,7 @@ class Step:
         assert states is not None, "the policy was told to give its states"
         return critic.learn(states, microbatch, targets, last=last)
 
-    def _with_candidates(self, data: _Data, microbatch: Microbatch) -> tuple[Microbatch, Tensor | None]:
+    def _with_candidates(self, data: StepData, microbatch: Microbatch) -> tuple[Microbatch, Tensor | None]:
         """The microbatch with a teacher's candidates, and their logprobs [N, C]: from the data, or from the teacher."""
         if microbatch.candidates is not None:
             logprobs = data.batch.candidate_logprobs.reshape(len(data.batch.token_ids), -1)
@@ -390,60 +427,13 @@ class Step:
         return replace(microbatch, candidates=token_ids), known
 
 
-def _critic_targets(
-    batch: FlatBatch, scores: TokenScores, made: Credit, weights: NDArray[np.float64]
-) -> CriticTargets | None:
-    if made.returns is None or scores.values is None:
-        return None
-    owners = torch.from_numpy(batch.owners)
-    of_tokens = torch.from_numpy(weights).float()[owners] * made.kept
-    return CriticTargets(old_values=scores.values, returns=made.returns, weights=of_tokens)
-
-
-def _critic_measures(data: _Data, losses: Sequence[float]) -> dict[str, float]:
-    targets = data.critic_targets
-    if targets is None or not losses:
-        return {}
-    trained = torch.from_numpy(data.batch.loss_mask)
-    measures = value_measures(values=targets.old_values[trained], returns=targets.returns[trained])
-    return {"value_loss": sum(losses) / len(losses), **measures}
-
-
-def _slices(batch: FlatBatch, *, updates: int) -> list[NDArray[np.int64]]:
-    """The sequences of each update: all of a trajectory, and the two of a pair, are in the same one. What is only
-    measured is in none.
-    """
-    paired = bool((batch.pairs >= 0).all())
-    units = np.unique(batch.trajectories[~batch.mismatched]).reshape(-1, 2 if paired else 1)
-    return [np.flatnonzero(np.isin(batch.trajectories, part)) for part in np.array_split(units, updates) if len(part)]
-
-
-def _loss_tokens(data: _Data, microbatch: Microbatch, *, logprobs: Tensor, entropy: Tensor | None) -> LossTokens:
-    device, members, places, pairs = logprobs.device, microbatch.members, microbatch.places, microbatch.pairs
-    scores = data.scores
-
-    def at_tokens(values: Tensor) -> Tensor:
-        return values[places].to(device)
-
-    sequence_weights = torch.from_numpy(data.sequence_weights).float()[members].to(device)
-    good_weights = None
-    if data.good_weights is not None:
-        good_weights = torch.from_numpy(data.good_weights).float()[members].to(device)[microbatch.sequences]
-    proximal, reference = scores.proximal_logprobs, scores.reference_logprobs
-    return LossTokens(
-        policy_logprobs=logprobs,
-        proximal_logprobs=logprobs.detach() if proximal is None else at_tokens(proximal),
-        behavior_logprobs=microbatch.behavior_logprobs,
-        advantages=at_tokens(data.credit.advantages),
-        lags=microbatch.lags,
-        weights=sequence_weights[microbatch.sequences] * at_tokens(data.credit.kept),
-        good_weights=None if good_weights is None else good_weights * at_tokens(data.credit.kept),
-        sequences=microbatch.sequences,
-        sequence_weights=sequence_weights,
-        labels=torch.from_numpy(data.batch.labels)[members].to(device),
-        pairs=pairs,
-        margins=torch.from_numpy(data.batch.margins).float()[members].to(device)[pairs[:, 0]],
-        reference_logprobs=None if reference is None else at_tokens(reference),
-        entropy=entropy,
-        correction_scale=data.credit.correction_scale,
+def _record(loss: Loss, tokens: LossTokens, microbatch: Microbatch) -> MicrobatchRecord:
+    return MicrobatchRecord(
+        loss=loss.total.detach(),
+        proximal_logprobs=tokens.proximal_logprobs,
+        entropy=None if tokens.entropy is None else tokens.entropy.detach(),
+        clipped=loss.clipped,
+        corrected=loss.corrected,
+        means=loss.means,
+        microbatch=microbatch,
     )

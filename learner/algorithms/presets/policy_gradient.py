@@ -53,14 +53,17 @@ def policy_gradient(
     loss: TokenLoss,
     passes: Passes = NO_PASSES,
     to_behavior: bool = False,
+    pulls: bool = False,
 ) -> Preset:
     """The preset `name`. `passes` are those that the estimator needs; correction and KL add their own.
 
-    `to_behavior`: the loss takes the ratio to the behavior policy, which moves with the first update already.
+    `to_behavior`: the loss takes the ratio to the behavior policy, which moves with the first update already. `pulls`:
+    it has a gradient where the advantage is 0, too.
     """
     correction = config if isinstance(config, CorrectionKnobs) and config.corrects else None
     needs_proximal = correction is not None and (_drops(correction) or correction.self_normalise)
     positive = config if isinstance(config, PositiveKnobs) and config.positive_nll else None
+    kl_in_loss = config.kl_coefficient > 0 and not config.kl_is_in_reward
 
     def whole_loss(tokens: LossTokens) -> Loss:
         made = _loss(config, correction, loss, tokens)
@@ -84,6 +87,7 @@ def policy_gradient(
         entropy_gradient=config.entropy_coefficient != 0,
         turn_discounts=isinstance(config, RewardKnobs) and config.turn_discount < 1,
         good_reward=None if positive is None else positive.positive_reward,
+        rests_on_advantages=not (pulls or kl_in_loss or config.entropy_coefficient != 0 or positive is not None),
     )
 
 

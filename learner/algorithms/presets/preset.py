@@ -162,6 +162,7 @@ class Preset:
     turn's is in `ScoredBatch.turn_rewards`; with `turn_discounts` so is that of each turn that has one. A sampled
     trajectory of at least `good_reward` is a good one, whose tokens have `LossTokens.good_weights`: `weights` of the
     good ones alone.
+    `rests_on_advantages`: a token of advantage 0 has no gradient.
     `value_clip` is for the critic's loss; `candidates`: how many tokens a local teacher is asked for at each position.
     """
 
@@ -180,6 +181,7 @@ class Preset:
     turn_rewards: bool = False
     turn_discounts: bool = False
     good_reward: float | None = None
+    rests_on_advantages: bool = False
     value_clip: float | None = None
     candidates: int = 0
 

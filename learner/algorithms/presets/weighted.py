@@ -87,13 +87,13 @@ def topr(config: ToprConfig) -> Preset:
 
 def kimi(config: KimiConfig) -> Preset:
     """Group advantages and a squared pull towards the proximal policy."""
-    return _of_group(config, _to_proximal(partial(policy_loss.kimi, tau=config.tau)))
+    return _of_group(config, _to_proximal(partial(policy_loss.kimi, tau=config.tau)), pulls=True)
 
 
 def dppo(config: DppoConfig) -> Preset:
     """Group advantages; a token's gradient stops where its probability has moved too far."""
     loss = partial(policy_loss.dppo, delta_low=config.delta_low, delta_high=config.delta_high, kappa=config.kappa)
-    return _of_group(config, _to_behavior(loss), to_behavior=True)
+    return _of_group(config, _to_behavior(loss), to_behavior=True, pulls=True)
 
 
 def reinforce(config: ReinforceConfig) -> Preset:
@@ -135,8 +135,10 @@ def opd(config: OpdConfig) -> Preset:
     )
 
 
-def _of_group(config: GroupConfig, loss: TokenLoss, *, to_behavior: bool = False) -> Preset:
-    return policy_gradient(config, name=config.type, estimator=group_level(config), loss=loss, to_behavior=to_behavior)
+def _of_group(config: GroupConfig, loss: TokenLoss, *, to_behavior: bool = False, pulls: bool = False) -> Preset:
+    return policy_gradient(
+        config, name=config.type, estimator=group_level(config), loss=loss, to_behavior=to_behavior, pulls=pulls
+    )
 
 
 def _to_proximal(loss: _ToProximal) -> TokenLoss:

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from learner.algorithms.config import AlgorithmConfig
-from learner.algorithms.presets.preset import LossTokens, Preset, ScoredBatch
+from learner.algorithms.presets.preset import Advantages, LossTokens, Preset, ScoredBatch
 from learner.algorithms.presets.registry import AlgorithmNotFound, build_preset
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
@@ -59,11 +59,14 @@ def good_weights(preset: Preset, rewards: Tensor, kept: Tensor) -> Tensor:
     return torch.from_numpy(preset.weights(good.numpy().astype(np.int64)))
 
 
-def loss_of(preset: Preset, draw: Draw, logits: Tensor, *, reference: Tensor, teacher: Tensor) -> Tensor:
-    """What the trainer computes for a step of one update, in one microbatch."""
+def loss_of(
+    preset: Preset, draw: Draw, logits: Tensor, *, reference: Tensor, teacher: Tensor, start: Tensor | None = None
+) -> Tensor:
+    """What the trainer computes for an update in one microbatch: a step's only one, or one after its `start`."""
     chosen = selected(preset, draw)
     actions, count = draw.actions[chosen], len(chosen)
     policy = torch.log_softmax(logits, dim=0)[actions]
+    proximal = policy.detach() if start is None else torch.log_softmax(start, dim=0)[actions]
     scored = ScoredBatch(
         rewards=draw.rewards[chosen],
         groups=draw.groups[chosen],
@@ -75,7 +78,7 @@ def loss_of(preset: Preset, draw: Draw, logits: Tensor, *, reference: Tensor, te
         turn_states=draw.groups[chosen],
         lags=torch.zeros(count, dtype=torch.int64),
         behavior_logprobs=draw.behavior[chosen],
-        proximal_logprobs=policy.detach(),
+        proximal_logprobs=proximal,
         reference_logprobs=torch.log_softmax(reference, dim=0)[actions],
         teacher_logprobs=torch.log_softmax(teacher, dim=0)[actions],
         values=torch.zeros(count, dtype=torch.float64),
@@ -86,7 +89,7 @@ def loss_of(preset: Preset, draw: Draw, logits: Tensor, *, reference: Tensor, te
     return preset.loss(
         LossTokens(
             policy_logprobs=policy,
-            proximal_logprobs=policy.detach(),
+            proximal_logprobs=proximal,
             behavior_logprobs=draw.behavior[chosen],
             advantages=torch.zeros(count, dtype=torch.float64) if made is None else made.advantages,
             lags=torch.zeros(count, dtype=torch.int64),
@@ -137,6 +140,24 @@ STREAMED = [
     ("best_of_k", {}),
     ("opd", {}),
 ]
+
+
+@pytest.mark.parametrize(("algo", "knobs"), STREAMED, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_preset_knows_whether_its_loss_has_a_gradient_without_advantages(algo: str, knobs: dict[str, object]) -> None:
+    preset = preset_of(algo, **knobs)
+    without = preset if preset.advantages is None else replace(preset, advantages=lambda step: _none_of(preset, step))
+    logits = torch.linspace(-1.0, 1.0, ACTIONS, dtype=torch.float64).requires_grad_()
+    start = torch.flip(logits.detach(), (0,))
+    draw = drawn(start, torch.Generator().manual_seed(3))
+    loss = loss_of(without, draw, logits, reference=start, teacher=start, start=start)
+    (found,) = torch.autograd.grad(loss, logits)
+    assert bool((found == 0).all()) == preset.rests_on_advantages
+
+
+def _none_of(preset: Preset, batch: ScoredBatch) -> Advantages:
+    assert preset.advantages is not None
+    made = preset.advantages(batch)
+    return replace(made, advantages=torch.zeros_like(made.advantages))
 
 
 @pytest.mark.parametrize(("algo", "knobs"), STREAMED, ids=lambda value: value if isinstance(value, str) else "")

@@ -11,8 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from learner.algorithms.config import AlgorithmConfig, GrpoConfig, PpoConfig, SftConfig
+from learner.algorithms.presets.registry import build_preset
 from learner.training.batch import TrainSequence, flatten
 from learner.training.config import Dtype, OptimizerConfig, TrainingConfig
+from learner.training.models import Output
+from learner.training.packing import Microbatch
 from learner.training.policy import PolicyModel, WeightSnapshot
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.step import TrainingStopped
@@ -216,6 +219,72 @@ def test_every_epoch_has_the_policy_of_the_steps_start_as_its_anchor(
     assert metrics.clip_fraction > 0
     trained = np.concatenate([sequence.loss_mask for sequence in sequences])
     np.testing.assert_allclose(kept[trained], np.concatenate(before), atol=1e-5)
+
+
+@pytest.mark.parametrize(("updates", "epochs"), [(1, 1), (1, 3), (2, 1), (2, 2)])
+@pytest.mark.parametrize("mixed", [0, 1, 3, 5], ids=lambda groups: f"{groups} of 5 groups with different rewards")
+def test_what_has_no_advantage_is_measured_and_not_learned_from_and_nothing_else_changes(
+    tied_llama: Path, commands: CommandChannel, monkeypatch: pytest.MonkeyPatch, mixed: int, updates: int, epochs: int
+) -> None:
+    sequences = [
+        replace(one, group=index // 4, reward=one.reward if index // 4 < mixed else 0.5)
+        for index, one in enumerate(random_sequences(20))
+    ]
+    config = config_with(updates_per_step=updates, epochs_per_step=epochs)
+    found, tokens = [], []
+    for skips in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "learner.training.trainer.build_preset",
+                lambda algo, skips=skips: replace(build_preset(algo), rests_on_advantages=skips),
+            )
+            with trainer(tied_llama, commands, config=config, keeps_tokens=True) as made:
+                metrics = [made.train_step(sequences, version=step) for step in range(2)]
+                weights = {tensor.name: tensor.value.clone() for tensor in made.host_copy().tensors}
+                assert made.tokens is not None
+        found.append((metrics, weights))
+        tokens.append(made.tokens)
+    (one, weights), (other, expected) = found
+    for name, value in weights.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-5)
+    for step, whole in zip(one, other, strict=True):
+        assert step.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4, abs=1e-9)
+        assert step.loss == pytest.approx(whole.loss, abs=1e-5)
+        assert step.mismatch_kl == pytest.approx(whole.mismatch_kl, abs=1e-5)
+        assert step.importance_ratio_mean == pytest.approx(whole.importance_ratio_mean, abs=1e-4)
+        if epochs == 1:  # of later ones, what is measured once is as the first one found it
+            assert step.entropy == pytest.approx(whole.entropy, abs=1e-5)
+        assert (step.trained_tokens, step.sequences, step.updates) == (
+            (whole.trained_tokens, whole.sequences, whole.updates)
+        )
+    np.testing.assert_allclose(tokens[0].learner_logprobs, tokens[1].learner_logprobs, atol=1e-5)
+    np.testing.assert_allclose(tokens[0].entropies, tokens[1].entropies, atol=1e-5)
+
+
+def test_a_group_of_equal_rewards_costs_no_gradient(
+    tied_llama: Path, commands: CommandChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequences = [
+        replace(one, group=index // 4, reward=one.reward if index < 8 else 0.5)
+        for index, one in enumerate(random_sequences(20))
+    ]
+    learned, seen = [], [0]
+    with trainer(tied_llama, commands, config=config_with(epochs_per_step=2)) as made:
+        engine = made._models.engine
+        forward, backward = engine.forward, engine.backward
+
+        def counted_forward(microbatch: Microbatch) -> Output:
+            seen.append(len(microbatch.members))
+            return forward(microbatch)
+
+        def counted_backward(loss: torch.Tensor, *, last: bool) -> None:
+            learned.append(seen[-1])
+            backward(loss, last=last)
+
+        monkeypatch.setattr(engine, "forward", counted_forward)
+        monkeypatch.setattr(engine, "backward", counted_backward)
+        made.train_step(sequences, version=0)
+    assert sum(learned) == 2 * 8, "those of the two groups whose rewards differ, in each epoch"
 
 
 def test_the_penalty_towards_the_initial_model_changes_nothing_at_first_and_then_pulls_back(

@@ -34,6 +34,13 @@ def grouped(count: int) -> list[TrainSequence]:
     return [replace(sequence, group=index // 4) for index, sequence in enumerate(random_sequences(count))]
 
 
+def mostly_equal(count: int) -> list[TrainSequence]:
+    """In groups of four, of which only the first has different rewards: no update but one has anything to learn."""
+    return [
+        replace(sequence, reward=sequence.reward if index < 4 else 0.5) for index, sequence in enumerate(grouped(count))
+    ]
+
+
 def paired(count: int) -> list[TrainSequence]:
     return [
         replace(sequence, pair=index // 2, margin=0.1 * (index // 2))
@@ -54,6 +61,7 @@ CASES: tuple[tuple[dict[str, object], Callable[[int], list[TrainSequence]]], ...
     ({"type": "grpo", "self_normalise": True, "token_veto": 0.2, "advantage_scale": "batch"}, grouped),
     ({"type": "reinforce_pp", "divergence_limit": 0.01, **PENALISED}, grouped),
     ({"type": "rloo", "policy_loss": "sequence_clip", "correction": "geometric"}, grouped),
+    ({"type": "grpo"}, mostly_equal),
     ({"type": "gmpo"}, grouped),
     ({"type": "sapo"}, grouped),
     ({"type": "dpo", "loss": "bco"}, paired),
