@@ -2,7 +2,7 @@
 
     python -m benchmarks.lag_cost [--steps 300] [--seeds 1] [--only NAME ...]
 
-The real trainer with the demo's settings, and a plain sampler of the same weights in place of vLLM, env_service and
+The real trainer with the settings that the demo had (today its learning rate falls to 0), and a plain sampler of the same weights in place of vLLM, env_service and
 rewards. Batches wait in a queue, so that every token is exactly `lag` versions old when it is trained on: nothing here
 depends on how fast the machine is. Two runs at once, one thread each. Results go to benchmarks/results/lag_cost.md.
 """
@@ -233,7 +233,7 @@ def main() -> None:
         f"addition, {COMPLETIONS} completions a step in groups of {GROUP_SIZE}, {UPDATES}",
         f"updates in each of {EPOCHS} passes, learning rate 5e-4 falling to a tenth. {described_machine()}.",
         "",
-        f"| tokens' age, and what is not the demo's | mean reward of {WINDOW} steps before every 100th | "
+        f"| tokens' age, and what else differs | mean reward of {WINDOW} steps before every 100th | "
         f"steps to {GOAL} | held-out accuracy, mean | by seed |",
         "|---|---|---|---|---|",
     ]
