@@ -2,9 +2,10 @@
 
     python -m benchmarks.lag_cost [--steps 300] [--seeds 1] [--only NAME ...]
 
-The real trainer with the settings that the demo had (today its learning rate falls to 0), and a plain sampler of the same weights in place of vLLM, env_service and
-rewards. Batches wait in a queue, so that every token is exactly `lag` versions old when it is trained on: nothing here
-depends on how fast the machine is. Two runs at once, one thread each. Results go to benchmarks/results/lag_cost.md.
+The real trainer, and a plain sampler of the same weights in place of vLLM, env_service and rewards. The settings are
+the demo's, but that the learning rate falls to a tenth where nothing else is said. Batches wait in a queue, so that
+every token is exactly `lag` versions old when it is trained on: nothing here depends on how fast the machine is. Two
+runs at once, one thread each. Results go to benchmarks/results/lag_cost.md.
 """
 
 import argparse
