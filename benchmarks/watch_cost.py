@@ -1,14 +1,14 @@
 """What it costs a run to be watched: two runs of the demo, one with the page open and trackers on, one without.
 
-    python -m benchmarks.watch_cost [--pairs 10] [--starts 2] [--seconds 60] [--trackers tensorboard]
+    python -m benchmarks.watch_cost [--pairs 10] [--starts 2] [--steps 200] [--trackers tensorboard]
 
 Watched, a reader follows the page's stream of events as a browser does, trajectories are kept as they are by default,
 and the trackers write. Not watched, nobody reads, no trajectory is kept and there is no tracker. The browser itself is
 left out: it is the watcher's machine that runs it.
 
-Both runs live at once and have the machine to themselves by turns of a few seconds, in which all processes of the other
+Both runs live at once and have the machine to themselves by turns of some steps, in which all processes of the other
 one are stopped: a machine's speed changes by a tenth from one minute to the next, and so both meet the same. A pair is
-so many seconds of each; compared are the seconds of its turns, and the CPU seconds of all its processes, trackers' own
+so many steps of each; compared are the seconds of its turns, and the CPU seconds of all its processes, trackers' own
 included, that each of its steps took. Who begins changes with each start. What comes before the 101st step, such as the
 start of W&B, is not compared: it is told by itself, in CPU seconds. It needs the demo's model (`make demo` makes it),
 and a machine with nothing else on it.
@@ -47,10 +47,11 @@ FIRST_STEPS = 100
 """That are not measured: a run's beginning, and that of its trackers, whose start gets the CPU that is left."""
 MOST_STEPS = 100_000
 """No run comes that far: it is ended when it has been measured."""
-TURN_S = 3.0
+TURN_STEPS = 10
+_LONGEST_TURN_S = 300.0
 WATCHED_PORT, UNWATCHED_PORT = 7300, 7400
 MEASURES = {"of a step": "step_s", "of CPU of a step": "cpu_s"}
-_LOOK_EVERY_S = 0.05
+_LOOK_EVERY_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,8 @@ class Mark:
     cpu_s: float
 
     def until(self, later: "Mark") -> Cost:
-        """What a step took since. Raises SystemExit if there was none."""
+        """What a step took since."""
         steps = later.steps - self.steps
-        if steps == 0:
-            raise SystemExit(f"no step in {later.had_s - self.had_s:.0f} s: expected several; take more --seconds")
         return Cost(step_s=(later.had_s - self.had_s) / steps, cpu_s=(later.cpu_s - self.cpu_s) / steps)
 
 
@@ -83,6 +82,7 @@ class Run:
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self._process, self._folder = process, folder
         self._had_s = 0.0
+        self._looked_at, self._steps = 0, 0
 
     @property
     def steps(self) -> int:
@@ -90,7 +90,10 @@ class Run:
         if self._process.poll() is not None:
             said = (self._folder / "log").read_text(encoding="utf-8")[-4000:]
             raise SystemExit(f"headway up ended with {self._process.returncode}:\n{said}")
-        return steps_in(self._folder / "pair/metrics.jsonl")
+        metrics = self._folder / "pair/metrics.jsonl"
+        if metrics.exists() and (size := metrics.stat().st_size) != self._looked_at:
+            self._looked_at, self._steps = size, steps_in(metrics)
+        return self._steps
 
     def mark(self) -> Mark:
         """How far it is now."""
@@ -102,10 +105,13 @@ class Run:
         send(signal.SIGSTOP, tree(self._process.pid))
 
     def turn(self) -> None:
-        """Goes on for a turn."""
-        began = time.monotonic()
+        """Goes on for TURN_STEPS. Raises SystemExit if it does not come so far."""
+        began, last = time.monotonic(), self.steps + TURN_STEPS
         send(signal.SIGCONT, tree(self._process.pid))
-        time.sleep(TURN_S)
+        while self.steps < last:
+            time.sleep(_LOOK_EVERY_S)
+            if time.monotonic() - began > _LONGEST_TURN_S:
+                raise SystemExit(f"{TURN_STEPS} steps were not made in {_LONGEST_TURN_S:g} s, see {self._folder}")
         self.stop()
         self._had_s += time.monotonic() - began
 
@@ -210,7 +216,7 @@ class Found:
     events_per_s: float
 
 
-def measured(*, pairs: int, seconds: float, trackers: list[str], watched_first: bool) -> Found:
+def measured(*, pairs: int, steps: int, trackers: list[str], watched_first: bool) -> Found:
     """Both runs from one start."""
     options = [word for name in trackers for word in TRACKERS[name]]
     with ExitStack() as stack:
@@ -227,7 +233,7 @@ def measured(*, pairs: int, seconds: float, trackers: list[str], watched_first: 
                 run.turn()
         begun, marks = (watched.trackers_s(), reader.events, watched.mark().had_s), [(watched.mark(), other.mark())]
         for number in range(pairs):
-            for _ in range(round(seconds / TURN_S)):
+            for _ in range(max(1, steps // TURN_STEPS)):
                 for run in turns:
                     run.turn()
             marks.append((watched.mark(), other.mark()))
@@ -248,7 +254,7 @@ def table(found: Sequence[Found], *, command: str) -> str:
         "# What it costs to be watched",
         "",
         f"`{command}`: the demo with its page followed,",
-        "trajectories kept and trackers on, against without, in turns of some seconds.",
+        f"trajectories kept and trackers on, against without, in turns of {TURN_STEPS} steps.",
         "",
         "| ms | watched (median) | not watched (median) | ratio: median | smallest | largest | mean ± error |",
         "|---|---|---|---|---|---|---|",
@@ -276,19 +282,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.watch_cost", description=__doc__)
     parser.add_argument("--pairs", type=int, default=10, help="in all; %(default)s")
     parser.add_argument("--starts", type=int, default=2, help="the pairs are divided among them; %(default)s")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each run in a pair; %(default)s")
+    parser.add_argument("--steps", type=int, default=200, help="of each run in a pair; %(default)s")
     parser.add_argument("--trackers", default="tensorboard", help=f"of {', '.join(TRACKERS)}, with commas between")
     parser.add_argument("--output", type=Path, default=RESULT)
     given = parser.parse_args()
     trackers = [name for name in given.trackers.split(",") if name]
     command = (
-        f"python -m benchmarks.watch_cost --pairs {given.pairs} --starts {given.starts} --seconds {given.seconds:g} "
+        f"python -m benchmarks.watch_cost --pairs {given.pairs} --starts {given.starts} --steps {given.steps} "
         f"--trackers {given.trackers}"
     )
     found: list[Found] = []
     for start in range(given.starts):
         share = given.pairs // given.starts + (start < given.pairs % given.starts)
-        found.append(measured(pairs=share, seconds=given.seconds, trackers=trackers, watched_first=bool(start % 2)))
+        found.append(measured(pairs=share, steps=given.steps, trackers=trackers, watched_first=bool(start % 2)))
         given.output.write_text(table(found, command=command), encoding="utf-8")
 
 
