@@ -1,6 +1,6 @@
 """What it costs a run to be watched: two runs of the demo, one with the page open and trackers on, one without.
 
-    python -m benchmarks.watch_cost [--pairs 10] [--starts 2] [--steps 200] [--trackers tensorboard]
+    python -m benchmarks.watch_cost [--pairs 10] [--starts 2] [--steps 120] [--trackers tensorboard]
 
 Watched, a reader follows the page's stream of events as a browser does, trajectories are kept as they are by default,
 and the trackers write. Not watched, nobody reads, no trajectory is kept and there is no tracker. The browser itself is
@@ -9,7 +9,7 @@ left out: it is the watcher's machine that runs it.
 Both runs live at once and have the machine to themselves by turns of some steps, in which all processes of the other
 one are stopped: a machine's speed changes by a tenth from one minute to the next, and so both meet the same. A pair is
 so many steps of each; compared are the seconds of its turns, and the CPU seconds of all its processes, trackers' own
-included, that each of its steps took. Who begins changes with each start. What comes before the 101st step, such as the
+included, that each of its steps took. Who begins changes with each start. What comes before the 81st step, such as the
 start of W&B, is not compared: it is told by itself, in CPU seconds. It needs the demo's model (`make demo` makes it),
 and a machine with nothing else on it.
 """
@@ -21,6 +21,7 @@ import os
 import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -42,8 +43,10 @@ TRACKERS = {
     "tensorboard": ["--learner.trackers.tensorboard", "true"],
     "wandb": ["--learner.trackers.wandb", "offline"],
 }
+NOT_LEARNING = ["--learner.training.optimizer.learning-rate", "1e-9"]
+"""Of both runs: a step costs less the more groups have equal rewards, and each would learn at a pace of its own."""
 UNWATCHED = ["--learner.samples.enabled", "false"]
-FIRST_STEPS = 100
+FIRST_STEPS = 80
 """That are not measured: a run's beginning, and that of its trackers, whose start gets the CPU that is left."""
 MOST_STEPS = 100_000
 """No run comes that far: it is ended when it has been measured."""
@@ -178,7 +181,7 @@ def running(options: Sequence[str], *, port: int) -> Iterator[Run]:
         command = [
             str(HERE / ".venv/bin/headway"), "up", RUN_FILE, "--run.name", "pair", "--run.directory", folder,
             "--learner.steps", str(MOST_STEPS), "--learner.evaluation.tasks", "0",
-            "--learner.evaluation.final-tasks", "0", *words, *options,
+            "--learner.evaluation.final-tasks", "0", *words, *NOT_LEARNING, *options,
         ]  # fmt: skip
         process = subprocess.Popen(
             command, cwd=HERE, stdout=log, stderr=subprocess.STDOUT, preexec_fn=parent_death_signal
@@ -282,10 +285,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.watch_cost", description=__doc__)
     parser.add_argument("--pairs", type=int, default=10, help="in all; %(default)s")
     parser.add_argument("--starts", type=int, default=2, help="the pairs are divided among them; %(default)s")
-    parser.add_argument("--steps", type=int, default=200, help="of each run in a pair; %(default)s")
+    parser.add_argument("--steps", type=int, default=120, help="of each run in a pair; %(default)s")
     parser.add_argument("--trackers", default="tensorboard", help=f"of {', '.join(TRACKERS)}, with commas between")
     parser.add_argument("--output", type=Path, default=RESULT)
     given = parser.parse_args()
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # a run that is stopped would stay for ever
     trackers = [name for name in given.trackers.split(",") if name]
     command = (
         f"python -m benchmarks.watch_cost --pairs {given.pairs} --starts {given.starts} --steps {given.steps} "
