@@ -7,10 +7,10 @@ Each seed is a whole run of `examples/addition/run.toml` in which only `run.seed
 """
 
 import argparse
-import os
 import tempfile
 from pathlib import Path
 
+from benchmarks.machine import described_machine
 from benchmarks.whole_runs import run_headway
 
 CONFIG = Path("examples/addition/run.toml")
@@ -40,8 +40,8 @@ def main() -> None:
     lines = [
         "# The addition demo from several seeds",
         "",
-        f"`python -m benchmarks.demo_seeds --seeds {arguments.seeds}`, on {os.cpu_count()} cores. Accuracy on 2,000",
-        f"held-out tasks. Reached: at least {ACCURACY} in at most {TRAINING_S} s of training.",
+        f"`python -m benchmarks.demo_seeds --seeds {arguments.seeds}`; {described_machine()}.",
+        f"Accuracy on 2,000 held-out tasks. Reached: at least {ACCURACY} in at most {TRAINING_S} s of training.",
         "",
         "| seed | steps | before | after | training, s | completions/s | mean lag | reached |",
         "|---|---|---|---|---|---|---|---|",

@@ -61,7 +61,6 @@ VARIANTS = {
     "lag 2, no correction": Variant(2, {"correction": "none"}),
     "lag 2, clip 0.4": Variant(2, {"clip_low": 0.4, "clip_high": 0.4}),
     "lag 2, three passes": Variant(2, epochs=3),
-    "lag 0, no divergence_limit": Variant(0, {"divergence_limit": None}),
     "lag 1, learning rate 7e-4": Variant(1, learning_rate=7e-4),
     "lag 1, groups of 8": Variant(1, group_size=8),
     "lag 1, groups of 2": Variant(1, group_size=2),

@@ -210,12 +210,13 @@ def _tracks(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class Found:
-    """Of one start: each pair's watched and unwatched cost; CPU seconds of the trackers' processes before, and events
-    that the page's reader was told of in a second of its run.
+    """Of one start: each pair's watched and unwatched cost; CPU seconds of the trackers' processes before the first pair,
+    and in each step from there on; and events that the page's reader was told of in a second of its run.
     """
 
     pairs: list[tuple[Cost, Cost]]
     trackers_start_s: float
+    trackers_step_s: float
     events_per_s: float
 
 
@@ -234,16 +235,20 @@ def measured(*, pairs: int, steps: int, trackers: list[str], watched_first: bool
         while min(watched.steps, other.steps) < FIRST_STEPS:
             for run in turns:
                 run.turn()
-        begun, marks = (watched.trackers_s(), reader.events, watched.mark().had_s), [(watched.mark(), other.mark())]
+        start_s, told, marks = watched.trackers_s(), reader.events, [(watched.mark(), other.mark())]
         for number in range(pairs):
             for _ in range(max(1, steps // TURN_STEPS)):
                 for run in turns:
                     run.turn()
             marks.append((watched.mark(), other.mark()))
             print(f"{number + 1}: {_costs(*marks[-2:])}", flush=True)
-        told = (reader.events - begun[1]) / (watched.mark().had_s - begun[2])
-    found = [_costs(before, after) for before, after in pairwise(marks)]
-    return Found(pairs=found, trackers_start_s=begun[0], events_per_s=told)
+        first, last = marks[0][0], marks[-1][0]
+        return Found(
+            pairs=[_costs(before, after) for before, after in pairwise(marks)],
+            trackers_start_s=start_s,
+            trackers_step_s=(watched.trackers_s() - start_s) / (last.steps - first.steps),
+            events_per_s=(reader.events - told) / (last.had_s - first.had_s),
+        )
 
 
 def _costs(before: tuple[Mark, Mark], after: tuple[Mark, Mark]) -> tuple[Cost, Cost]:
@@ -273,11 +278,13 @@ def table(found: Sequence[Found], *, command: str) -> str:
             f"{statistics.mean(ratios):.3f} ± {error:.3f} |"
         )
     start_s = statistics.mean(each.trackers_start_s for each in found)
+    step_ms = 1e3 * statistics.mean(each.trackers_step_s for each in found)
     events = statistics.mean(each.events_per_s for each in found)
-    words = (
-        f"Until the first pair the trackers' processes took {start_s:.1f} s of CPU; the reader was told of {events:.1f}"
-    )
-    return "\n".join([*lines, "", words, f"events a second. {described_machine()}.", ""])
+    words = [
+        f"Of CPU the trackers' processes took {start_s:.1f} s until the first pair, then {step_ms:.1f} ms of each step;",
+        f"the reader was told of {events:.1f} events a second. {described_machine()}.",
+    ]
+    return "\n".join([*lines, "", *words, ""])
 
 
 def main() -> None:
@@ -289,9 +296,8 @@ def main() -> None:
     parser.add_argument("--trackers", default="tensorboard", help=f"of {', '.join(TRACKERS)}, with commas between")
     parser.add_argument("--output", type=Path, default=RESULT)
     given = parser.parse_args()
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # a run that is stopped would stay for ever
+    # Killed by it, this would leave a run that is stopped for ever.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     trackers = [name for name in given.trackers.split(",") if name]
     command = (
         f"python -m benchmarks.watch_cost --pairs {given.pairs} --starts {given.starts} --steps {given.steps} "

@@ -85,10 +85,9 @@ class Credit:
         """How many tokens of each sequence take part in the loss, [S]."""
         return np.add.reduceat(self.kept.numpy().astype(np.int64), batch.starts)
 
-    def moving_lengths(self, batch: FlatBatch) -> NDArray[np.int64]:
-        """How many of these have an advantage, [S]; one that is not a number is one."""
-        moving = self.kept & (self.advantages != 0)
-        return np.add.reduceat(moving.numpy().astype(np.int64), batch.starts)
+    def moves(self, batch: FlatBatch) -> NDArray[np.bool_]:
+        """Whether one of these has an advantage, [S]; one that is not a number is one."""
+        return np.logical_or.reduceat((self.kept & (self.advantages != 0)).numpy(), batch.starts)
 
 
 def score(batch: FlatBatch, microbatches: Sequence[Microbatch], *, scorers: Scorers, passes: Passes) -> TokenScores:
@@ -190,8 +189,6 @@ class StepData:
     credit: Credit
     sequence_weights: NDArray[np.float64]
     """[S]: the weight of each kept token of a sequence in its update's loss."""
-    moving_lengths: NDArray[np.int64]
-    """[S]: how many of a sequence's kept tokens have an advantage."""
     critic_targets: CriticTargets | None
     good_weights: NDArray[np.float64] | None
     """[S]: the same among good sequences alone; None where the algorithm asks for none."""

@@ -17,6 +17,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -40,7 +42,7 @@ from learner.training.models import (
     score,
     token_values,
 )
-from learner.training.packing import Microbatch, pack, plan, shared_prefixes, slices_of
+from learner.training.packing import Microbatch, Prefixes, pack, plan, shared_prefixes, slices_of
 from learner.training.ranks import Ranks, any_rank, summed_over_ranks
 from learner.training.score_model import Critic, CriticHead, freezes_policy
 
@@ -74,9 +76,9 @@ class TokenMeans:
 class StepMetrics(TokenMeans):
     """One step, over all ranks.
 
-    `grad_norm`: before clipping, the mean over the updates. `learning_rate`: of the last update. `microbatches`: of all
-    ranks. `skipped_updates`: of policy and critic, left out since their gradient was not finite; `skipped_in_row`: how
-    many of the newest ones, over steps. The times are this rank's, in seconds.
+    `grad_norm`: before clipping, the mean over the updates. `learning_rate`: of the last update. `microbatches`: those
+    learned from, of all ranks. `skipped_updates`: of policy and critic, left out since their gradient was not finite;
+    `skipped_in_row`: how many of the newest ones, over steps. The times are this rank's, in seconds.
     """
 
     grad_norm: float
@@ -174,9 +176,8 @@ class TrainingStopped(Exception):
 
 @dataclass(frozen=True)
 class _Row:
-    """An update's sequences, and this rank's microbatches of them: what is `learned` from, and what is `idle`."""
+    """This rank's microbatches of an update: what is `learned` from, and what has no gradient and is `idle`."""
 
-    sequences: NDArray[np.int64]
     learned: Sequence[Microbatch]
     idle: Sequence[Microbatch] = ()
 
@@ -227,10 +228,11 @@ class Step:
         """Trains on `batch`; its first update is number `first_update` of the schedule. Raises TrainingStopped."""
         started, skipped_before = time.perf_counter(), self._models.skipped
         slices = slices_of(batch, updates=self._config.updates_per_step)
-        rows = [self._row(batch, part) for part in slices]
-        measured = self._microbatches(batch, only) if len(only := np.flatnonzero(batch.mismatched)) else []
-        data = self._data(batch, slices, [*(microbatch for row in rows for microbatch in row.learned), *measured])
-        rows = [self._without_idle(data, row) for row in rows]
+        cut = partial(self._microbatches, batch, shared_prefixes(batch))
+        whole, measured = [cut(part) for part in slices], cut(np.flatnonzero(batch.mismatched))
+        data = self._data(batch, slices, [*chain.from_iterable(whole), *measured])
+        moves = self._moves(data)
+        rows = [_row(cut, part, packed, moves=moves) for part, packed in zip(slices, whole, strict=True)]
         scoring_s = time.perf_counter() - started
         frozen = self._models.critic is not None and freezes_policy(self._config, first_update=first_update)
         rows *= self._config.epochs_per_step
@@ -278,7 +280,7 @@ class Step:
 
     def outputs(self, batch: FlatBatch, *, reference: bool) -> NDArray[np.float32]:
         """What the trained model, or the reference, gives at each trained token [N], 0 elsewhere. No gradient."""
-        microbatches = self._microbatches(batch, np.arange(len(batch.lengths)))
+        microbatches = self._microbatches(batch, shared_prefixes(batch), np.arange(len(batch.lengths)))
         passes = Passes(reference=True) if reference else Passes(proximal=True)
         scores = score(batch, microbatches, scorers=self._models.scorers, passes=passes)
         found = scores.reference_logprobs if reference else scores.proximal_logprobs
@@ -292,22 +294,16 @@ class Step:
             return []
         return [critic.update(row, targets, number=first_update + index) for index, row in enumerate(rows)]
 
-    def _row(self, batch: FlatBatch, sequences: NDArray[np.int64]) -> _Row:
-        return _Row(sequences=sequences, learned=self._microbatches(batch, sequences))
-
-    def _without_idle(self, data: StepData, row: _Row) -> _Row:
-        """The same, where what has no gradient is idle. An update is never left without anything."""
+    def _moves(self, data: StepData) -> NDArray[np.bool_]:
+        """Whether a sequence has a gradient, [S]: all may, where the loss does not rest on advantages alone."""
         if not self._preset.rests_on_advantages or self._models.critic is not None:
-            return row
-        moves = data.moving_lengths[row.sequences] > 0
-        if moves.all() or not moves.any():
-            return row
-        learned, idle = row.sequences[moves], row.sequences[~moves]
-        return replace(row, learned=self._microbatches(data.batch, learned), idle=self._microbatches(data.batch, idle))
+            return np.ones(len(data.batch.lengths), dtype=np.bool_)
+        return data.credit.moves(data.batch)
 
-    def _microbatches(self, batch: FlatBatch, sequences: NDArray[np.int64]) -> list[Microbatch]:
-        """This rank's share of an update."""
-        prefixes = shared_prefixes(batch)
+    def _microbatches(self, batch: FlatBatch, prefixes: Prefixes, sequences: NDArray[np.int64]) -> list[Microbatch]:
+        """This rank's share of an update; none of no sequences."""
+        if not len(sequences):
+            return []
         shares = plan(
             batch.lengths[sequences],
             prefixes=prefixes.of(sequences),
@@ -334,7 +330,6 @@ class Step:
             scores=scores,
             credit=made,
             sequence_weights=weights,
-            moving_lengths=made.moving_lengths(batch),
             critic_targets=critic_targets(batch, scores, made, weights),
             good_weights=good,
         )
@@ -385,6 +380,7 @@ class Step:
 
     def _measure(self, data: StepData, microbatch: Microbatch) -> MicrobatchRecord:
         """What `_accumulate` says of it, without a gradient."""
+        self._reached("what has no gradient")
         self._stop_if_asked()
         with torch.no_grad():
             logprobs, entropy, *_ = self._engine.forward(microbatch)
@@ -425,6 +421,20 @@ class Step:
             return microbatch, None
         token_ids, known = self._models.teachers.candidates(microbatch, count=self._preset.candidates)
         return replace(microbatch, candidates=token_ids), known
+
+
+def _row(
+    cut: Callable[[NDArray[np.int64]], list[Microbatch]],
+    sequences: NDArray[np.int64],
+    packed: list[Microbatch],
+    *,
+    moves: NDArray[np.bool_],
+) -> _Row:
+    """An update of these sequences, `packed` whole. It is never left without anything to learn from."""
+    moving = moves[sequences]
+    if moving.all() or not moving.any():
+        return _Row(learned=packed)
+    return _Row(learned=cut(sequences[moving]), idle=cut(sequences[~moving]))
 
 
 def _record(loss: Loss, tokens: LossTokens, microbatch: Microbatch) -> MicrobatchRecord:

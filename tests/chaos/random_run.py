@@ -1,6 +1,7 @@
 """The demo under random faults: it reaches the accuracy of the quiet demo, and its books balance."""
 
 import time
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,14 @@ from tests.e2e.processes import ROOT, Launched
 
 RANDOM, RANDOM_RANKS = "random-over-the-demo", "random-over-the-demo-two-ranks"
 DEMO = ROOT / "examples/addition/run.toml"
-SIZE = RunSize(steps=500, groups_per_step=64, max_lag=4)
+SIZE = RunSize(
+    **{
+        name: number
+        for name, number in tomllib.loads(DEMO.read_text(encoding="utf-8"))["learner"].items()
+        if name in ("steps", "groups_per_step", "max_lag")
+    }
+)
+"""What the demo's file says, which the run is judged by."""
 ACCURACY_WITHIN = 0.03
 BRAKE_S = 0.3
 PATIENCE_S = 240.0
