@@ -16,6 +16,7 @@ and a machine with nothing else on it.
 
 import argparse
 import http.client
+import importlib.util
 import json
 import os
 import signal
@@ -43,6 +44,7 @@ TRACKERS = {
     "tensorboard": ["--learner.trackers.tensorboard", "true"],
     "wandb": ["--learner.trackers.wandb", "offline"],
 }
+PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 NOT_LEARNING = ["--learner.training.optimizer.learning-rate", "1e-9"]
 """Of both runs: a step costs less the more groups have equal rewards, and each would learn at a pace of its own."""
 UNWATCHED = ["--learner.samples.enabled", "false"]
@@ -210,8 +212,8 @@ def _tracks(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class Found:
-    """Of one start: each pair's watched and unwatched cost; CPU seconds of the trackers' processes before the first pair,
-    and in each step from there on; and events that the page's reader was told of in a second of its run.
+    """Of one start: each pair's watched and unwatched cost; CPU seconds of the trackers' processes before the first
+    pair, and in each step from there on; and events that the page's reader was told of in a second of its run.
     """
 
     pairs: list[tuple[Cost, Cost]]
@@ -281,7 +283,7 @@ def table(found: Sequence[Found], *, command: str) -> str:
     step_ms = 1e3 * statistics.mean(each.trackers_step_s for each in found)
     events = statistics.mean(each.events_per_s for each in found)
     words = [
-        f"Of CPU the trackers' processes took {start_s:.1f} s until the first pair, then {step_ms:.1f} ms of each step;",
+        f"Of CPU the trackers' processes took {start_s:.1f} s before the first pair, then {step_ms:.1f} ms a step;",
         f"the reader was told of {events:.1f} events a second. {described_machine()}.",
     ]
     return "\n".join([*lines, "", *words, ""])
@@ -299,6 +301,11 @@ def main() -> None:
     # Killed by it, this would leave a run that is stopped for ever.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     trackers = [name for name in given.trackers.split(",") if name]
+    for name in trackers:
+        if importlib.util.find_spec(PACKAGES[name]) is None:  # the run would go on without it
+            raise SystemExit(
+                f"no package {PACKAGES[name]}, expected for --trackers {name}: install requirements/tests.lock"
+            )
     command = (
         f"python -m benchmarks.watch_cost --pairs {given.pairs} --starts {given.starts} --steps {given.steps} "
         f"--trackers {given.trackers}"
