@@ -15,11 +15,12 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.cpu_time import of_threads
 from benchmarks.machine import described_machine
 from benchmarks.whole_runs import run_headway, steps_in
 from tests.chaos.faults import tree
@@ -31,7 +32,6 @@ RUNS = {
 RESULT = Path(__file__).with_name("results") / "completion_cost.md"
 FIRST_STEP = 50
 _LOOK_EVERY_S = 0.05
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 ENGINE, TRAINER = "generator: engine core", "learner: trainer's thread"
 PARTS = (
@@ -52,7 +52,7 @@ def spent(pid: int) -> dict[str, float]:
     """CPU seconds so far of each part, of a process and its descendants."""
     seconds: dict[str, float] = defaultdict(float)
     for process in tree(pid):
-        threads = dict(_threads(process))
+        threads = of_threads(process)
         name = _name(process)
         if name == "learner":
             busiest = max((one for one in threads if one != process), key=lambda one: threads[one], default=process)
@@ -63,13 +63,6 @@ def spent(pid: int) -> dict[str, float]:
             part = {"generator": "generator: frontend", "VLLM::EngineCor": ENGINE}.get(name, name)
             seconds[part] += sum(threads.values())
     return seconds
-
-
-def _threads(pid: int) -> Iterator[tuple[int, float]]:
-    for folder in Path(f"/proc/{pid}/task").glob("*"):
-        with suppress(OSError):
-            fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-            yield int(folder.name), (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def _name(pid: int) -> str:

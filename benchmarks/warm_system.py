@@ -1,6 +1,7 @@
 """One generator, reward-service and env-service that stay up, and learners that come and go."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -8,13 +9,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, TypeAdapter
+
+from services.process import huge_pages
 
 Service = Literal["reward-service", "generator", "env-service"]
 SERVICES: tuple[Service, ...] = ("reward-service", "generator", "env-service")
@@ -111,8 +114,19 @@ class WarmSystem:
         for service, process in self.services.items():
             if process.poll() is not None:
                 raise SystemExit(f"{service} ended with {process.returncode}; its log is in {self.folder}")
+        log = self.folder / f"{name}.log"
+        with self.learning(name, options=options) as process:
+            self._await_end(process, log=log, limit_s=limit_s)
         folder = self.folder / name
-        shutil.rmtree(folder, ignore_errors=True)
+        text = (folder / "summary.json").read_text(encoding="utf-8")
+        return FinishedRun(folder=folder, summary=SummaryNumbers.model_validate_json(text))
+
+    @contextmanager
+    def learning(
+        self, name: str, *, options: Options, command: Sequence[str] = ()
+    ) -> Iterator["subprocess.Popen[bytes]"]:
+        """A learner in a new folder, ended when the body ends; `command` if it is not the command `learner`."""
+        shutil.rmtree(self.folder / name, ignore_errors=True)
         place = {
             "run.name": name,
             "run.directory": self.folder,
@@ -120,10 +134,9 @@ class WarmSystem:
             "leases.address": f"tcp://127.0.0.1:{self.ports.leases}",
         }
         log = self.folder / f"{name}.log"
-        with _started("learner", config=self.config, options={**place, **options}, log=log) as process:
-            self._await_end(process, log=log, limit_s=limit_s)
-        text = (folder / "summary.json").read_text(encoding="utf-8")
-        return FinishedRun(folder=folder, summary=SummaryNumbers.model_validate_json(text))
+        options = {**place, **options}
+        with _started("learner", config=self.config, options=options, log=log, command=command) as process:
+            yield process
 
     @staticmethod
     def _await_end(process: "subprocess.Popen[bytes]", *, log: Path, limit_s: float) -> None:
@@ -152,12 +165,17 @@ def warm_system(config: Path, *, folder: Path, options: Mapping[Service, Options
 
 
 @contextmanager
-def _started(name: str, *, config: Path, options: Options, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A command of Headway, ended when the body ends."""
+def _started(
+    name: str, *, config: Path, options: Options, log: Path, command: Sequence[str] = ()
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """A command of Headway, or what is given in its place, ended when the body ends. As `headway up` does, memory comes
+    in huge pages to a learner.
+    """
     words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-    command = [str(Path(sys.executable).with_name(name)), "--config", str(config), *words]
+    whole = [*(command or [str(Path(sys.executable).with_name(name))]), "--config", str(config), *words]
+    environment = {**os.environ, **(huge_pages(os.environ) if name == "learner" else {})}
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file)
+        process = subprocess.Popen(whole, stdout=file, stderr=file, env=environment)
         try:
             yield process
         finally:

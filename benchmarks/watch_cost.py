@@ -1,24 +1,23 @@
-"""What it costs a run to be watched: two runs of the demo, one with the page open and trackers on, one without.
+"""What it costs a run to be watched: turns of one run of the demo with the page open and trackers on, and without.
 
     python -m benchmarks.watch_cost [--pairs 10] [--starts 2] [--steps 120] [--trackers tensorboard]
 
 Watched, a reader follows the page's stream of events as a browser does, trajectories are kept as they are by default,
-and the trackers write. Not watched, nobody reads, no trajectory is kept and there is no tracker. The browser itself is
-left out: it is the watcher's machine that runs it.
+and the trackers write. Not watched, nobody reads, no trajectory is kept and no tracker is told anything. The browser
+itself is left out: it is the watcher's machine that runs it.
 
-Both runs live at once and have the machine to themselves by turns of some steps, in which all processes of the other
-one are stopped: a machine's speed changes by a tenth from one minute to the next, and so both meet the same. A pair is
-so many steps of each; compared are the seconds of its turns, and the CPU seconds of all its processes, trackers' own
-included, that each of its steps took. Who begins changes with each start. What comes before the 81st step, such as the
-start of W&B, is not compared: it is told by itself, in CPU seconds. It needs the demo's model (`make demo` makes it),
-and a machine with nothing else on it.
+It is one run that is watched by turns of some steps (benchmarks/watched_learner.py turns it on and off): a machine's
+speed changes by a tenth from one minute to the next, and two starts of the same run differ by some per cent. A pair is
+so many steps of each, in the order that takes a steady change of speed out; compared are their seconds, and the CPU
+seconds of all processes, trackers' own included. The first steps of a turn are not compared, in which what the one
+before has left in queues is worked off. What comes before the 81st step, such as the start of W&B, is told by itself,
+in CPU seconds. It needs the demo's model (`make demo` makes it), and a machine with nothing else on it.
 """
 
 import argparse
 import http.client
 import importlib.util
 import json
-import os
 import signal
 import statistics
 import subprocess
@@ -26,112 +25,79 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks import cpu_time
 from benchmarks.machine import described_machine
-from benchmarks.whole_runs import steps_in
-from services.process import parent_death_signal
-from tests.chaos.faults import send, tree
+from benchmarks.warm_system import Options, WarmSystem, warm_system
+from tests.chaos.faults import tree
 
 HERE = Path(__file__).parents[1]
 RESULT = HERE / "benchmarks/results/watch_cost.md"
-RUN_FILE = "examples/addition/run.toml"
-TRACKERS = {
-    "tensorboard": ["--learner.trackers.tensorboard", "true"],
-    "wandb": ["--learner.trackers.wandb", "offline"],
-}
+RUN_FILE = Path("examples/addition/run.toml")
+TRACKERS = {"tensorboard": "true", "wandb": "offline"}
 PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
-NOT_LEARNING = ["--learner.training.optimizer.learning-rate", "1e-9"]
-"""Of both runs: a step costs less the more groups have equal rewards, and each would learn at a pace of its own."""
-UNWATCHED = ["--learner.samples.enabled", "false"]
+OPTIONS: Options = {
+    # A step costs less the more groups have equal rewards: it must not learn, and so change its pace.
+    "training.optimizer.learning-rate": 1e-9,
+    "evaluation.tasks": 0,
+    "evaluation.final-tasks": 0,
+    "steps": 100_000,  # it is ended when it has been measured
+}
 FIRST_STEPS = 80
 """That are not measured: a run's beginning, and that of its trackers, whose start gets the CPU that is left."""
-MOST_STEPS = 100_000
-"""No run comes that far: it is ended when it has been measured."""
-TURN_STEPS = 10
-_LONGEST_TURN_S = 300.0
-WATCHED_PORT, UNWATCHED_PORT = 7300, 7400
+TURN_STEPS = 30
+SETTLING_STEPS = 4
 MEASURES = {"of a step": "step_s", "of CPU of a step": "cpu_s"}
+_LONGEST_STEP_S = 30.0
 _LOOK_EVERY_S = 0.01
+_WATCHING = ("trajectories", "tracker ")
+"""How threads are called that do nothing but watch."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Cost:
-    """Of one step, in seconds: of the turns in which its run had the machine, and of CPU."""
+    """Of all turns so far of one kind. `watching_s` are CPU seconds of the threads and processes that only watch."""
 
-    step_s: float
-    cpu_s: float
+    steps: int = 0
+    seconds: float = 0.0
+    cpu: float = 0.0
+    watching: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.seconds / self.steps
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of a step."""
+        return self.cpu / self.steps
+
+    def add(self, before: "Mark", after: "Mark") -> None:
+        """A turn."""
+        self.steps += after.steps - before.steps
+        self.seconds += after.at - before.at
+        self.cpu += after.cpu - before.cpu
+        for name, used in after.watching.items():
+            self.watching[name] = self.watching.get(name, 0.0) + used - before.watching.get(name, 0.0)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a run is: its steps, and the seconds and CPU seconds that it has had."""
+    """How far a run is: its steps, the clock, and the CPU seconds that it has taken."""
 
     steps: int
-    had_s: float
-    cpu_s: float
-
-    def until(self, later: "Mark") -> Cost:
-        """What a step took since."""
-        steps = later.steps - self.steps
-        return Cost(step_s=(later.had_s - self.had_s) / steps, cpu_s=(later.cpu_s - self.cpu_s) / steps)
-
-
-class Run:
-    """A run of the demo, and the turns that it has had."""
-
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
-        self._process, self._folder = process, folder
-        self._had_s = 0.0
-        self._looked_at, self._steps = 0, 0
-
-    @property
-    def steps(self) -> int:
-        """How many it has made. Raises SystemExit with what it said if it has ended."""
-        if self._process.poll() is not None:
-            said = (self._folder / "log").read_text(encoding="utf-8")[-4000:]
-            raise SystemExit(f"headway up ended with {self._process.returncode}:\n{said}")
-        metrics = self._folder / "pair/metrics.jsonl"
-        if metrics.exists() and (size := metrics.stat().st_size) != self._looked_at:
-            self._looked_at, self._steps = size, steps_in(metrics)
-        return self._steps
-
-    def mark(self) -> Mark:
-        """How far it is now."""
-        used = sum(map(_used_s, tree(self._process.pid)))
-        return Mark(steps=self.steps, had_s=self._had_s, cpu_s=used)
-
-    def stop(self) -> None:
-        """Until its next turn."""
-        send(signal.SIGSTOP, tree(self._process.pid))
-
-    def turn(self) -> None:
-        """Goes on for TURN_STEPS. Raises SystemExit if it does not come so far."""
-        began, last = time.monotonic(), self.steps + TURN_STEPS
-        send(signal.SIGCONT, tree(self._process.pid))
-        while self.steps < last:
-            time.sleep(_LOOK_EVERY_S)
-            if time.monotonic() - began > _LONGEST_TURN_S:
-                raise SystemExit(f"{TURN_STEPS} steps were not made in {_LONGEST_TURN_S:g} s, see {self._folder}")
-        self.stop()
-        self._had_s += time.monotonic() - began
-
-    def end(self) -> None:
-        """Kills all of its processes: what a run does at its end is not measured here."""
-        send(signal.SIGKILL, tree(self._process.pid))
-        self._process.wait()
-
-    def trackers_s(self) -> float:
-        """CPU seconds of the processes of its trackers so far."""
-        return sum(_used_s(pid) for pid in tree(self._process.pid) if _tracks(pid))
+    at: float
+    cpu: float
+    watching: Mapping[str, float]
 
 
 class Reader:
-    """Follows the page's events from a thread, as long as the run lasts; a context manager."""
+    """Follows the page's events from a thread, as long as the body lasts; a context manager."""
 
     def __init__(self, port: int) -> None:
         self.events = 0
@@ -164,43 +130,71 @@ class Reader:
             connection.close()
 
 
-@contextmanager
-def running(options: Sequence[str], *, port: int) -> Iterator[Run]:
-    """A run of the demo whose services listen from this port on; it is killed at the end."""
-    learner, leases = f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"
-    addresses = {
-        "learner.http.port": port,
-        "learner.leases.address": leases,
-        "generator.http.port": port + 10,
-        "generator.join.learner": learner,
-        "reward-service.http.port": port + 20,
-        "env-service.http.port": port + 30,
-        "env-service.learner": leases,
-        "env-service.reward-urls": json.dumps([f"http://127.0.0.1:{port + 20}"]),
-    }
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, (Path(folder) / "log").open("wb") as log:
-        words = [word for name, value in addresses.items() for word in (f"--{name}", str(value))]
-        command = [
-            str(HERE / ".venv/bin/headway"), "up", RUN_FILE, "--run.name", "pair", "--run.directory", folder,
-            "--learner.steps", str(MOST_STEPS), "--learner.evaluation.tasks", "0",
-            "--learner.evaluation.final-tasks", "0", *words, *NOT_LEARNING, *options,
-        ]  # fmt: skip
-        process = subprocess.Popen(
-            command, cwd=HERE, stdout=log, stderr=subprocess.STDOUT, preexec_fn=parent_death_signal
-        )
-        run = Run(process, Path(folder))
-        try:
-            yield run
-        finally:
-            run.end()
+class WatchedRun:
+    """The run, which is watched or not as `switch` says."""
+
+    def __init__(self, system: WarmSystem, learner: "subprocess.Popen[bytes]", *, name: str) -> None:
+        self.events = 0
+        """That readers were told of."""
+        self._learner, self._system = learner, system
+        self._switch = switch_of(system, name)
+        self._metrics = system.folder / name / "metrics.jsonl"
+        self._log = system.folder / f"{name}.log"
+        self._read, self._steps = 0, 0
+
+    @property
+    def steps(self) -> int:
+        """How many it has made. Raises SystemExit with what it said if it has ended."""
+        if self._learner.poll() is not None:
+            said = self._log.read_text(encoding="utf-8")[-4000:]
+            raise SystemExit(f"the learner ended with {self._learner.returncode}:\n{said}")
+        if self._metrics.exists() and self._metrics.stat().st_size > self._read:
+            with self._metrics.open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._read += len(whole)
+            self._steps += whole.count(b'"kind": "step"')
+        return self._steps
+
+    def until(self, step: int) -> Mark:
+        """Waits for that step. Raises SystemExit if it does not come."""
+        latest = time.monotonic() + 300 + _LONGEST_STEP_S * (step - self.steps)
+        while self.steps < step:
+            time.sleep(_LOOK_EVERY_S)
+            if time.monotonic() > latest:
+                raise SystemExit(f"step {step} was not made in time, the run is at {self.steps}")
+        at = time.monotonic()
+        processes = (self._learner, *self._system.services.values())
+        pids = [pid for process in processes for pid in tree(process.pid)]
+        cpu = {pid: cpu_time.of_process(pid) for pid in pids}
+        return Mark(steps=self.steps, at=at, cpu=sum(cpu.values()), watching=self._watching(cpu))
+
+    def _watching(self, cpu: Mapping[int, float]) -> dict[str, float]:
+        names = json.loads(self._switch.with_suffix(".threads").read_text(encoding="utf-8"))
+        threads = {names.get(str(one), ""): used for one, used in cpu_time.of_threads(self._learner.pid).items()}
+        found = {f"thread {name}": used for name, used in threads.items() if name.startswith(_WATCHING)}
+        found["processes of trackers"] = sum(used for pid, used in cpu.items() if _tracks(pid))
+        return found
+
+    def turn(self, *, watched: bool) -> tuple[Mark, Mark]:
+        """A turn from here on: when it begins to count, and its end."""
+        if watched:
+            self._switch.touch()
+        else:
+            self._switch.unlink(missing_ok=True)
+        reader = Reader(self._system.ports.learner) if watched else None
+        with reader or nullcontext():
+            before = self.until(self.steps + SETTLING_STEPS)
+            told = 0 if reader is None else reader.events
+            after = self.until(before.steps + TURN_STEPS)
+            self.events += 0 if reader is None else reader.events - told
+        return before, after
 
 
-def _used_s(pid: int) -> float:
-    """CPU seconds of a process and of those of its children that have ended; 0 if it is gone."""
-    with suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
+def switch_of(system: WarmSystem, name: str) -> Path:
+    """The file that turns watching on."""
+    return system.folder / f"{name}.watched"
 
 
 def _tracks(pid: int) -> bool:
@@ -210,51 +204,47 @@ def _tracks(pid: int) -> bool:
     return False
 
 
+@contextmanager
+def started(trackers: Sequence[str]) -> Iterator[WatchedRun]:
+    """A run that is under way; it is ended with the body."""
+    name = "watched"
+    options = {**OPTIONS, **{f"trackers.{tracker}": TRACKERS[tracker] for tracker in trackers}}
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        warm_system(RUN_FILE, folder=Path(folder), options={}) as system,
+    ):
+        command = [sys.executable, "-m", "benchmarks.watched_learner", str(switch_of(system, name))]
+        with system.learning(name, options=options, command=command) as learner:
+            yield WatchedRun(system, learner, name=name)
+
+
 @dataclass(frozen=True)
 class Found:
     """Of one start: each pair's watched and unwatched cost; CPU seconds of the trackers' processes before the first
-    pair, and in each step from there on; and events that the page's reader was told of in a second of its run.
+    pair; and events that the page's reader was told of in a second.
     """
 
     pairs: list[tuple[Cost, Cost]]
     trackers_start_s: float
-    trackers_step_s: float
     events_per_s: float
 
 
-def measured(*, pairs: int, steps: int, trackers: list[str], watched_first: bool) -> Found:
-    """Both runs from one start."""
-    options = [word for name in trackers for word in TRACKERS[name]]
-    with ExitStack() as stack:
-        watched = stack.enter_context(running(options, port=WATCHED_PORT))
-        reader = stack.enter_context(Reader(WATCHED_PORT))
-        other = stack.enter_context(running(UNWATCHED, port=UNWATCHED_PORT))
-        while min(watched.steps, other.steps) < 1:
-            time.sleep(_LOOK_EVERY_S)
-        turns = (watched, other) if watched_first else (other, watched)
-        for run in turns:
-            run.stop()
-        while min(watched.steps, other.steps) < FIRST_STEPS:
-            for run in turns:
-                run.turn()
-        start_s, told, marks = watched.trackers_s(), reader.events, [(watched.mark(), other.mark())]
+def measured(*, pairs: int, steps: int, trackers: Sequence[str], watched_first: bool) -> Found:
+    """One start."""
+    found: list[tuple[Cost, Cost]] = []
+    with started(trackers) as run:
+        begun = run.until(FIRST_STEPS)
         for number in range(pairs):
-            for _ in range(max(1, steps // TURN_STEPS)):
-                for run in turns:
-                    run.turn()
-            marks.append((watched.mark(), other.mark()))
-            print(f"{number + 1}: {_costs(*marks[-2:])}", flush=True)
-        first, last = marks[0][0], marks[-1][0]
-        return Found(
-            pairs=[_costs(before, after) for before, after in pairwise(marks)],
-            trackers_start_s=start_s,
-            trackers_step_s=(watched.trackers_s() - start_s) / (last.steps - first.steps),
-            events_per_s=(reader.events - told) / (last.had_s - first.had_s),
-        )
-
-
-def _costs(before: tuple[Mark, Mark], after: tuple[Mark, Mark]) -> tuple[Cost, Cost]:
-    return before[0].until(after[0]), before[1].until(after[1])
+            watched, other = Cost(), Cost()
+            order = [watched_first, not watched_first, not watched_first, watched_first]
+            while other.steps < steps:
+                for is_watched in order:
+                    (watched if is_watched else other).add(*run.turn(watched=is_watched))
+            found.append((watched, other))
+            ratios = watched.step_s / other.step_s, watched.cpu_s / other.cpu_s
+            print(f"{number + 1}: {ratios[0]:.4f} of time, {ratios[1]:.4f} of CPU, {watched}, {other}", flush=True)
+        seconds = sum(watched.seconds for watched, _ in found)
+        return Found(found, begun.watching["processes of trackers"], run.events / seconds)
 
 
 def table(found: Sequence[Found], *, command: str) -> str:
@@ -263,8 +253,8 @@ def table(found: Sequence[Found], *, command: str) -> str:
     lines = [
         "# What it costs to be watched",
         "",
-        f"`{command}`: the demo with its page followed,",
-        f"trajectories kept and trackers on, against without, in turns of {TURN_STEPS} steps.",
+        f"`{command}`: the demo with its page followed, trajectories kept and trackers on,",
+        f"against the same run without, in turns of {TURN_STEPS} steps; {len(found)} starts.",
         "",
         "| ms | watched (median) | not watched (median) | ratio: median | smallest | largest | mean ± error |",
         "|---|---|---|---|---|---|---|",
@@ -276,17 +266,24 @@ def table(found: Sequence[Found], *, command: str) -> str:
         error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
         lines.append(
             f"| {label} | {statistics.median(watched):.1f} | {statistics.median(other):.1f} | "
-            f"**{statistics.median(ratios):.3f}** | {min(ratios):.3f} | {max(ratios):.3f} | "
-            f"{statistics.mean(ratios):.3f} ± {error:.3f} |"
+            f"**{statistics.median(ratios):.4f}** | {min(ratios):.4f} | {max(ratios):.4f} | "
+            f"{statistics.mean(ratios):.4f} ± {error:.4f} |"
         )
+    lines += ["", "| CPU of what does nothing but watch, ms a step | watched | not watched |", "|---|---|---|"]
+    for name in sorted({name for watched, _ in pairs for name in watched.watching}):
+        shown = (_mean_ms([pair[side] for pair in pairs], name) for side in range(2))
+        lines.append(f"| {name} | {' | '.join(f'{ms:.2f}' for ms in shown)} |")
     start_s = statistics.mean(each.trackers_start_s for each in found)
-    step_ms = 1e3 * statistics.mean(each.trackers_step_s for each in found)
     events = statistics.mean(each.events_per_s for each in found)
     words = [
-        f"Of CPU the trackers' processes took {start_s:.1f} s before the first pair, then {step_ms:.1f} ms a step;",
+        f"The trackers' processes took {start_s:.1f} s of CPU before the first pair;",
         f"the reader was told of {events:.1f} events a second. {described_machine()}.",
     ]
     return "\n".join([*lines, "", *words, ""])
+
+
+def _mean_ms(costs: Sequence[Cost], name: str) -> float:
+    return 1e3 * sum(cost.watching.get(name, 0.0) for cost in costs) / sum(cost.steps for cost in costs)
 
 
 def main() -> None:
@@ -298,8 +295,7 @@ def main() -> None:
     parser.add_argument("--trackers", default="tensorboard", help=f"of {', '.join(TRACKERS)}, with commas between")
     parser.add_argument("--output", type=Path, default=RESULT)
     given = parser.parse_args()
-    # Killed by it, this would leave a run that is stopped for ever.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the run ends as well
     trackers = [name for name in given.trackers.split(",") if name]
     for name in trackers:
         if importlib.util.find_spec(PACKAGES[name]) is None:  # the run would go on without it

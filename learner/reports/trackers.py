@@ -44,6 +44,8 @@ _QUIET_S = 10.0
 _LONGEST_VALUE = 500
 _REQUEST_S = 10.0
 _ONE_REQUEST_EVERY_S = 1.0
+_ONE_ROW_EVERY_S = 2.0
+"""Its library and its process take some 6 ms of CPU for one, wherever the run is."""
 _MOST_PARAMS = 100
 
 
@@ -257,10 +259,10 @@ class TensorBoard(Tracker):
         self._writer.add_text("settings", json.dumps(dict(run.settings), indent=4), 0)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """A scalar for each, in one event: what an event costs hardly grows with what is in it."""
-        summary, made = _imported("tensorboardX.summary"), _imported("tensorboardX.proto.summary_pb2")
-        scalars = [summary.scalar(name, value).value[0] for name, value in values.items()]
-        self._writer.file_writer.add_summary(made.Summary(value=scalars), step)
+        """A scalar for each, in one event, without the library's ways for arrays: a sixth of what `add_scalar` costs."""
+        made = _imported("tensorboardX.proto.summary_pb2").Summary
+        scalars = [made.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer.file_writer.add_summary(made(value=scalars), step)
 
     def event(self, step: int | None, kind: str, text: str) -> None:
         """A text."""
@@ -355,7 +357,7 @@ class WeightsAndBiases(Tracker):
     """
 
     name = "wandb"
-    every_s = _ONE_REQUEST_EVERY_S
+    every_s = _ONE_ROW_EVERY_S
 
     def __init__(self, *, mode: str, project: str) -> None:
         self._where = {"mode": mode, "project": project}
