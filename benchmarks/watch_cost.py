@@ -49,7 +49,7 @@ OPTIONS: Options = {
 }
 FIRST_STEPS = 80
 """That are not measured: a run's beginning, and that of its trackers, whose start gets the CPU that is left."""
-TURN_STEPS = 30
+TURN_STEPS = 5
 SETTLING_STEPS = 4
 MEASURES = {"of a step": "step_s", "of CPU of a step": "cpu_s"}
 _LONGEST_STEP_S = 30.0
@@ -99,7 +99,9 @@ class Mark:
 class Reader:
     """Follows the page's events from a thread, as long as the body lasts; a context manager."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, at: str) -> None:
+        self.at = at
+        """How far it has read, as the stream's ids say; empty before it has asked for all that was before."""
         self.events = 0
         self._port = port
         self._ended = threading.Event()
@@ -120,12 +122,15 @@ class Reader:
     def _read(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
-            connection.request("GET", "/page/data/steps?run=0")
-            mark = json.loads(connection.getresponse().read())["at"]
-            connection.request("GET", f"/page/data/events?run=0&at={mark}")
+            if not self.at:
+                connection.request("GET", "/page/data/steps?run=0")
+                self.at = json.loads(connection.getresponse().read())["at"]
+            connection.request("GET", f"/page/data/events?run=0&at={self.at}")
             answer = connection.getresponse()
             while not self._ended.is_set() and (line := answer.readline()):
                 self.events += line.startswith(b"data:")
+                if line.startswith(b"id:"):
+                    self.at = line.removeprefix(b"id:").strip().decode()
         finally:
             connection.close()
 
@@ -141,6 +146,7 @@ class WatchedRun:
         self._metrics = system.folder / name / "metrics.jsonl"
         self._log = system.folder / f"{name}.log"
         self._read, self._steps = 0, 0
+        self._at = ""
 
     @property
     def steps(self) -> int:
@@ -183,12 +189,13 @@ class WatchedRun:
             self._switch.touch()
         else:
             self._switch.unlink(missing_ok=True)
-        reader = Reader(self._system.ports.learner) if watched else None
-        with reader or nullcontext():
+        reader = Reader(self._system.ports.learner, at=self._at)
+        with reader if watched else nullcontext():
             before = self.until(self.steps + SETTLING_STEPS)
-            told = 0 if reader is None else reader.events
+            told = reader.events
             after = self.until(before.steps + TURN_STEPS)
-            self.events += 0 if reader is None else reader.events - told
+        self.events += reader.events - told
+        self._at = reader.at
         return before, after
 
 
@@ -242,7 +249,7 @@ def measured(*, pairs: int, steps: int, trackers: Sequence[str], watched_first: 
                     (watched if is_watched else other).add(*run.turn(watched=is_watched))
             found.append((watched, other))
             ratios = watched.step_s / other.step_s, watched.cpu_s / other.cpu_s
-            print(f"{number + 1}: {ratios[0]:.4f} of time, {ratios[1]:.4f} of CPU, {watched}, {other}", flush=True)
+            print(f"{number + 1}: {ratios[0]:.4f} of time, {ratios[1]:.4f} of CPU", flush=True)
         seconds = sum(watched.seconds for watched, _ in found)
         return Found(found, begun.watching["processes of trackers"], run.events / seconds)
 
@@ -254,7 +261,7 @@ def table(found: Sequence[Found], *, command: str) -> str:
         "# What it costs to be watched",
         "",
         f"`{command}`: the demo with its page followed, trajectories kept and trackers on,",
-        f"against the same run without, in turns of {TURN_STEPS} steps; {len(found)} starts.",
+        f"against the same run without, in turns of {TURN_STEPS} steps.",
         "",
         "| ms | watched (median) | not watched (median) | ratio: median | smallest | largest | mean ± error |",
         "|---|---|---|---|---|---|---|",

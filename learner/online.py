@@ -117,7 +117,9 @@ class OnlineTraining:
             log.info("replaying the batch of step %d from the log", logged.version + 1)
             batch = logged.read()
             start = time.monotonic()
-            metrics = self._train(batch, max_lag=batch.bound(config.max_lag))
+            sequences = self._sequences(batch, max_lag=batch.bound(config.max_lag))
+            metrics = self._train(batch, sequences)
+            self._keep(batch, sequences)
             timing = Timing(time_s=0.0, wait_s=0.0, train_s=time.monotonic() - start, copy_s=0.0)
             self._records.replay(self._record(batch, timing), metrics, lag_bound=self._guard.max_lag)
             self._measures.replayed(self._version)
@@ -160,13 +162,15 @@ class OnlineTraining:
         start = time.monotonic()
         batch = self._call(self._intake.take(), may_end=True)
         taken = time.monotonic()
-        metrics = self._train(batch, max_lag=self._config.max_lag)
+        sequences = self._sequences(batch, max_lag=self._config.max_lag)
+        metrics = self._train(batch, sequences)
         lag_bound = self._guard.max_lag
         change = self._guard.observe(metrics, lag=max(batch.lags))
         self._call(self._intake.trained(self._version, max_lag=self._guard.max_lag))
         trained = time.monotonic()
         self._publish()
         copied = time.monotonic()
+        self._keep(batch, sequences)  # now that nobody waits for this thread
         assert self._began is not None
         timing = Timing(
             time_s=copied - self._began, wait_s=taken - start, train_s=trained - taken, copy_s=copied - trained
@@ -195,10 +199,8 @@ class OnlineTraining:
         success = self._config.evaluation.success_reward
         return step_record(batch.groups, version=batch.version, timing=timing, success_reward=success)
 
-    def _train(self, batch: TakenBatch, *, max_lag: int) -> StepMetrics:
-        sequences = self._sequences(batch, max_lag=max_lag)
+    def _train(self, batch: TakenBatch, sequences: Sequence[TrainSequence]) -> StepMetrics:
         metrics = self._trainer.train_step(sequences, version=batch.version)
-        self._keep(batch, sequences)
         if metrics.skipped_updates:
             self._say_skipped(batch, metrics)
             stop_after_skips(metrics, most=self._config.training.max_skipped_updates)

@@ -4,8 +4,9 @@
     event loop ── left_out ───────▶ ┴ a queue of few steps ──▶ a thread of its own ──▶ trajectories/part-<first step>.db
 
 Nobody waits for it: what finds no room in the queue, in the share of time or on the disk is counted and left out. The
-newest part is written to, the oldest is deleted whole. A step is one transaction: readers see whole steps, and so does
-whoever opens the file after a SIGKILL. The tokens of a group are one blob, column by column, as they share a prompt.
+newest part is written to, the oldest is deleted whole. A transaction has the steps of a second: readers see whole
+steps, and so does whoever opens the file after a SIGKILL. The tokens of a group are one blob, column by column, as they
+share a prompt.
 """
 
 import json
@@ -22,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +49,9 @@ COLUMNS = {
 """Of each token. `versions` is -1 where nobody sampled; logprobs and entropies in nats; what nobody knows is NaN."""
 
 _OF_THE_LEARNER = ("learner_logprobs", "entropies", "advantages")
-_QUEUED_STEPS = 4
+_QUEUED_STEPS = 8
+_GATHER_S = 1.0
+"""What comes in it is written in one transaction: a commit, and waking a thread, cost as much as a small group."""
 _GRANTED_S = 0.05
 _CLOSE_S = 10.0
 
@@ -67,8 +70,7 @@ CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(text, content='rows', conten
 Columns = dict[str, NDArray[Any]]
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where the tokens of a sequence belong: in a group of the step, in its trajectory, from the token `start` on."""
 
     group: int
@@ -161,6 +163,7 @@ class TrajectoryStore:
         self._folder, self._budget_bytes, self._share = folder / FOLDER, budget_bytes, share
         self._part_bytes = min(part_bytes, max(1 << 20, budget_bytes // 4))
         self._queue: queue.Queue[TakenStep | None] = queue.Queue(maxsize=_QUEUED_STEPS)
+        self._wanted_now = threading.Event()
         self._began = time.monotonic()
         self._missed: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -183,6 +186,7 @@ class TrajectoryStore:
     ) -> None:
         with suppress(queue.Full):  # a thread that hangs on its disk is left behind
             self._queue.put(None, timeout=_CLOSE_S)
+            self._wanted_now.set()
             self._thread.join(_CLOSE_S)
 
     def take_up(self, *, version: int) -> None:
@@ -220,6 +224,8 @@ class TrajectoryStore:
             self._queue.put_nowait(taken)
         except queue.Full:
             self._count(taken, len(taken.groups))
+        if self._queue.qsize() >= _QUEUED_STEPS // 2:
+            self._wanted_now.set()
 
     def put_left_out(self, group: TrajectoryGroup, *, step: int, why: str) -> None:
         """A group that will not be trained, although it came; `step` is the one that it might have been in."""
@@ -231,6 +237,7 @@ class TrajectoryStore:
 
     def wait_idle(self) -> None:
         """Returns when all that was taken so far is written, or given up."""
+        self._wanted_now.set()
         self._queue.join()
 
     def _count(self, taken: TakenStep, groups: int, *, trajectories: int | None = None) -> None:
@@ -245,17 +252,36 @@ class TrajectoryStore:
             self.spent_s += seconds
 
     def _write(self) -> None:
-        while (taken := self._queue.get()) is not None:
+        while steps := self._next():
             began = time.thread_time()
             try:
-                self._write_step(taken)
+                self._write_steps(steps)
             except Exception as error:  # noqa: BLE001 - a full disk, or whatever else, costs samples, never the run
                 self._give_up(error)
-                self._count(taken, len(taken.groups))
+                for taken in steps:
+                    self._count(taken, len(taken.groups))
             self._spend(time.thread_time() - began)
-            self._queue.task_done()
+            for _ in steps:
+                self._queue.task_done()
         if self._database is not None:
             self._database.close()
+
+    def _next(self) -> list[TakenStep]:
+        """What is written together; empty at the end."""
+        found: list[TakenStep] = []
+        taken = self._queue.get()
+        if taken is not None:
+            self._wanted_now.wait(_GATHER_S)
+            self._wanted_now.clear()
+        while taken is not None:
+            found.append(taken)
+            try:
+                taken = self._queue.get_nowait()
+            except queue.Empty:
+                return found
+        if found:
+            self._queue.put(None)  # the end is met once more
+        return found
 
     def _give_up(self, error: Exception) -> None:
         if not self._said:
@@ -265,15 +291,16 @@ class TrajectoryStore:
             self._database.close()
         self._database = None
 
-    def _write_step(self, taken: TakenStep) -> None:
-        database = self._open(taken.step)
+    def _write_steps(self, steps: Sequence[TakenStep]) -> None:
+        database = self._open(steps[0].step)
         with self._lock:
             missed, self._missed = self._missed, {}
         database.execute("BEGIN IMMEDIATE")
-        for group, columns in columns_of(taken):
-            _insert(database, group, columns, taken)
+        for taken in steps:
+            for group, columns in columns_of(taken):
+                _insert(database, group, columns, taken)
         counted = [
-            (taken.step, len(taken.groups), taken.trajectories, 0),
+            *((taken.step, len(taken.groups), taken.trajectories, 0) for taken in steps),
             *((step, 0, 0, n) for step, n in missed.items()),
         ]
         database.executemany(_COUNT, counted)
@@ -304,6 +331,12 @@ _COUNT = """INSERT INTO steps VALUES(?, ?, ?, ?) ON CONFLICT(step) DO UPDATE SET
 trajectories = trajectories + excluded.trajectories, left_out = left_out + excluded.left_out"""
 
 
+_ROWS = "INSERT INTO rows(grp, place, step, environment, task, why, reward, length, lag, finish, facts, text) VALUES "
+_ROW = f"({', '.join('?' * 12)})"
+_ROWS_AT_ONCE = 500
+"""SQLite takes at most 32,766 values. Each statement lets go of the GIL, and may wait for it behind the trainer."""
+
+
 def _insert(database: sqlite3.Connection, group: TrajectoryGroup, columns: Sequence[Columns], taken: TakenStep) -> None:
     rewards = np.array([one.reward.reward for one in group.trajectories if one.reward.reward is not None])
     mean, std = (float(rewards.mean()), float(rewards.std())) if len(rewards) else (None, None)
@@ -313,16 +346,17 @@ def _insert(database: sqlite3.Connection, group: TrajectoryGroup, columns: Seque
         (taken.step, group.incarnation, group.lease_id, group.environment, group.task_index, taken.why,
          len(group.trajectories), mean, std, group.prompt_text, packed(columns)),
     )  # fmt: skip
-    for place, (one, own) in enumerate(zip(group.trajectories, columns, strict=True)):
-        text = one.completion_text.replace("\0", "\u2400")  # at a zero SQLite's functions see a text's end
-        row = database.execute(
-            "INSERT INTO rows(grp, place, step, environment, task, why, reward, length, lag, finish, facts, text)"
-            " VALUES(?,?,?,?,?,?,?,?,?,?,?,?)",
-            (added.lastrowid, place, taken.step, group.environment, group.task_index, taken.why, one.reward.reward,
-             int(one.loss_mask.sum()), _lag(one, taken.step), one.stop_reason or one.turns[-1].finish_reason,
-             json.dumps(_facts(one, own)), text),
-        )  # fmt: skip
-        database.execute("INSERT INTO words(rowid, text) VALUES(?,?)", (row.lastrowid, text))
+    rows = [
+        (added.lastrowid, place, taken.step, group.environment, group.task_index, taken.why, one.reward.reward,
+         int(one.loss_mask.sum()), _lag(one, taken.step), one.stop_reason or one.turns[-1].finish_reason,
+         json.dumps(_facts(one, own)),
+         one.completion_text.replace("\0", "\u2400"))  # at a zero SQLite's functions see a text's end
+        for place, (one, own) in enumerate(zip(group.trajectories, columns, strict=True))
+    ]  # fmt: skip
+    for first in range(0, len(rows), _ROWS_AT_ONCE):
+        some = rows[first : first + _ROWS_AT_ONCE]
+        database.execute(_ROWS + ", ".join([_ROW] * len(some)), [value for row in some for value in row])
+    database.execute("INSERT INTO words(rowid, text) SELECT id, text FROM rows WHERE grp = ?", (added.lastrowid,))
 
 
 def _lag(trajectory: Trajectory, step: int) -> int | None:

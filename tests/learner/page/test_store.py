@@ -219,6 +219,15 @@ def test_beyond_its_share_of_time_one_group_of_a_step_is_kept_and_the_rest_count
     assert None not in shown["trajectories"][0]["tokens"]["learner_logprobs"]
 
 
+def test_steps_that_come_at_once_are_all_kept(tmp_path: Path) -> None:
+    with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=1.0) as store:
+        for step in range(1, 9):
+            store.put(taken(step, made_group(step, step=step)))
+
+    assert store.left_out == 0
+    assert {row["step"] for row in page(tmp_path, Filter()).rows} == set(range(1, 9))
+
+
 def test_beyond_twice_its_share_of_time_nothing_is_kept(tmp_path: Path) -> None:
     with TrajectoryStore(tmp_path, budget_bytes=1 << 30, share=0.0) as store:
         store.spent_s = 1.0
