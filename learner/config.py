@@ -245,7 +245,7 @@ class SamplesConfig(ConfigModel):
     enabled: bool = Field(True, description="whether any are kept")
     budget_mb: int = Field(2048, ge=4, description="room on the disk in MiB; beyond it the oldest steps go")
     time_share: float = Field(
-        0.005,
+        0.0025,
         ge=0,
         le=1,
         description="share of the time that keeping them may take from one core; beyond it one group of a step is "

@@ -177,7 +177,7 @@ def test_lines_that_come_too_soon_are_sent_as_one_with_the_means_of_their_number
         assert let_go.wait(PATIENCE_S)
 
     tracker = Scripted(log=hang)
-    tracker.every_s = 0.05
+    tracker.every_s, tracker.joins = 0.05, True
     follower = Follower(tracker, run)
     follower.put({"kind": "step", "step": 1, "loss": 0.5})
     assert hanging.wait(PATIENCE_S)
@@ -192,6 +192,18 @@ def test_lines_that_come_too_soon_are_sent_as_one_with_the_means_of_their_number
     joined = (3, {"loss": 2.0, "publish/total_s": 0.25})
     assert tracker.seen == ["sums", (1, {"loss": 0.5}), joined, (2, "resume", {"version": 2}), "finished"]
     assert follower.dropped == 0
+
+
+def test_lines_that_come_too_soon_are_passed_on_together_where_each_is_wanted(run: TrackedRun) -> None:
+    tracker = Scripted()
+    tracker.every_s = 2 * PATIENCE_S
+    follower = Follower(tracker, run)
+    for step in range(1, 4):
+        follower.put({"kind": "step", "step": step, "loss": 0.5 * step})
+    follower.end("finished")
+    follower._thread.join(PATIENCE_S)
+
+    assert tracker.seen == ["sums", *((step, {"loss": 0.5 * step}) for step in range(1, 4)), "finished"]
 
 
 def test_a_run_that_fails_is_a_failed_one_there(run: TrackedRun) -> None:
