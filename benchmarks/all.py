@@ -4,8 +4,9 @@
 
 Each is its own command, run as it stands in the table, and writes its own file in benchmarks/results; from there come
 the figures of benchmarks/results/README.md. A benchmark for which the time is not enough, or that fails, is named
-there with the reason. What takes longer (`algorithms`, `env_learning`, `rlhf_chain`, `soak`, `make chaos`, `make
-simulate`) is left to its own command. Figures are of the machine at that time: run it with nothing else beside it.
+there with the reason; the rows of those that were not asked for are what their files say. What takes longer
+(`algorithms`, `env_learning`, `rlhf_chain`, `soak`, `make chaos`, `make simulate`) is left to its own command. Figures
+are of the machine at that time: run it with nothing else beside it.
 """
 
 import argparse
@@ -270,8 +271,13 @@ def report(ran: Sequence[Ran], *, read: Callable[[str], str]) -> str:
         "| what | measured | goal | command | its table |",
         "|---|---|---|---|---|",
     ]
-    for each in ran:
-        lines += _rows(each, read)
+    made = {each.benchmark: each for each in ran}
+    for benchmark in ALL:
+        lines += _rows(made.get(benchmark, Ran(benchmark)), read)
+    others = [benchmark for benchmark in ALL if benchmark not in made]
+    if others:
+        names = ", ".join(dict.fromkeys(benchmark.name for benchmark in others))
+        lines += ["", f"Not run with the others: {names}. Their files say of which machine and commit they are."]
     return "\n".join([*lines, ""])
 
 

@@ -43,3 +43,11 @@ def test_a_benchmark_that_failed_or_did_not_fit_is_named_with_the_reason() -> No
     assert rows[1].startswith(f"| {first.figures[0].what} | not in its table | 98 % | `{first.command}`")
     assert rows[2].startswith(f"| {second.name} | failed with 1: a/b | | `{second.command}`")
     assert rows[3].startswith(f"| {third.name} | not run: 6 minutes did not fit |")
+
+
+def test_what_was_not_run_keeps_the_figures_of_its_file() -> None:
+    first, second = ALL[:2]
+    text = report([Ran(first, 3.0)], read=lambda name: "| TRL | 2.5 |" if name == second.file else "")
+
+    assert f"| training step: TRL's CPU over ours | 2.5 | 2 times | `{second.command}`" in text
+    assert f"Not run with the others: {second.name}, " in text
