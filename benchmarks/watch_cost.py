@@ -10,8 +10,9 @@ It is one run that is watched by turns of some steps (benchmarks/watched_learner
 speed changes by a tenth from one minute to the next, and two starts of the same run differ by some per cent. A pair is
 so many steps of each, in the order that takes a steady change of speed out; compared are their seconds, and the CPU
 seconds of all processes, trackers' own included. The first steps of a turn are not compared, in which what the one
-before has left in queues is worked off. What comes before the 81st step, such as the start of W&B, is told by itself,
-in CPU seconds. It needs the demo's model (`make demo` makes it), and a machine with nothing else on it.
+before has left in queues is worked off. What the trackers' processes take while nothing is told to them is in both, and
+told by itself; so is, in CPU seconds, what comes before the 81st step, such as the start of W&B. It needs the demo's
+model (`make demo` makes it), and a machine with nothing else on it.
 """
 
 import argparse
@@ -60,7 +61,7 @@ _WATCHING = ("trajectories", "tracker ")
 
 @dataclass
 class Cost:
-    """Of all turns so far of one kind. `watching_s` are CPU seconds of the threads and processes that only watch."""
+    """Of all turns so far of one kind. `watching` are CPU seconds of the threads and processes that only watch."""
 
     steps: int = 0
     seconds: float = 0.0
