@@ -11,35 +11,31 @@ Results go to benchmarks/results/.
 
 import argparse
 import json
+import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from math import comb
 from pathlib import Path
 
-from services.process import parent_death_signal
+from benchmarks.warm_system import Options, WarmSystem, warm_system
 
 RESULTS = Path(__file__).with_name("results")
-SERVICES = {"reward-service": 7320, "generator": 7310, "env-service": 7330}
-ON: Mapping[str, object] = {}
-OFF: Mapping[str, object] = {"checkpoint.journal": "false", "checkpoint.every-steps": 1_000_000}
+ON: Options = {}
+OFF: Options = {"checkpoint.journal": "false", "checkpoint.every-steps": 1_000_000}
+_LONGEST_RUN_S = 1800.0
 
 
 def main() -> None:
     """Runs all pairs, prints and writes the ratios with the interval of their median."""
     arguments = _arguments()
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = Path(name)
-        for service in SERVICES:
-            stack.enter_context(_service(service, config=arguments.config, folder=folder))
-        _speed(ON, arguments=arguments, folder=folder / "warm-up")
-        pairs = [_pair(number, arguments=arguments, folder=folder) for number in range(arguments.pairs)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the services end as well
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        warm_system(arguments.config, folder=Path(folder), options={}) as system,
+    ):
+        _speed("warm-up", ON, system=system, steps=arguments.steps)
+        pairs = [_pair(number, system=system, steps=arguments.steps) for number in range(arguments.pairs)]
     report = _report(pairs, arguments=arguments)
     print(report)
     (RESULTS / "survival_cost.md").write_text(report, encoding="utf-8")
@@ -54,65 +50,20 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _pair(number: int, *, arguments: argparse.Namespace, folder: Path) -> tuple[float, float]:
+def _pair(number: int, *, system: WarmSystem, steps: int) -> tuple[float, float]:
     """Completions per second with everything on, and with it off."""
     speeds = {}
     for name, options in (("on", ON), ("off", OFF)) if number % 2 == 0 else (("off", OFF), ("on", ON)):
-        speeds[name] = _speed(options, arguments=arguments, folder=folder / f"{number}-{name}")
+        speeds[name] = _speed(f"{number}-{name}", options, system=system, steps=steps)
     ratio = speeds["on"] / speeds["off"]
     print(f"pair {number + 1}: {speeds['on']:.0f} and {speeds['off']:.0f} completions/s, ratio {ratio:.3f}", flush=True)
     return speeds["on"], speeds["off"]
 
 
-def _speed(options: Mapping[str, object], *, arguments: argparse.Namespace, folder: Path) -> float:
-    """Completions per second of one learner's whole run."""
-    chosen = {
-        "run.name": folder.name,
-        "run.directory": folder.parent,
-        "steps": arguments.steps,
-        "evaluation.tasks": 0,
-        "evaluation.final-tasks": 0,
-        **options,
-    }
-    words = [word for key, value in chosen.items() for word in (f"--{key}", str(value))]
-    command = [_script("learner"), "--config", str(arguments.config), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=parent_death_signal)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return float(summary["completions_per_s"])
-
-
-@contextmanager
-def _service(name: str, *, config: Path, folder: Path) -> Iterator[None]:
-    """Runs a service until the body ends; enters when it answers."""
-    with (folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [_script(name), "--config", str(config)], stdout=log, stderr=log, preexec_fn=parent_death_signal
-        )
-        try:
-            _await_health(name, process)
-            yield
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
-
-
-def _await_health(name: str, process: "subprocess.Popen[bytes]") -> None:
-    url = f"http://127.0.0.1:{SERVICES[name]}/healthz"
-    for _ in range(120):
-        if process.poll() is not None:
-            raise SystemExit(f"{name} ended with {process.returncode} before it answered")
-        try:
-            with urllib.request.urlopen(url, timeout=1):
-                return
-        except (urllib.error.URLError, TimeoutError):
-            time.sleep(0.5)
-    raise SystemExit(f"{name} does not answer at {url}")
-
-
-def _script(name: str) -> str:
-    return str(Path(sys.executable).with_name(name))
+def _speed(name: str, options: Options, *, system: WarmSystem, steps: int) -> float:
+    """Completions per second of one learner's whole run. Raises RunFailed."""
+    chosen = {"steps": steps, "evaluation.tasks": 0, "evaluation.final-tasks": 0, **options}
+    return system.learn(name, options=chosen, limit_s=_LONGEST_RUN_S).completions_per_s
 
 
 def _report(pairs: list[tuple[float, float]], *, arguments: argparse.Namespace) -> str:

@@ -61,7 +61,16 @@ class FinishedRun:
     """A run's folder, and what it came to."""
 
     folder: Path
-    summary: SummaryNumbers
+
+    @property
+    def summary(self) -> SummaryNumbers:
+        """Of a run with evaluations."""
+        return SummaryNumbers.model_validate_json((self.folder / "summary.json").read_text(encoding="utf-8"))
+
+    @property
+    def completions_per_s(self) -> float:
+        """Of any run."""
+        return float(json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))["completions_per_s"])
 
     def step_mean(self, name: str) -> float | None:
         """The mean over the steps of a number in metrics.jsonl, where steps have it."""
@@ -117,9 +126,7 @@ class WarmSystem:
         log = self.folder / f"{name}.log"
         with self.learning(name, options=options) as process:
             self._await_end(process, log=log, limit_s=limit_s)
-        folder = self.folder / name
-        text = (folder / "summary.json").read_text(encoding="utf-8")
-        return FinishedRun(folder=folder, summary=SummaryNumbers.model_validate_json(text))
+        return FinishedRun(self.folder / name)
 
     @contextmanager
     def learning(
