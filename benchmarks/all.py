@@ -188,6 +188,7 @@ ALL = (
             Figure("addition: completions/s", r"\| Headway", 2),
             Figure("the same of TRL", r"\| TRL", 2),
         ),
+        appends=True,
     ),
     Benchmark(
         "against_trl smollm2 --rounds 1 --steps 14 --output benchmarks/results/against_trl_smollm2.md",
@@ -197,6 +198,7 @@ ALL = (
             Figure("SmolLM2-135M: s a step", r"\| Headway", 1, "a quarter of TRL's"),
             Figure("the same of TRL", r"\| TRL", 1),
         ),
+        appends=True,
     ),
 )
 
