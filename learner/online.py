@@ -30,7 +30,7 @@ from learner.teachers.teachers import Teachers
 from learner.training.batch import Teaching, TrainSequence, sequences_of
 from learner.training.guard import Guard
 from learner.training.step import StepMetrics
-from learner.training.trainer import Trainer, stop_after_skips
+from learner.training.trainer import NotFinite, Trainer, stop_after_skips
 from learner.weights.fleet import IdleWatch
 from learner.weights.probe import Prober
 from learner.weights.published import Snapshot
@@ -203,7 +203,11 @@ class OnlineTraining:
         metrics = self._trainer.train_step(sequences, version=batch.version)
         if metrics.skipped_updates:
             self._say_skipped(batch, metrics)
-            stop_after_skips(metrics, most=self._config.training.max_skipped_updates)
+            try:
+                stop_after_skips(metrics, most=self._config.training.max_skipped_updates)
+            except NotFinite:
+                self._keep(batch, sequences)  # the caller comes no further, and this step is what one wants to see
+                raise
         self._version = batch.version + 1
         self._prober.renew(batch.groups)
         return metrics
