@@ -1,6 +1,6 @@
 """Fleets that no machine here could hold, under the simulator's virtual clock: does the run still keep all promises?
 
-    python -m benchmarks.fleets_virtual [--sizes 10x10x100,1000x10x1000,...] [--steps 4]
+    python -m benchmarks.fleets_virtual [--sizes 10x10x100,300x10x1000,...] [--steps 4]
 
 The learner's real event loop, ledger, journal, recovery, fleet and publisher, the env_services' real link, rollouts and
 clients and the generators' real gate and joins run in one process, over a network and disks in memory; engines,
@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.machine import described_machine, peak_rss
 
 RESULT = Path(__file__).with_name("results") / "fleets_virtual.md"
-SIZES = "10x10x100,100x10x100,10x100x100,10x10x1000,100x10x1000,10x100x1000,1000x10x1000,10x1000x1000"
+SIZES = "10x10x100,100x10x100,10x100x100,10x10x1000,100x10x1000,10x100x1000,300x10x1000,10x1000x1000"
 STEP_S = 30.0
 
 
