@@ -279,7 +279,7 @@ def report(ran: Sequence[Ran], *, read: Callable[[str], str]) -> str:
     others = [benchmark for benchmark in ALL if benchmark not in made]
     if others:
         names = ", ".join(dict.fromkeys(benchmark.name for benchmark in others))
-        lines += ["", f"Not run with the others: {names}. Their files say of which machine and commit they are."]
+        lines += ["", f"Not run with the others, but in earlier calls: {names}."]
     return "\n".join([*lines, ""])
 
 

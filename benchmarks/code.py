@@ -8,12 +8,12 @@ The kinds take turns. Each is a small solution with a few cases; the solution an
 
 import argparse
 import asyncio
-import os
 import statistics
 import time
 from pathlib import Path
 from typing import Literal
 
+from benchmarks.machine import described_machine
 from reward_service.code.arguments import CodeArguments
 from reward_service.code.code_judge import CodeJudge
 from reward_service.sandbox.pool import open_sandboxes
@@ -70,7 +70,7 @@ def _report(taken: dict[str, list[float]], given: argparse.Namespace) -> str:
     lines = [
         "# An item of `code`",
         "",
-        f"{given.rounds} of each kind, one at a time, sandbox = {given.sandbox!r}, {os.cpu_count()} cores.",
+        f"{given.rounds} of each kind, one at a time, sandbox = {given.sandbox!r}. {described_machine()}.",
         "",
         "| tests | median, ms | nine tenths below, ms |",
         "|---|---|---|",

@@ -399,7 +399,7 @@ def main() -> None:
     elif arguments.env is not None:
         asyncio.run(finish_all(arguments.address, tokens=arguments.env))
     else:
-        checkouts = [HERE] if arguments.against is None else [arguments.against.resolve(), HERE]
+        checkouts = [HERE] if arguments.against is None else [HERE, arguments.against.resolve()]
         table = measure(checkouts, rounds=arguments.rounds, lengths=arguments.lengths)
         RESULT.write_text(table, encoding="utf-8")
 

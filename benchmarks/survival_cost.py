@@ -18,6 +18,7 @@ import tempfile
 from math import comb
 from pathlib import Path
 
+from benchmarks.machine import described_machine
 from benchmarks.warm_system import Options, WarmSystem, warm_system
 
 RESULTS = Path(__file__).with_name("results")
@@ -73,6 +74,7 @@ def _report(pairs: list[tuple[float, float]], *, arguments: argparse.Namespace) 
         "# What surviving costs when nothing dies",
         "",
         f"`benchmarks/survival_cost.py`: {arguments.config}, {arguments.steps} steps, {len(pairs)} alternated pairs.",
+        f"{described_machine()}.",
         "",
         "| | completions/s, median (lowest to highest) |",
         "|---|---|",

@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import BaseModel, TypeAdapter
 
-from services.process import huge_pages
+from services.process import huge_pages, parent_death_signal
 
 Service = Literal["reward-service", "generator", "env-service"]
 SERVICES: tuple[Service, ...] = ("reward-service", "generator", "env-service")
@@ -182,7 +182,7 @@ def _started(
     whole = [*(command or [str(Path(sys.executable).with_name(name))]), "--config", str(config), *words]
     environment = {**os.environ, **(huge_pages(os.environ) if name == "learner" else {})}
     with log.open("wb") as file:
-        process = subprocess.Popen(whole, stdout=file, stderr=file, env=environment)
+        process = subprocess.Popen(whole, stdout=file, stderr=file, env=environment, preexec_fn=parent_death_signal)
         try:
             yield process
         finally:

@@ -50,4 +50,4 @@ def test_what_was_not_run_keeps_the_figures_of_its_file() -> None:
     text = report([Ran(first, 3.0)], read=lambda name: "| TRL | 2.5 |" if name == second.file else "")
 
     assert f"| training step: TRL's CPU over ours | 2.5 | 2 times | `{second.command}`" in text
-    assert f"Not run with the others: {second.name}, " in text
+    assert f"Not run with the others, but in earlier calls: {second.name}, " in text

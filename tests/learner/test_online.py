@@ -1,13 +1,57 @@
-"""The order of what a step of online training does, with a scripted trainer."""
+"""What evaluations beside training say of checkpoints, and the step at which training gives up."""
 
+import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from learner.online import OnlineTraining
+from learner.evaluation.results import Evaluation, Sample, TaskSamples, result_of
+from learner.journal.checkpoints import Checkpoints
+from learner.online import Credits, OnlineTraining
 from learner.page.store import TakenStep
 from learner.training.trainer import NotFinite
+
+
+def evaluation(version: int, *, own: int) -> Evaluation:
+    """Of four tasks, `own` of which the version itself has answered."""
+    sample = Sample(completion="a", reward=1.0, answer="a", length=1, truncated=False)
+    tasks = tuple(TaskSamples(task_index=at, prompt="?", samples=(sample,)) for at in range(4))
+    whole = result_of(tasks, version=version, failed=0, sampled_by=(version, version + 9), success=1.0, ks=(1,))
+    mine = dataclasses.replace(whole, tasks=own, newest_version=version) if own else None
+    return Evaluation(environment="sums", result=whole, tasks=tasks, own=mine)
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    made = Checkpoints(tmp_path, keep=3, keep_best=1)
+    for version in (100, 200, 300):
+        made.write(version=version, save_trainer=lambda folder: folder.mkdir())
+    return made
+
+
+def test_that_an_evaluation_does_not_count_for_the_best_checkpoints_is_said_once_in_a_run(
+    checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    credits = Credits(checkpoints, wanted=True)
+    with caplog.at_level("INFO"):
+        for version, own in ((50, 1), (100, 1), (200, 0), (300, 2)):
+            credits.note(evaluation(version, own=own))
+
+    (said,) = caplog.messages
+    assert said.startswith("the evaluation of version 100 does not count for checkpoint.keep_best")
+    assert "headway eval RUN.toml --checkpoint" in said
+    assert "/checkpoint-00000100 " in said
+    assert [each.version for each in checkpoints.best()] == [300]
+
+
+def test_where_no_checkpoint_is_kept_for_its_evaluation_nothing_is_said_of_it(
+    checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        Credits(checkpoints, wanted=False).note(evaluation(100, own=0))
+    assert not caplog.messages
 
 
 def test_the_step_at_which_training_gives_up_is_kept_for_the_viewer() -> None:
