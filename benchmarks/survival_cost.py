@@ -99,7 +99,7 @@ def _interval(ordered: list[float]) -> tuple[float, float, float]:
     Their ranks follow from the binomial distribution alone, whatever the ratios' own.
     """
     count = len(ordered)
-    for rank in range(count // 2, 0, -1):
+    for rank in range(max(1, count // 2), 0, -1):
         outside = 2 * sum(comb(count, below) for below in range(rank)) / 2**count
         if outside <= 0.05 or rank == 1:
             return ordered[rank - 1], ordered[count - rank], 1 - outside
