@@ -325,8 +325,8 @@ class Parts:
             rewards=self.records.rewards_seen.shown(),
         )
 
-    def _forgotten(self, group: TrajectoryGroup) -> None:
-        self._filtered(group, "too_old")
+    def _forgotten(self, group: TrajectoryGroup, why: str) -> None:
+        self._filtered(group, why)
         if self.config.teachers:
             self.teachers.forget(group)
 

@@ -261,7 +261,7 @@ class GroupFlow:
         options: IntakeOptions,
         left_out: Callable[[str], None],
         accepted: Callable[[TrajectoryGroup], None],
-        forgotten: Callable[[TrajectoryGroup], None],
+        forgotten: Callable[[TrajectoryGroup, str], None],
         filtered: Callable[[TrajectoryGroup, str], None],
         failed_write: Callable[[str], None],
         belongs: Belongs | None,
@@ -326,11 +326,15 @@ class GroupFlow:
             self._filter(group, reason)
             lease_ended(trace, left_out=reason.value)
         else:
-            self.buffer[lease_id] = group
-            lease_began(trace, at="batch")
+            self.keep(group)
             self._accepted(group)
         await self.env_services.cancel(answer.cancelled)
         return True
+
+    def keep(self, group: TrajectoryGroup) -> None:
+        """The group waits for its batch from here on."""
+        self.buffer[group.lease_id] = group
+        lease_began(lease_trace(group.incarnation, group.lease_id), at="batch")
 
     def _filter(self, group: TrajectoryGroup, reason: FilterReason) -> None:
         self._ledger.filter(lease_id=group.lease_id)
@@ -354,6 +358,7 @@ class GroupFlow:
 
     def _give_up(self, failed: Failed) -> None:
         log.warning("lease %d is given up: %s", failed.lease_id, failed.reason)
+        lease_ended(lease_trace(failed.incarnation, failed.lease_id), left_out="dead_lettered")
         task_index = self.granting.task_index(failed.lease_id)
         self._dead_letters.append(failed, task_index=task_index, version=self._ledger.version)
         self.failure = self.failure or self._dead_letters.verdict(self._ledger)
@@ -385,7 +390,8 @@ class GroupFlow:
         for attempt in ended:
             self._left_out(why)
             if attempt.holder is None and (group := self.buffer.pop(attempt.lease_id, None)) is not None:
-                self._forgotten(group)
+                lease_ended(lease_trace(group.incarnation, group.lease_id), at="batch", left_out=why)
+                self._forgotten(group, why)
             if attempt.given_up is not None:
                 named = AttemptId(attempt.lease_id, attempt.attempt)
                 self._give_up(self.incarnations.failed(named, attempt.given_up, data_fault=attempt.data_fault))

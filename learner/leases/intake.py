@@ -71,8 +71,8 @@ class Intake:
     """What the trainer asks for, and the loops beside it.
 
     `refused` is told the reason of each refused message, `left_out` that of each group or attempt that came to nothing;
-    `accepted` of each group that waits for its step, `forgotten` if it will not be trained after all, and `filtered`
-    of each that is left out on purpose, with the reason; `failed_write` what the disk did not take.
+    `accepted` of each group that waits for its step, `forgotten` if it will not be trained after all and `filtered`
+    of each that is left out on purpose, both with the reason; `failed_write` what the disk did not take.
     `belongs` judges versions of former lives; without it, all count up to the version at which this life resumes.
     """
 
@@ -91,7 +91,7 @@ class Intake:
         refused: Callable[[str], None] = lambda reason: None,
         left_out: Callable[[str], None] = lambda reason: None,
         accepted: Callable[[TrajectoryGroup], None] = ignored,
-        forgotten: Callable[[TrajectoryGroup], None] = ignored,
+        forgotten: Callable[[TrajectoryGroup, str], None] = lambda group, reason: None,
         filtered: Callable[[TrajectoryGroup, str], None] = lambda group, reason: None,
         failed_write: Callable[[str], None] = lambda what: None,
         belongs: Belongs | None = None,
@@ -240,7 +240,7 @@ class Intake:
                 lease_id=group.lease_id, oldest_version=oldest_of(group), size=tokens_of(group)
             )
             if answer.verdict is Verdict.ACCEPTED:
-                self._flow.buffer[group.lease_id] = group
+                self._flow.keep(group)
 
     async def fleet_changed(self) -> None:
         """Somebody serves another version than before, came, left, or has proven what it serves, or failed to."""

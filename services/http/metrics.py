@@ -35,6 +35,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 log = logging.getLogger(__name__)
 
 _MOST_PEERS = 1024
+_MOST_BEGAN = 65_536
 _MOST_LEFT = 32
 
 Known = Iterable[Sequence[str]]
@@ -322,8 +323,8 @@ def lease_began(trace: str, *, at: str = "lease") -> None:
     A lease that is granted again began with its first grant: all its attempts are in its trace.
     """
     if _exporting is not None and trace:
-        if len(_exporting.began) > _MOST_PEERS:  # of leases that came to nothing
-            _exporting.began.clear()
+        if len(_exporting.began) >= _MOST_BEGAN:  # the oldest first, of leases that came to nothing
+            del _exporting.began[next(iter(_exporting.began))]
         _exporting.began.setdefault(f"{at} {trace}", time.time_ns())
 
 

@@ -133,6 +133,7 @@ class Learner:
     left_out: Counter[str]
     not_written: Counter[str]
     waits: Waiting
+    forgotten: list[tuple[int, str]]
 
     async def serve(self, number: int) -> None:
         """A generator serves this version."""
@@ -184,6 +185,7 @@ async def learner(
     clock = Clock()
     left_out: Counter[str] = Counter()
     not_written: Counter[str] = Counter()
+    forgotten: list[tuple[int, str]] = []
 
     def count(reason: str) -> None:
         left_out[reason] += 1
@@ -218,6 +220,7 @@ async def learner(
                 waits=waits,
                 options=options(filters=filters),
                 left_out=count,
+                forgotten=lambda group, why: forgotten.append((group.lease_id, why)),
                 failed_write=lambda what: not_written.update([what]),
                 clock=clock,
             )
@@ -231,6 +234,7 @@ async def learner(
                 clock=clock,
                 folder=folder,
                 waits=waits,
+                forgotten=forgotten,
             )
             for version in range(_VERSIONS * INCARNATION):
                 proven = PolicyVersion(1 + version // _VERSIONS, version % _VERSIONS)

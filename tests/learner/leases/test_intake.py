@@ -457,6 +457,7 @@ async def test_a_bound_that_falls_after_a_step_cancels_what_it_makes_too_old_and
         (cancelled,) = (await env.next(Cancelled)).leases
         assert cancelled.lease_id == running_on.lease_id == 2
         assert ours.left_out == {"too_old": 2}
+        assert ours.forgotten == [(1, "too_old")], "the other one was running"
         await ours.serve(1)
         (again,) = await env.leases(1)
         assert (again.lease_id, again.attempt) == (1, 1)

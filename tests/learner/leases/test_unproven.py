@@ -125,6 +125,7 @@ async def test_what_a_process_sampled_since_it_is_distrusted_leaves_the_buffer_a
         books = ours.intake.books()
         books.check()
         assert (books.buffered, books.dropped, ours.left_out["unproven"]) == (0, 1, 1)
+        assert ours.forgotten == [(4, "unproven")]
         assert 4 in [lease.lease_id for lease in (await env.next(Granted)).leases]
         assert LoggedDistrust(OTHER, PolicyVersion(INCARNATION, 1)) in ours.journal()
         await env.finish(sampled_by(OTHER, 4, version=1, attempt=1))
