@@ -8,7 +8,7 @@ addition: the demo's task and settings, both sides with as many groups, updates 
 completions/s, and the time to a mean reward of 0.9 over 20 steps. `--set` and `--trl` change them (fields of TrlRun).
 smollm2: SmolLM2-135M-Instruct in float32, 4 x 8 completions of at most 48 tokens, rewarded for 12 to 18 words;
 seconds a step, at a learning rate of nothing, or completions would grow shorter on one side before the other.
-smollm2-bfloat16 is the same in bfloat16, which is faster where a CPU has AMX.
+smollm2-bfloat16 is the same in bfloat16, which is faster where a CPU has AMX or AVX512_BF16.
 
 TRL runs in a virtual environment of its own with what is fastest for it on a CPU: eager attention, fused AdamW, the
 step in one microbatch, no gradient checkpointing, no reference model, all cores. Both count from the beginning of the

@@ -1,10 +1,11 @@
 """Asynchronous against synchronous training: the same code, model and task, with `max_lag` 4 and 0, in alternation.
 
-    .venv/bin/python -m benchmarks.async_vs_sync [--config RUN.toml] [--steps N] [--rounds N]
+    .venv/bin/python -m benchmarks.async_vs_sync [--config RUN.toml | --subject NAME] [--steps N] [--rounds N]
 
 Synchronous training waits for sampling and sampling for training, so each phase may have both cores: it is run with one
 and with two threads a phase, and the faster of the two is the baseline. From its phase times follows what overlapping
-the phases can give at best, (Tgen + Ttrain) / max(Tgen, Ttrain). Results go to benchmarks/results/.
+the phases can give at best, (Tgen + Ttrain) / max(Tgen, Ttrain). A subject is one of `benchmarks.against_trl`. Results
+go to benchmarks/results/.
 """
 
 import argparse
@@ -14,6 +15,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.against_trl import SUBJECTS
+from benchmarks.machine import described_machine
 from benchmarks.whole_runs import run_headway
 
 RESULTS = Path(__file__).with_name("results")
@@ -45,8 +48,8 @@ class Run:
     completions_per_s: float
     train_s: float
     wait_s: float
-    accuracy_before: float
-    accuracy_after: float
+    accuracy_before: float | None
+    accuracy_after: float | None
     max_lag_seen: int
     generator_idle_share: float
 
@@ -55,21 +58,27 @@ def main() -> None:
     """Runs all variants `rounds` times in alternation, prints and writes the comparison."""
     arguments = _arguments()
     runs: list[Run] = []
-    for number in range(arguments.rounds):
-        for variant in VARIANTS if number % 2 == 0 else reversed(VARIANTS):
-            runs.append(_run(variant, config=arguments.config, steps=arguments.steps))
-            print(f"round {number + 1}: {runs[-1]}", flush=True)
-    report = _report(runs, title=f"{arguments.config}, {arguments.steps} steps, {arguments.rounds} rounds")
+    subject = arguments.subject or arguments.config.parent.name
+    with tempfile.TemporaryDirectory() as folder:
+        config = SUBJECTS[subject].config(Path(folder)) if arguments.subject else arguments.config
+        for number in range(arguments.rounds):
+            for variant in VARIANTS if number % 2 == 0 else reversed(VARIANTS):
+                runs.append(_run(variant, config=config, steps=arguments.steps))
+                print(f"round {number + 1}: {runs[-1]}", flush=True)
+    what = arguments.subject or arguments.config
+    report = _report(runs, title=f"{what}, {arguments.steps} steps, {arguments.rounds} rounds")
     print(report)
     RESULTS.mkdir(exist_ok=True)
-    name = f"async_vs_sync.{arguments.config.parent.name}"
+    name = f"async_vs_sync.{subject}"
     (RESULTS / f"{name}.md").write_text(report, encoding="utf-8")
     (RESULTS / f"{name}.json").write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n", encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path("examples/addition/run.toml"))
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--config", type=Path, default=Path("examples/addition/run.toml"))
+    what.add_argument("--subject", choices=sorted(SUBJECTS))
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     return parser.parse_args()
@@ -113,6 +122,7 @@ def _report(runs: list[Run], *, title: str) -> str:
         "# Asynchronous against synchronous",
         "",
         f"`benchmarks/async_vs_sync.py`: {title}. Medians over the rounds; lowest and highest in brackets.",
+        f"{described_machine()}.",
         "",
         "| variant | completions/s | train, s | wait, s | accuracy before → after | max lag | generator idle |",
         "|---|---|---|---|---|---|---|",
@@ -131,11 +141,13 @@ def _report(runs: list[Run], *, title: str) -> str:
 def _row(name: str, runs: list[Run]) -> str:
     cells = [
         name,
-        _spread([run.completions_per_s for run in runs], "{:.0f}"),
+        _spread([run.completions_per_s for run in runs], "{:.3g}"),
         _spread([run.train_s for run in runs], "{:.3f}"),
         _spread([run.wait_s for run in runs], "{:.3f}"),
-        f"{statistics.median(run.accuracy_before for run in runs):.3f} → "
-        + _spread([run.accuracy_after for run in runs], "{:.3f}"),
+        " → ".join(
+            _spread(found, "{:.3f}") if (found := [each for each in side if each is not None]) else "not measured"
+            for side in ([run.accuracy_before for run in runs], [run.accuracy_after for run in runs])
+        ),
         str(max(run.max_lag_seen for run in runs)),
         _spread([run.generator_idle_share for run in runs], "{:.0%}"),
     ]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.step_bound [--completion TOKENS] [--output FILE]
 
-The step is that of `benchmarks.against_trl smollm2`: 4 x 8 completions in float32, sampled and trained once. Counted
+The step is that of `benchmarks.against_trl smollm2`: 4 x 8 completions, sampled and trained once. Counted
 are the products with the model's matrices: a prompt once a group, in sampling and in training, without the head; each
 token of a completion once in sampling, and in training three times (forward, and backward for inputs and weights).
 Attention, norms, the optimizer and everything around them count as nothing. The speed is the best of several runs on
@@ -51,10 +51,10 @@ def weights(model: Path) -> tuple[int, int]:
     return config.num_hidden_layers * layer, hidden * config.vocab_size
 
 
-def speed(rows: int, inner: int, columns: int) -> float:
-    """FLOP/s of a product in float32 on all cores, the best of some."""
+def speed(rows: int, inner: int, columns: int, *, dtype: torch.dtype) -> float:
+    """FLOP/s of a product on all cores, the best of some."""
     torch.set_num_threads(os.cpu_count() or 1)
-    left, right = torch.randn(rows, inner), torch.randn(inner, columns)
+    left, right = torch.randn(rows, inner, dtype=dtype), torch.randn(inner, columns, dtype=dtype)
     took = []
     for _ in range(_RUNS):
         began = time.monotonic()
@@ -76,7 +76,13 @@ def main() -> None:
     step = work(layers=layers, head=head, prompt=prompt, completion=given.completion)
     config = AutoConfig.from_pretrained(SMOLLM2)
     rows = round(GROUPS * prompt + GROUPS * GROUP_SIZE * given.completion)
-    square, shaped = speed(SQUARE, SQUARE, SQUARE), speed(rows, config.hidden_size, config.intermediate_size)
+    speeds = {
+        name: (
+            speed(SQUARE, SQUARE, SQUARE, dtype=dtype),
+            speed(rows, config.hidden_size, config.intermediate_size, dtype=dtype),
+        )
+        for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
+    }
     whole = step.sampling + step.training
     text = "\n".join(
         [
@@ -85,12 +91,15 @@ def main() -> None:
             f"`python -m benchmarks.step_bound --completion {given.completion:g}`, which says what is counted.",
             f"{described_machine()}.",
             "",
-            "| | |",
-            "|---|---|",
-            f"| prompt and completion, tokens | {prompt:.0f}, {given.completion:.0f} |",
-            f"| sampling, training, TFLOP a step | {step.sampling / 1e12:.2f}, {step.training / 1e12:.2f} |",
-            f"| products of {SQUARE} squared, of the layers' shape, GFLOP/s | {square / 1e9:.0f}, {shaped / 1e9:.0f} |",
-            f"| a step at these speeds, s | {whole / square:.2f}, {whole / shaped:.2f} |",
+            f"Prompts of {prompt:.0f} tokens and completions of {given.completion:.0f}: {step.sampling / 1e12:.2f} TFLOP "
+            f"a step in sampling and {step.training / 1e12:.2f} in training.",
+            "",
+            f"| products of {SQUARE} squared, and of the layers' shape | GFLOP/s | a step at these speeds, s |",
+            "|---|---|---|",
+            *(
+                f"| {name} | {square / 1e9:.0f}, {shaped / 1e9:.0f} | {whole / square:.2f}, {whole / shaped:.2f} |"
+                for name, (square, shaped) in speeds.items()
+            ),
             "",
         ]
     )

@@ -46,6 +46,15 @@ from learner.weights.process_group import Rooms
 logger = logging.getLogger(__name__)
 
 _CLIPPING = ("clip_low", "clip_high", "log_clip_low", "log_clip_high", "dual_clip")
+_BOUND_BY_PRODUCTS = 50_000_000
+"""Weights. A model of 0.6M spends its time around the products of matrices; 135M is the least that was measured."""
+_FASTER = {
+    "float32": "training.dtype is bfloat16, and this CPU has neither AMX nor AVX512_BF16: float32 (and "
+    "training.publish_dtype and generator.engine.dtype with it) takes twice the memory and hardly more than half the "
+    "time",
+    "bfloat16": "training.dtype is float32, and this CPU multiplies bfloat16 fast: bfloat16 (and "
+    "training.publish_dtype and generator.engine.dtype with it) takes half the memory and about half the time",
+}
 
 
 class NotFinite(RuntimeError):
@@ -154,9 +163,15 @@ def _carried(found: dict[str, Any]) -> Carried:
     return Carried(**{**found, "rewards": RunningMoments(**found.get("rewards", {}))})
 
 
-def is_slow(dtype: Dtype, *, device: torch.device, cpu: Mapping[str, Any]) -> bool:
-    """Whether float32 would be faster: x86 multiplies bfloat16 quickly with AMX alone (`benchmarks/against_trl.py`)."""
-    return dtype == "bfloat16" and device.type == "cpu" and "amx_bf16" in cpu and not cpu["amx_bf16"]
+def faster_dtype(dtype: Dtype, *, device: torch.device, cpu: Mapping[str, Any], weights: int) -> Dtype:
+    """The type in which this CPU trains a model of so many weights fastest, as far as that is known: `dtype` if not.
+
+    An x86 multiplies bfloat16 fast with AMX or AVX512_BF16, and slower than float32 without (`benchmarks/against_trl`).
+    """
+    instructions = [cpu[name] for name in ("amx_bf16", "avx512_bf16") if name in cpu]
+    if device.type != "cpu" or not instructions or (dtype == "float32" and weights < _BOUND_BY_PRODUCTS):
+        return dtype
+    return "bfloat16" if any(instructions) else "float32"
 
 
 class Trainer:
@@ -197,11 +212,10 @@ class Trainer:
             reached=self._reached,
         )
         self._step.keeps_tokens = keeps_tokens
-        if ranks.leads and is_slow(config.dtype, device=ranks.device, cpu=torch.cpu.get_capabilities()):
-            logger.info(
-                "training.dtype is bfloat16, and this CPU has no AMX: float32 (and training.publish_dtype and "
-                "generator.engine.dtype with it) takes twice the memory and hardly more than half the time"
-            )
+        weights = sum(each.numel() for each in self._models.trained.parameters())
+        faster = faster_dtype(config.dtype, device=ranks.device, cpu=torch.cpu.get_capabilities(), weights=weights)
+        if ranks.leads and faster != config.dtype:
+            logger.info(_FASTER[faster])
         has_ratio = self._preset.samples_policy and self._preset.advantages is not None
         if not config.moves_within_step and has_ratio and not self._preset.moves_at_once:
             # Of the defaults nobody asked anything.

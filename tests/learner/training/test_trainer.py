@@ -19,7 +19,7 @@ from learner.training.packing import Microbatch
 from learner.training.policy import PolicyModel, WeightSnapshot
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.step import TrainingStopped
-from learner.training.trainer import NotFinite, Trainer, is_slow, stop_after_skips
+from learner.training.trainer import NotFinite, Trainer, faster_dtype, stop_after_skips
 from tests.learner.training.plain_adamw import plain_training
 from tests.learner.training.tiny_model import random_sequences, with_a_bad_reward
 
@@ -449,17 +449,40 @@ def test_a_step_can_be_stopped_between_microbatches_and_leaves_the_weights_alone
     made.close()
 
 
+OLD, AVX512, AMX = ({"amx_bf16": amx, "avx512_bf16": avx} for amx, avx in ((False, False), (False, True), (True, True)))
+ARM = {"arm_bf16": True}
+
+
 @pytest.mark.parametrize(
-    ("dtype", "device", "cpu", "slow"),
+    ("dtype", "weights", "device", "cpu", "faster"),
     [
-        ("bfloat16", "cpu", {"amx_bf16": False}, True),
-        ("bfloat16", "cpu", {"amx_bf16": True}, False),
-        ("bfloat16", "cpu", {"arm_bf16": True}, False),  # of no x86
-        ("bfloat16", "cuda", {"amx_bf16": False}, False),
-        ("float32", "cpu", {"amx_bf16": False}, False),
+        ("bfloat16", 135_000_000, "cpu", OLD, "float32"),
+        ("bfloat16", 600_000, "cpu", OLD, "float32"),
+        ("bfloat16", 135_000_000, "cpu", AVX512, "bfloat16"),
+        ("bfloat16", 135_000_000, "cpu", AMX, "bfloat16"),
+        ("bfloat16", 135_000_000, "cpu", ARM, "bfloat16"),
+        ("bfloat16", 135_000_000, "cuda", OLD, "bfloat16"),
+        ("float32", 135_000_000, "cpu", OLD, "float32"),
+        ("float32", 135_000_000, "cpu", AVX512, "bfloat16"),
+        ("float32", 135_000_000, "cpu", AMX, "bfloat16"),
+        ("float32", 600_000, "cpu", AMX, "float32"),  # too small to gain
+        ("float32", 135_000_000, "cpu", ARM, "float32"),  # not measured
+        ("float32", 135_000_000, "cuda", AMX, "float32"),
     ],
 )
-def test_bfloat16_is_called_slow_on_an_x86_without_amx(
-    dtype: Dtype, device: str, cpu: dict[str, bool], slow: bool
+def test_the_faster_type_follows_what_the_cpu_multiplies_fast(
+    dtype: Dtype, weights: int, device: str, cpu: dict[str, bool], faster: Dtype
 ) -> None:
-    assert is_slow(dtype, device=torch.device(device), cpu=cpu) == slow
+    assert faster_dtype(dtype, device=torch.device(device), cpu=cpu, weights=weights) == faster
+
+
+def test_the_learner_says_which_type_would_be_faster(
+    tiny_llama: Path, commands: CommandChannel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: AMX)
+    caplog.set_level("INFO", "learner.training.trainer")
+    with trainer(tiny_llama, commands):
+        assert "multiplies bfloat16 fast" not in caplog.text
+    monkeypatch.setattr("learner.training.trainer._BOUND_BY_PRODUCTS", 0)
+    with trainer(tiny_llama, commands):
+        assert "this CPU multiplies bfloat16 fast" in caplog.text
