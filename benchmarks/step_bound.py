@@ -91,8 +91,8 @@ def main() -> None:
             f"`python -m benchmarks.step_bound --completion {given.completion:g}`, which says what is counted.",
             f"{described_machine()}.",
             "",
-            f"Prompts of {prompt:.0f} tokens and completions of {given.completion:.0f}: {step.sampling / 1e12:.2f} TFLOP "
-            f"a step in sampling and {step.training / 1e12:.2f} in training.",
+            f"Prompts of {prompt:.0f} tokens and completions of {given.completion:.0f}: "
+            f"{step.sampling / 1e12:.2f} TFLOP a step in sampling and {step.training / 1e12:.2f} in training.",
             "",
             f"| products of {SQUARE} squared, and of the layers' shape | GFLOP/s | a step at these speeds, s |",
             "|---|---|---|",
