@@ -58,9 +58,8 @@ def main() -> None:
     """Runs all variants `rounds` times in alternation, prints and writes the comparison."""
     arguments = _arguments()
     runs: list[Run] = []
-    subject = arguments.subject or arguments.config.parent.name
     with tempfile.TemporaryDirectory() as folder:
-        config = SUBJECTS[subject].config(Path(folder)) if arguments.subject else arguments.config
+        config = SUBJECTS[arguments.subject].config(Path(folder)) if arguments.subject else arguments.config
         for number in range(arguments.rounds):
             for variant in VARIANTS if number % 2 == 0 else reversed(VARIANTS):
                 runs.append(_run(variant, config=config, steps=arguments.steps))
@@ -69,7 +68,7 @@ def main() -> None:
     report = _report(runs, title=f"{what}, {arguments.steps} steps, {arguments.rounds} rounds")
     print(report)
     RESULTS.mkdir(exist_ok=True)
-    name = f"async_vs_sync.{subject}"
+    name = f"async_vs_sync.{arguments.subject or arguments.config.parent.name}"
     (RESULTS / f"{name}.md").write_text(report, encoding="utf-8")
     (RESULTS / f"{name}.json").write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n", encoding="utf-8")
 
@@ -144,14 +143,16 @@ def _row(name: str, runs: list[Run]) -> str:
         _spread([run.completions_per_s for run in runs], "{:.3g}"),
         _spread([run.train_s for run in runs], "{:.3f}"),
         _spread([run.wait_s for run in runs], "{:.3f}"),
-        " → ".join(
-            _spread(found, "{:.3f}") if (found := [each for each in side if each is not None]) else "not measured"
-            for side in ([run.accuracy_before for run in runs], [run.accuracy_after for run in runs])
-        ),
+        f"{_accuracy([run.accuracy_before for run in runs])} → {_accuracy([run.accuracy_after for run in runs])}",
         str(max(run.max_lag_seen for run in runs)),
         _spread([run.generator_idle_share for run in runs], "{:.0%}"),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _accuracy(values: list[float | None]) -> str:
+    found = [value for value in values if value is not None]
+    return _spread(found, "{:.3f}") if found else "not measured"
 
 
 def _spread(values: list[float], form: str) -> str:

@@ -307,7 +307,7 @@ class GroupFlow:
         """
         lease_id, oldest_version = group.lease_id, oldest_of(group)
         reason = self._options.rules.filters.reason(group)
-        trace = lease_trace(group.incarnation, lease_id) if group.purpose == "train" else ""
+        trace = lease_trace(group.incarnation, lease_id)
         if self.incarnations.verdict(group, oldest_version=oldest_version) is Verdict.ACCEPTED:
             try:
                 with span("journal", parent=trace):
