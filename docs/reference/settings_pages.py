@@ -113,7 +113,7 @@ def _choice(model: type[BaseModel], name: str, *, at: str) -> Section:
     """A table of one of several types: keys that mean the same to several of them stand once."""
     options = [option for option in schema_of(model).options.values() if option.key.startswith(f"{name}.")]
     (kind,) = [option for option in options if not option.variants]
-    names = get_args(kind.annotation)[0]
+    names = get_args(kind.annotation)
     rows = [
         (f"`{kind.key.partition('.')[2]}`", f"default `{kind.default}`", "", f"{kind.description}: {_listed(names)}")
     ]

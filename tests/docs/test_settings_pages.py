@@ -1,9 +1,13 @@
 """The reference pages of settings hold what the config models hold now."""
 
+import re
+from typing import get_args
+
 import pytest
 
 from docs.reference.__main__ import FOLDER
 from docs.reference.settings_pages import MODELS, settings_page
+from learner.algorithms.config import AlgorithmConfig
 from services.config.options import schema_of
 
 
@@ -23,3 +27,28 @@ def test_every_option_of_the_command_is_on_the_page(process: str) -> None:
 
     # Lists of tables have a section for their entries instead of a row.
     assert [key for key in missing if f"`[[{process}.{key}]]`" not in page] == []
+
+
+def _algorithm_rows() -> list[list[str]]:
+    """The cells of each row of the table of algorithms, as a reader sees them."""
+    page = (FOLDER / "learner.md").read_text(encoding="utf-8")
+    section = page.partition("## `[learner.algo]`")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def test_the_table_of_algorithms_names_each_algorithm_and_whose_each_setting_is() -> None:
+    union = get_args(get_args(AlgorithmConfig)[0])
+    models = {get_args(model.model_fields["type"].annotation)[0]: model for model in union}
+    (kind,), rows = [row for row in _algorithm_rows() if row[0] == "`type`"], _algorithm_rows()[1:]
+    assert set(re.findall(r"`(\w+)`", kind[3])) == models.keys()
+
+    said: dict[str, set[str]] = {name: set() for name in models}
+    for key, _, whose, _ in rows:
+        named = set(re.findall(r"`(\w+)`", whose))
+        owners = models.keys() - named if whose.startswith("all") else named
+        assert owners, f"{key} is nobody's"
+        for name in owners:
+            said[name].add(key.strip("`"))
+
+    assert said == {name: set(model.model_fields) - {"type"} for name, model in models.items()}
