@@ -1,4 +1,4 @@
-"""The layout of the code: what keeps its folders without circles, its names single, and its functions of a size to read."""
+"""The layout of the code: no circles of folders, single class names, and functions of a size to read."""
 
 import ast
 from collections import defaultdict
