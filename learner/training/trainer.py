@@ -35,6 +35,7 @@ from learner.algorithms.presets.registry import build_preset
 from learner.algorithms.shaping import RunningMoments
 from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.config import Dtype, TrainingConfig
+from learner.training.engine import all_finite
 from learner.training.models import TokenValues, open_models
 from learner.training.packing import pack, shared_prefixes
 from learner.training.policy import PolicyModel, TextFiles, WeightSnapshot, host_copy, write_model_directory
@@ -66,7 +67,7 @@ class NotFinite(RuntimeError):
 
 def check_snapshot(snapshot: WeightSnapshot) -> WeightSnapshot:
     """The snapshot itself. Raises NotFinite with the name of a weight that is not."""
-    wrong = next((tensor.name for tensor in snapshot.tensors if not tensor.value.isfinite().all()), None)
+    wrong = next((tensor.name for tensor in snapshot.tensors if not all_finite(tensor.value)), None)
     if wrong is not None:
         raise NotFinite(
             f"the learner's weight {wrong} is not finite: it is neither published nor written. Resume from an earlier "
