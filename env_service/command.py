@@ -62,7 +62,7 @@ def _host(words: list[str]) -> int:
 
     from env_service.environments.task_configs import ClassTasks
     from env_service.hosting import host_service
-    from services.config.models import load_config
+    from services.config.models import load_config_and_code
     from services.logs import configure_logging
     from services.process import run_process
     from services.secret_files import SecretFileError
@@ -75,7 +75,11 @@ def _host(words: list[str]) -> int:
         )
         return 2
     try:
-        config = load_config(EnvServiceConfig, process="env-service", argv=rest, environ=os.environ) if rest else None
+        config = (
+            load_config_and_code(EnvServiceConfig, process="env-service", argv=rest, environ=os.environ)
+            if rest
+            else None
+        )
         entries = {each.name: each for each in config.environments if isinstance(each, ClassTasks)} if config else {}
         name = given.name.replace(":", ".")
         entry = entries.get(given.name) or ClassTasks.model_validate({"source": given.name, "name": name})

@@ -53,7 +53,7 @@ from protocol.codec import describe
 from protocol.generation import Sampling
 from protocol.messages import Finished, Lease, ServingGenerator
 from protocol.trajectories import Trajectory, TrajectoryGroup
-from services.config.models import load_config
+from services.config.models import load_config_and_code
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from services.process import WrongSettings
@@ -71,7 +71,9 @@ def main(words: Sequence[str], *, out: TextIO = sys.stdout, answer: Callable[[st
     parser.add_argument("--action", default="0")
     parser.add_argument("--generator", default="")
     given, rest = parser.parse_known_args(words)
-    config = load_config(EnvServiceConfig, process="env-service", argv=rest, environ=os.environ) if rest else None
+    config = (
+        load_config_and_code(EnvServiceConfig, process="env-service", argv=rest, environ=os.environ) if rest else None
+    )
     try:
         if given.command == "list":
             _list(config, out)

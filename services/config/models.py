@@ -223,6 +223,14 @@ def load_config(model: type[C], *, process: str, argv: Sequence[str], environ: M
     return config
 
 
+def load_config_and_code(model: type[C], *, process: str, argv: Sequence[str], environ: Mapping[str, str]) -> C:
+    """`load_config` for who runs what the config names: code beside the config's file can be imported from then on."""
+    path, _ = _split_off_file(argv)
+    if path is not None:
+        import_code_beside(path)
+    return load_config(model, process=process, argv=argv, environ=environ)
+
+
 def _idle(model: type[ProcessConfig], settings: Mapping[str, Setting], process: str) -> list[str]:
     """A complaint about each setting that does nothing."""
     idle = model.without_effect({key: setting.value for key, setting in settings.items()})
@@ -249,10 +257,7 @@ def load_or_exit(model: type[C], *, process: str, description: str = "") -> C:
         sys.stdout.write(help_text(model, process=process, description=description, argv=arguments))
         raise SystemExit(0)
     try:
-        path, _ = _split_off_file(arguments)
-        if path is not None:
-            import_code_beside(path)
-        config = load_config(model, process=process, argv=arguments, environ=os.environ)
+        config = load_config_and_code(model, process=process, argv=arguments, environ=os.environ)
         use_devices(config.devices, process=process)
         _check_template(config.run)
     except ConfigError as error:

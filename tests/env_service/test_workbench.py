@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,3 +117,14 @@ def test_an_agent_cannot_be_played(run_file: Path, capsys: pytest.CaptureFixture
     said("show", "agent", code=2)
 
     assert "is an agent, which opens by itself" in capsys.readouterr().err
+
+
+def test_a_class_beside_the_run_file_is_found_from_any_folder(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    samples = Path(__file__).parent / "environments" / "sample_environments.py"
+    (tmp_path / "game_beside_a_run_file.py").write_text(samples.read_text())
+    run_file.write_text(run_file.read_text().replace("sample_environments", "game_beside_a_run_file"))
+
+    assert said("show", "guess", "--config", str(run_file)) != ""
