@@ -16,10 +16,12 @@ from env_service.agents.sessions import Session
 from env_service.environments.interface import (
     Agent,
     AgentResult,
+    EnvironmentFailed,
     Task,
     Verification,
 )
 from env_service.rollouts.conversation import Fault, Nonsense, Speaker, fault_of_step
+from env_service.rollouts.environment_calls import is_being_cancelled, resolved_by_others
 from env_service.rollouts.outcomes import RolloutFailure
 from env_service.rollouts.rollout import Attempt, Attempts
 from env_service.rollouts.speech import Transcript
@@ -56,6 +58,7 @@ class AgentAttempt:
         self.last_text = ""
         self.opening_text = ""
         self.single_turn = False
+        self._over = False
         self._agent = agent
         self._task = task
         self._seed = seed
@@ -91,7 +94,9 @@ class AgentAttempt:
 
     async def _result(self, session: Session) -> object:
         """What the agent returns or posts. Raises what it raises, WentSilent, and what made sampling impossible."""
-        running = asyncio.ensure_future(self._agent.run(self._task, session.client(seed=self._seed)))
+        running = asyncio.ensure_future(
+            resolved_by_others(self._agent.run(self._task, session.client(seed=self._seed)))
+        )
         silence = asyncio.ensure_future(session.silence(self._sessions.limits.idle_s))
         waits: set[asyncio.Future[object]] = {running, silence, session.failed}  # type: ignore[arg-type]
         try:
@@ -111,13 +116,17 @@ class AgentAttempt:
     def _returned(self, running: "asyncio.Future[AgentResult | float | None]", session: Session) -> object:
         """A reward that was posted stands, whatever the agent does afterwards."""
         if not session.posted.done():
+            if running.cancelled():
+                raise EnvironmentFailed("raised", "the agent cancelled the task that it runs in; expected a reward")
             return running.result()
         posted = session.posted.result()
-        returned: object = None if running.exception() is not None else running.result()
+        spoilt = running.cancelled() or running.exception() is not None
+        returned: object = None if spoilt else running.result()
         judged = returned.verification if isinstance(returned, AgentResult) else None
         return replace(posted, verification=posted.verification or judged)
 
     def _take(self, result: AgentResult) -> None:
+        self._over = True
         self.given, self.metrics, self.verification = float(result.reward), result.metrics, result.verification
         # The words for a limit are told by who keeps the limits alone.
         self.stop_reason = result.stop if result.stop not in CUT_OFF else "finished"
@@ -127,9 +136,10 @@ class AgentAttempt:
             self._cut_off(session.cut_off)
             return
         self._speaker.metrics.faults.labels(environment=self.name, kind=fault.kind).inc()
-        self.fault = fault
+        self.fault, self._over = fault, True
 
     def _cut_off(self, reason: CutOff) -> None:
+        self._over = True
         self.stop_reason = reason
 
     def _take_down(self, session: Session) -> None:
@@ -143,6 +153,8 @@ class AgentAttempt:
         self.transcript, self.opening_text = recorded.transcript(), recorded.opening_text
         replies = recorded.replies
         self.text, self.last_text = "\n\n".join(replies), replies[-1] if replies else ""
+        if not self._over and not is_being_cancelled():
+            self._blame(session, Fault("raised", "the agent stopped without a reward; expected one, or an Exception"))
         if self.fault is None and not self.transcript.turns:
             self._blame(session, Fault("nonsense", "the agent ended without an answer of the policy"))
 

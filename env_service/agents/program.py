@@ -33,6 +33,7 @@ from env_service.environments.interface import (
     text_of,
 )
 from env_service.environments.jsonl import TaskFileError
+from env_service.rollouts.environment_calls import resolved_by_others
 from protocol.codec import describe
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
@@ -157,7 +158,7 @@ class FunctionLoop:
 
         async def whole() -> T:
             try:
-                return await function()
+                return await resolved_by_others(function())
             finally:
                 ended.set()
 

@@ -28,6 +28,7 @@ from env_service.environments.interface import (
     EnvironmentFailed,
     EnvironmentUnavailable,
     OfferedEnvironment,
+    Opening,
     Prompt,
     Step,
     Verification,
@@ -44,6 +45,8 @@ from protocol.trajectories import CutOff
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+LET_OUT = "its code cancelled the task that waits for it; expected a result or an Exception"
 
 _SHOWN_CHARS = 200
 _SEEDS = 1 << 63
@@ -305,6 +308,24 @@ class Conversation:
     def cut_off(self, reason: CutOff) -> None:
         """End it where its environment would have gone on."""
         self.stop_reason, self.over = reason, True
+
+
+def blame_unless_over(sides: "Iterable[Conversation]") -> None:
+    """Lay conversations that stopped without an end at their environment's door: nobody may judge half of one."""
+    for side in sides:
+        if not side.over:
+            logger.warning("environment %s: %s", side.name, LET_OUT)
+            side.blame(Fault("raised", LET_OUT))
+
+
+def as_opening(given: object) -> Opening:
+    """What `reset` returned. Raises Nonsense."""
+    match given:
+        case Opening():
+            return given
+        case str() | tuple():
+            return Opening(given)
+    raise Nonsense(f"the environment's reset returned {type(given).__name__}, expected an Opening, text or messages")
 
 
 def checked(step: object, *, plain: bool) -> Step:

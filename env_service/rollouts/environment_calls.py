@@ -12,11 +12,13 @@ import math
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable, iscoroutine
 from typing import Generic, TypeVar, cast
 
+from env_service.environments.interface import EnvironmentFailed
 from env_service.rollouts.outcomes import DataFailure
 
 logger = logging.getLogger(__name__)
@@ -50,7 +52,7 @@ class EnvironmentCalls:
         """
         if at_once:
             made = call()
-            return cast("T", await made) if isawaitable(made) else made
+            return cast("T", await resolved_by_others(made)) if isawaitable(made) else made
         (result,) = await self.all([call], what=what, timeout_s=timeout_s)
         return result
 
@@ -97,6 +99,13 @@ class EnvironmentCalls:
             self._worker = None
 
 
+def _sendable(error: BaseException) -> Exception:
+    """As a future takes it: no StopIteration, and nothing that ends a thread or an event loop."""
+    if isinstance(error, StopIteration):
+        return RuntimeError(repr(error))
+    return error if isinstance(error, Exception) else _as_fault(error)
+
+
 class _Job(Generic[T]):
     """Calls, and what became of them. Futures are the event loop's; the rest may be read by both sides."""
 
@@ -114,9 +123,8 @@ class _Job(Generic[T]):
         """In the worker's thread."""
         try:
             results = [call() for call in self.calls]
-        except Exception as error:  # noqa: BLE001 - it crosses to the awaiting rollout, which judges it
-            # A future takes no StopIteration.
-            fault = RuntimeError(repr(error)) if isinstance(error, StopIteration) else error
+        except BaseException as error:  # noqa: BLE001 - it crosses to the awaiting rollout, which judges it
+            fault = _sendable(error)
             self._tell(lambda: None if self.unwanted else self.returned.set_exception(fault))
             return
         if not self._tell(lambda: _close(results) if self.unwanted else self.returned.set_result(results)):
@@ -172,7 +180,7 @@ async def _resolved(results: Sequence[T | Awaitable[T]]) -> list[T]:
     places = asyncio.Semaphore(_AT_ONCE)
     works = [_beside(each, places) if len(results) > 1 and isawaitable(each) else each for each in results]
     try:
-        return [await each if isawaitable(each) else each for each in works]
+        return [await resolved_by_others(each) if isawaitable(each) else each for each in works]
     finally:
         running = [each for each in works if isinstance(each, asyncio.Task)]
         for work in running:
@@ -181,10 +189,38 @@ async def _resolved(results: Sequence[T | Awaitable[T]]) -> list[T]:
         _close(results)
 
 
+async def resolved_by_others(given: Awaitable[T]) -> T:
+    """Awaits others' code. Raises EnvironmentFailed where it wants to end more than itself: a SystemExit, or a
+    CancelledError of its own, such as that of a task which it cancelled, while nobody cancels who waits for it.
+    """
+    try:
+        return await given
+    except SystemExit as error:
+        raise _as_fault(error) from error
+    except asyncio.CancelledError as error:
+        if is_being_cancelled():
+            raise
+        raise _as_fault(error) from error
+
+
+def is_being_cancelled() -> bool:
+    """Tells whether somebody cancels the task that asks, so that a CancelledError is for it."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _as_fault(error: BaseException) -> EnvironmentFailed:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    said = ": ".join(filter(None, (type(error).__name__, str(error))))
+    text = f"its code let out {said}{place}; expected a result or an Exception: catch it there"
+    return EnvironmentFailed("raised", text, traceback="".join(traceback.format_exception(error)))
+
+
 def _beside(each: Awaitable[T], places: asyncio.Semaphore) -> "asyncio.Task[T]":
     async def in_its_place() -> T:
         async with places:
-            return await each
+            return await resolved_by_others(each)
 
     return asyncio.get_running_loop().create_task(in_its_place())
 
@@ -205,7 +241,7 @@ def closed(environment: object) -> Awaitable[None] | None:
     close = getattr(environment, "close", None)
     try:
         closing = close() if callable(close) else None
-    except Exception:
+    except (Exception, SystemExit, asyncio.CancelledError):
         logger.warning(_NOT_CLOSED, exc_info=True)
         return None
     return _waited(closing) if isawaitable(closing) else None
@@ -213,6 +249,6 @@ def closed(environment: object) -> Awaitable[None] | None:
 
 async def _waited(closing: Awaitable[object]) -> None:
     try:
-        await closing
+        await resolved_by_others(closing)
     except Exception:
         logger.warning(_NOT_CLOSED, exc_info=True)

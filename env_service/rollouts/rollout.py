@@ -35,8 +35,8 @@ from env_service.environments.interface import (
 )
 from env_service.environments.tokenization import Bridges, Tokenization
 from env_service.rollouts.completions import Progress, continues
-from env_service.rollouts.conversation import Conversation, Nonsense, Speaker
-from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls, closed
+from env_service.rollouts.conversation import LET_OUT, Conversation, Speaker, as_opening, blame_unless_over
+from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls, closed, is_being_cancelled
 from env_service.rollouts.generation import Generation, beside_each_other
 from env_service.rollouts.judging import Judged, Judging, Scoring, text_of_task
 from env_service.rollouts.match import Match, Opponent, Table, how_it_opens, sides_of_the_policy
@@ -138,6 +138,11 @@ class Rollout:
         except EnvironmentFailed as error:
             logger.warning("task %s of %s: %s%s", lease.task_index, lease.environment, error, error.details)
             return self._failed(lease, progress, data_fault=True, reason=f"environment {lease.environment}: {error}")
+        except asyncio.CancelledError:
+            if is_being_cancelled():
+                raise
+            reason = f"environment {lease.environment}: {LET_OUT}"
+            return self._failed(lease, progress, data_fault=True, reason=reason)
         except Exception as error:  # the rollout boundary: whatever an environment raises becomes a record
             if isinstance(error, TimeoutError) and deadline.expired():
                 reason = f"not finished within {self._timeout_s:g} s: it was waiting for {_WHOM[progress.waits_for]}"
@@ -252,7 +257,7 @@ class Rollout:
         resets: list[Call[object]] = [partial(environment.reset, task, seed) for environment in environments]
         given = await self._calls.all(resets, what="the environment's reset", at_once=offered.at_once)
         turns = [how_it_opens(each, offered.players) for each in given] if offered.players else []
-        openings = [turn.opening for turn in turns] or [_as_opening(each) for each in given]
+        openings = [turn.opening for turn in turns] or [as_opening(each) for each in given]
         if any(opening != openings[0] for opening in openings) or len({turn.player for turn in turns}) > 1:
             raise DataFailure(_OPENS_DIFFERENTLY)
         return _Opened(offered, task, environments, openings[0], next(iter(turns), None))
@@ -345,6 +350,7 @@ class Rollout:
         """Those that make the group, when they are over."""
         if len(members) == lease.group_size:
             await _hold_all(members)
+            blame_unless_over(side for member in members for side in member.trained)
             return members
         kept = await _hold_first(members, wanted=lease.group_size)
         for member in members:
@@ -367,15 +373,6 @@ class Rollout:
         which = lease.model_dump(include={"incarnation", "lease_id", "attempt", "purpose"})
         task = "" if progress.task is None else text_of_task(progress.task)
         return Failed(**which, data_fault=data_fault, reason=reason[:_REASON_LENGTH], task=task)
-
-
-def _as_opening(given: object) -> Opening:
-    match given:
-        case Opening():
-            return given
-        case str() | tuple():
-            return Opening(given)
-    raise Nonsense(f"the environment's reset returned {type(given).__name__}, expected an Opening, text or messages")
 
 
 def _sampling(lease: Lease, *, turn_tokens: int | None) -> Sampling:
@@ -435,7 +432,9 @@ async def _hold_first(all_of_them: Sequence[_Held], *, wanted: int) -> Sequence[
         while pending and sum(not each.spoilt for each in over) < wanted:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in (task for task in running if task in done):
-                task.result()
+                if not task.cancelled():
+                    task.result()
+                blame_unless_over(running[task].trained)
                 over.append(running[task])
     finally:
         for task in pending:

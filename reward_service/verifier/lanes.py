@@ -19,7 +19,15 @@ from protocol.rewards import ScoreError, ScoreItem, VerifierInfo
 from protocol.trajectories import ErrorKind
 from reward_service.verifier.config import ScoringConfig
 from reward_service.verifier.program import Sandbox
-from reward_service.verifier.submission import Outcome, Submission, UserError, error_of, to_score, validate_arguments
+from reward_service.verifier.submission import (
+    Outcome,
+    Submission,
+    UserError,
+    cancelled_itself,
+    error_of,
+    to_score,
+    validate_arguments,
+)
 from reward_service.verifier.worker_pool import Job, PoolSettings, WorkerPool
 from services.http.metrics import Metrics
 
@@ -255,6 +263,11 @@ class EventLoopLane(Lane):
             async with limit, self._places:
                 value = await self._function(submission, arguments)
             return Outcome(result=to_score(value))
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return Outcome(result=error_of(cancelled_itself(error)))
         except Exception as error:  # noqa: BLE001  whatever a verifier raises becomes an error of this item alone
             if limit.expired():
                 late = ScoreError(kind="infrastructure", message="deadline: the verifier took too long")

@@ -17,6 +17,7 @@ never a reward of 0. A sync function runs in a worker process that is killed at 
 service's event loop, is cancelled at its deadline, and must not block.
 """
 
+import asyncio
 import importlib
 import inspect
 import math
@@ -276,6 +277,16 @@ def error_of(exception: Exception) -> ScoreError:
     kind: ErrorKind = "infrastructure" if isinstance(exception, _PASSING_TROUBLE) else "data"
     message = f"the verifier raised {in_a_sentence(exception)}"
     return ScoreError(kind=kind, message=_sendable(message))
+
+
+def cancelled_itself(error: asyncio.CancelledError) -> DataError:
+    """Stands for a CancelledError that a verifier lets out while nobody cancels it."""
+    frames = user_frames(error)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    return DataError(
+        f"the verifier let out a CancelledError{place}, such as that of a task which it cancelled; expected a number "
+        "or an Exception: catch it there"
+    )
 
 
 def _sendable(message: str) -> str:

@@ -4,12 +4,14 @@ It runs the verifier at one import path: reads jobs from its standard input and 
 order. It ends with its input, and it is killed with its parent. It has no deadline of its own: whoever asked kills it.
 """
 
+import asyncio
 import resource
 import sys
 
 from reward_service.verifier.submission import (
     Submission,
     VerifierFunction,
+    cancelled_itself,
     error_of,
     load_function,
     to_score,
@@ -41,6 +43,8 @@ def answer(*, verifier: VerifierFunction, job: Job) -> Reply:
     try:
         arguments = validate_arguments(model=verifier.arguments, arguments=job.arguments)
         score = to_score(verifier.function(submission, arguments))
+    except asyncio.CancelledError as error:
+        return Reply(error=error_of(cancelled_itself(error)))
     except Exception as error:  # noqa: BLE001  whatever a verifier raises becomes an error of this item alone
         return Reply(error=error_of(error))
     return Reply(reward=score.reward, components=dict(score.components), explanation=score.explanation)

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -60,6 +61,15 @@ class Counting:
             raise ValueError("a bug of mine")
         if word == "hang":
             await asyncio.Event().wait()
+        if word == "cancelled":
+            task = asyncio.create_task(asyncio.sleep(60))
+            task.cancel()
+            await task
+        if word == "cancels":
+            _cancel_the_caller()
+            await asyncio.sleep(1)
+        if word == "quit":
+            sys.exit("I quit")
         if word == "odd":
             return "not a step"  # type: ignore[return-value]
         if word == "judge":
@@ -76,6 +86,12 @@ class Counting:
 
     def close(self) -> None:
         self.closed = True
+
+
+def _cancel_the_caller() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
 
 
 def offered(rules: Rules | None = None, start: Callable[[], Environment] = Counting) -> OfferedEnvironment:
@@ -178,6 +194,9 @@ async def test_nobody_waits_for_the_turns_of_others(bench: MakeBench, chat_model
         ("boom", r"environment counting: ValueError: a bug of mine \(.*test_several_turns.py:\d+, in step\)"),
         ("hang", r"the environment's step did not come back within 0.2 s"),
         ("odd", r"the environment's step returned str, expected a Step"),
+        ("cancelled", r"its code let out CancelledError \(.*expected a result or an Exception: catch it there"),
+        ("cancels", "its code cancelled the task that waits for it; expected a result or an Exception"),
+        ("quit", r"its code let out SystemExit: I quit \(.*test_several_turns.py:\d+, in step\)"),
     ],
 )
 async def test_an_environment_at_fault_costs_that_trajectory_alone(
@@ -192,7 +211,7 @@ async def test_an_environment_at_fault_costs_that_trajectory_alone(
     assert spoilt.reward.error is not None
     assert re.search(said, spoilt.reward.error)
     assert whole.reward.reward == 2.0
-    kind = {"boom": "raised", "hang": "hung", "odd": "nonsense"}[word]
+    kind = {"boom": "raised", "hang": "hung", "odd": "nonsense"}.get(word, "raised")
     assert counted(made, "environment_faults_total", environment="counting", kind=kind) == 1
     where = "a step of environment counting raised at 'boom', of a game that began with '"
     assert (where in caplog.text) == (word == "boom")
@@ -326,6 +345,16 @@ async def test_the_first_to_finish_make_the_group_and_the_others_are_broken_off(
     assert isinstance(lost, float)
     assert 0 <= lost <= most
     assert all(environment.closed for environment in Counting.started[-4:])
+
+
+@pytest.mark.parametrize("word", ["cancelled", "cancels"])
+async def test_of_redundant_conversations_one_that_cancels_is_at_fault(
+    bench: MakeBench, chat_model: Path, word: str
+) -> None:
+    made = await bench(Words(chat_model, word, "stop"), extra=[offered(Rules(redundant=1))])
+    group = (await made.finished(lease(environment="counting", group_size=1))).group
+
+    assert [one.reward.reward for one in group.trajectories] == [1.0]
 
 
 async def test_where_too_many_are_spoilt_the_group_holds_some_of_those(bench: MakeBench, chat_model: Path) -> None:

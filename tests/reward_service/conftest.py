@@ -25,6 +25,8 @@ SAMPLES = (
     "contains_async",
     "hang_on_request",
     "hang_async",
+    "cancels_async",
+    "cancels_sync",
     "read_pipe",
     "raise_error",
     "reject",

@@ -41,6 +41,19 @@ def hang_on_request(submission: Submission, arguments: NoArguments) -> float:
     return 1.0
 
 
+async def cancels_async(submission: Submission, arguments: NoArguments) -> float:
+    """Lets out the cancellation of a task of its own."""
+    task = asyncio.create_task(asyncio.sleep(60))
+    task.cancel()
+    await task
+    return 1.0
+
+
+def cancels_sync(submission: Submission, arguments: NoArguments) -> float:
+    """The same, on an event loop of its own."""
+    return asyncio.run(cancels_async(submission, arguments))
+
+
 async def hang_async(submission: Submission, arguments: NoArguments) -> float:
     """Never returns."""
     await asyncio.Event().wait()

@@ -1,6 +1,7 @@
 """Agents of a user's, as functions."""
 
 import asyncio
+import sys
 import time
 
 from openai import AsyncOpenAI
@@ -31,6 +32,28 @@ async def never_ends(task: Task, client: AgentClient) -> float:
 async def raises(task: Task, client: AgentClient) -> float:
     await asks(task, client)
     raise KeyError("a bug of mine")
+
+
+async def cancels(task: Task, client: AgentClient) -> float:
+    await asks(task, client)
+    tool = asyncio.create_task(asyncio.sleep(60))
+    tool.cancel()
+    await tool
+    return 1.0
+
+
+async def cancels_itself(task: Task, client: AgentClient) -> float:
+    await asks(task, client)
+    own = asyncio.current_task()
+    assert own is not None
+    own.cancel()
+    await asyncio.sleep(60)
+    return 1.0
+
+
+async def quits(task: Task, client: AgentClient) -> float:
+    await asks(task, client)
+    sys.exit("I quit")
 
 
 def not_async(task: Task, client: AgentClient) -> float:

@@ -56,6 +56,22 @@ async def test_a_function_that_raises_is_told_with_its_place(rolled_out: Any) ->
     assert "sample_agents.py" in failed.reason
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cancels", "its code let out CancelledError ("),
+        ("cancels_itself", "CancelledError"),
+        ("quits", "its code let out SystemExit: I quit ("),
+    ],
+)
+async def test_a_function_that_ends_more_than_itself_is_at_fault(rolled_out: Any, name: str, said: str) -> None:
+    failed = await rolled_out(AgentOptions(run=f"sample_agents:{name}"))
+
+    assert failed.data_fault
+    assert said in failed.reason
+    assert (await rolled_out(AgentOptions(run="sample_agents:asks"))).reward.reward == 1.0
+
+
 @pytest.mark.parametrize("name", ["blocks", "never_ends"])
 async def test_a_function_has_its_time_and_holds_nobody_else_up(rolled_out: Any, name: str) -> None:
     failed = await rolled_out(AgentOptions(run=f"sample_agents:{name}", timeout_s=1.0))

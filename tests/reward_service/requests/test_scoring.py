@@ -88,6 +88,14 @@ async def test_one_failing_item_never_disturbs_the_others(open_scorer: OpenScore
     assert "the table of expected outputs is empty" in message_of(results[4])
 
 
+async def test_a_verifier_that_lets_out_a_cancellation_is_at_fault(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer()
+    results = await score(scorer, item("cancels_async"), item("cancels_sync"), item("exact_match", "1", answer="1"))
+    assert [kind_of(result) for result in results[:2]] == ["data", "data"]
+    assert all("the verifier let out a CancelledError (" in message_of(result) for result in results[:2])
+    assert results[2].reward == 1.0
+
+
 async def test_what_cannot_be_sent_is_an_error_of_its_item_alone(open_scorer: OpenScorer) -> None:
     scorer = await open_scorer()
     response = await scorer.score(ScoreRequest(items=(item("half_a_character"), item("half_a_name"))))
