@@ -128,8 +128,7 @@ def _slow_text(name: str, slow: Slow, remedy: str) -> str:
 
 async def run(config: EnvServiceConfig, stop: Stop) -> None:
     """Serve until `stop` is requested, then leave in good order."""
-    tokenization = tokenization_of(config)
-    hosting = hosting_of(config)
+    tokenization, hosting = tokenization_of(config), hosting_of(config)
     environments = environments_of(config, tokenization, hosting)
     metrics, waits = Metrics("env-service", run=config.run.name), Waiting()
     counted = RolloutMetrics(metrics)
@@ -182,6 +181,7 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
             concurrency = concurrency_of(config, http=generators, fleet=fleet)
             loops = tasks.create_task(_converse(config, link, fleet, running, waits, rewards, concurrency))
             await stop.wait()
+            sessions.stop()
             running.cancel_all()
             await link.leave(stop.reason or "stopping", within_s=config.drain_s)
             loops.cancel()

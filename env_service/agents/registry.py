@@ -32,6 +32,7 @@ class Sessions:
         self._waiting: deque[Session] = deque()
         self._news = asyncio.Event()
         self._claimed = asyncio.Event()
+        self.stopping = False
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -62,7 +63,12 @@ class Sessions:
         self._sessions.pop(session.id, None)
         if session in self._waiting:
             self._waiting.remove(session)
-        await session.close()
+        await session.close(stopping=self.stopping)
+
+    def stop(self) -> None:
+        """The process ends: nothing is handed out any more, and who waits for a task is told now."""
+        self.stopping = True
+        self._news.set()
 
     def find(self, name: str, key: str) -> Session:
         """The session of this id, for who shows its key. Raises CallRefused."""
@@ -82,15 +88,15 @@ class Sessions:
             await self._claimed.wait()
 
     async def claim(self, *, environment: str | None, within_s: float) -> Session | None:
-        """The session that waits longest, of an environment if that is named; None if none comes in time."""
+        """The session that waits longest, of an environment if that is named; None if none comes in time, or can."""
         try:
             async with asyncio.timeout(within_s):
-                while (session := self._next(environment)) is None:
+                while not self.stopping and (session := self._next(environment)) is None:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
             return None
-        return session
+        return None if self.stopping else session
 
     def _next(self, environment: str | None) -> Session | None:
         for session in self._waiting:

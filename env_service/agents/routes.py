@@ -78,6 +78,8 @@ def add_session_routes(app: FastAPI, sessions: Sessions) -> None:
     async def open_session(body: Annotated[SessionWanted, Depends(json_body(SessionWanted))]) -> Response:
         """Hands out the session that waits longest; 503 if none comes in the time that the body gives."""
         session = await sessions.claim(environment=body.environment, within_s=body.wait_s)
+        if session is None and sessions.stopping:
+            raise RequestRefused(503, "stopping", "the env-service stops: ask another one for a task")
         if session is None:
             raise RequestRefused(503, "no_task", "no task waits for an agent from outside", retry_after_s=1.0)
         client = session.client(seed=0)

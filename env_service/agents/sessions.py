@@ -160,6 +160,7 @@ class Session:
     offer: Callable[[], Awaitable[None]]
     cut_off: CutOff | None = None
     over: bool = False
+    stopping: bool = False
     under_way: int = 0
     attached: int = 0
     unclaimed: bool = False
@@ -276,6 +277,9 @@ class Session:
             answering.refusal = _too_long(str(error))
         except CallRefused as refusal:
             answering.refusal = refusal
+        except asyncio.CancelledError:
+            answering.refusal = self._ended()
+            raise
         except RolloutFailure as failure:
             answering.refusal = CallRefused(410, "session_over", "the turn could not be sampled: the session has ended")
             if not self.failed.done():
@@ -304,15 +308,22 @@ class Session:
 
     def _finish(self, answering: Answering) -> None:
         if self.over:
+            answering.refusal = self._ended()
             return
         answering.branch.completion = answering.completion
         answering.reply = answering.read_off()
         asked = answering.asked
         self.recorded.record(answering.branch, answering.reply, messages=asked.messages, tools=asked.tools)
 
-    async def close(self) -> None:
-        """Stop what is being sampled; nothing is served from now on."""
-        self.over = True
+    def _ended(self) -> CallRefused:
+        """The answer to who still waits for a turn that will not be finished."""
+        if self.stopping:
+            return CallRefused(503, "stopping", "the env-service stops: ask another one for a task")
+        return CallRefused(410, "session_over", "this session has ended before the turn was sampled")
+
+    async def close(self, *, stopping: bool = False) -> None:
+        """Stop what is being sampled; nothing is served from now on. `stopping`: for the whole process ends."""
+        self.over, self.stopping = True, stopping
         works = list(self._works)
         for work in works:
             work.cancel()
