@@ -18,12 +18,66 @@ _FIXED: Mapping[str, float] = {
     "n": 1,
 }
 """What a request may set to these values only: sampling is the learner's affair."""
+HARMLESS = frozenset(
+    {
+        "model",
+        "user",
+        "metadata",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "service_tier",
+        "stream_options",
+        "seed",
+    }
+)
+"""What may be ignored, whatever it says: no answer would be another one. Seeds are the lease's."""
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "store": (False,),
+    "parallel_tool_calls": (True,),
+    "tool_choice": ("auto", "none", "required"),
+    "top_logprobs": (0,),
+}
+"""What may be said of fields that are not served: what holds here anyway, or is a wish. None is always taken."""
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    **NEUTRAL,
+    "add_generation_prompt": (True,),
+    "bad_words": ([],),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "function_call": ("auto",),
+    "functions": ([],),
+    "ignore_eos": (False,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "stop_token_ids": ([],),
+}
+SAMPLING = frozenset({*_FIXED, "temperature", "top_k", "logit_bias", "response_format"})
+_READ = frozenset({"messages", "tools", "max_completion_tokens", "max_tokens", "stop", "stream", "logprobs"})
+_ADVICE: Mapping[str, str] = {
+    "background": "answers come in the reply to their request",
+    "conversation": "responses are not stored; send the conversation in input",
+    "continue_final_message": "an answer is always a new message; end the messages before it",
+    "function_call": "use tools",
+    "functions": "send them as tools",
+    "logprobs": "ask for them without stream",
+    "parallel_tool_calls": "the policy may make several calls in one answer",
+    "prompt": "send the text in input or instructions",
+    "store": "responses are not stored",
+    "tool_choice": "the policy chooses which tool it calls; offer that tool alone",
+    "top_logprobs": "of each token only its own logprob is known; set logprobs alone",
+}
 _MOST_STOPS = 16
 
 
 def asked_of_chat(body: Mapping[str, Any], sampling: Sampling, *, digest: str, again: bool) -> Asked:
     """The request that a body holds. Raises NotUnderstood, and CallRefused for sampling that is not the learner's."""
     refuse_other_sampling(body, sampling)
+    refuse_unserved(body, read=_READ, neutral=_NEUTRAL)
+    for name in ("stream", "logprobs"):
+        check_switch(body, name)
+    if body.get("stream") and body.get("logprobs"):
+        raise unserved("logprobs", True)
     return Asked(
         messages=chat_messages(body.get("messages")),
         tools=chat_tools(body.get("tools")),
@@ -54,6 +108,35 @@ def refuse_other_sampling(body: Mapping[str, Any], sampling: Sampling) -> None:
     if not isinstance(form, dict) or form.get("type") != "text":
         message = "response_format: answers are not constrained to a form; ask for it in words, or by a tool"
         raise CallRefused(400, "unsupported_value", message, param="response_format")
+
+
+def refuse_unserved(
+    body: Mapping[str, Any], *, read: frozenset[str], neutral: Mapping[str, tuple[object, ...]]
+) -> None:
+    """Raises CallRefused for a field that would be ignored, though the agent may count on what it says."""
+    for name, given in body.items():
+        if given is None or name in read or name in HARMLESS or name in SAMPLING:
+            continue
+        # A flag is no number here: 0 is not False.
+        if not any(
+            given == value and isinstance(given, bool) == isinstance(value, bool) for value in neutral.get(name, ())
+        ):
+            raise unserved(name, given)
+
+
+def unserved(name: str, given: object) -> CallRefused:
+    """The refusal of a field that this endpoint does not follow."""
+    advice = f": {_ADVICE[name]}" if name in _ADVICE else ""
+    shown = repr(given)
+    text = f"{name[:64]}: {shown[:80]} is not supported{advice}; leave the field out"
+    return CallRefused(400, "unsupported_value", text, param=name[:64])
+
+
+def check_switch(body: Mapping[str, Any], name: str) -> None:
+    """Raises NotUnderstood for a flag that is neither true nor false."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise NotUnderstood(f"{name}: expected true or false, got {value!r}", param=name)
 
 
 def positive(body: Mapping[str, Any], name: str) -> int | None:

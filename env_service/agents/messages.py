@@ -96,9 +96,10 @@ def _chat_message(given: Any, names: Mapping[str, str], *, param: str) -> Said:
     if not isinstance(given, dict):
         raise NotUnderstood(f"{param}: expected an object with role and content", param=param)
     role = role_of(given.get("role"), param=param)
-    calls = (
-        tuple(_chat_call(call, param=param) for call in given.get("tool_calls") or ()) if role == "assistant" else ()
-    )
+    made = given.get("tool_calls") or []
+    if not isinstance(made, list):
+        raise NotUnderstood(f"{param}.tool_calls: expected a list", param=param)
+    calls = tuple(_chat_call(call, param=param) for call in made) if role == "assistant" else ()
     text = text_in(given.get("content"), param=f"{param}.content")
     call_id = str(given.get("tool_call_id") or "")
     name = str(given.get("name") or names.get(call_id, "")) if role == "tool" else ""

@@ -8,13 +8,29 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from env_service.agents.chat_route import positive, refuse_other_sampling
+from env_service.agents.chat_route import (
+    NEUTRAL,
+    check_switch,
+    positive,
+    refuse_other_sampling,
+    refuse_unserved,
+    unserved,
+)
 from env_service.agents.messages import MadeCall, NotUnderstood, Said, function_tool, role_of, text_in
 from env_service.agents.sessions import Answering, Asked, CallRefused, Session
 from env_service.environments.interface import Tool
 from protocol.generation import Sampling
 
 _PASSED_OVER = {"reasoning", "item_reference"}
+_READ = frozenset(
+    {"input", "instructions", "tools", "max_output_tokens", "stream", "text", "include", "previous_response_id"}
+)
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    **NEUTRAL,
+    "background": (False,),
+    "reasoning": ({},),
+    "truncation": ("disabled",),
+}
 
 
 def asked_of_responses(body: Mapping[str, Any], sampling: Sampling, *, digest: str, again: bool) -> Asked:
@@ -23,10 +39,13 @@ def asked_of_responses(body: Mapping[str, Any], sampling: Sampling, *, digest: s
     if body.get("previous_response_id"):
         message = "previous_response_id: responses are not stored; send the conversation in input"
         raise CallRefused(400, "unsupported_value", message, param="previous_response_id")
-    form = body.get("text") or {}
-    if isinstance(form, dict) and (form.get("format") or {"type": "text"}).get("type") != "text":
-        message = "text.format: answers are not constrained to a form; ask for it in words, or by a tool"
-        raise CallRefused(400, "unsupported_value", message, param="text")
+    given = body.get("reasoning")
+    empty = isinstance(given, dict) and all(value is None for value in given.values())
+    refuse_unserved({**body, "reasoning": {}} if empty else body, read=_READ, neutral=_NEUTRAL)
+    check_switch(body, "stream")
+    if isinstance(include := body.get("include"), list) and "message.output_text.logprobs" in include:
+        raise unserved("include", include)
+    _refuse_forms(body.get("text"))
     return Asked(
         messages=response_messages(body),
         tools=_tools(body.get("tools")),
@@ -35,6 +54,21 @@ def asked_of_responses(body: Mapping[str, Any], sampling: Sampling, *, digest: s
         digest=digest,
         again=again,
     )
+
+
+def _refuse_forms(text: object) -> None:
+    """Raises NotUnderstood and CallRefused for a `text` that wants more than text."""
+    if text is None:
+        return
+    form = (text.get("format") or {"type": "text"}) if isinstance(text, dict) else None
+    if not isinstance(text, dict) or not isinstance(form, dict):
+        raise NotUnderstood('text: expected an object such as {"format": {"type": "text"}}', param="text")
+    if form.get("type") != "text":
+        message = "text.format: answers are not constrained to a form; ask for it in words, or by a tool"
+        raise CallRefused(400, "unsupported_value", message, param="text")
+    for name, value in text.items():
+        if name != "format" and value is not None and (name, value) != ("verbosity", "medium"):
+            raise unserved(f"text.{name}", value)
 
 
 def response_messages(body: Mapping[str, Any]) -> tuple[Said, ...]:

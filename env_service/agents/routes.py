@@ -12,6 +12,7 @@ Errors have OpenAI's form: clients decide by status and code whether they try ag
 import asyncio
 import hashlib
 import json
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from importlib.metadata import version
@@ -165,15 +166,29 @@ def _too_large(size: int, most: int) -> CallRefused:
 
 def _parsed(raw: bytes, *, most_messages: int) -> Mapping[str, Any]:
     try:
-        body = json.loads(raw)
+        body = json.loads(raw.decode(), parse_constant=_no_number, parse_float=_finite)
+        if b"\\ud" in raw.lower():
+            json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        message = "the body holds half a surrogate pair, which is no text; escape whole characters"
+        raise NotUnderstood(message, param="body") from error
     except (ValueError, RecursionError) as error:
-        raise NotUnderstood(f"the body is not JSON: {error}", param="body") from error
+        raise NotUnderstood(f"the body is not JSON in UTF-8: {error}", param="body") from error
     if not isinstance(body, dict):
         raise NotUnderstood("the body is no JSON object", param="body")
     for name in ("messages", "input"):
         if isinstance(given := body.get(name), list) and len(given) > most_messages:
             raise CallRefused(400, "too_many_messages", f"{len(given)} {name}; at most {most_messages}", param=name)
     return body
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON; leave the field out")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
 
 
 def refused(refusal: CallRefused) -> Response:
