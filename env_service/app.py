@@ -12,6 +12,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from importlib.metadata import version
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 
@@ -197,6 +198,7 @@ def _application(config: EnvServiceConfig, *, waits: Waiting, metrics: Metrics, 
         metrics=metrics,
         max_body_bytes=config.http.max_body_bytes,
         open_paths=OPEN_PATHS | {OPEN_FOLDER},
+        known_as=() if config.agents.url is None else (urlsplit(config.agents.url).hostname or "",),
     )
     add_session_routes(app, sessions)
     return app

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from protocol.status import ErrorBody, ErrorDetail, Readiness
 from services.http.metrics import Metrics, one_label
+from services.http.server import LocalCallers
 
 
 class RequestRefused(HTTPException):
@@ -53,9 +54,7 @@ class RequestRefused(HTTPException):
 def refused_answer(refusal: RequestRefused) -> Response:
     """The answer that tells it."""
     body = ErrorBody(error=refusal.problem).model_dump_json()
-    response = Response(body, status_code=refusal.status_code, media_type="application/json")
-    response.headers.update(refusal.headers or {})
-    return response
+    return Response(body, refusal.status_code, refusal.headers, media_type="application/json")
 
 
 def as_refusal(error: Exception, request: Request) -> RequestRefused:
@@ -273,7 +272,7 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 _BODY_S = 60.0
 _REFUSALS = (
     "unauthorized", "body_too_large", "unknown_route", "wrong_method", "malformed_json", "invalid_field",
-    "unknown_field", "slow_body", "client_left", "busy",
+    "unknown_field", "slow_body", "client_left", "busy", "foreign_caller", "content_type",
 )  # fmt: skip
 
 M = TypeVar("M", bound=BaseModel)
@@ -289,32 +288,26 @@ def create_app(
     max_body_bytes: int = 64 << 20,
     doors: Mapping[str, Door] | None = None,
     open_paths: frozenset[str] = OPEN_PATHS,
+    known_as: Collection[str] = (),
 ) -> FastAPI:
     """An application with `/healthz`, `/readyz` and `/metrics`, to which a process adds its routes.
 
-    Every other route wants `Authorization: Bearer <token>` if there is a token. Handlers take their body with
-    `json_body`, and refuse by raising RequestRefused. `/openapi.json` describes all of it. `doors` are by path.
+    Every other route wants `Authorization: Bearer <token>` if there is a token; else LocalCallers look at it.
+    Handlers take their body with `json_body`, and refuse by raising RequestRefused. `/openapi.json` describes all of
+    it. `doors` are by path.
     `open_paths` want no token; one that ends in a slash stands for all below it, whose handlers have keys of their own.
+    `known_as`: more names of the host.
     """
     app = DescribedApp(
-        title=service,
-        version=version,
-        docs_url=None,
-        redoc_url=None,
+        title=service, version=version, docs_url=None, redoc_url=None,
         responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
-    )
+    )  # fmt: skip
     app.open_paths = open_paths
     app.wants_token = token is not None
     install_shell(
-        app,
-        service=service,
-        token=token,
-        readiness=readiness,
-        metrics=metrics,
-        max_body_bytes=max_body_bytes,
-        doors=doors,
-        open_paths=open_paths,
-    )
+        app, service=service, token=token, readiness=readiness, metrics=metrics, max_body_bytes=max_body_bytes,
+        doors=doors, open_paths=open_paths, known_as=known_as,
+    )  # fmt: skip
     return app
 
 
@@ -328,6 +321,7 @@ def install_shell(
     max_body_bytes: int = 64 << 20,
     doors: Mapping[str, Door] | None = None,
     open_paths: frozenset[str] = OPEN_PATHS,
+    known_as: Collection[str] = (),
 ) -> None:
     """Add to an application of somebody else's what `create_app` gives its own."""
     refused = metrics.counter(
@@ -339,6 +333,12 @@ def install_shell(
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, refused=refused)
     if token is not None:
         app.add_middleware(BearerToken, token=token.get_secret_value(), open_paths=open_paths, refused=refused)
+        return
+
+    async def refuse(status: int, kind: str, message: str, scope: Scope, receive: Receive, send: Send) -> None:
+        await _send_refusal(RequestRefused(status, kind, message), refused, scope, receive, send)
+
+    app.add_middleware(LocalCallers, open_paths=OPEN_PATHS, known_as=known_as, refuse=refuse)
 
 
 class JsonBody(ReadsBody, Generic[M]):

@@ -85,9 +85,11 @@ def test_the_generator_refuses_and_counts(system: LongLivedSystem, training: Run
 def test_the_others_refuse_a_wrong_token_and_what_is_no_json(
     system: LongLivedSystem, training: RunFolder, service: str, path: str
 ) -> None:
-    wrong = system.call(service, path, content=b"{", headers={"Authorization": "Bearer x"})
+    wrong = system.call(
+        service, path, content=b"{", headers={"Authorization": "Bearer x", "Content-Type": "application/json"}
+    )
     assert (wrong.status_code, wrong.json()["error"]["kind"]) == (401, "unauthorized")
-    broken = system.call(service, path, content=b"{")
+    broken = system.call(service, path, content=b"{", headers={"Content-Type": "application/json"})
     expected = (404, "unknown_route") if service == "env" else (400, "malformed_json")
     assert (broken.status_code, broken.json()["error"]["kind"]) == expected
     assert system.refusals(service).keys() >= {"unauthorized", expected[1]}

@@ -65,7 +65,7 @@ async def test_a_pathological_expression_is_an_error_and_its_neighbour_is_scored
 async def test_a_malformed_body_is_refused_with_its_place_named(
     client: httpx.AsyncClient, body: bytes, status: int, named: str
 ) -> None:
-    answer = await client.post("/v1/score", content=body)
+    answer = await client.post("/v1/score", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == status, answer.text
     assert named in answer.json()["error"]["message"]
     assert (await client.post("/v1/score", json={"items": [EXACT]})).json()["results"][0]["reward"] == 1.0

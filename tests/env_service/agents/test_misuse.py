@@ -1,7 +1,6 @@
 """What agents do wrong, or may do: it is bounded, told in OpenAI's words, and costs nobody else a token."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -371,7 +370,7 @@ async def test_agents_from_outside_take_tasks_and_post_rewards(agents: MakeAgent
         async with AsyncOpenAI(base_url=opened["base_url"], api_key=opened["key"]) as policy:
             await policy.chat.completions.create(model=opened["model"], messages=GO)
         key = {"Authorization": f"Bearer {opened['key']}"}
-        async with http.post(opened["reward_url"], data=json.dumps({"reward": "high"}), headers=key) as said:
+        async with http.post(opened["reward_url"], json={"reward": "high"}, headers=key) as said:
             assert said.status == 422
         async with http.post(opened["reward_url"], json={"reward": reward, "stop": "solved"}, headers=key) as said:
             assert said.status == 200
