@@ -19,8 +19,8 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
 from env_service.environments.interface import Task
@@ -297,6 +297,8 @@ class Progress:
         self.waits_since = time.monotonic()
         self.task: Task | None = None
         """What is rolled out, once it was made."""
+        self.cut_short = False
+        """Whether its time was over before it was."""
 
     def completions(self, count: int, *, end_of: EndOf | None = None) -> Sequence[Completion]:
         """New completions, to be sampled."""
@@ -320,11 +322,28 @@ class Progress:
         return oldest
 
     def waiting_for(self, whom: WaitsFor) -> AbstractContextManager[None]:
-        """Within it one of the rollout's conversations waits. One that is cut short was still waiting at the end."""
+        """Within it one of the rollout's conversations waits, however that ends."""
         return _Wait(self, whom)
 
+    @asynccontextmanager
+    async def within(self, seconds: float) -> AsyncIterator[None]:
+        """End what is done in it after so many seconds, by TimeoutError; whom it waited for then stays named."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        at_end = loop.call_at(end, self._cut_short)
+        try:
+            async with asyncio.timeout_at(end):
+                yield
+        finally:
+            at_end.cancel()
+
+    def _cut_short(self) -> None:
+        self.cut_short = True
+
     def count(self, whom: WaitsFor, by: int) -> None:
-        """So many more conversations wait for them."""
+        """So many more conversations wait for them. What ends since its time is over changes nothing."""
+        if self.cut_short:
+            return
         self._waiting[whom] += by
         before = self.waits_for
         for each in _FIRST_TO_NAME:
@@ -346,9 +365,8 @@ class _Wait(AbstractContextManager[None]):
     def __enter__(self) -> None:
         self._progress.count(self._whom, 1)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or not issubclass(kind, asyncio.CancelledError):
-            self._progress.count(self._whom, -1)
+    def __exit__(self, *_: object) -> None:
+        self._progress.count(self._whom, -1)
 
 
 def _oldest(version: str | None, completion: Completion) -> str | None:

@@ -126,9 +126,8 @@ class Rollout:
     async def run(self, lease: Lease, progress: Progress) -> Outcome:
         """The lease's outcome: never raises but for cancellation."""
         started = time.monotonic()
-        deadline = asyncio.timeout(self._timeout_s)
         try:
-            async with deadline:
+            async with progress.within(self._timeout_s):
                 with span("rollout", parent=lease.trace, environment=lease.environment, attempt=lease.attempt):
                     return Finished(group=await self._roll_out(lease, progress, started))
         except RolloutFailure as failure:
@@ -144,7 +143,7 @@ class Rollout:
             reason = f"environment {lease.environment}: {LET_OUT}"
             return self._failed(lease, progress, data_fault=True, reason=reason)
         except Exception as error:  # the rollout boundary: whatever an environment raises becomes a record
-            if isinstance(error, TimeoutError) and deadline.expired():
+            if isinstance(error, TimeoutError) and progress.cut_short:
                 reason = f"not finished within {self._timeout_s:g} s: it was waiting for {_WHOM[progress.waits_for]}"
                 return self._failed(lease, progress, data_fault=progress.waits_for == "environment", reason=reason)
             logger.warning("task %s of %s raised", lease.task_index, lease.environment, exc_info=error)

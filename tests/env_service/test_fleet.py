@@ -296,3 +296,30 @@ async def test_rollouts_that_wait_for_a_verifier_that_hangs_are_said_and_shown_w
             judged.set()
             await ended.wait()
         watching.cancel()
+
+
+async def test_a_wait_that_was_cancelled_is_over_and_the_next_one_is_named() -> None:
+    progress = Progress()
+
+    async def wait() -> None:
+        with progress.waiting_for("generators"):
+            await asyncio.Event().wait()
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    named = [progress.waits_for]
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    with progress.waiting_for("rewards"):
+        named.append(progress.waits_for)
+    assert named == ["generators", "rewards"]
+
+
+async def test_whom_a_rollout_waited_for_when_its_time_was_over_stays_named() -> None:
+    progress = Progress()
+
+    with suppress(TimeoutError):
+        async with progress.within(0.01):
+            with progress.waiting_for("environment"), progress.waiting_for("generators"):
+                await asyncio.Event().wait()
+    assert (progress.cut_short, progress.waits_for) == (True, "generators")
