@@ -12,15 +12,16 @@ The kernels all take a rectangle; one of another package has its place in `kerne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AutoConfig
 from transformers.masking_utils import AttentionMaskInterface
 
 Kernel = Callable[[Tensor, Tensor, Tensor, float], Tensor]
@@ -109,7 +110,63 @@ def _probabilities(folded: Tensor, key_rows: Tensor, scaling: float) -> Tensor:
     return torch.softmax(torch.baddbmm(mask, folded, key_rows.transpose(1, 2), alpha=scaling), dim=-1)
 
 
+@dataclass(frozen=True)
+class ScoreRules:
+    """How scores differ from plain causal attention's: a query sees the keys less than `window` before it; scores s are
+    `softcap` tanh(s / softcap); and `sinks` [H] are scores of a key more, whose value is 0.
+    """
+
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+def kernel_with(rules: ScoreRules, query: Tensor) -> Kernel:
+    """The kernel for a query [S, H, L, D] under `rules`; the fastest one where they change nothing."""
+    length = query.shape[2]
+    windowed = rules.window is not None and rules.window < length
+    if rules.softcap is None and rules.sinks is None and not windowed:
+        return kernel_for(query)
+    place = torch.arange(length, device=query.device)
+    distance = place[:, None] - place[None, :]
+    seen = (distance >= 0) & (distance < (rules.window or length)) if windowed else distance >= 0
+    if rules.softcap is None and rules.sinks is None:
+        return lambda query, key, value, scaling: torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=seen, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+        )
+    return lambda query, key, value, scaling: _by_formula(query, key, value, scaling, seen=seen, rules=rules)
+
+
+def _by_formula(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, *, seen: Tensor, rules: ScoreRules
+) -> Tensor:
+    """The formula with a softmax in float32 (float64 for float64); all probabilities are held. `seen` bool [L, L]."""
+    grouped = query.reshape(*key.shape[:2], -1, *query.shape[2:])
+    scores = (grouped @ key[:, :, None].transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * scaling
+    if rules.softcap is not None:
+        scores = rules.softcap * torch.tanh(scores / rules.softcap)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if rules.sinks is not None:
+        sinks = rules.sinks.to(scores).view(1, *grouped.shape[1:3], 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    probabilities = torch.softmax(scores, dim=-1)[..., : key.shape[2]]
+    return (probabilities.to(value.dtype) @ value[:, :, None]).flatten(1, 2)
+
+
 ATTENTION_NAME = "headway_packed"
+# What transformers passes that changes nothing: places are in the queries, and nothing is cached or shown.
+_HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"})
+# Numbers of a config that change logits after the output matrix, and the values that do not.
+_OF_LOGITS = {
+    "final_logit_softcapping": None,
+    "logits_scaling": 1,
+    "logit_scale": 1,
+    "lm_head_multiplier": 1,
+    "logits_soft_cap": None,
+    "output_logit_soft_cap": None,
+}
+_OF_LAYERS = ("layer_types", "layers_block_type", "block_types")
+_PACKABLE = frozenset({"full_attention", "sliding_attention"})
 # A bucket may hold this share of padding. More padding costs arithmetic, more buckets cost calls.
 MAX_PADDING = 0.2
 
@@ -220,10 +277,12 @@ class _ToRectangle(torch.autograd.Function):
         return summed.index_add_(0, rectangle, grads[0]), None
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, *, bucket: LengthBucket, scaling: float) -> Tensor:
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, *, bucket: LengthBucket, scaling: float, rules: ScoreRules
+) -> Tensor:
     """query [T, H, D]; key and value [T, K, D], H a multiple of K. Returns [n, H, D] for the bucket's kept places."""
     rectangle = _as_rectangle(query, bucket)
-    attend = kernel_for(rectangle)
+    attend = kernel_with(rules, rectangle)
     attended = attend(rectangle, _as_rectangle(key, bucket), _as_rectangle(value, bucket), scaling)
     return attended.transpose(1, 2).flatten(0, 1).index_select(0, bucket.places)
 
@@ -244,26 +303,97 @@ def packed_attention(
     packed_index: PackedIndex,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **_: object,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    **others: object,
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence of a packed row, in the form that transformers calls.
 
     query [1, H, T, D], key and value [1, K, T, D]; returns [1, T, H, D]. `packed_index` reaches it through the model's
-    keyword arguments. Dropout and a sliding window are refused.
+    keyword arguments. Dropout is refused, and every other argument that may change the result is a ValueError.
     """
     assert attention_mask is None, "a packed row has no mask"
     assert dropout == 0.0, "attention dropout in training is not supported"
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    _refuse_others(module, {**others, "is_causal": None if causal else False})
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    parts = [_attend(query, key, value, bucket=bucket, scaling=scaling) for bucket in packed_index.buckets]
+    rules = ScoreRules(window=_checked_window(module, sliding_window), softcap=softcap, sinks=s_aux)
+    parts = [_attend(query, key, value, bucket=bucket, scaling=scaling, rules=rules) for bucket in packed_index.buckets]
     attended = parts[0] if len(parts) == 1 else torch.cat(parts)
     if packed_index.order is not None:
         attended = attended.index_select(0, packed_index.order)
     return attended[None], None
 
 
+def _refuse_others(module: torch.nn.Module, others: Mapping[str, object]) -> None:
+    unknown = sorted(name for name, value in others.items() if value is not None and name not in _HARMLESS)
+    if unknown:
+        raise ValueError(
+            f"{type(module).__name__} gives attention the argument {unknown[0]}, which attention of packed rows does "
+            "not know: expected causal attention, with a sliding window, softcap or sinks at most. Name another model."
+        )
+
+
+def _checked_window(module: torch.nn.Module, window: int | None) -> int | None:
+    """`window`, which a layer that has one must have given; some models have it in their mask alone."""
+    kinds = getattr(getattr(module, "config", None), "layer_types", None)
+    layer = getattr(module, "layer_idx", None)
+    if window is None and kinds and layer is not None and kinds[layer] == "sliding_attention":
+        raise ValueError(
+            f"{type(module).__name__} has a sliding window in layer {layer} but does not tell attention its size: "
+            "expected the argument sliding_window. Name another model."
+        )
+    return window
+
+
 def _no_mask(**_: object) -> None:
     return None
+
+
+def check_packable(path: Path) -> None:
+    """Raises ValueError for a model whose config says that packed rows, or its logits, would come out wrong."""
+    config = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config(decoder=True)
+    for name, neutral in _OF_LOGITS.items():
+        value = getattr(config, name, None)
+        if value is not None and value != neutral:
+            raise ValueError(
+                f"{path}: its config has {name} = {value}, and logits that are not the output matrix times the hidden "
+                f"states alone are not supported: expected a model without {name}. Name another model."
+            )
+    kinds = {kind for name in _OF_LAYERS for kind in getattr(config, name, None) or ()}
+    for kind in sorted(kinds - _PACKABLE):
+        raise ValueError(
+            f"{path}: its config has layers of the kind {kind}, which would mix the sequences of a packed row: "
+            f"expected {' or '.join(sorted(_PACKABLE))} alone. Name another model."
+        )
+    mamba = sorted(name for name in config.to_dict() if name.startswith("mamba_"))
+    if mamba and not kinds:
+        raise ValueError(
+            f"{path}: its config has {mamba[0]}, and layers with a recurrent state would mix the sequences of a packed "
+            "row: expected layers of attention alone. Name another model."
+        )
+    if getattr(config, "use_bidirectional_attention", None):
+        raise ValueError(
+            f"{path}: its config has use_bidirectional_attention: expected causal attention. Name another model."
+        )
+
+
+def check_modules(path: Path, model: torch.nn.Module) -> None:
+    """Raises ValueError for a model that mixes tokens elsewhere than in attention that transformers lets replace."""
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ValueError(
+            f"{path}: {type(model).__name__} computes attention itself, which would mix the sequences of a packed row: "
+            "expected a model whose attention transformers lets replace, such as Llama. Name another model."
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Conv1d):
+            raise ValueError(
+                f"{path}: {type(model).__name__} has a convolution over tokens, {name}, which would mix the sequences "
+                "of a packed row: expected layers of attention alone. Name another model."
+            )
 
 
 def register_packed_attention() -> None:

@@ -23,7 +23,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from learner.training.attention import ATTENTION_NAME, register_packed_attention
+from learner.training.attention import ATTENTION_NAME, check_modules, check_packable, register_packed_attention
 from learner.training.config import ALL_LINEAR, Dtype, LoraConfig
 from learner.training.logprobs import Chunking, LogprobHead, TopTokens
 from learner.training.packing import Microbatch
@@ -150,12 +150,14 @@ def _call(model: nn.Module, method: str, *arguments: object) -> object:
 
 
 def load_causal_lm(path: Path, *, dtype: torch.dtype) -> nn.Module:
-    """The model in the directory `path`, with packed attention, in training mode; nothing is downloaded."""
+    """The model in `path`, packed attention, in training mode; no download. ValueError: it would be wrong packed."""
+    check_packable(path)
     register_packed_attention()
     model = AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
     )
     assert isinstance(model, nn.Module), "transformers returned something else than a module"
+    check_modules(path, model)
     return model.train()
 
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from learner.algorithms.policy_loss import explained_variance, value_loss
-from learner.training.attention import ATTENTION_NAME, register_packed_attention
+from learner.training.attention import ATTENTION_NAME, check_modules, check_packable, register_packed_attention
 from learner.training.config import TrainingConfig
 from learner.training.engine import Engine, learning_rate
 from learner.training.logprobs import accumulation_dtype
@@ -92,6 +92,7 @@ def load_score_model(path: Path, *, dtype: torch.dtype, head_seed: int | None = 
     zeros, as a critic wants it, which then starts from the value 0; or with `head_seed`, as a reward model wants it,
     normal with variance 1/(H + 1) (arXiv 2009.01325). Raises ValueError for a model that cannot be either.
     """
+    check_packable(path)
     register_packed_attention()
     _check_labels(path)
     # transformers draws a head of its own, and says so; no one else should notice.
@@ -105,6 +106,7 @@ def load_score_model(path: Path, *, dtype: torch.dtype, head_seed: int | None = 
             output_loading_info=True,
         )
     assert isinstance(classifier, nn.Module), "transformers returned something else than a module"
+    check_modules(path, classifier)
     _check_complete(path, classifier, report["missing_keys"])
     # Set only now: an embedding that is made with a padding token gives that token no gradient.
     _config_of(classifier).pad_token_id = _padding_token(path, classifier)
