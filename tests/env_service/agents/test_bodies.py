@@ -157,7 +157,7 @@ async def test_what_clients_say_by_default_is_taken(agents: MakeAgentBench, chat
         "unknown": None,
     }
     chat: dict[str, Any] = {"n": 1, "seed": 3, "logprobs": False, "top_logprobs": None, "stop": [],
-            "stream": False, "response_format": {"type": "text"}, "logit_bias": {}, "reasoning_effort": None}  # fmt: skip
+            "stream": False, "response_format": {"type": "text"}, "logit_bias": {}, "functions": None}  # fmt: skip
     responses = {"include": ["reasoning.encrypted_content"], "reasoning": {"effort": None, "summary": None},
                  "truncation": "disabled", "text": {"format": {"type": "text"}}, "background": False}  # fmt: skip
     asked = [
