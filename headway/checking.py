@@ -24,6 +24,7 @@ from headway.doctor.before import (
     resources_text,
     shape_problems,
 )
+from headway.doubts import doubts
 from protocol.fleet import template_file
 from services.config.agreements import ModelFolder, listened_on, places_of
 from services.config.models import ProcessConfig
@@ -99,6 +100,7 @@ def examine(configs: Configs, *, patience_s: float = 0.0, elsewhere: bool = Fals
         found.faults += _too_long(learner, generator, looked)
     findings = [] if elsewhere else resources(configs)
     found.faults += [f"{one.what}: {one.found}; {one.remedy}" for one in findings if one.level is Level.ERROR]
+    found.notes += doubts(configs)
     found.notes += [f"{one.what}: {one.found}; {one.remedy}" for one in findings if one.level is Level.WARNING]
     found.notes += [_LEFT_OUT] if elsewhere else []
     found.table = resources_text(configs, elsewhere=elsewhere) if configs else ""
