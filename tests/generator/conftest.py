@@ -264,7 +264,13 @@ def options_for(folder: Path) -> EngineOptions:
     )
 
 
-async def start_rig(*, folder: Path, tied: bool, change: Callable[[EngineOptions], EngineOptions] | None = None) -> Rig:
+async def start_rig(
+    *,
+    folder: Path,
+    tied: bool,
+    change: Callable[[EngineOptions], EngineOptions] | None = None,
+    policy: Policy | None = None,
+) -> Rig:
     options = options_for(folder)
     options = change(options) if change else options
     prepare_environment(options)
@@ -273,7 +279,7 @@ async def start_rig(*, folder: Path, tied: bool, change: Callable[[EngineOptions
         warnings.simplefilter("ignore")
         from generator.engine.engine import Engine
 
-        policy = Policy(folder=folder, tied=tied)
+        policy = policy or Policy(folder=folder, tied=tied)
         engine = await Engine.start(options=options)
     return Rig(engine=engine, policy=policy)
 
