@@ -13,11 +13,13 @@ that says little to whoever wrote the ten lines at its end. Here it is a sentenc
 """
 
 import linecache
+import math
 import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from itertools import pairwise
+from numbers import Real
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +32,22 @@ _NOT_THEIRS = (
 )
 _LONGEST = 1000
 _MOST_CALLERS = 3
+
+
+def number_of(value: object) -> float | None:
+    """The number that user code gave: Python's, numpy's, or a tensor or array without dimensions; None if it is none.
+
+    One too large for a float is infinite.
+    """
+    if not isinstance(value, Real) and getattr(value, "shape", None) == ():
+        item = getattr(value, "item", None)
+        value = item() if callable(item) else value
+    if not isinstance(value, Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value == abs(value) else -math.inf
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -9,7 +9,6 @@ import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from numbers import Real
 
 from env_service.agents.registry import Sessions
 from env_service.agents.sessions import Session
@@ -26,6 +25,7 @@ from env_service.rollouts.outcomes import RolloutFailure
 from env_service.rollouts.rollout import Attempt, Attempts
 from env_service.rollouts.speech import Transcript
 from protocol.trajectories import CUT_OFF, CutOff
+from services.user_code import number_of
 
 
 class WentSilent(Exception):
@@ -127,7 +127,8 @@ class AgentAttempt:
 
     def _take(self, result: AgentResult) -> None:
         self._over = True
-        self.given, self.metrics, self.verification = float(result.reward), result.metrics, result.verification
+        plain = {name: number_of(value) or 0.0 for name, value in result.metrics.items()}
+        self.given, self.metrics, self.verification = number_of(result.reward), plain, result.verification
         # The words for a limit are told by who keeps the limits alone.
         self.stop_reason = result.stop if result.stop not in CUT_OFF else "finished"
 
@@ -161,11 +162,13 @@ class AgentAttempt:
 
 def checked_result(returned: object) -> AgentResult:
     """The result, if it is one. Raises Nonsense."""
-    if isinstance(returned, Real):
-        returned = AgentResult(float(returned))
+    reward = number_of(returned)
+    if reward is not None:
+        returned = AgentResult(reward)
     if not isinstance(returned, AgentResult):
         raise Nonsense(f"the agent returned {type(returned).__name__}, expected its reward or an AgentResult")
     for name, number in (("reward", returned.reward), *returned.metrics.items()):
-        if not isinstance(number, Real) or not math.isfinite(number):
+        plain = number_of(number)
+        if plain is None or not math.isfinite(plain):
             raise Nonsense(f"the agent gives {number!r} as its {name}, expected a finite number")
     return returned

@@ -10,7 +10,6 @@ JSON in both directions, nothing that could be run. What does not fit these mode
 import traceback
 from collections.abc import Awaitable, Mapping
 from inspect import isawaitable
-from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Literal, TypeVar
@@ -32,6 +31,7 @@ from env_service.environments.rules import Rules
 from protocol.codec import describe
 from protocol.model import WireModel
 from protocol.trajectories import Purpose
+from services.user_code import number_of
 
 _OURS = str(Path(__file__).parent)
 _MOST_CHARS = 2000
@@ -188,15 +188,15 @@ def step_reply(step: object) -> Reply:
         return nonsense(f"the environment's step returned {type(step).__name__}, expected a Step")
     numbers = {"reward": step.reward, **step.metrics}
     for name, number in numbers.items():
-        if not isinstance(number, Real):
+        if number_of(number) is None:
             return nonsense(f"the environment's step gives {number!r} as its {name}, expected a finite number")
-    plain = {name: float(number) for name, number in step.metrics.items()}
+    plain = {name: number_of(number) or 0.0 for name, number in step.metrics.items()}
     return Reply(
         step=Step(
             observation=step.observation,
             verification=step.verification,
             stop=step.stop,
-            reward=float(step.reward),
+            reward=number_of(step.reward) or 0.0,
             state=step.state,
             invalid=bool(step.invalid),
             metrics=plain,

@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Real
 from statistics import fmean
 from typing import TypeVar
 
@@ -41,6 +40,7 @@ from env_service.rollouts.outcomes import RequestTooLong, RolloutMetrics
 from env_service.rollouts.speech import Language, Speech, Transcript
 from protocol.generation import GenerateRequest, Sampling
 from protocol.trajectories import CutOff
+from services.user_code import number_of
 
 logger = logging.getLogger(__name__)
 
@@ -275,13 +275,13 @@ class Conversation:
 
     def earn(self, reward: float, *, metrics: Mapping[str, float]) -> None:
         """What the last turn was worth."""
-        self.speech.transcript.earn(float(reward))
+        self.speech.transcript.earn(number_of(reward) or 0.0)
         for name, value in metrics.items():
-            self._metrics[name].append(float(value))
+            self._metrics[name].append(number_of(value) or 0.0)
 
     def judge_action(self, action: Action, *, invalid: bool) -> None:
         """An action that is not allowed, or cannot be read, is counted and costs the penalty."""
-        invalid = invalid or _unreadable(action, self._rules.action)
+        invalid = bool(invalid) or _unreadable(action, self._rules.action)
         self.speech.transcript.earn(-invalid * self._rules.invalid_penalty)
         self.invalid_actions += invalid
 
@@ -349,7 +349,8 @@ def check_said(said: Prompt, *, plain: bool) -> None:
 def check_numbers(given: Iterable[tuple[str, object]]) -> None:
     """Raises Nonsense for a reward or metric, by its name, that is no finite number."""
     for name, number in given:
-        if not isinstance(number, Real) or not math.isfinite(number):
+        plain = number_of(number)
+        if plain is None or not math.isfinite(plain):
             raise Nonsense(f"the environment's step gives {number!r} as its {name}, expected a finite number")
 
 

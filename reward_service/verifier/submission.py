@@ -32,7 +32,7 @@ from pydantic_core import ErrorDetails
 from protocol.rewards import ScoreError
 from protocol.trajectories import ErrorKind
 from services.config.options import nearest
-from services.user_code import hidden_by, in_a_sentence, user_frames
+from services.user_code import hidden_by, in_a_sentence, number_of, user_frames
 
 MAX_MESSAGE_CHARS = 1000
 
@@ -265,8 +265,9 @@ def _name(name: object) -> str:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool | int | float):
-        return float(value)
+    number = number_of(value)
+    if number is not None:
+        return number
     raise UserError(f"the verifier returned {type(value).__name__}, expected a number or a Score")
 
 

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
+import torch
 
 from env_service.environments.interface import (
     Action,
@@ -70,6 +72,14 @@ class Counting:
             await asyncio.sleep(1)
         if word == "quit":
             sys.exit("I quit")
+        if word == "numpy":
+            array = np.array(0.25, dtype=np.float32)
+            return Step(
+                reward=array,  # type: ignore[arg-type]
+                stop="stopped",
+                invalid=np.bool_(True),  # type: ignore[arg-type]
+                metrics={"steps": np.int32(1), "score": torch.tensor(2.0)},  # type: ignore[dict-item]
+            )
         if word == "odd":
             return "not a step"  # type: ignore[return-value]
         if word == "judge":
@@ -249,6 +259,13 @@ async def test_time_that_runs_out_keeps_the_turns_that_were_sampled(bench: MakeB
     )
 
     assert (trajectory.stop_reason, len(trajectory.turns)) == ("time_limit", 2)
+
+
+async def test_numbers_of_numpy_and_torch_are_numbers(bench: MakeBench, chat_model: Path) -> None:
+    _, (trajectory,) = await rolled_out(bench, chat_model, "numpy", rules=Rules(invalid_penalty=0.125))
+
+    assert (trajectory.reward.error, trajectory.reward.reward) == (None, 0.125)
+    assert trajectory.reward.components == {"steps": 1.0, "score": 2.0, "turns": 1.0, "invalid_actions": 1.0}
 
 
 async def test_an_invalid_action_costs_the_penalty(bench: MakeBench, chat_model: Path) -> None:
