@@ -44,6 +44,9 @@ from services.network import is_loopback
 
 logger = logging.getLogger(__name__)
 
+SHORTEST_TOKEN = 16
+"""Characters of a token that callers on other machines show."""
+
 
 class ConfigModel(BaseModel):
     """The base of every config model and group: frozen, and closed to unknown keys."""
@@ -161,6 +164,14 @@ class HttpConfig(ConfigModel):
                 f"host {self.host} can be reached from other machines and no token is set: "
                 "set http.token or http.token_file, or listen on 127.0.0.1"
             )
+        if self.token is not None and not is_loopback(self.host):
+            length = len(self.token.get_secret_value())
+            if length < SHORTEST_TOKEN:
+                raise ValueError(
+                    f"host {self.host} can be reached from other machines and the token has {length} characters; "
+                    f"expected at least {SHORTEST_TOKEN}, as a short one can be guessed: `headway keys FOLDER` makes "
+                    "long ones, or listen on 127.0.0.1"
+                )
         return self
 
 

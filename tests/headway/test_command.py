@@ -454,6 +454,7 @@ def test_two_processes_that_name_one_gpu_are_told_apart_from_two_machines(
     (said,) = problems(monkeypatch, capsys, *words)
     assert "learner and generator are both on GPU 0" in said
 
-    apart = ("--learner.http.host", "0.0.0.0", "--learner.http.token", "t")
-    joins = ("--generator.join.learner", "http://node-1:7300", "--generator.join.token", "t")
+    token = "sixteen-or-more!"
+    apart = ("--learner.http.host", "0.0.0.0", "--learner.http.token", token)
+    joins = ("--generator.join.learner", "http://node-1:7300", "--generator.join.token", token)
     assert call(monkeypatch, *words, *apart, *joins, "--learner.weights.host", "node-1") == 0

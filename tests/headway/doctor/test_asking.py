@@ -135,7 +135,7 @@ async def test_a_process_with_two_addresses_is_listed_once() -> None:
 
 
 def test_targets_are_where_the_config_says_that_processes_listen() -> None:
-    token = SecretStr("x")
+    token = SecretStr("sixteen-or-more!")
     configs = {
         "learner": WithHttp(http=HttpConfig(host="0.0.0.0", port=7300, token=token)),
         "generator": WithHttp(http=HttpConfig(host="::1", port=7310)),

@@ -37,11 +37,11 @@ def found(server: Server, caller: Caller) -> list[str]:
 
 
 def listening(host: str, port: int = 7300) -> Server:
-    return Server(http=HttpConfig(host=host, port=port, token=SecretStr("x")))
+    return Server(http=HttpConfig(host=host, port=port, token=SecretStr("sixteen-or-more!")))
 
 
 def calling(*urls: str, intake: str | None = "tcp://127.0.0.1:7301") -> Caller:
-    return Caller(peer=Peer(urls=urls, intake=intake, token=SecretStr("x")))
+    return Caller(peer=Peer(urls=urls, intake=intake, token=SecretStr("sixteen-or-more!")))
 
 
 def test_defaults_that_fit_together_are_no_problem() -> None:

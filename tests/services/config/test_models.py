@@ -180,7 +180,17 @@ def test_a_missing_key_says_the_three_places_to_set_it() -> None:
 
 def test_a_reachable_address_needs_a_token() -> None:
     assert "no token is set" in problem("--http.host", "0.0.0.0")
-    assert load("--model", "m", "--http.host", "0.0.0.0", "--http.token", "t").http.host == "0.0.0.0"
+    token = "sixteen-or-more!"
+    assert load("--model", "m", "--http.host", "0.0.0.0", "--http.token", token).http.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "learner", "::"])
+def test_a_short_token_is_refused_where_other_machines_reach_it(host: str) -> None:
+    said = problem("--http.host", host, "--http.token", "fifteen-letters")
+    assert "the token has 15 characters; expected at least 16" in said
+    assert "headway keys" in said
+    assert "fifteen-letters" not in said
+    assert load("--model", "m", "--http.token", "t").http.host == "127.0.0.1"
 
 
 def test_a_secret_is_never_shown() -> None:

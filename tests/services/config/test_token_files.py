@@ -25,7 +25,7 @@ MODELS: dict[str, type[ProcessConfig]] = {
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
     path = tmp_path / "token"
-    write_secret(path, "from-a-file")
+    write_secret(path, "from-a-mounted-file")
     return path
 
 
@@ -41,15 +41,15 @@ def token_of(config: LearnerConfig) -> str:
 def test_a_token_is_read_from_the_file_that_any_source_names(token: Path, tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     run.write_text(f'[learner.http]\ntoken_file = "{token}"\n')
-    assert token_of(load("--config", str(run))) == "from-a-file"
-    assert token_of(load("--http.token-file", str(token))) == "from-a-file"
-    assert token_of(load(HEADWAY_LEARNER__HTTP__TOKEN_FILE=str(token))) == "from-a-file"
+    assert token_of(load("--config", str(run))) == "from-a-mounted-file"
+    assert token_of(load("--http.token-file", str(token))) == "from-a-mounted-file"
+    assert token_of(load(HEADWAY_LEARNER__HTTP__TOKEN_FILE=str(token))) == "from-a-mounted-file"
 
 
 def test_a_later_source_goes_before_an_earlier_one_in_either_form(token: Path, tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     run.write_text('[learner.http]\ntoken = "from-the-config"\n')
-    assert token_of(load("--config", str(run), HEADWAY_LEARNER__HTTP__TOKEN_FILE=str(token))) == "from-a-file"
+    assert token_of(load("--config", str(run), HEADWAY_LEARNER__HTTP__TOKEN_FILE=str(token))) == "from-a-mounted-file"
     assert token_of(load("--http.token", "direct", HEADWAY_LEARNER__HTTP__TOKEN_FILE=str(token))) == "direct"
 
 
@@ -62,7 +62,7 @@ def test_a_token_that_others_can_read_is_refused(token: Path) -> None:
     token.chmod(0o644)
     with pytest.raises(ConfigError, match=r"--http.token-file: .*lets others use it: chmod 600") as caught:
         load("--http.token-file", str(token))
-    assert "from-a-file" not in str(caught.value)
+    assert "from-a-mounted-file" not in str(caught.value)
 
 
 @pytest.mark.parametrize("process", MODELS)
