@@ -320,7 +320,7 @@ def packed_attention(
     _refuse_others(module, {**others, "is_causal": None if causal else False})
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rules = ScoreRules(window=_checked_window(module, sliding_window), softcap=softcap, sinks=s_aux)
+    rules = ScoreRules(window=_window_of(module, sliding_window), softcap=softcap, sinks=s_aux)
     parts = [_attend(query, key, value, bucket=bucket, scaling=scaling, rules=rules) for bucket in packed_index.buckets]
     attended = parts[0] if len(parts) == 1 else torch.cat(parts)
     if packed_index.order is not None:
@@ -337,15 +337,16 @@ def _refuse_others(module: torch.nn.Module, others: Mapping[str, object]) -> Non
         )
 
 
-def _checked_window(module: torch.nn.Module, window: int | None) -> int | None:
-    """`window`, which a layer that has one must have given; some models have it in their mask alone."""
-    kinds = getattr(getattr(module, "config", None), "layer_types", None)
-    layer = getattr(module, "layer_idx", None)
-    if window is None and kinds and layer is not None and kinds[layer] == "sliding_attention":
-        raise ValueError(
-            f"{type(module).__name__} has a sliding window in layer {layer} but does not tell attention its size: "
-            "expected the argument sliding_window. Name another model."
-        )
+def _window_of(module: torch.nn.Module, given: int | None) -> int | None:
+    """The layer's sliding window: `given`, or its config's, where a model's layers leave that to their mask."""
+    config = getattr(module, "config", None)
+    # A config that merely carries such a number, as one of Llama may, has no field for it.
+    if given is not None or not hasattr(type(config), "sliding_window"):
+        return given
+    kinds, layer = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    if kinds and layer is not None and kinds[layer] != "sliding_attention":
+        return None
+    window: int | None = getattr(config, "sliding_window", None)
     return window
 
 
