@@ -1,9 +1,9 @@
 """The settings of a generator. Loads neither vllm nor torch."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, JsonValue, SecretStr, field_validator
+from pydantic import Field, JsonValue, SecretStr, field_validator, model_validator
 
 from generator.engine.options import extra_fault
 from protocol.fleet import Backend, positions
@@ -12,6 +12,7 @@ from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.config.run_paths import Written
 
 _USUAL_TOKENS = 2048
+_QUANTIZING = ("quantization", "quantization_config")
 
 
 class EngineConfig(ConfigModel):
@@ -123,6 +124,18 @@ class GeneratorConfig(ProcessConfig):
     drain_s: float = Field(5.0, ge=0, description="how long requests may finish after SIGTERM, in seconds")
     engine: EngineConfig = EngineConfig()
     join: JoinConfig = JoinConfig()
+
+    @model_validator(mode="after")
+    def _updates_are_not_quantized(self) -> Self:
+        """A learner sends weights alone, and an engine that quantizes them has scales too, which none would set."""
+        set_here = [name for name in _QUANTIZING if self.engine.extra.get(name) is not None]
+        if self.join.learner is not None and set_here:
+            raise ValueError(
+                f"engine.extra: {set_here[0]} quantizes the engine, whose weights the learner at {self.join.learner} "
+                "could not update; expected a quantized engine only where join.learner is none. Leave it out, or set "
+                "join.learner to none"
+            )
+        return self
 
     @property
     def context_tokens(self) -> int:
