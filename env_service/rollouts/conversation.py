@@ -19,10 +19,11 @@ from functools import partial
 from statistics import fmean
 from typing import TypeVar
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from env_service.environments.interface import (
     Action,
     Aggregation,
-    ChatMessage,
     Environment,
     EnvironmentFailed,
     EnvironmentUnavailable,
@@ -48,6 +49,7 @@ T = TypeVar("T")
 
 LET_OUT = "its code cancelled the task that waits for it; expected a result or an Exception"
 
+_SAID: TypeAdapter[Prompt] = TypeAdapter(Prompt, config=ConfigDict(strict=True, revalidate_instances="always"))
 _SHOWN_CHARS = 200
 _SEEDS = 1 << 63
 _TURN_STRIDE = 0xD1B54A32D192ED03 % _SEEDS
@@ -320,12 +322,14 @@ def blame_unless_over(sides: "Iterable[Conversation]") -> None:
 
 def as_opening(given: object) -> Opening:
     """What `reset` returned. Raises Nonsense."""
-    match given:
-        case Opening():
-            return given
-        case str() | tuple():
-            return Opening(given)
-    raise Nonsense(f"the environment's reset returned {type(given).__name__}, expected an Opening, text or messages")
+    if isinstance(given, str | tuple):
+        given = Opening(given)
+    if not isinstance(given, Opening):
+        raise Nonsense(
+            f"the environment's reset returned {type(given).__name__}, expected an Opening, text or a tuple of messages"
+        )
+    check_prompt(given.prompt, field="Opening.prompt")
+    return given
 
 
 def checked(step: object, *, plain: bool) -> Step:
@@ -337,13 +341,38 @@ def checked(step: object, *, plain: bool) -> Step:
     return step
 
 
-def check_said(said: Prompt, *, plain: bool) -> None:
+def check_said(said: Prompt, *, plain: bool, field: str = "Step.observation") -> None:
     """Raises Nonsense for an observation that cannot follow the opening."""
+    check_prompt(said, field=field)
     if said and isinstance(said, str) != plain:
         kinds = ("messages", "plain text")
         raise Nonsense(f"the environment opened with {kinds[plain]} and went on with {kinds[not plain]}")
-    if not isinstance(said, str) and not all(isinstance(message, ChatMessage) for message in said):
-        raise Nonsense("the environment's observation holds something that is no ChatMessage")
+
+
+def check_prompt(said: Prompt, *, field: str) -> None:
+    """Raises Nonsense for what neither text nor a tuple of messages is, as it would not cross to another process."""
+    try:
+        _SAID.validate_python(said)
+    except ValidationError as error:
+        fault = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
+        raise Nonsense(_amiss(field, said, fault["loc"][1:], fault["input"])) from error
+    texts = {(): said} if isinstance(said, str) else {(at, "content"): each.content for at, each in enumerate(said)}
+    for place, text in texts.items():
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise Nonsense(_amiss(field, said, place, text))
+
+
+def _amiss(field: str, said: object, place: Sequence[int | str], got: object) -> str:
+    """Says what stands at a place in an observation, and what was expected there."""
+    if not place:
+        expected = "text without halves of characters, or a tuple of ChatMessage: write (ChatMessage(...),)"
+        return f"the environment's {field} is {type(said).__name__} {said!r:.60}, expected {expected}"
+    at, *inner = place
+    expected = "a ChatMessage" if not inner else "text, without halves of characters"
+    if inner == ["role"]:
+        expected = "system, user, assistant or tool"
+    name = ".".join((f"{field}[{at}]", *map(str, inner)))
+    return f"the environment's {name} is {type(got).__name__} {got!r:.60}, expected {expected}"
 
 
 def check_numbers(given: Iterable[tuple[str, object]]) -> None:

@@ -37,6 +37,7 @@ from env_service.rollouts.conversation import (
     Nonsense,
     Speaker,
     check_numbers,
+    check_prompt,
     check_said,
     fault_of_step,
 )
@@ -322,7 +323,8 @@ class Match:
         if given.next is not None:
             known = self.sides.get(given.next.player)
             said = given.next.observation
-            check_said(said, plain=isinstance(said, str) if known is None else known.speaker.language.is_plain)
+            plain = isinstance(said, str) if known is None else known.speaker.language.is_plain
+            check_said(said, plain=plain, field="TurnOf.observation")
         return given
 
     def _end(self, given: Round) -> None:
@@ -376,6 +378,7 @@ def how_it_opens(given: object, players: Sequence[str]) -> TurnOf:
     """How a game begins. Raises Nonsense."""
     if not isinstance(given, TurnOf):
         raise Nonsense(f"the environment's reset returned {type(given).__name__}, expected a TurnOf")
+    check_prompt(given.observation, field="TurnOf.observation")
     if given.player not in players:
         raise Nonsense(f"the environment begins with {given.player}, expected one of {', '.join(players)}")
     return given
