@@ -16,6 +16,8 @@ _NO_LEARNER = (
     "address of its HTTP server"
 )
 
+_FINAL = frozenset({401, 403, 409})
+"""Statuses of refusals that would be the same at another try."""
 
 _EXPELLED_RETRY_S = 10.0
 _LEAVE_S = 2.0
@@ -35,7 +37,8 @@ async def announce(
     """Announces until cancelled, at once when something changes; waits for a learner that is away.
 
     Raises JoinRefusedByLearner for what will not go away: another protocol, model or token, or an id taken by a later
-    process. A generator that was expelled stays up, serves nothing, and goes on asking: it is taken in again by the
+    process. Any other refusal, as of a request that came too slowly or of a proxy that is busy, may pass, and is waited
+    out. A generator that was expelled stays up, serves nothing, and goes on asking: it is taken in again by the
     learner's next start, and checked anew. What it holds is kept for whoever looks for the fault; a restart of its
     process is the remedy, and left to its supervisor.
     """
@@ -96,7 +99,10 @@ async def _announce_once(
     except ServiceRefused as error:
         if error.kind == "expelled":
             raise _Expelled(error.message) from error
-        raise JoinRefusedByLearner(error.message) from error
+        if error.status in _FINAL:
+            raise JoinRefusedByLearner(error.message) from error
+        log.info("the learner did not take the announcement of this generator, which tries again: %s", error)
+        return None
     except ServiceError as error:
         log.debug("the learner does not answer: %s", error)
         return None

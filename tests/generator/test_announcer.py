@@ -1,0 +1,88 @@
+"""Announcements to a learner that refuses them, for good or for a while."""
+
+import asyncio
+import warnings
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from aiohttp import web
+
+from protocol.fleet import Announcement, AnnouncementAnswer, Fingerprints
+from services.http.client import HttpClient
+from services.http.waiting import Waiting
+from tests.env_service.peers import eventually, served
+
+with warnings.catch_warnings():  # those of vLLM
+    warnings.simplefilter("ignore")
+    from generator import announcer
+    from generator.announcer import JoinRefusedByLearner, announce
+    from generator.serving import Serving
+
+ANNOUNCEMENT = Announcement(
+    generator_id="g",
+    url="http://g",
+    protocol_version=1,
+    fingerprints=Fingerprints(model="m", tokenizer="t", chat_template="c"),
+    backend="gloo",
+    max_model_len=8,
+    serving_version=None,
+)
+
+
+def _serving() -> Serving:
+    none = cast(Any, None)
+    return Serving(
+        engine=none, generator_id="g", vocabulary_size=8, max_model_len=8, max_waiting_requests=1, measures=none
+    )
+
+
+class RefusingLearner:
+    """Answers the first announcement with `status`, and takes the others."""
+
+    def __init__(self, status: int) -> None:
+        self._statuses: Iterator[int] = iter([status])
+        self.asked = 0
+
+    async def handle(self, _: web.Request) -> web.Response:
+        self.asked += 1
+        status = next(self._statuses, 200)
+        taken = AnnouncementAnswer(incarnation=1, announce_every_s=0.01).model_dump_json()
+        return web.Response(status=status, text=taken if status == 200 else "refused")
+
+
+@pytest.mark.parametrize("status", [404, 408, 422, 425, 429])
+async def test_a_refusal_that_may_pass_is_tried_again(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announcer, "_RETRY_S", 0.01)
+    learner = RefusingLearner(status)
+
+    async with served(learner.handle, "/v1/generators") as url, HttpClient() as client:
+        joining = asyncio.create_task(
+            announce(
+                learner=url,
+                client=client,
+                announcement=ANNOUNCEMENT,
+                serving=_serving(),
+                waits=Waiting(),
+            )
+        )
+        await eventually(lambda: joining.done() or learner.asked >= 3)
+        assert not joining.done()
+        joining.cancel()
+        await asyncio.wait([joining])
+
+
+@pytest.mark.parametrize("status", [401, 403, 409])
+async def test_a_refusal_that_would_come_again_ends_it(status: int) -> None:
+    learner = RefusingLearner(status)
+
+    async with served(learner.handle, "/v1/generators") as url, HttpClient() as client:
+        with pytest.raises(JoinRefusedByLearner):
+            await announce(
+                learner=url,
+                client=client,
+                announcement=ANNOUNCEMENT,
+                serving=_serving(),
+                waits=Waiting(),
+            )
+    assert learner.asked == 1
