@@ -194,7 +194,13 @@ class Conversation:
             offered = ", ".join(info.name for info in hello.environments)
             wanted = options.environment or "exactly one environment (rollouts.environment is not set)"
             return f"the learner wants {wanted}, env_service {hello.env_id} offers {offered}"
-        tasks = holder.agreed(options.environment).train_tasks
+        info = holder.agreed(options.environment)
+        tasks = info.train_tasks
+        if info.levels > tasks:
+            return (
+                f"its environment {info.name} has {info.levels} levels and {tasks} training tasks, "
+                f"expected at least one task for each level: give it more tasks, or fewer levels"
+            )
         known = self._granting.tasks
         if known is not None and known != tasks:
             return (

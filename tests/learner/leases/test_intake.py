@@ -99,6 +99,16 @@ async def test_an_env_service_with_other_data_than_the_first_is_refused(tmp_path
         )
 
 
+async def test_an_env_service_with_more_levels_than_tasks_is_refused_and_others_go_on(tmp_path: Path) -> None:
+    steep = EnvironmentInfo(name="addition", train_tasks=2, evaluation_tasks=0, levels=3)
+    async with learner(tmp_path) as ours, ours.env("a") as wrong, ours.env("b") as right:
+        await wrong.send(wrong.hello(environments=(steep,)))
+        refused = await wrong.next(Refused)
+        assert refused.reason == "hello"
+        assert "has 3 levels and 2 training tasks, expected at least one task for each level" in refused.message
+        await right.enter()
+
+
 async def test_the_level_of_new_leases_is_told_where_there_are_levels(tmp_path: Path) -> None:
     steep = EnvironmentInfo(name="addition", train_tasks=90, evaluation_tasks=0, levels=3)
     async with learner(tmp_path) as ours, ours.env("e") as env:
