@@ -79,6 +79,11 @@ class Settling:
             if fault == "request" and not part.is_shared:
                 await self._refused(route, pending, failure, verifier=verifier)
                 return
+            if self._is_hopeless(part, pending):
+                return
+            if isinstance(failure, ServiceTimeout) and len(pending) > 1 and not part.is_shared:
+                await self._halves(route, pending, verifier=verifier)
+                return
             merge = merge and fault == "unavailable" and not isinstance(failure, ServiceTimeout)
             tried = [*tried, *part.asked]
             failures += fault == "counterpart"
@@ -93,10 +98,29 @@ class Settling:
         if len(entries) == 1 or not is_too_large(failure):
             _give_up(entries, kind="user", why=str(failure))
             return
+        await self._halves(route, entries, verifier=verifier)
+
+    async def _halves(self, route: Route, entries: Sequence[Entry], *, verifier: str) -> None:
         middle = len(entries) // 2
         async with asyncio.TaskGroup() as tasks:
             for half in (entries[:middle], entries[middle:]):
                 tasks.create_task(self._piece(route, half, verifier=verifier, merge=False))
+
+    def _is_hopeless(self, part: Part, pending: Sequence[Entry]) -> bool:
+        """Gives up an item that took so many attempts' time alone, of services that were well."""
+        if not part.hung:
+            return False
+        for entry in pending:
+            entry.hangs += 1
+        hangs = pending[0].hangs
+        if hangs < self._settings.attempts:
+            return False
+        why = (
+            f"{hangs} requests for this item alone ran out of time at reward services that answered others meanwhile, "
+            f"last: {part.failure}; expected an answer in time: see why the verifier hangs on it, or allow more time"
+        )
+        _give_up(pending, kind="data", why=why)
+        return True
 
     async def _pause(self, route: Route, tried: Sequence[str], failure: ServiceError) -> None:
         """Only once all services have been tried, and not beside the pause that a busy one asks for."""

@@ -65,7 +65,7 @@ class Entry:
     """One item of one call. `item` has an id of the client's own, so that items of many calls can share a request.
 
     It is settled by a reward, by an error that is the item's own, or by the `item_attempts`-th error of a service.
-    `setback` is why it was not settled the last time.
+    `setback` is why it was not settled the last time, `hangs` counts services that answered others and not this one.
     """
 
     def __init__(self, given: ScoreItem, *, wire_id: str, item_attempts: int) -> None:
@@ -73,6 +73,7 @@ class Entry:
         self.scored: Scored | None = None
         self.setback = ""
         self.requests = 0
+        self.hangs = 0
         self._given_id = given.id
         self._errors_left = item_attempts
 
@@ -111,7 +112,8 @@ class Part:
     """The entries of one call in one round. `over` ends when no answer is to be expected any more.
 
     `asked` are the addresses of the requests that held them, `failure` is the last error of such a request,
-    `is_shared` tells whether these held entries of other calls, too.
+    `is_shared` tells whether these held entries of other calls, too, and `hung` whether one for a single entry ran out
+    of time while its service answered others.
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
@@ -119,6 +121,7 @@ class Part:
         self.asked: list[str] = []
         self.failure: ServiceError | None = None
         self.is_shared = False
+        self.hung = False
         self._owing = dict.fromkeys(entries, 0)
 
     @property

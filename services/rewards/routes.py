@@ -22,7 +22,7 @@ from protocol.rewards import ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
 from protocol.status import Readiness
 from services.batching import Batches
 from services.http.calls import Breakers, Endpoints, is_busy, see_alive
-from services.http.client import Contact, HttpClient, ServiceError, ServiceFailed, ServiceUnreachable
+from services.http.client import Contact, HttpClient, ServiceError, ServiceFailed, ServiceTimeout, ServiceUnreachable
 from services.http.tls import TlsContext
 from services.http.waiting import Waiting
 from services.rewards.items import Entry, Part, RewardMetrics
@@ -120,6 +120,7 @@ class Rounds:
         self._places = asyncio.Semaphore(requests)
         self._hedges = hedges
         self._metrics = metrics
+        self._answered_at: dict[str, float] = {}
 
     async def run(self, parts: Sequence[Part], *, avoid: Collection[str] = ()) -> None:
         """Returns when all parts are over; those in `avoid` are asked only if there is no other."""
@@ -161,6 +162,7 @@ class Rounds:
             with self._endpoints.call(url) as call:
                 if call.is_probe:
                     await self._exchange.see_alive(url)
+                request.is_sent = True
                 self._metrics.request_items.observe(len(entries))
                 asked = [entry.item for entry in entries]
                 async with aclosing(self._exchange.ask(url, asked, streamed=round.is_streamed)) as answers:
@@ -170,13 +172,16 @@ class Rounds:
                 request.check_complete()
         except ServiceError as error:
             self._note(url, error)
-            round.failed(request.owed.values(), error)
+            alone = request.is_sent and len(entries) == 1 and isinstance(error, ServiceTimeout)
+            hung = alone and self._answered_at.get(url, 0.0) > request.began
+            round.failed(request.owed.values(), error, hung=hung)
         finally:
             round.answered(request.owed.values())
 
     def _take(self, request: "_Request", result: ScoreResult, *, service_id: str) -> None:
         entry = request.answered(result.id)
-        waited_s = asyncio.get_running_loop().time() - request.began
+        self._answered_at[request.url] = now = asyncio.get_running_loop().time()
+        waited_s = now - request.began
         if self._hedges is not None and result.reward is not None:
             self._hedges.answered(result.verifier, waited_s)
         if entry.take(result, service_id=service_id, endpoint=request.url) and request.is_second:
@@ -220,10 +225,11 @@ class _Round:
             self._part_of[entry].expect(entry, url)
         self.begun.set()
 
-    def failed(self, entries: Iterable[Entry], error: ServiceError) -> None:
-        """A request failed that owes an answer for these."""
+    def failed(self, entries: Iterable[Entry], error: ServiceError, *, hung: bool) -> None:
+        """A request failed that owes an answer for these; `hung` if its service answered others meanwhile."""
         for entry in entries:
             self._part_of[entry].failure = error
+            self._part_of[entry].hung = hung
 
     def answered(self, entries: Iterable[Entry]) -> None:
         """A request has answered for these, or never will."""
@@ -239,6 +245,7 @@ class _Request:
         self.url = url
         self.began = now
         self.is_second = bool(round.asked)
+        self.is_sent = False
         self.owed = {entry.item.id: entry for entry in entries}
 
     def answered(self, item_id: str) -> Entry:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from aiohttp import web
 from pydantic import SecretStr
 
 from protocol.rewards import ScoreItem
@@ -17,6 +18,7 @@ from services.rewards.settings import ClientSettings, RewardService
 from tests.env_service.peers import eventually
 from tests.services.rewards.scripted import (
     Answer,
+    Asked,
     ScriptedService,
     breaks_off,
     breaks_on,
@@ -317,3 +319,41 @@ async def test_what_the_body_raises_is_not_wrapped() -> None:
     with pytest.raises(ZeroDivisionError):
         async with client_of(scripted()):
             raise ZeroDivisionError
+
+
+def hangs_on(*texts: str) -> Answer:
+    """No answer to a request with one of these completions in it."""
+
+    async def answer(asked: Asked) -> web.StreamResponse:
+        if set(texts) & set(asked.texts):
+            await asyncio.Event().wait()
+        return await scores(asked)
+
+    return answer
+
+
+@pytest.mark.parametrize("together", [("hangs",), ("a", "ab", "hangs", "abc")])
+async def test_an_item_that_alone_is_never_answered_becomes_an_error_of_the_data(together: tuple[str, ...]) -> None:
+    service = scripted(always=hangs_on("hangs"))
+    async with client_of(service, deadline_s=0.2, margin_s=0.0, patience_s=15.0) as client:
+        scoring = asyncio.create_task(client.score(items(*together)))
+        while not scoring.done():
+            await client.score(items("others"))
+            await asyncio.sleep(0.02)
+        results = dict(zip(together, await scoring, strict=True))
+
+    bad = results.pop("hangs")
+    assert bad.error is not None
+    assert (bad.reward, bad.error.kind, bad.answered) == (None, "data", False)
+    assert bad.error.message.startswith("3 requests for this item alone ran out of time")
+    assert [one.reward for one in results.values()] == [float(len(text)) for text in results]
+
+
+async def test_a_service_that_answers_nobody_is_no_fault_of_the_item() -> None:
+    service = scripted(always=hangs_on("hangs"))
+    async with client_of(service, deadline_s=0.05, margin_s=0.0, patience_s=1.0) as client:
+        (scored,) = await client.score(items("hangs"))
+
+    assert len(service.asked) > 3
+    assert scored.error is not None
+    assert scored.error.kind == "infrastructure"
