@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Coroutine
 
 import pytest
 
+from env_service.environments.interface import EnvironmentFailed
 from env_service.rollouts.environment_calls import EnvironmentCalls
 
 
@@ -95,3 +96,16 @@ def test_a_call_that_returns_after_the_event_loop_ended_leaves_no_coroutine_open
 
     asyncio.run(one_more())
     assert held.state == inspect.CORO_CLOSED
+
+
+@pytest.mark.parametrize("error", [SystemExit("I quit"), asyncio.CancelledError()], ids=repr)
+async def test_a_call_that_would_end_the_thread_fails_alone(error: BaseException) -> None:
+    def ends() -> None:
+        raise error
+
+    calls = EnvironmentCalls(timeout_s=5.0)
+    with pytest.raises(EnvironmentFailed, match=f"its code let out {type(error).__name__}.*, in ends"):
+        await calls.one(ends, what="a step")
+
+    threads = [each for each in threading.enumerate() if each.name == "environments"]
+    assert await calls.one(threading.current_thread, what="the one behind") in threads
