@@ -50,6 +50,13 @@ def number_of(value: object) -> float | None:
         return math.inf if value == abs(value) else -math.inf
 
 
+def checked_number(value: object) -> float:
+    """`number_of` what is known to be a number."""
+    number = number_of(value)
+    assert number is not None, "it was looked at before"
+    return number
+
+
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames of the error, and of what it came from, that are in no file of ours, of Python's or of a package's.
 

@@ -25,7 +25,7 @@ from env_service.rollouts.outcomes import RolloutFailure
 from env_service.rollouts.rollout import Attempt, Attempts
 from env_service.rollouts.speech import Transcript
 from protocol.trajectories import CUT_OFF, CutOff
-from services.user_code import number_of
+from services.user_code import checked_number, number_of
 
 
 class WentSilent(Exception):
@@ -127,7 +127,7 @@ class AgentAttempt:
 
     def _take(self, result: AgentResult) -> None:
         self._over = True
-        plain = {name: number_of(value) or 0.0 for name, value in result.metrics.items()}
+        plain = {name: checked_number(value) for name, value in result.metrics.items()}
         self.given, self.metrics, self.verification = number_of(result.reward), plain, result.verification
         # The words for a limit are told by who keeps the limits alone.
         self.stop_reason = result.stop if result.stop not in CUT_OFF else "finished"

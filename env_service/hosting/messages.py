@@ -31,7 +31,7 @@ from env_service.environments.rules import Rules
 from protocol.codec import describe
 from protocol.model import WireModel
 from protocol.trajectories import Purpose
-from services.user_code import number_of
+from services.user_code import checked_number, number_of
 
 _OURS = str(Path(__file__).parent)
 _MOST_CHARS = 2000
@@ -190,13 +190,13 @@ def step_reply(step: object) -> Reply:
     for name, number in numbers.items():
         if number_of(number) is None:
             return nonsense(f"the environment's step gives {number!r} as its {name}, expected a finite number")
-    plain = {name: number_of(number) or 0.0 for name, number in step.metrics.items()}
+    plain = {name: checked_number(number) for name, number in step.metrics.items()}
     return Reply(
         step=Step(
             observation=step.observation,
             verification=step.verification,
             stop=step.stop,
-            reward=number_of(step.reward) or 0.0,
+            reward=checked_number(step.reward),
             state=step.state,
             invalid=bool(step.invalid),
             metrics=plain,

@@ -41,7 +41,7 @@ from env_service.rollouts.outcomes import RequestTooLong, RolloutMetrics
 from env_service.rollouts.speech import Language, Speech, Transcript
 from protocol.generation import GenerateRequest, Sampling
 from protocol.trajectories import CutOff
-from services.user_code import number_of
+from services.user_code import checked_number, number_of
 
 logger = logging.getLogger(__name__)
 
@@ -277,9 +277,9 @@ class Conversation:
 
     def earn(self, reward: float, *, metrics: Mapping[str, float]) -> None:
         """What the last turn was worth."""
-        self.speech.transcript.earn(number_of(reward) or 0.0)
+        self.speech.transcript.earn(checked_number(reward))
         for name, value in metrics.items():
-            self._metrics[name].append(number_of(value) or 0.0)
+            self._metrics[name].append(checked_number(value))
 
     def judge_action(self, action: Action, *, invalid: bool) -> None:
         """An action that is not allowed, or cannot be read, is counted and costs the penalty."""

@@ -46,7 +46,7 @@ def all_finite(tensor: Tensor) -> bool:
     if not tensor.numel():
         return True
     if tensor.dtype in _HAVE_EXTREMES:
-        # One pass that makes no tensor of this size, on a CPU some fifteen times as fast as isfinite. NaN is both.
+        # One pass that makes no tensor of this size, unlike isfinite. NaN is both extremes.
         return all(bool(extreme.isfinite()) for extreme in torch.aminmax(tensor))
     # Torch has neither for most kinds of 8 bits; float32 holds all of their values.
     floats = tensor.float() if tensor.is_floating_point() else tensor

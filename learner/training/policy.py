@@ -23,7 +23,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from learner.training.attention import ATTENTION_NAME, check_modules, check_packable, register_packed_attention
+from learner.training.architectures import check_modules, check_packable
+from learner.training.attention import ATTENTION_NAME, register_packed_attention
 from learner.training.config import ALL_LINEAR, Dtype, LoraConfig
 from learner.training.logprobs import Chunking, LogprobHead, TopTokens
 from learner.training.packing import Microbatch

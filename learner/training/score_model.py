@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from learner.algorithms.policy_loss import explained_variance, value_loss
-from learner.training.attention import ATTENTION_NAME, check_modules, check_packable, register_packed_attention
+from learner.training.architectures import check_modules, check_packable
+from learner.training.attention import ATTENTION_NAME, register_packed_attention
 from learner.training.config import TrainingConfig
 from learner.training.engine import Engine, learning_rate
 from learner.training.logprobs import accumulation_dtype

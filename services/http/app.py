@@ -25,8 +25,8 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from protocol.status import ErrorBody, ErrorDetail, Readiness
+from services.http.local_callers import LocalCallers
 from services.http.metrics import Metrics, one_label
-from services.http.server import LocalCallers
 
 
 class RequestRefused(HTTPException):
@@ -299,15 +299,25 @@ def create_app(
     `known_as`: more names of the host.
     """
     app = DescribedApp(
-        title=service, version=version, docs_url=None, redoc_url=None,
+        title=service,
+        version=version,
+        docs_url=None,
+        redoc_url=None,
         responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
-    )  # fmt: skip
+    )
     app.open_paths = open_paths
     app.wants_token = token is not None
     install_shell(
-        app, service=service, token=token, readiness=readiness, metrics=metrics, max_body_bytes=max_body_bytes,
-        doors=doors, open_paths=open_paths, known_as=known_as,
-    )  # fmt: skip
+        app,
+        service=service,
+        token=token,
+        readiness=readiness,
+        metrics=metrics,
+        max_body_bytes=max_body_bytes,
+        doors=doors,
+        open_paths=open_paths,
+        known_as=known_as,
+    )
     return app
 
 
