@@ -1,4 +1,4 @@
-"""Whom a service without a token serves: callers that mean this machine, and no page of the web."""
+"""Refusal, by a service without a token, of callers that are no program of this machine, such as a page of the web."""
 
 import socket
 from collections.abc import Awaitable, Callable, Collection
