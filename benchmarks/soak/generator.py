@@ -10,7 +10,7 @@ a start on two cores, and 50,000 steps with hundreds of restarts would take days
 import sys
 from dataclasses import dataclass
 from importlib import import_module
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 Init = TypeVar("Init")
@@ -58,7 +58,7 @@ class LayerInfo:
 
 
 class NoHead:
-    """No module is one of vLLM's heads."""
+    """No module is one of vLLM's heads, or packs experts."""
 
 
 def _nothing(*_: object, **__: object) -> None:
@@ -72,7 +72,10 @@ def install() -> None:
     _put("vllm.config", VllmConfig=object)
     _put("vllm.config.weight_transfer", WeightTransferConfig=object)
     _put(f"{transfer}.factory", WeightTransferEngineFactory=WeightTransferEngineFactory)
-    _put("vllm.model_executor.layers.vocab_parallel_embedding", ParallelLMHead=NoHead)
+    layers = "vllm.model_executor.layers"
+    _put(f"{layers}.vocab_parallel_embedding", ParallelLMHead=NoHead)
+    _put(f"{layers}.fused_moe.oracle.unquantized", UnquantizedMoeBackend=SimpleNamespace(CPU="cpu"))
+    _put(f"{layers}.fused_moe.unquantized_fused_moe_method", UnquantizedFusedMoEMethod=NoHead)
     _put(f"{loading}.reload", finalize_layerwise_reload=_nothing, initialize_layerwise_reload=_nothing)
     _put(f"{loading}.reload.layerwise", get_layerwise_info=lambda layer: LayerInfo())
     _put("generator.openai_routes", mount_openai_routes=None)

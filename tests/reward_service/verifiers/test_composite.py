@@ -8,6 +8,7 @@ from pydantic import JsonValue
 
 from protocol.rewards import ScoreItem, ScoreRequest, ScoreResult
 from reward_service.requests.scoring import Scorer
+from tests.reward_service.sample_verifiers import raise_error
 
 OpenScorer = Callable[..., Awaitable[Scorer]]
 Json = dict[str, JsonValue]
@@ -78,10 +79,11 @@ async def test_a_closed_gate_decides_and_an_open_one_changes_nothing(open_scorer
 async def test_the_error_of_a_part_is_the_whole_one_unless_the_part_is_optional(open_scorer: OpenScorer) -> None:
     scorer = await open_scorer()
     broken: Json = {"verifier": "raise_error"}
+    line = raise_error.__code__.co_firstlineno + 2
     assert error_of(await judge(scorer, [right(), broken])) == (
         "data",
         "part raise_error: the verifier raised ZeroDivisionError: division by zero "
-        "(tests/reward_service/sample_verifiers.py, line 57, in raise_error: return 1 / 0)",
+        f"(tests/reward_service/sample_verifiers.py, line {line}, in raise_error: return 1 / 0)",
     )
     result = await judge(scorer, [right(weight=0.5), {**broken, "optional": True}], combine="mean")
     assert (result.reward, result.components) == (1.0, {"exact_match": 1.0, "raise_error.failed": 1.0})
