@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, JsonValue, SecretStr, field_validator, model_validator
 
 from generator.engine.options import extra_fault
-from protocol.fleet import Backend, positions
+from protocol.fleet import Backend, positions, quantization
 from services.config.agreements import EqualTo, ModelFolder, Reaches
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.config.run_paths import Written
@@ -134,6 +134,13 @@ class GeneratorConfig(ProcessConfig):
                 f"engine.extra: {set_here[0]} quantizes the engine, whose weights the learner at {self.join.learner} "
                 "could not update; expected a quantized engine only where join.learner is none. Leave it out, or set "
                 "join.learner to none"
+            )
+        if self.join.learner is not None and (method := quantization(self.model)) is not None:
+            raise ValueError(
+                f"model: the weights in {self.model} are quantized ({method}, by its own files), and the learner at "
+                f"{self.join.learner} could not update them; expected float32 or bfloat16. Load the model with "
+                "transformers, dequantize() it and write it with save_pretrained, for learner and generator alike, or "
+                "set join.learner to none"
             )
         return self
 

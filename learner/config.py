@@ -10,7 +10,7 @@ from learner.algorithms.config import AlgorithmConfig, DistillConfig, GrpoConfig
 from learner.evaluation.config import EvaluationConfig, TrackersConfig
 from learner.teachers.config import TeacherConfig, check_teachers, check_use
 from learner.training.config import GuardConfig, TrainingConfig
-from protocol.fleet import Backend, fingerprint_directory
+from protocol.fleet import Backend, fingerprint_directory, quantization
 from services.config.agreements import EqualTo, Listens, ModelFolder
 from services.config.devices import cores, works_on_cores
 from services.config.made_with import settings_of
@@ -371,6 +371,17 @@ class LearnerConfig(ProcessConfig):
     def exported_model(self) -> Path:
         """Where the trained model is written."""
         return self.output or self.run.folder / "model"
+
+    @model_validator(mode="after")
+    def _weights_can_be_trained(self) -> Self:
+        method = None if self.evaluation.only else quantization(self.model)
+        if method is not None:
+            raise ValueError(
+                f"model: the weights in {self.model} are quantized ({method}, by its own files): expected float32 or "
+                "bfloat16, which can be trained. Load the model with transformers, dequantize() it and write it with "
+                "save_pretrained"
+            )
+        return self
 
     @model_validator(mode="after")
     def _data_where_needed(self) -> Self:

@@ -185,6 +185,9 @@ _SHAPE_KEYS = (
     "head_dim", "vocab_size", "tie_word_embeddings", "hidden_act", "rms_norm_eps", "num_experts", "num_local_experts",
 )  # fmt: skip
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+_QUANTIZATION_FILE = "hf_quant_config.json"
+_METHOD_KEYS = ("quant_method", "quant_algo", "quantization", "method")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
 
@@ -269,6 +272,22 @@ def attention_heads(model: Path) -> int | None:
 def hidden_size(model: Path) -> int | None:
     """The width of a model by its config.json; None if that does not say it, or cannot be read."""
     return _size_in_config(model, "hidden_size")
+
+
+def quantization(model: Path) -> str | None:
+    """The method by which a model's files say that its weights are quantized, such as fp8; None if they do not."""
+    try:
+        config = _read_json(model / "config.json")
+        inner = config.get("text_config")
+        found = [one.get(key) for one in (config, inner) if isinstance(one, dict) for key in _QUANTIZATION_KEYS]
+        if (model / _QUANTIZATION_FILE).exists():
+            found.append(_read_json(model / _QUANTIZATION_FILE).get("quantization"))
+    except (OSError, ValueError):
+        return None
+    given = next((one for one in found if one), None)
+    if not isinstance(given, dict):
+        return None if given is None else str(given)
+    return str(next((given[key] for key in _METHOD_KEYS if given.get(key)), "of an unnamed kind"))
 
 
 def _size_in_config(model: Path, key: str) -> int | None:

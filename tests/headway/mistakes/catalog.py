@@ -221,6 +221,11 @@ MISTAKES = (
         names=("engine.max_model_len is 4096", "128"),
     ),
     Mistake(
+        "a model whose weights are quantized",
+        files={"model/hf_quant_config.json": '{"quantization": {"quant_algo": "NVFP4"}}'},
+        names=("[generator]", "[learner]", "NVFP4", "dequantize"),
+    ),
+    Mistake(
         "completions longer than the engine takes",
         change={"max_tokens = 5": "max_tokens = 64"},
         names=("rollouts.max_tokens is 64", "engine.max_model_len is 64"),
