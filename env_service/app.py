@@ -236,7 +236,11 @@ def sessions_of(config: EnvServiceConfig, url: str) -> Sessions:
     """The sessions of agents, which reach this process at `url` if nothing else is configured."""
     given = config.agents
     limits = AgentLimits(
-        body_bytes=given.body_bytes, messages=given.messages, calls_at_once=given.calls_at_once, idle_s=given.idle_s
+        body_bytes=given.body_bytes,
+        messages=given.messages,
+        calls_at_once=given.calls_at_once,
+        idle_s=given.idle_s,
+        other_sampling=given.other_sampling,
     )
     return Sessions(url=given.url or url, limits=limits)
 

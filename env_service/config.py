@@ -1,7 +1,7 @@
 """Configuration of the env_service."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -86,6 +86,11 @@ class AgentsConfig(ConfigModel):
     messages: int = Field(2048, ge=1, description="most messages in a request")
     calls_at_once: int = Field(16, ge=1, le=4096, description="calls of a session in flight")
     idle_s: float = Field(600.0, gt=0, description="a session without a call for so long is given up, in seconds")
+    other_sampling: Literal["refuse", "ignore"] = Field(
+        "refuse",
+        description="a request that fixes another temperature than the run's, a seed, a tool to be called and the like "
+        "is refused by the field's name; or the field is ignored, counted, and named in the log once",
+    )
 
 
 class ConcurrencyConfig(ConfigModel):

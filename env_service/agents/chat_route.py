@@ -4,155 +4,69 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from env_service.agents.fields import NEUTRAL, Fields, Terms, check_switch, positive, unserved
 from env_service.agents.messages import MadeCall, NotUnderstood, chat_messages, chat_tools
-from env_service.agents.sessions import Answering, Asked, CallRefused, Session
+from env_service.agents.sessions import Answering, Asked, Session
 from env_service.rollouts.completions import Completion
-from protocol.generation import Sampling
 
-_FIXED: Mapping[str, float] = {
-    "top_p": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "min_p": 0.0,
-    "n": 1,
-}
-"""What a request may set to these values only: sampling is the learner's affair."""
-HARMLESS = frozenset(
-    {
-        "model",
-        "user",
-        "metadata",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "service_tier",
-        "stream_options",
-        "seed",
-    }
-)
-"""What may be ignored, whatever it says: no answer would be another one. Seeds are the lease's."""
-NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "store": (False,),
-    "parallel_tool_calls": (True,),
-    "tool_choice": ("auto", "none", "required"),
-    "top_logprobs": (0,),
-}
-"""What may be said of fields that are not served: what holds here anyway, or is a wish. None is always taken."""
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     **NEUTRAL,
     "add_generation_prompt": (True,),
     "bad_words": ([],),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
-    "function_call": ("auto",),
+    "function_call": ("auto", "none"),
     "functions": ([],),
     "ignore_eos": (False,),
     "min_tokens": (0,),
     "modalities": (["text"],),
+    "response_format": ({"type": "text"}, {}),
     "stop_token_ids": ([],),
+    "verbosity": ("medium",),
 }
-SAMPLING = frozenset({*_FIXED, "temperature", "top_k", "logit_bias", "response_format"})
-_READ = frozenset({"messages", "tools", "max_completion_tokens", "max_tokens", "stop", "stream", "logprobs"})
-_ADVICE: Mapping[str, str] = {
-    "background": "answers come in the reply to their request",
-    "conversation": "responses are not stored; send the conversation in input",
-    "continue_final_message": "an answer is always a new message; end the messages before it",
-    "function_call": "use tools",
-    "functions": "send them as tools",
-    "logprobs": "ask for them without stream",
-    "parallel_tool_calls": "the policy may make several calls in one answer",
-    "prompt": "send the text in input or instructions",
-    "store": "responses are not stored",
-    "tool_choice": "the policy chooses which tool it calls; offer that tool alone",
-    "top_logprobs": "of each token only its own logprob is known; set logprobs alone",
-}
+_READ = frozenset(
+    {"messages", "tools", "max_completion_tokens", "max_tokens", "stop", "stream", "stream_options", "logprobs"}
+)
 _MOST_STOPS = 16
 
 
-def asked_of_chat(body: Mapping[str, Any], sampling: Sampling, *, digest: str, again: bool) -> Asked:
-    """The request that a body holds. Raises NotUnderstood, and CallRefused for sampling that is not the learner's."""
-    refuse_other_sampling(body, sampling)
-    refuse_unserved(body, read=_READ, neutral=_NEUTRAL)
+def forces_a_call(tool_choice: object) -> bool:
+    """Tells whether a `tool_choice` of OpenAI's wants a call, or one of certain tools."""
+    return tool_choice == "required" or isinstance(tool_choice, dict)
+
+
+_FIELDS = Fields(read=_READ, neutral=_NEUTRAL, forces=forces_a_call)
+
+
+def asked_of_chat(body: Mapping[str, Any], terms: Terms, *, digest: str, again: bool) -> Asked:
+    """The request that a body holds. Raises NotUnderstood, and CallRefused for fields that are not followed."""
+    ignored = _FIELDS.ignored(body, terms)
     for name in ("stream", "logprobs"):
         check_switch(body, name)
     if body.get("stream") and body.get("logprobs"):
         raise unserved("logprobs", True)
+    if not isinstance(body.get("stream_options") or {}, dict):
+        raise NotUnderstood(
+            'stream_options: expected an object such as {"include_usage": true}', param="stream_options"
+        )
     return Asked(
         messages=chat_messages(body.get("messages")),
         tools=chat_tools(body.get("tools")),
         calls_wanted=body.get("tool_choice") != "none",
         max_tokens=positive(body, "max_completion_tokens") or positive(body, "max_tokens"),
-        stop=_stops(body.get("stop")),
+        stop=texts_of(body, "stop"),
+        ignored=ignored,
         digest=digest,
         again=again,
     )
 
 
-def refuse_other_sampling(body: Mapping[str, Any], sampling: Sampling) -> None:
-    """Raises CallRefused, naming the field, where a request wants other tokens to be likely than the lease does."""
-    wanted: dict[str, float] = {**_FIXED, "temperature": sampling.temperature, "top_k": sampling.top_k}
-    for name, value in wanted.items():
-        given = body.get(name)
-        same = (value, -1) if name == "top_k" else (value,)
-        if given is not None and given not in same:
-            raise CallRefused(
-                400,
-                "unsupported_value",
-                f"{name}: {given!r} would make other tokens likely than the run samples with ({value:g}); leave it out",
-                param=name,
-            )
-    if body.get("logit_bias"):
-        raise CallRefused(400, "unsupported_value", "logit_bias: leave it out", param="logit_bias")
-    form = body.get("response_format") or {"type": "text"}
-    if not isinstance(form, dict) or form.get("type") != "text":
-        message = "response_format: answers are not constrained to a form; ask for it in words, or by a tool"
-        raise CallRefused(400, "unsupported_value", message, param="response_format")
-
-
-def refuse_unserved(
-    body: Mapping[str, Any], *, read: frozenset[str], neutral: Mapping[str, tuple[object, ...]]
-) -> None:
-    """Raises CallRefused for a field that would be ignored, though the agent may count on what it says."""
-    for name, given in body.items():
-        if given is None or name in read or name in HARMLESS or name in SAMPLING:
-            continue
-        # A flag is no number here: 0 is not False.
-        if not any(
-            given == value and isinstance(given, bool) == isinstance(value, bool) for value in neutral.get(name, ())
-        ):
-            raise unserved(name, given)
-
-
-def unserved(name: str, given: object) -> CallRefused:
-    """The refusal of a field that this endpoint does not follow."""
-    advice = f": {_ADVICE[name]}" if name in _ADVICE else ""
-    shown = repr(given)
-    text = f"{name[:64]}: {shown[:80]} is not supported{advice}; leave the field out"
-    return CallRefused(400, "unsupported_value", text, param=name[:64])
-
-
-def check_switch(body: Mapping[str, Any], name: str) -> None:
-    """Raises NotUnderstood for a flag that is neither true nor false."""
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise NotUnderstood(f"{name}: expected true or false, got {value!r}", param=name)
-
-
-def positive(body: Mapping[str, Any], name: str) -> int | None:
-    """A whole number above 0 in a request; None if it is not given. Raises NotUnderstood."""
-    value = body.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise NotUnderstood(f"{name}: expected a whole number above 0, got {value!r}", param=name)
-    return value
-
-
-def _stops(given: object) -> tuple[str, ...]:
+def texts_of(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """The texts of a field, such as those that end an answer. Raises NotUnderstood."""
+    given = body.get(name)
     texts = [given] if isinstance(given, str) else given or []
     if not isinstance(texts, list) or len(texts) > _MOST_STOPS or not all(isinstance(text, str) for text in texts):
-        raise NotUnderstood(f"stop: expected a text or a list of at most {_MOST_STOPS}", param="stop")
+        raise NotUnderstood(f"{name}: expected a text or a list of at most {_MOST_STOPS}", param=name)
     return tuple(text for text in texts if text)
 
 

@@ -6,19 +6,22 @@ import secrets
 from collections import deque
 from dataclasses import dataclass
 
-from env_service.agents.sessions import CallRefused, Session
+from env_service.agents.sessions import CallRefused, OtherSampling, Session
 from env_service.environments.interface import Task
 from env_service.rollouts.conversation import Speaker
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentLimits:
-    """Bounds of a session and its requests: bytes, messages, calls in flight, seconds without any call."""
+    """Bounds of a session and its requests: bytes, messages, calls in flight, seconds without any call; and what
+    becomes of a request that wants other sampling than the run's.
+    """
 
     body_bytes: int = 4 << 20
     messages: int = 2048
     calls_at_once: int = 16
     idle_s: float = 600.0
+    other_sampling: OtherSampling = "refuse"
 
 
 class Sessions:
@@ -32,6 +35,7 @@ class Sessions:
         self._waiting: deque[Session] = deque()
         self._news = asyncio.Event()
         self._claimed = asyncio.Event()
+        self._told: set[tuple[str, str]] = set()
         self.stopping = False
 
     def __len__(self) -> int:
@@ -54,6 +58,8 @@ class Sessions:
             index=index,
             calls_at_once=self.limits.calls_at_once,
             offer=offer,
+            other_sampling=self.limits.other_sampling,
+            told=self._told,
         )
         self._sessions[name] = session
         return session

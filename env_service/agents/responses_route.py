@@ -8,18 +8,11 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from env_service.agents.chat_route import (
-    NEUTRAL,
-    check_switch,
-    positive,
-    refuse_other_sampling,
-    refuse_unserved,
-    unserved,
-)
+from env_service.agents.chat_route import forces_a_call
+from env_service.agents.fields import HARMLESS, NEUTRAL, Fields, Terms, check_switch, positive, unserved
 from env_service.agents.messages import MadeCall, NotUnderstood, Said, function_tool, role_of, text_in
 from env_service.agents.sessions import Answering, Asked, CallRefused, Session
 from env_service.environments.interface import Tool
-from protocol.generation import Sampling
 
 _PASSED_OVER = {"reasoning", "item_reference"}
 _READ = frozenset(
@@ -31,17 +24,17 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "reasoning": ({},),
     "truncation": ("disabled",),
 }
+_FIELDS = Fields(read=_READ, neutral=_NEUTRAL, forces=forces_a_call, harmless=HARMLESS | {"stream_options"})
 
 
-def asked_of_responses(body: Mapping[str, Any], sampling: Sampling, *, digest: str, again: bool) -> Asked:
+def asked_of_responses(body: Mapping[str, Any], terms: Terms, *, digest: str, again: bool) -> Asked:
     """The request that a body holds. Raises NotUnderstood and CallRefused."""
-    refuse_other_sampling(body, sampling)
     if body.get("previous_response_id"):
         message = "previous_response_id: responses are not stored; send the conversation in input"
         raise CallRefused(400, "unsupported_value", message, param="previous_response_id")
     given = body.get("reasoning")
     empty = isinstance(given, dict) and all(value is None for value in given.values())
-    refuse_unserved({**body, "reasoning": {}} if empty else body, read=_READ, neutral=_NEUTRAL)
+    ignored = _FIELDS.ignored({**body, "reasoning": {}} if empty else body, terms)
     check_switch(body, "stream")
     if isinstance(include := body.get("include"), list) and "message.output_text.logprobs" in include:
         raise unserved("include", include)
@@ -51,6 +44,7 @@ def asked_of_responses(body: Mapping[str, Any], sampling: Sampling, *, digest: s
         tools=_tools(body.get("tools")),
         calls_wanted=body.get("tool_choice") != "none",
         max_tokens=positive(body, "max_output_tokens"),
+        ignored=ignored,
         digest=digest,
         again=again,
     )

@@ -25,6 +25,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from env_service.agents.chat_route import asked_of_chat, chat_answer, chat_chunks
+from env_service.agents.fields import Terms
 from env_service.agents.messages import NotUnderstood
 from env_service.agents.program import task_json
 from env_service.agents.registry import AgentLimits, Sessions
@@ -203,12 +204,15 @@ def _again(request: Request) -> bool:
     return request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
 
 
+def _terms(session: Session) -> Terms:
+    return Terms(sampling=session.speaker.request.sampling, other=session.other_sampling)
+
+
 async def _chat(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:
-    sampling = session.speaker.request.sampling
-    asked = asked_of_chat(body, sampling, digest=digest, again=_again(request))
+    asked = asked_of_chat(body, _terms(session), digest=digest, again=_again(request))
     options = body.get("stream_options") or {}
     if body.get("stream"):
-        usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        usage = bool(options.get("include_usage"))
 
         def events(answering: Answering) -> AsyncIterator[bytes]:
             return _chat_events(session, answering, usage=usage)
@@ -281,8 +285,7 @@ async def _chat_events(session: Session, answering: Answering, *, usage: bool) -
 
 
 async def _responses(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:
-    sampling = session.speaker.request.sampling
-    asked = asked_of_responses(body, sampling, digest=digest, again=_again(request))
+    asked = asked_of_responses(body, _terms(session), digest=digest, again=_again(request))
     if body.get("stream"):
         return streamed(session, asked, lambda answering: _response_events(session, answering))
     return await whole(session, asked, request, lambda each: response_answer(session, each))

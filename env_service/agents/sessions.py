@@ -6,10 +6,12 @@ request ─▶ place in the tree ─▶ sampling, in a task of the session ─�
 
 import asyncio
 import json
+import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from env_service.agents.matching import Branch, Recorded
 from env_service.agents.messages import MadeCall, Said
@@ -22,6 +24,11 @@ from env_service.rollouts.outcomes import RequestTooLong, RolloutFailure
 from env_service.rollouts.speech import Language, cut_at_stop
 from protocol.generation import Sampling
 from protocol.trajectories import CutOff
+
+logger = logging.getLogger(__name__)
+
+OtherSampling = Literal["refuse", "ignore"]
+"""What becomes of a request that wants other tokens to be likely than the run samples with."""
 
 _SEEDS = 1 << 63
 _STRIDE = 0xD1B54A32D192ED03 % _SEEDS
@@ -40,13 +47,16 @@ class CallRefused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One request, whatever API it came by. `max_tokens` of None takes what the lease allows."""
+    """One request, whatever API it came by. `max_tokens` of None takes what the lease allows. `ignored` names fields
+    that wanted other sampling than the lease's, and did not get it.
+    """
 
     messages: tuple[Said, ...]
     tools: tuple[Tool, ...] = ()
     calls_wanted: bool = True
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     digest: str = ""
     again: bool = False
 
@@ -147,7 +157,9 @@ class Answering:
 
 @dataclass(eq=False)
 class Session:
-    """One agent's access to the policy. `limits` bound it; it is `over` when its trajectory is made, or given up."""
+    """One agent's access to the policy. `limits` bound it; it is `over` when its trajectory is made, or given up.
+    `told` are the environments and fields of which the log says already that they are ignored, in any session.
+    """
 
     id: str
     key: str
@@ -158,6 +170,8 @@ class Session:
     index: int
     calls_at_once: int
     offer: Callable[[], Awaitable[None]]
+    other_sampling: OtherSampling = "refuse"
+    told: set[tuple[str, str]] = field(default_factory=set)
     cut_off: CutOff | None = None
     over: bool = False
     stopping: bool = False
@@ -222,12 +236,26 @@ class Session:
             branch = self.recorded.place(asked.messages, asked.tools)
         except ChatTemplateError as error:
             raise CallRefused(400, "invalid_messages", str(error), param="messages") from error
+        self._note_ignored(asked)
         answering = self._begun(asked, branch)
         self._known[asked.digest].append(answering)
         work = asyncio.get_running_loop().create_task(self._sample(answering))
         self._works.add(work)
         work.add_done_callback(self._works.discard)
         return answering
+
+    def _note_ignored(self, asked: Asked) -> None:
+        environment = self.speaker.offered.name
+        for name in asked.ignored:
+            self.speaker.metrics.ignored_fields.labels(environment=environment, field=name).inc()
+            if (environment, name) not in self.told:
+                self.told.add((environment, name))
+                logger.warning(
+                    "agents of %s set %s, which is ignored (other_sampling): the run's own sampling holds; each such "
+                    "request is counted in headway_env_service_agent_fields_ignored_total",
+                    environment,
+                    name,
+                )
 
     def _first(self, asked: Asked) -> Answering | None:
         """Of those that were asked alike: one that nobody reads and nobody has, else the newest."""

@@ -112,6 +112,11 @@ class RolloutMetrics:
             "Requests of agents by how they were matched: new, continued, rewritten, again; alike: of several.",
             labels=("environment", "match"),
         )
+        self.ignored_fields = metrics.counter(
+            "agent_fields_ignored",
+            "Requests of agents that wanted other sampling than the run's, and got the run's (other_sampling).",
+            labels=("environment", "field"),
+        )
         self.faults = metrics.counter(
             "environment_faults", "Trajectories that their environment spoilt.", labels=("environment", "kind")
         )
