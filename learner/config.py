@@ -234,6 +234,11 @@ class CheckpointConfig(ConfigModel):
         description="keep accepted groups on disk, so that a killed run can be resumed without losing any; "
         "false is for measuring what that costs",
     )
+    check_signature: bool = Field(
+        True,
+        description="with a `leases.secret_key_file`, a checkpoint is resumed only if that key signed it; false for "
+        "once, after the key was changed",
+    )
     whole_journal: bool = Field(
         False, description="keep the journal from the first step on, so that `learner replay` can train all of it again"
     )

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from learner.config import LearnerConfig
 from learner.journal.checkpoints import Checkpoint, checkpoints_of
 from learner.training.config import TrainingConfig
-from learner.training.engine import saved_weights
 from learner.training.models import new_policy, new_score_model
 from learner.training.policy import (
     ADAPTER,
@@ -31,6 +30,7 @@ from learner.training.policy import (
     peft_config,
     write_model_directory,
 )
+from learner.training.saved_states import saved_weights
 from learner.training.score_model import ScoreModel, save_score_model
 from protocol.fleet import fingerprint_directory
 from protocol.rewards import REWARD_INPUT_FILE

@@ -29,6 +29,7 @@ from learner.data.distillation import CacheKey, cached_reference_logprobs, finge
 from learner.data.examples import Tokenized, Tokenizer, batches, length_statistics
 from learner.journal.checkpoints import Checkpoint, Checkpoints, checkpoints_of
 from learner.journal.files import LineFile, ignore, write_atomically
+from learner.journal.manifest import Signer
 from learner.journal.run_folder import (
     NothingToResume,
     changed_settings,
@@ -37,6 +38,7 @@ from learner.journal.run_folder import (
     open_run_folder,
 )
 from learner.offline_examples import Examples, Unit, in_step, read_units
+from learner.recovery import expected_signer
 from learner.reports.run_records import clock_text
 from learner.reports.trackers import TrackedRun, Trackers, trackers_of
 from learner.trainer_thread import LearnerRanks, TrainerThread
@@ -220,7 +222,7 @@ def _begun(config: LearnerConfig, trainer: Trainer, examples: Examples) -> _Begu
     sequences = [_tokenized(sequence) for unit in examples.training for sequence in unit]
     data = config.data
     order = f"{fingerprint_sequences(sequences)}, seed {data.seed}, batches of {data.batch_size}"
-    checkpoint = _newest(config.run.folder) if config.resume is True else None
+    checkpoint = _newest(config.run.folder, expected_signer(config)) if config.resume is True else None
     if checkpoint is None:
         return _Begun(order=order)
     begun = _Begun(**checkpoint.progress())
@@ -234,10 +236,10 @@ def _begun(config: LearnerConfig, trainer: Trainer, examples: Examples) -> _Begu
     return begun
 
 
-def _newest(folder: Path) -> Checkpoint | None:
+def _newest(folder: Path, signer: Signer | None) -> Checkpoint | None:
     found = checkpoints_of(folder)
     for checkpoint in reversed(found):
-        fault = checkpoint.fault()
+        fault = checkpoint.fault(signer=signer)
         if fault is None:
             return checkpoint
         log.error("checkpoint %s cannot be used: %s", checkpoint.path.name, fault)
@@ -291,7 +293,7 @@ def _steps(
     """Trains until the last step, or the end that comes before it; returns the number of the last one."""
     data, keep = config.data, config.checkpoint.keep
     order = batches(examples.training, size=data.batch_size, seed=data.seed, first=begun.step)
-    checkpoints = Checkpoints(config.run.folder, keep=keep)
+    checkpoints = Checkpoints(config.run.folder, keep=keep, signer=Signer.read(config.leases.secret_key_file))
     began = said = time.monotonic()
     for step in range(begun.step + 1, config.steps + 1):
         made = trainer.train_step(in_step(next(order)), version=step - 1)

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from learner.config import LearnerConfig
 from learner.journal.checkpoints import Checkpoint, checkpoints_of
 from learner.journal.files import unused
 from learner.journal.journal import FOLDER
+from learner.journal.manifest import Signer
 from learner.journal.run_folder import History, NothingToResume, resume_history
 from learner.journal.segments import (
     JournalDamaged,
@@ -98,14 +100,18 @@ class Recovered:
         return (place.read() for place in self.spare)
 
 
-def recover(folder: Path, *, config: LedgerConfig, resume: bool, incarnation: int = 1) -> Recovered:
+def recover(
+    folder: Path, *, config: LedgerConfig, resume: bool, incarnation: int = 1, signer: Signer | None = None
+) -> Recovered:
     """The start of a run, or its resumption from the newest whole checkpoint and the journal.
+
+    With a `signer`, a checkpoint that the same key did not sign is not whole.
 
     Raises NothingToResume, and JournalUnknown for a journal that this run or this release cannot have written.
     """
     if not resume:
         return Recovered(Ledger(config), version=0, history=History(incarnation=incarnation, last_valid={}))
-    checkpoint = _base(folder)
+    checkpoint = _base(folder, signer)
     ledger = Ledger(config) if checkpoint is None else Ledger.restore(config, checkpoint.ledger())
     version = ledger.version
     segments = [segment for segment in segments_of(folder / FOLDER) if segment.start >= version]
@@ -135,6 +141,11 @@ def recover(folder: Path, *, config: LedgerConfig, resume: bool, incarnation: in
     )
 
 
+def expected_signer(config: LearnerConfig) -> Signer | None:
+    """The key that must have signed a checkpoint to be resumed; None where any is taken. Raises SecretFileError."""
+    return Signer.read(config.leases.secret_key_file) if config.checkpoint.check_signature else None
+
+
 def logged_steps(folder: Path, *, version: int) -> tuple[LoggedStep, ...]:
     """What the journal of a run holds from a version on, whose segment is there; the folder is only read.
 
@@ -146,13 +157,13 @@ def logged_steps(folder: Path, *, version: int) -> tuple[LoggedStep, ...]:
     return tuple(logged.batches)
 
 
-def _base(folder: Path) -> Checkpoint | None:
+def _base(folder: Path, signer: Signer | None) -> Checkpoint | None:
     """The newest checkpoint that is whole and that the journal follows; None for the initial model."""
     faults: list[str] = []
     checkpoints = checkpoints_of(folder)
     begun = {segment.start for segment in segments_of(folder / FOLDER)}
     for checkpoint in reversed(checkpoints):
-        fault = checkpoint.fault()
+        fault = checkpoint.fault(signer=signer)
         if fault is None and checkpoint.version in begun:
             return checkpoint
         missing = Segment.named(folder / FOLDER, checkpoint.version).path

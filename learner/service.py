@@ -25,10 +25,11 @@ from learner.config import LearnerConfig, LeaseConfig
 from learner.event_loop import Parts, ledger_config
 from learner.journal.checkpoints import Checkpoints
 from learner.journal.journal import FOLDER, Journal, NoJournal, RunLog
+from learner.journal.manifest import Signer
 from learner.journal.run_folder import changed_settings, hold_run_folder, keep_template, open_run_folder
 from learner.online import OnlineTraining
 from learner.page.store import keep_tokenizer
-from learner.recovery import recover
+from learner.recovery import expected_signer, recover
 from learner.reports.run_records import Records
 from learner.reports.status import Measures
 from learner.reports.summary import draw_curves, summarize, table, write_summary
@@ -74,7 +75,10 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         records = stack.enter_context(
             Records(folder=folder, total_steps=config.steps, failed_write=measures.failed_write, told=trackers.take)
         )
-        recovered = recover(folder, config=ledger_config(config), resume=config.resume is True, incarnation=incarnation)
+        recovered = recover(
+            folder, config=ledger_config(config), resume=config.resume is True, incarnation=incarnation,
+            signer=expected_signer(config),
+        )  # fmt: skip
         if config.resume is True:
             progress = {} if recovered.checkpoint is None else recovered.checkpoint.progress()
             records.take_up(version=recovered.replayed_version, incarnation=incarnation, progress=progress)
@@ -164,6 +168,7 @@ async def _train(parts: Parts, trainer: Trainer, thread: TrainerThread, stop: St
             best_by=config.checkpoint.best_by,
             journal=parts.journal,
             whole_journal=config.checkpoint.whole_journal,
+            signer=Signer.read(config.leases.secret_key_file),
         ),
         samples=parts.samples,
         guard=Guard(config.guard, max_lag=config.max_lag, state=recovered.guard),

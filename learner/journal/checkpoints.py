@@ -1,4 +1,4 @@
-"""Checkpoints in the run's folder: written whole or not at all, verified by a manifest of hashes before they are used.
+"""Checkpoints in the run's folder: written whole or not at all, verified by a manifest before they are used.
 
 A checkpoint is a folder `checkpoint-<version>` with the trainer's files (model, optimizer, progress of the schedule,
 random states of every rank), `ledger.json`, `guard.json`, `progress.json`, and `manifest.json`. The order of the data
@@ -17,76 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import xxhash
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from learner.journal.files import sync_folder, sync_tree, unused, write_atomically
 from learner.journal.journal import FOLDER, NoJournal, RunLog
+from learner.journal.manifest import Signer, manifest_fault, write_manifest
 from learner.journal.segments import Segment
 from learner.ledger import LedgerSnapshot
 from learner.training.guard import NEW_GUARD, GuardState
-
-MANIFEST = "manifest.json"
-
-
-class FileEntry(BaseModel):
-    """Size in bytes and xxh3 (64 bits, hexadecimal) of a file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    size: int
-    xxh3: str
-
-
-class Manifest(BaseModel):
-    """The files of a checkpoint, by their path in it, and the journal's segment that follows it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    version: int
-    journal: str
-    files: dict[str, FileEntry]
-
-
-def write_manifest(folder: Path, *, version: int, journal: str) -> None:
-    """Writes the manifest of all that is in the folder."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    files = {path.relative_to(folder).as_posix(): _entry(path) for path in paths}
-    manifest = Manifest(version=version, journal=journal, files=files)
-    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
-def fault_of(folder: Path) -> str | None:
-    """What is wrong with a checkpoint: the file, what was expected and what is there. None if it is whole."""
-    path = folder / MANIFEST
-    try:
-        manifest = Manifest.model_validate(json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        return f"{path} is missing"
-    except (ValueError, ValidationError) as error:
-        return f"{path} cannot be read: {str(error).splitlines()[0]}"
-    for name, expected in manifest.files.items():
-        fault = _fault_of_file(folder / name, expected)
-        if fault is not None:
-            return fault
-    return None
-
-
-def _fault_of_file(path: Path, expected: FileEntry) -> str | None:
-    if not path.is_file():
-        return f"{path} is missing: expected {expected.size} bytes"
-    size = path.stat().st_size
-    if size != expected.size:
-        return f"{path} has {size} bytes, expected {expected.size}"
-    got = _entry(path).xxh3
-    return None if got == expected.xxh3 else f"{path} has the hash {got}, expected {expected.xxh3}"
-
-
-def _entry(path: Path) -> FileEntry:
-    digest = xxhash.xxh3_64()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-        return FileEntry(size=file.tell(), xxh3=digest.hexdigest())
-
 
 _PREFIX = "checkpoint-"
 _NAME = re.compile(r"checkpoint-(\d{8,})")
@@ -112,9 +48,12 @@ class Checkpoint:
     path: Path
     version: int
 
-    def fault(self) -> str | None:
-        """What is wrong with it, with the file, what was expected and what is there; None if it is whole."""
-        return fault_of(self.path)
+    def fault(self, *, signer: Signer | None = None) -> str | None:
+        """Tells what is wrong with it: the file, what was expected and what is there; None if it is whole.
+
+        With a signer, only what the same key signed is whole.
+        """
+        return manifest_fault(self.path, signer=signer)
 
     def ledger(self) -> LedgerSnapshot:
         """The ledger as it was."""
@@ -162,6 +101,7 @@ class Checkpoints:
         best_by: Metric = "accuracy",
         journal: RunLog | None = None,
         whole_journal: bool = False,
+        signer: Signer | None = None,
     ) -> None:
         self._folder = folder
         self._keep = keep
@@ -169,6 +109,7 @@ class Checkpoints:
         self._best_by: Metric = best_by
         self._journal = journal or NoJournal()
         self._whole_journal = whole_journal
+        self._signer = signer
         self._size_then = self._journal.size()
         self._lock = threading.Lock()
 
@@ -197,7 +138,8 @@ class Checkpoints:
                 (draft / "ledger.json").write_text(json.dumps(asdict(ledger)), encoding="utf-8")
             (draft / _PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
             (draft / "guard.json").write_text(json.dumps(asdict(guard)), encoding="utf-8")
-            write_manifest(draft, version=version, journal=Segment.named(self._folder / FOLDER, version).path.name)
+            segment = Segment.named(self._folder / FOLDER, version).path.name
+            write_manifest(draft, version=version, journal=segment, signer=self._signer)
             sync_tree(draft)
             final = self._folder / f"{_PREFIX}{version:08d}"
             self._remove(final)

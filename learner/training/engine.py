@@ -1,4 +1,4 @@
-"""DeepSpeed, behind typed methods. The only module that imports it.
+"""DeepSpeed, behind typed methods.
 
 DeepSpeed divides gradients by the number of ranks and by its own count of microbatches. Both are undone here: one
 `update` moves the parameters by the gradient of the plain sum of every `backward` on every rank.
@@ -9,34 +9,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import logging
 import math
 import os
-import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-if not torch.cuda.is_available():
-    # Read once, when deepspeed is imported; without it deepspeed probes for accelerators and may settle on a wrong one.
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-import deepspeed
-from deepspeed.utils import safe_get_full_fp32_param
-from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
 from learner.training.config import Offload, OptimizerConfig, TrainingConfig
+from learner.training.deepspeed_setup import CHECKPOINT_TAG, deepspeed, quiet_deepspeed
 from learner.training.ranks import raise_on_all
+from learner.training.saved_states import refuse_foreign_pickles
 
 Output_co = TypeVar("Output_co", covariant=True)
-CHECKPOINT_TAG = "deepspeed"
-# DeepSpeed would compile a C++ extension for shared-memory reductions on first use; gloo needs none.
-SHARED_MEMORY_EXTENSION = "deepspeed_shm_comm"
 _HAVE_EXTREMES = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
 
 
@@ -104,14 +92,6 @@ def _fuse(optimizer: torch.optim.Optimizer) -> None:
                 state["step"] = state["step"].to(parameter.device, torch.float32)
 
 
-def _quiet_deepspeed() -> None:
-    """Turns off a compiler run at start, and warnings about aging parts of torch that a user cannot act on."""
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    deepspeed.ops.__compatible_ops__[SHARED_MEMORY_EXTENSION] = False
-    warnings.filterwarnings("ignore", message=r"`torch\.", category=DeprecationWarning)
-    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.", category=FutureWarning)
-
-
 class Engine(Generic[Output_co]):
     """One model under DeepSpeed on this rank, whose `forward` returns an `Output_co`.
 
@@ -136,7 +116,7 @@ class Engine(Generic[Output_co]):
         # Of what is offloaded the CPU has the optimizer; on devices other than these torch has none that is fused.
         self._fused = config.offload != "none" or device.type in ("cpu", "cuda")
         os.environ.setdefault("LOCAL_RANK", "0")
-        _quiet_deepspeed()
+        quiet_deepspeed()
         with contextlib.redirect_stdout(io.StringIO()):  # it prints the memory in use, with no way to turn it off
             self._engine, *_ = deepspeed.initialize(
                 model=model.to(device),
@@ -239,7 +219,7 @@ class Engine(Generic[Output_co]):
         """
         if self._stage == 0 or not parameter.requires_grad:
             return parameter.detach()
-        weight: Tensor | None = safe_get_full_fp32_param(parameter)
+        weight: Tensor | None = deepspeed.utils.safe_get_full_fp32_param(parameter)
         assert weight is not None, "the optimizer has every parameter that is trained"
         return weight
 
@@ -263,9 +243,10 @@ class Engine(Generic[Output_co]):
     def load(self, directory: Path) -> None:
         """Reads what `save` wrote with the same number of ranks, ZeRO stage and types.
 
-        Weights that are not trained stay as they are. DeepSpeed's checkpoints are pickles: load only what this learner
-        wrote. Raises FileNotFoundError.
+        Weights that are not trained stay as they are. Raises FileNotFoundError, and ValueError for files with more in
+        them than tensors and DeepSpeed's own records.
         """
+        refuse_foreign_pickles(directory)
         path, _ = self._engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG, load_module_strict=not self._frozen)
         if path is None:
             raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}: expected {directory / CHECKPOINT_TAG}")
@@ -275,56 +256,6 @@ class Engine(Generic[Output_co]):
     def close(self) -> None:
         """Releases DeepSpeed's hooks and buffers."""
         self._engine.destroy()
-
-
-def saved_weights(directory: Path) -> dict[str, Tensor]:
-    """What `save` wrote of the model, by the names of its parameters, on the CPU: in float32 what the optimizer has,
-    put together of all ranks' parts. It needs neither the ranks nor a process group.
-
-    DeepSpeed's checkpoints are pickles: read only what this learner wrote. Raises FileNotFoundError for a folder that
-    is none, OSError, and ValueError where the part of a rank is missing.
-    """
-    folder = directory / CHECKPOINT_TAG
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}: expected {folder}")
-    _quiet_deepspeed()
-    model = folder / "mp_rank_00_model_states.pt"
-    if parts := sorted(folder.glob("bf16_zero_*_optim_states.pt"), key=_rank):
-        # ZeRO-1 in bfloat16, which DeepSpeed's own reader does not know.
-        return _put_together([_loaded(path) for path in parts], shapes=_loaded(model)["param_shapes"])
-    if any(folder.glob("*_optim_states.pt")):  # ZeRO's otherwise, of any stage
-        with contextlib.redirect_stdout(io.StringIO()):
-            found: dict[str, Tensor] = get_fp32_state_dict_from_zero_checkpoint(str(directory), tag=CHECKPOINT_TAG)
-        return found
-    return dict(_loaded(model)["module"])
-
-
-def _put_together(parts: Sequence[dict[str, Any]], shapes: Sequence[Mapping[str, torch.Size]]) -> dict[str, Tensor]:
-    """The float32 weights of which each rank has a piece of one flat vector for each group of parameters."""
-    states = [part["optimizer_state_dict"] for part in parts]
-    expected = max(states[0]["partition_count"])
-    if len(states) != expected:
-        raise ValueError(f"the parts of {len(states)} ranks are there, expected {expected}")
-    found: dict[str, Tensor] = {}
-    for group, named in enumerate(shapes):
-        for name, shape in named.items():
-            pieces = [
-                state["single_partition_of_fp32_groups"][group].flatten().narrow(0, place.start, place.numel)
-                for state in states
-                if (place := state["param_slice_mappings"][group].get(name)) is not None
-            ]
-            found[name] = torch.cat(pieces).view(shape)
-    return found
-
-
-def _loaded(path: Path) -> dict[str, Any]:
-    states: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
-    return states
-
-
-def _rank(path: Path) -> int:
-    found = re.search(r"_pp_rank_(\d+)_", path.name)
-    return int(found[1]) if found else 0
 
 
 class _Writes:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -97,19 +98,60 @@ def test_containers_start_in_order_and_are_started_again(services: dict[str, Any
         assert services[process]["depends_on"]["model"]["condition"] == "service_completed_successfully"
 
 
+def _make_keys(folder: Path) -> Path:
+    """What the service `keys` does, on folders for volumes."""
+    for process in PROCESSES:
+        (folder / "keys" / process).mkdir(parents=True, exist_ok=True)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    script = str(ROOT / "deploy/docker/make-keys.sh")
+    subprocess.run(["sh", script], cwd=folder, check=True, timeout=120, env={**os.environ, "PATH": path})
+    return folder / "keys"
+
+
+def _named(settings: object) -> set[str]:
+    """The files of keys that a table of the run file names."""
+    if isinstance(settings, dict):
+        return set().union(*map(_named, settings.values()))
+    return {settings} if isinstance(settings, str) and settings.startswith("keys/") else set()
+
+
+@pytest.mark.parametrize("file", ["run", "smollm2"])
+def test_a_process_has_the_keys_that_its_settings_name_and_no_others(tmp_path: Path, file: str) -> None:
+    keys = _make_keys(tmp_path)
+    config = tomllib.loads((ROOT / f"deploy/docker/{file}.toml").read_text(encoding="utf-8"))
+    for process in PROCESSES:
+        its_own = {f"keys/{path.name}" for path in (keys / process).iterdir()} - {"keys/.complete"}
+        assert its_own == _named(config[process]), process
+    before = (keys / "learner/learner.key").read_text()
+    _make_keys(tmp_path)
+    assert (keys / "learner/learner.key").read_text() == before, "made once"
+
+
+def test_only_the_learner_sees_the_run_and_each_process_its_own_keys(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        process = name.removesuffix("-gpu")
+        mounted = {source: target for source, target, *_ in (one.split(":") for one in service.get("volumes", ()))}
+        assert ("runs" in mounted) == (process in ("learner", "model")), name
+        if process in PROCESSES:
+            assert {source for source in mounted if source.startswith("keys")} == {f"keys-{process}"}, name
+            assert mounted[f"keys-{process}"] == "/headway/keys"
+        elif process == "keys":
+            assert {f"keys-{each}": f"/headway/keys/{each}" for each in PROCESSES}.items() <= mounted.items()
+
+
 @pytest.mark.parametrize(("file", "options"), [("run", ()), ("smollm2", ()), ("run", GPU_OPTIONS)])
 def test_the_settings_of_the_containers_fit_together_with_the_keys_that_are_made(
-    tmp_path: Path, services: dict[str, Any], file: str, options: tuple[str, ...]
+    tmp_path: Path, file: str, options: tuple[str, ...]
 ) -> None:
     """As the processes see them: keys beside the file, and a model."""
-    headway = str(Path(sys.executable).with_name("headway"))
-    made = services["keys"]["entrypoint"][-1].partition("|| ")[2].replace("headway", headway, 1)
-    subprocess.run(["sh", "-c", made], cwd=tmp_path, check=True, timeout=120)
+    keys = _make_keys(tmp_path)
+    for process in PROCESSES:
+        shutil.copytree(keys / process, keys, dirs_exist_ok=True)
     text = (ROOT / f"deploy/docker/{file}.toml").read_text(encoding="utf-8")
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
     _make_model(tmp_path / tomllib.loads(text)["learner"]["model"])
 
-    command = [headway, "check", "run.toml", *options]
+    command = [str(Path(sys.executable).with_name("headway")), "check", "run.toml", *options]
     seen = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"} if options else None
     checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=seen)
 

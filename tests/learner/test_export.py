@@ -6,12 +6,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import peft
 import pytest
 import torch
+from deepspeed.utils.tensor_fragment import fragment_address
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -19,8 +19,8 @@ from headway.file_commands import export_checkpoint
 from learner.config import LearnerConfig
 from learner.journal.checkpoints import Checkpoints, checkpoints_of
 from learner.journal.run_folder import keep_template
-from learner.training.engine import saved_weights
 from learner.training.ranks import CommandChannel, Ranks
+from learner.training.saved_states import saved_weights
 from learner.training.trainer import Trainer
 from protocol.fleet import chat_template
 from protocol.rewards import RewardInput, write_reward_input
@@ -133,6 +133,10 @@ def test_the_chat_template_that_a_run_was_given_is_in_what_is_exported_of_it(
     assert chat_template(source) == "of the model"
 
 
+def piece(start: int, numel: int) -> object:
+    return fragment_address(start=start, numel=numel)
+
+
 def test_pieces_of_two_ranks_in_bfloat16_are_put_together(tmp_path: Path) -> None:
     folder = tmp_path / "deepspeed"
     folder.mkdir()
@@ -141,8 +145,8 @@ def test_pieces_of_two_ranks_in_bfloat16_are_put_together(tmp_path: Path) -> Non
     )
     # Rank 0 has three numbers of a; rank 1 its last one and b.
     pieces = (
-        ([1.0, 2.0, 3.0], {"a": SimpleNamespace(start=0, numel=3)}),
-        ([4.0, 5.0, 6.0], {"a": SimpleNamespace(start=0, numel=1), "b": SimpleNamespace(start=1, numel=2)}),
+        ([1.0, 2.0, 3.0], {"a": piece(0, 3)}),
+        ([4.0, 5.0, 6.0], {"a": piece(0, 1), "b": piece(1, 2)}),
     )
     for rank, (flat, places) in enumerate(pieces):
         if rank == 1:
