@@ -51,6 +51,11 @@ from services.zmq.keys import ClientKeys
 from services.zmq.sockets import DealerSocket
 
 _POLL_S = 1.0
+_SLOW: Mapping[WaitsFor, str] = {
+    "rewards": "the reward service to judge tasks of",
+    "environment": "the environment",
+    "host": "the host of environment",
+}
 _NO_REWARDS = (
     "none answers there that is ready, as while a reward model loads: start it, or correct env-service.reward_urls"
 )
@@ -102,6 +107,7 @@ async def watch_rollouts(
         "reward-service names the items",
         "environment": f"its code is slow or hangs; a step has {retry.environment_timeout_s:g} s (env-service.retry."
         "environment_timeout_s)",
+        "host": "openings are tried again until it is there; start it, or see why it is not reached",
     }
     async with asyncio.TaskGroup() as tasks:
         for whom, remedy in remedies.items():
@@ -111,7 +117,7 @@ async def watch_rollouts(
 async def _watch_one(
     running: RunningLeases, waits: Waiting, whom: WaitsFor, remedy: str, *, poll_s: float, quiet_s: float
 ) -> None:
-    name = "the reward service to judge tasks of" if whom == "rewards" else "the environment"
+    name = _SLOW[whom]
     while True:
         await asyncio.sleep(poll_s)
         slow = running.slow(whom, from_s=quiet_s)
@@ -124,7 +130,9 @@ async def _watch_one(
 
 
 def _slow_text(name: str, slow: Slow, remedy: str) -> str:
-    return f"{name} {', '.join(slow.environments)} ({slow.leases} groups, one for {slow.oldest_s:.0f} s): {remedy}"
+    said = f"{slow.said}; " if slow.said and name == _SLOW["host"] else ""
+    names = ", ".join(slow.environments)
+    return f"{name} {names} ({slow.leases} groups, one for {slow.oldest_s:.0f} s): {said}{remedy}"
 
 
 async def run(config: EnvServiceConfig, stop: Stop) -> None:

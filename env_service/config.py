@@ -37,7 +37,11 @@ class RetryConfig(ConfigModel):
         "then the task counts as at fault",
     )
     environment_attempts: int = Field(
-        8, ge=1, le=100, description="times that an environment which is not available is asked to open, in a row"
+        8,
+        ge=1,
+        le=100,
+        description="times in a row that an environment whose server has no place is asked to open; one whose server "
+        "or host is away is waited for",
     )
     generator_silence_s: float = Field(60.0, gt=0, description="a generator without output for so long is given up")
     reward_timeout_s: float = Field(30.0, gt=0, le=3600, description="time for a group's scoring")

@@ -131,11 +131,14 @@ class _Running:
 
 @dataclass(frozen=True)
 class Slow:
-    """Leases that have waited for long: how many, of which environments, and the longest of the waits in seconds."""
+    """Leases that have waited for long: how many, of which environments, and the longest of the waits in seconds.
+    `said` is what the host of one of these environments said last, or how it could not be asked.
+    """
 
     leases: int
     environments: tuple[str, ...]
     oldest_s: float
+    said: str = ""
 
 
 def _rank(lease: Lease) -> tuple[int, ...]:
@@ -241,13 +244,15 @@ class RunningLeases:
         """The leases that have waited for somebody for `from_s` seconds or more; None if there are none."""
         now = time.monotonic()
         found = [
-            (now - entry.progress.waits_since, entry.lease.environment)
+            (now - entry.progress.waits_since, entry.lease.environment, entry.progress.said)
             for entry in self._running.values()
             if entry.begun and entry.progress.waits_for == whom and now - entry.progress.waits_since >= from_s
         ]
         if not found:
             return None
-        return Slow(leases=len(found), environments=tuple(sorted({name for _, name in found})), oldest_s=max(found)[0])
+        oldest_s, _, said = max(found)
+        names = tuple(sorted({name for _, name, _ in found}))
+        return Slow(leases=len(found), environments=names, oldest_s=oldest_s, said=said)
 
     async def _hold(self, key: LeaseKey, entry: _Running) -> None:
         try:

@@ -38,14 +38,18 @@ MOST_GENERATORS = 4096
 MOST_LEASES = 1 << 14
 """Named in one message, which then stays within the limits of a header; a sender that has more says it in several."""
 
-WaitsFor = Literal["environment", "generators", "rewards", "learner"]
+WaitsFor = Literal["environment", "generators", "rewards", "host", "learner"]
+"""`environment` is its code at work, `host` whoever it needs and who is away."""
+OTHERS: frozenset[WaitsFor | None] = frozenset({"rewards", "host"})
+"""Those whose absence says nothing about a rollout that waits for them."""
 
 
 class RunningLease(WireModel):
     """An attempt in progress, or finished and not acknowledged yet.
 
     `oldest_version` is that of the oldest token so far, None before the first. `waits_for` says for whom the rollout
-    waits, a finished one for the learner; the time of waiting for rewards is not held against it.
+    waits, a finished one for the learner; the time of waiting for rewards, or for the host of its environment, is not
+    held against it.
     """
 
     incarnation: int = Field(ge=1)

@@ -16,6 +16,8 @@ from env_service.environments.interface import (
     Agent,
     AgentResult,
     EnvironmentFailed,
+    EnvironmentFull,
+    EnvironmentUnavailable,
     Task,
     Verification,
 )
@@ -24,6 +26,7 @@ from env_service.rollouts.environment_calls import is_being_cancelled, resolved_
 from env_service.rollouts.outcomes import RolloutFailure
 from env_service.rollouts.rollout import Attempt, Attempts
 from env_service.rollouts.speech import Transcript
+from protocol.messages import WaitsFor
 from protocol.trajectories import CUT_OFF, CutOff
 from services.user_code import checked_number, number_of
 
@@ -58,7 +61,8 @@ class AgentAttempt:
         self.last_text = ""
         self.opening_text = ""
         self.single_turn = False
-        self._over = False
+        self._over = self._found_nobody = False
+        self._whom: WaitsFor = "environment"
         self._agent = agent
         self._task = task
         self._seed = seed
@@ -66,7 +70,12 @@ class AgentAttempt:
         self._sessions = sessions
 
     async def hold(self) -> None:
-        """Let the agent run until it is over. Raises RolloutFailure when a turn cannot be sampled."""
+        """Let the agent run until it is over. Raises RolloutFailure when a turn cannot be sampled, and
+        EnvironmentUnavailable if nobody was there to begin: it can be held again.
+        """
+        # Whom an agent looked for in vain is what it waits for when it looks again.
+        self._whom = "host" if self._found_nobody else "environment"
+        self._found_nobody = False
         session = self._sessions.open(task=self._task, speaker=self._speaker, index=self.index)
         limit = asyncio.timeout(self._speaker.language.rules.conversation_timeout_s)
         try:
@@ -82,13 +91,18 @@ class AgentAttempt:
 
     async def _run(self, session: Session) -> None:
         try:
-            with self._speaker.progress.waiting_for("environment"):
+            with self._speaker.progress.waiting_for(self._whom):
                 returned = await self._result(session)
             self._take(checked_result(returned))
         except RolloutFailure:
             raise
         except WentSilent as error:
             self._blame(session, Fault("hung", str(error)))
+        except EnvironmentUnavailable as error:
+            if not isinstance(error, EnvironmentFull) and not session.recorded.transcript().turns:
+                self._found_nobody = True
+                raise
+            self._blame(session, fault_of_step(error, self.name))
         except Exception as error:  # noqa: BLE001 - the rollout boundary: whatever an agent raises becomes a record
             self._blame(session, fault_of_step(error, self.name))
 
@@ -144,6 +158,8 @@ class AgentAttempt:
         self.stop_reason = reason
 
     def _take_down(self, session: Session) -> None:
+        if self._found_nobody:
+            return
         if self.fault is None and session.cut_off is not None:
             self.stop_reason = session.cut_off
         recorded = session.recorded

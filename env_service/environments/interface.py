@@ -48,9 +48,10 @@ An environment of one's own is a class, named by its import path in the config f
   step says is of the same kind.
 - Rewards add up: the trajectory's is the sum over its turns and what the verifier says, if one judges at the end.
 - An exception costs that trajectory alone: it leaves its group, is counted, and logged with its traceback.
-- `EnvironmentUnavailable` says that it is nobody's fault here, such as a game server that is full: from `reset`, the
-  opening is tried again, then elsewhere; from `step`, the trajectory leaves its group as a failure of infrastructure,
-  and a group that has too few left for that is rolled out again.
+- `EnvironmentUnavailable` says that it is nobody's fault here, such as a game server that is away: from `reset`, the
+  opening is tried again until there is somebody, which is not held against the task; from `step`, the trajectory leaves
+  its group as a failure of infrastructure, and a group that has too few left for that is rolled out again.
+  `EnvironmentFull` from `reset` says that somebody is there who has no place: it is tried some times, then elsewhere.
 
 A class with `run(task, client)` instead of `reset` and `step` is an agent: it talks to the policy by itself, as a
 client of OpenAI's API at `client.base_url`, and says at the end what that was worth.
@@ -110,6 +111,10 @@ class EnvironmentUnavailable(Exception):
     """
 
     kind = "unavailable"
+
+
+class EnvironmentFull(EnvironmentUnavailable):
+    """Raised by an environment at its opening if whom it needs is there, and has no place or does not manage it."""
 
 
 Role = Literal["system", "user", "assistant", "tool"]

@@ -20,6 +20,7 @@ from env_service.environments.interface import (
     Action,
     Aggregation,
     EnvironmentFailed,
+    EnvironmentFull,
     EnvironmentUnavailable,
     OfferedEnvironment,
     Opening,
@@ -78,9 +79,9 @@ class Description(WireModel):
 
 
 class HostedFault(WireModel):
-    """What went wrong: `unavailable` and `killed` say nothing about the task or the policy."""
+    """What went wrong: `unavailable`, `full` and `killed` say nothing about the task or the policy."""
 
-    kind: Literal["raised", "nonsense", "hung", "crashed", "killed", "unavailable"]
+    kind: Literal["raised", "nonsense", "hung", "crashed", "killed", "unavailable", "full"]
     text: str
     traceback: str = ""
 
@@ -95,8 +96,8 @@ class Reply(WireModel):
     fault: HostedFault | None = None
 
 
-class HostUnavailable(EnvironmentUnavailable):
-    """A hosted environment is away; `kind` says how."""
+class HostUnavailable(EnvironmentFull):
+    """The process that an environment runs in is at hand, and is busy, starting or dead; `kind` says which."""
 
     def __init__(self, text: str, *, kind: str = "unavailable") -> None:
         super().__init__(text)
@@ -108,8 +109,12 @@ def raise_fault(reply: Reply) -> None:
     fault = reply.fault
     if fault is None:
         return
-    if fault.kind in ("unavailable", "killed"):
+    if fault.kind == "full":
+        raise EnvironmentFull(fault.text)
+    if fault.kind == "killed":
         raise HostUnavailable(fault.text, kind=fault.kind)
+    if fault.kind == "unavailable":
+        raise EnvironmentUnavailable(fault.text)
     raise EnvironmentFailed(fault.kind, fault.text, traceback=fault.traceback)
 
 
@@ -120,7 +125,8 @@ def fault_of(error: BaseException) -> HostedFault:
         kind = next((each for each in kinds if each == error.kind), "raised")
         return HostedFault.model_validate({"kind": kind, "text": str(error), "traceback": error.traceback})
     if isinstance(error, EnvironmentUnavailable):
-        return HostedFault(kind="killed" if error.kind == "killed" else "unavailable", text=sendable(str(error)))
+        away: Literal["full", "unavailable"] = "full" if isinstance(error, EnvironmentFull) else "unavailable"
+        return HostedFault(kind="killed" if error.kind == "killed" else away, text=sendable(str(error)))
     theirs = _below_ours(error.__traceback__)
     frames = traceback.extract_tb(theirs)
     place = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""

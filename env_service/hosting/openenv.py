@@ -19,6 +19,7 @@ from env_service.environments.interface import (
     Action,
     ChatMessage,
     EnvironmentFailed,
+    EnvironmentFull,
     EnvironmentUnavailable,
     Opening,
     Step,
@@ -175,9 +176,9 @@ class OpenEnvEnvironment:
             await self._socket.send_json({"type": kind, "data": data})
             answer = await self._socket.receive()
         except (aiohttp.ClientError, OSError) as error:
-            raise EnvironmentUnavailable(f"the OpenEnv server at {self._url} went away: {error}") from error
+            raise EnvironmentFull(f"the OpenEnv server at {self._url} went away: {error}") from error
         if answer.type is not aiohttp.WSMsgType.TEXT:
-            raise EnvironmentUnavailable(f"the OpenEnv server at {self._url} ended the session in a {kind}")
+            raise EnvironmentFull(f"the OpenEnv server at {self._url} ended the session in a {kind}")
         return self._read(answer.data, kind)
 
     def _read(self, text: str, kind: str) -> _Seen:
@@ -191,7 +192,7 @@ class OpenEnvEnvironment:
                 "nonsense", f"the OpenEnv server at {self._url} answers a {kind} with what is none: {describe(error)}"
             ) from error
         if problem.code in _PASSING:
-            raise EnvironmentUnavailable(f"the OpenEnv server at {self._url}: {problem.code}: {problem.message}")
+            raise EnvironmentFull(f"the OpenEnv server at {self._url}: {problem.code}: {problem.message}")
         if problem.code in _INVALID and kind == "step":
             raise _Invalid(_complaint(problem))
         raise EnvironmentFailed(

@@ -11,8 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from env_service.environments.interface import EnvironmentFull
 from env_service.environments.task_configs import ClassTasks
-from env_service.hosting.messages import Call, HostUnavailable, Reply
+from env_service.hosting.messages import Call, Reply
 from env_service.hosting.processes import Child, Seat
 from services.worker_process import WorkerUnavailable
 
@@ -73,7 +74,7 @@ class Pool:
         return tuple(child.process_id for child in self._children if child.process_id is not None)
 
     async def take(self) -> Seat:
-        """A place for a conversation. Raises EnvironmentUnavailable if none becomes free."""
+        """A place for a conversation. Raises EnvironmentFull if none becomes free."""
         if self._settings.shared:
             child = min(self._shared, key=lambda one: one.seats)
         else:
@@ -116,7 +117,7 @@ class Pool:
             async with asyncio.timeout(_WAIT_S):
                 await self._free.acquire()
         except TimeoutError:
-            raise HostUnavailable(
+            raise EnvironmentFull(
                 f"all {self._settings.most} processes are taken: raise the environment's `processes`, at least to the "
                 "size of a group, or lower env-service.capacity"
             ) from None

@@ -3,11 +3,13 @@
 options = { token_file = "token", tls_ca_file = "ca.pem" }       urls = [...] for several equal hosts, asked in turn
 """
 
+import asyncio
 import secrets
 import ssl
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Coroutine
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
@@ -16,17 +18,28 @@ from typing import Annotated
 from pydantic import Field, SecretStr, StringConstraints, ValidationError
 
 from env_service.environments.imported import NumberedTasks
-from env_service.environments.interface import Action, EnvironmentUnavailable, Opening, Step, Task, TaskSource
+from env_service.environments.interface import (
+    Action,
+    EnvironmentFull,
+    EnvironmentUnavailable,
+    Opening,
+    Step,
+    Task,
+    TaskSource,
+)
 from env_service.hosting.hosted import expected
 from env_service.hosting.messages import Call, Description, MakeTask, Reply, Reset, raise_fault
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
-from services.http.client import HttpClient, ServiceError
+from services.http.calls import fault_of, see_alive
+from services.http.client import HttpClient, ServiceError, ServiceTimeout
 from services.http.tls import TlsFiles, client_tls
 from services.secret_files import read_secret
 
 PATH = "/v1/environment"
 _BETWEEN_S = 0.5
+_LIFE_EVERY_S = 5.0
+_LIFE_MISSED = 3
 
 Url = Annotated[str, StringConstraints(pattern=r"^https?://[^/]+/?$")]
 
@@ -54,7 +67,9 @@ class RemoteOptions(ConfigModel):
 
 
 class RemoteEnvironment:
-    """One conversation with an environment at a host. That the host is away is a failure of infrastructure."""
+    """One conversation with an environment at one of the hosts, the first in turn that is there. That all are away is a
+    failure of infrastructure.
+    """
 
     _turns = count()
 
@@ -75,7 +90,7 @@ class RemoteEnvironment:
     async def reset(self, task: Task, seed: int) -> Opening:
         """Raises EnvironmentFailed and EnvironmentUnavailable, as `step` does."""
         call = Call(kind="reset", about=self._about, reset=Reset(task=task, seed=seed))
-        return expected((await self._host.ask(call)).opening, "reset")
+        return expected((await self._host.begin(call)).opening, "reset")
 
     async def step(self, action: Action) -> Step:
         reply = await self._host.ask(Call(kind="step", about=self._about, action=action))
@@ -101,31 +116,74 @@ class RemoteTasks:
         """Raises EnvironmentFailed and EnvironmentUnavailable."""
         host = _Host(self._options, index)
         try:
-            reply = await host.ask(Call(kind="task", task=MakeTask(purpose=purpose, index=index)))
+            reply = await host.begin(Call(kind="task", task=MakeTask(purpose=purpose, index=index)))
             return expected(reply.task, "task")
         finally:
             await host.close()
 
 
+class _HostAway(EnvironmentUnavailable):
+    """Nobody answers at the address."""
+
+
 class _Host:
-    """The connection of one conversation."""
+    """The connection of one conversation. `number` says at which of the hosts it tries to begin."""
 
     def __init__(self, options: RemoteOptions, number: int) -> None:
         self._options = options
-        self._url = options.urls[number % len(options.urls)].rstrip("/") + PATH
+        first = number % len(options.urls)
+        self._urls = [url.rstrip("/") for url in (*options.urls[first:], *options.urls[:first])]
         self._client: HttpClient | None = None
 
+    async def begin(self, call: Call) -> Reply:
+        """The reply of the first host that is there, which is asked from here on. Raises what `ask` raises."""
+        for _ in self._urls[1:]:
+            try:
+                return await self.ask(call)
+            except _HostAway:
+                self._urls = [*self._urls[1:], self._urls[0]]
+        return await self.ask(call)
+
     async def ask(self, call: Call) -> Reply:
+        """The reply to a call. Raises EnvironmentFailed; EnvironmentUnavailable for a host that is away, or shows no
+        sign of life while it is waited for; EnvironmentFull for one that died of the call, or is alive and silent.
+        """
         if self._client is None:
             self._client = HttpClient(token=self._options.token, tls=client_tls(self._options.tls))
             await self._client.__aenter__()
         try:
             # Not tried again: a step that arrived must not be made twice.
-            reply = await self._client.post(self._url, call, Reply, deadline_s=self._options.timeout_s)
+            asked = self._client.post(self._urls[0] + PATH, call, Reply, deadline_s=self._options.timeout_s)
+            reply = await self._while_alive(asked, self._client)
         except ServiceError as error:
-            raise EnvironmentUnavailable(f"the environment's host: {error}") from error
+            raise EnvironmentFull(f"the environment's host: {error}") from error
         raise_fault(reply)
         return reply
+
+    async def _while_alive(self, asked: Coroutine[object, object, Reply], client: HttpClient) -> Reply:
+        """The answer. Raises _HostAway where nobody takes the call up, or its host, asked for a sign of life, says
+        nothing several times.
+        """
+        answer = asyncio.ensure_future(asked)
+        misses = 0
+        try:
+            while not (await asyncio.wait([answer], timeout=_LIFE_EVERY_S))[0]:
+                try:
+                    await see_alive(client, self._urls[0])
+                    misses = 0
+                except ServiceError as error:
+                    misses += 1
+                    if misses >= _LIFE_MISSED:
+                        raise _HostAway(f"the environment's host: {error}") from error
+            return answer.result()
+        except ServiceError as error:
+            if fault_of(error) != "unavailable" or isinstance(error, ServiceTimeout):
+                raise
+            raise _HostAway(f"the environment's host: {error}") from error
+        finally:
+            if not answer.done():
+                answer.cancel()
+                await asyncio.gather(answer, return_exceptions=True)
 
     async def close(self) -> None:
         client, self._client = self._client, None

@@ -20,6 +20,7 @@ from env_service.environments.interface import (
     AgentClient,
     AgentResult,
     EnvironmentFailed,
+    EnvironmentFull,
     EnvironmentUnavailable,
     Task,
     TaskSource,
@@ -161,7 +162,7 @@ class _Episode:
                     frames = await self._server.receive()
             except TimeoutError:
                 if clock() - heard >= self._options.silence_s:
-                    raise EnvironmentUnavailable(f"{self._named} has been silent: it died, or it hangs") from None
+                    raise EnvironmentFull(f"{self._named} has been silent: it died, or it hangs") from None
                 await self._ask_for_life()
                 continue
             heard = clock()
@@ -204,7 +205,7 @@ class _Episode:
         last = troubles[-1]
         text = f"{self._named}: {last.type}: {last.message}"[:2000]
         if last.type in _PASSING:
-            raise EnvironmentUnavailable(text)
+            raise EnvironmentFull(text)
         raise EnvironmentFailed("raised", text, traceback=last.traceback or "")
 
     async def _ask_for_life(self) -> None:

@@ -279,7 +279,7 @@ def _sampling(whole: Sampling, *, index: int, prefix: int) -> Sampling:
     )
 
 
-_FIRST_TO_NAME: Sequence[WaitsFor] = ("generators", "environment", "rewards")
+_FIRST_TO_NAME: Sequence[WaitsFor] = ("generators", "environment", "rewards", "host")
 
 
 class Progress:
@@ -299,6 +299,8 @@ class Progress:
         """What is rolled out, once it was made."""
         self.cut_short = False
         """Whether its time was over before it was."""
+        self.said = ""
+        """Why the host of its environment was last waited for."""
 
     def completions(self, count: int, *, end_of: EndOf | None = None) -> Sequence[Completion]:
         """New completions, to be sampled."""
@@ -337,6 +339,11 @@ class Progress:
         finally:
             at_end.cancel()
 
+    def found(self) -> None:
+        """The host of its environment is there, which works now."""
+        if self.waits_for == "host" and not self._waiting["host"]:
+            self.waits_for, self.waits_since = "environment", time.monotonic()
+
     def _cut_short(self) -> None:
         self.cut_short = True
 
@@ -350,7 +357,8 @@ class Progress:
             if self._waiting[each]:
                 self.waits_for = each
                 break
-        if self.waits_for != before or self._waiting[self.waits_for] <= 1:
+        goes_on = whom == "host" and before == "host"  # between two tries it is waited for, too
+        if self.waits_for != before or (self._waiting[self.waits_for] <= 1 and not goes_on):
             self.waits_since = time.monotonic()
 
 

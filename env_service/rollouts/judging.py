@@ -45,13 +45,14 @@ class Scoring:
         self._client = client
 
     async def score(self, items: Sequence[ScoreItem]) -> list[RewardRecord]:
-        """A record for each item, in order: a reward, or the error that a service answered with.
+        """A record for each item, in order: a reward, the error that a service answered with, or that services
+        which are well do not answer for it.
 
         Raises DataFailure when the services refuse an item, InfrastructureFailure when the attempts are used up.
         """
         scored = await self._client.score(items)
         for one in scored:
-            if one.error is not None and not one.answered:
+            if one.error is not None and not one.answered and one.error.kind != "data":
                 raise (DataFailure if one.error.kind == "user" else InfrastructureFailure)(one.error.message)
         room = min(MAX_EXPLANATION_CHARS, _MOST_EXPLAINED_CHARS // max(1, len(items)))
         return [_scored_record(one, _explained(item, one)[:room]) for item, one in zip(items, scored, strict=True)]

@@ -40,6 +40,7 @@ from env_service.rollouts.environment_calls import Call, DidNotReturn, Environme
 from env_service.rollouts.generation import Generation, beside_each_other
 from env_service.rollouts.judging import Judged, Judging, Scoring, text_of_task
 from env_service.rollouts.match import Match, Opponent, Table, how_it_opens, sides_of_the_policy
+from env_service.rollouts.openings import Openings
 from env_service.rollouts.outcomes import DataFailure, Outcome, RolloutFailure, RolloutMetrics
 from env_service.rollouts.speech import Language
 from protocol.generation import GenerateRequest, Sampling
@@ -56,7 +57,12 @@ _PROMPT_LENGTH = 1 << 20
 _NO_PROMPT = (0,)
 """Of a request that only says how an agent's turns are sampled; each turn has its own."""
 _OPENS_DIFFERENTLY = "the environment opens differently for the same task and seed"
-_WHOM = {"environment": "its environment", "generators": "the generators", "rewards": "the reward services"}
+_WHOM = {
+    "environment": "its environment",
+    "generators": "the generators",
+    "rewards": "the reward services",
+    "host": "the host of its environment",
+}
 _Held = Conversation | Match
 
 
@@ -72,7 +78,9 @@ class _Opened:
 
 
 class Attempt(Judged, Protocol):
-    """One trajectory of an agent, which runs in `hold`. It raises RolloutFailure when a turn cannot be sampled."""
+    """One trajectory of an agent, which runs in `hold`. It raises RolloutFailure when a turn cannot be sampled, and
+    EnvironmentUnavailable where nobody was there to begin: it can be held again.
+    """
 
     @property
     def opening_text(self) -> str: ...
@@ -115,8 +123,7 @@ class Rollout:
         self._timeout_s = timeout_s
         self._calls = EnvironmentCalls(timeout_s=environment_timeout_s)
         self._metrics = metrics
-        self._opening_attempts = opening_attempts
-        self._backoff = backoff
+        self._openings = Openings(attempts=opening_attempts, backoff=backoff)
         self._agents = agents
         self._opponents = opponents or {}
         self._newest: dict[str, tuple[int, int]] = {}
@@ -144,7 +151,9 @@ class Rollout:
             return self._failed(lease, progress, data_fault=True, reason=reason)
         except Exception as error:  # the rollout boundary: whatever an environment raises becomes a record
             if isinstance(error, TimeoutError) and progress.cut_short:
-                reason = f"not finished within {self._timeout_s:g} s: it was waiting for {_WHOM[progress.waits_for]}"
+                said = f": {progress.said}" if progress.waits_for == "host" else ""
+                whom = f"{_WHOM[progress.waits_for]}{said}"
+                reason = f"not finished within {self._timeout_s:g} s: it was waiting for {whom}"
                 return self._failed(lease, progress, data_fault=progress.waits_for == "environment", reason=reason)
             logger.warning("task %s of %s raised", lease.task_index, lease.environment, exc_info=error)
             return self._failed(lease, progress, data_fault=True, reason=f"{type(error).__name__}: {error}")
@@ -167,20 +176,10 @@ class Rollout:
             rollout_s=seconds,
         )
 
-    async def _open_patiently(self, lease: Lease, progress: Progress) -> _Opened:
-        """Raises EnvironmentUnavailable if it is not there at any of the attempts. Each lets go of what it had, or two
-        leases that each hold half of what there is would wait for each other.
-        """
-        for failures in range(1, self._opening_attempts):
-            try:
-                return await self._open(lease, progress)
-            except EnvironmentUnavailable as error:
-                logger.debug("environment %s is not available yet: %s", lease.environment, error)
-            await self._backoff.pause(failures)
-        return await self._open(lease, progress)
-
     async def _with_environments(self, lease: Lease, progress: Progress) -> tuple[str, tuple[Trajectory, ...]]:
-        opened = await self._open_patiently(lease, progress)
+        opened = await self._openings.opened(
+            partial(self._open, lease, progress), name=lease.environment, progress=progress
+        )
         try:
             prompt_text, language = self._language(lease, opened)
             speaker = self._speaker(lease, opened.offered, language, progress)
@@ -195,12 +194,15 @@ class Rollout:
         offered = self._offered(lease)
         if self._agents is None or offered.agent is None:
             raise DataFailure(f"{lease.environment} is an agent, and nothing here gives agents sessions")
-        task = await self._task(lease, offered, progress)
+        task = await self._openings.opened(
+            partial(self._task, lease, offered, progress), name=lease.environment, progress=progress
+        )
         players = [offered.agent() for _ in range(lease.group_size)]
         try:
             speaker = self._speaker(lease, offered, self._languages(lease, offered, Opening(()), ()), progress)
             attempts = [self._agents(index, each, task, lease.seed, speaker) for index, each in enumerate(players)]
-            await beside_each_other(each.hold() for each in attempts)
+            hold = partial(self._openings.opened, name=lease.environment, progress=progress)
+            await beside_each_other(hold(each.hold) for each in attempts)
             prompt_text = text_of(task.prompt) or attempts[0].opening_text
             trajectories = await self._judging.trajectories(attempts, prompt=prompt_text, progress=progress)
             return prompt_text[:_PROMPT_LENGTH], trajectories

@@ -17,6 +17,8 @@ from protocol.model import PolicyVersion
 from protocol.status import Kind, PeerStatus, Status, WaitStatus
 
 _OWN = ("its own start", "its last requests")
+_HOST = "the host of environment"
+_ENVIRONMENTS = (_HOST, "the environment")
 _WORDS: tuple[tuple[str, Kind], ...] = (
     ("learner", "learner"),
     ("generator", "generator"),
@@ -79,7 +81,7 @@ def diagnose(
 
 def kind_waited_for(whom: str) -> Kind | None:
     """The kind of process that the text of a wait names first; None for a wait for the process's own doing."""
-    if whom.startswith(_OWN):
+    if whom.startswith((*_OWN, *_ENVIRONMENTS)):
         return None
     found = [(whom.find(word), kind) for word, kind in _WORDS if word in whom]
     return min(found, key=lambda one: one[0])[1] if found else None
@@ -264,6 +266,13 @@ class _Ward:
 
 
 def _alone(patient: Patient, wait: WaitStatus, path: tuple[str, ...]) -> Culprit:
+    if wait.whom.startswith(_HOST):
+        return Culprit(
+            who=wait.whom.partition(" (")[0],
+            what=f"{patient.name} has waited for it for {wait.since_s:.0f} s, and goes on when it is there",
+            remedy="start it where it runs (as by `env-service host`), or correct its address in its entry here",
+            because=path,
+        )
     return Culprit(
         who=patient.name,
         what=f"waits for {wait.whom} since {wait.since_s:.0f} s",

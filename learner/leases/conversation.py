@@ -26,6 +26,7 @@ from learner.weights.fleet import Fleet
 from learner.weights.provenance import Standing
 from protocol.codec import Frame
 from protocol.messages import (
+    OTHERS,
     Acknowledged,
     Failed,
     Finished,
@@ -228,7 +229,7 @@ class Conversation:
     def _not_evaluated(self, leases: Sequence[RunningLease], *, now: float, holder: Peer) -> list[RunningLease]:
         ours = {lease.lease_id: lease for lease in leases if self._incarnations.is_ours(lease)}
         nobody_serves = self._fleet.served is None
-        excused = {number for number, lease in ours.items() if nobody_serves or lease.waits_for == "rewards"}
+        excused = {number for number, lease in ours.items() if nobody_serves or lease.waits_for in OTHERS}
         unwanted = self._evaluator.heartbeat(now=now, holder=holder.name, lease_ids=ours, excused=excused)
         return [lease for lease in leases if not self._incarnations.is_ours(lease)] + [
             ours[number] for number in unwanted

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from learner.ledger import Answer, AttemptId, FailureKind, FailureResult, Ledger, Verdict
-from protocol.messages import Failed, RunningLease
+from protocol.messages import OTHERS, Failed, RunningLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
 
@@ -95,7 +95,7 @@ class Incarnations:
                     continue
                 adopted.append(attempt)
             known[attempt] = _number(lease)
-            if lease.waits_for == "rewards" or (disk_is_full and lease.waits_for == "learner"):
+            if lease.waits_for in OTHERS or (disk_is_full and lease.waits_for == "learner"):
                 excused.add(attempt)
         ended = self._ledger.heartbeat(now=now, holder=holder, running=known, excused=excused)
         unwanted += map(self.on_the_wire, ended)

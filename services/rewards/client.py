@@ -116,7 +116,7 @@ class Settling:
         if hangs < self._settings.attempts:
             return False
         why = (
-            f"{hangs} requests for this item alone ran out of time at reward services that answered others meanwhile, "
+            f"{hangs} requests for this item alone ran out of time at reward services that answered others, "
             f"last: {part.failure}; expected an answer in time: see why the verifier hangs on it, or allow more time"
         )
         _give_up(pending, kind="data", why=why)

@@ -65,7 +65,7 @@ class Entry:
     """One item of one call. `item` has an id of the client's own, so that items of many calls can share a request.
 
     It is settled by a reward, by an error that is the item's own, or by the `item_attempts`-th error of a service.
-    `setback` is why it was not settled the last time, `hangs` counts services that answered others and not this one.
+    `setback` is why it was not settled the last time, `hangs` counts requests to services that were well.
     """
 
     def __init__(self, given: ScoreItem, *, wire_id: str, item_attempts: int) -> None:

@@ -31,6 +31,7 @@ from services.rewards.settings import ClientSettings, Hedges, RewardService
 logger = logging.getLogger(__name__)
 
 _LINES = "application/x-ndjson"
+_VERIFIERS_KNOWN = 64
 _NONE_ANSWERS = "what is to be judged waits meanwhile: start it, or see its log"
 
 Answers = AsyncGenerator[tuple[str, ScoreResult], None]
@@ -104,7 +105,12 @@ class Exchange:
 
 
 class Rounds:
-    """The rounds at one set of endpoints, `requests` of them at once. Without `hedges` nothing is asked twice."""
+    """The rounds at one set of endpoints, `requests` of them at once. Without `hedges` nothing is asked twice for being
+    slow.
+
+    An item that went alone and has no answer in time may have found a service that answers nobody. One that has
+    answered others meanwhile is well; if nothing else was asked of it, it is asked for what was answered before.
+    """
 
     def __init__(
         self,
@@ -121,6 +127,7 @@ class Rounds:
         self._hedges = hedges
         self._metrics = metrics
         self._answered_at: dict[str, float] = {}
+        self._answered: dict[str, ScoreItem] = {}
 
     async def run(self, parts: Sequence[Part], *, avoid: Collection[str] = ()) -> None:
         """Returns when all parts are over; those in `avoid` are asked only if there is no other."""
@@ -173,15 +180,41 @@ class Rounds:
         except ServiceError as error:
             self._note(url, error)
             alone = request.is_sent and len(entries) == 1 and isinstance(error, ServiceTimeout)
-            hung = alone and self._answered_at.get(url, 0.0) > request.began
+            hung = alone and await self._is_well(url, round.verifier, since=request.began)
             round.failed(request.owed.values(), error, hung=hung)
         finally:
             round.answered(request.owed.values())
+
+    async def _is_well(self, url: str, verifier: str, *, since: float) -> bool:
+        """Tells whether a service has answered anything since then, or answers now what was answered before. Nothing is
+        known of a verifier that has answered nothing yet.
+        """
+        if self._answered_at.get(url, 0.0) > since:
+            return True
+        known = self._answered.get(verifier)
+        if known is None:
+            return False
+        try:
+            async with aclosing(self._exchange.ask(url, [known], streamed=False)) as answers:
+                async for _, result in answers:
+                    return result.reward is not None
+        except ServiceError as error:
+            self._note(url, error)
+        return self._answered_at.get(url, 0.0) > since
+
+    def _remember(self, item: ScoreItem) -> None:
+        """The last one that a verifier judged; of many verifiers, those that did so last."""
+        self._answered.pop(item.verifier, None)
+        self._answered[item.verifier] = item
+        if len(self._answered) > _VERIFIERS_KNOWN:
+            del self._answered[next(iter(self._answered))]
 
     def _take(self, request: "_Request", result: ScoreResult, *, service_id: str) -> None:
         entry = request.answered(result.id)
         self._answered_at[request.url] = now = asyncio.get_running_loop().time()
         waited_s = now - request.began
+        if result.reward is not None:
+            self._remember(entry.item)
         if self._hedges is not None and result.reward is not None:
             self._hedges.answered(result.verifier, waited_s)
         if entry.take(result, service_id=service_id, endpoint=request.url) and request.is_second:

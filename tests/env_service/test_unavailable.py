@@ -9,6 +9,7 @@ import pytest
 from env_service.environments.interface import (
     Action,
     ChatMessage,
+    EnvironmentFull,
     EnvironmentUnavailable,
     OfferedEnvironment,
     Opening,
@@ -16,6 +17,8 @@ from env_service.environments.interface import (
     Task,
 )
 from env_service.environments.rules import Rules
+from env_service.rollouts.completions import Progress
+from protocol.messages import Finished
 from tests.env_service.bench import MakeBench, benches
 from tests.env_service.chat_models import model_with
 from tests.env_service.peers import lease
@@ -26,12 +29,17 @@ class Full:
     """A game on a server that is full for the first `refusals` openings, and away at the word `away`."""
 
     refusals: ClassVar[int] = 0
+    refusal: ClassVar[type[EnvironmentUnavailable]] = EnvironmentUnavailable
     closed: ClassVar[int] = 0
+    seen_by: ClassVar[Progress | None] = None
+    waits: ClassVar[list[str]] = []
 
     def reset(self, task: Task, seed: int) -> Opening:
+        if Full.seen_by is not None:
+            Full.waits.append(Full.seen_by.waits_for)
         if Full.refusals:
             Full.refusals -= 1
-            raise EnvironmentUnavailable("the server is full")
+            raise Full.refusal("the server is full")
         return Opening((ChatMessage("user", "go"),))
 
     def step(self, action: Action) -> Step:
@@ -51,6 +59,7 @@ FULL = OfferedEnvironment(name="full", tasks=Tasks(), start=Full, rules=Rules())
 @pytest.fixture
 def chat_model(tmp_path: Path) -> Path:
     Full.refusals = Full.closed = 0
+    Full.refusal, Full.seen_by, Full.waits = EnvironmentUnavailable, None, []
     return model_with("chatml", tmp_path)
 
 
@@ -71,8 +80,34 @@ async def test_an_opening_is_tried_again_and_lets_go_of_what_it_had(bench: MakeB
     assert len(made.pauses) == 2
 
 
-async def test_an_opening_that_never_succeeds_is_for_another_to_try(bench: MakeBench, chat_model: Path) -> None:
+async def test_an_opening_that_finds_nobody_waits_and_says_for_whom(bench: MakeBench, chat_model: Path) -> None:
     Full.refusals = 100
+    made = await bench(Words(chat_model, "well", "well"), extra=[FULL])
+    Full.seen_by = progress = Progress()
+
+    outcome = await made.rollout.run(lease(environment="full"), progress)
+
+    assert isinstance(outcome, Finished)
+    assert (Full.waits[0], set(Full.waits[2:])) == ("environment", {"host"})
+    assert progress.said == "the server is full"
+    assert len(made.pauses) >= 50
+    assert progress.waits_for != "host"
+
+
+async def test_the_time_in_which_nobody_was_found_is_not_held_against_the_task(
+    bench: MakeBench, chat_model: Path
+) -> None:
+    Full.refusals = 1_000_000
+    made = await bench(Words(chat_model, "well"), extra=[FULL], timeout_s=0.3)
+
+    failed = await made.failed(lease(environment="full"))
+
+    assert not failed.data_fault
+    assert "it was waiting for the host of its environment: the server is full" in failed.reason
+
+
+async def test_an_opening_that_finds_no_place_is_for_another_to_try(bench: MakeBench, chat_model: Path) -> None:
+    Full.refusals, Full.refusal = 100, EnvironmentFull
     made = await bench(Words(chat_model, "well", "well"), extra=[FULL])
 
     failed = await made.failed(lease(environment="full"))

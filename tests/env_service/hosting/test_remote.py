@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -13,8 +14,14 @@ import pytest
 
 from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault
-from env_service.environments.interface import Action, EnvironmentUnavailable, OfferedEnvironment
+from env_service.environments.interface import (
+    Action,
+    EnvironmentFull,
+    EnvironmentUnavailable,
+    OfferedEnvironment,
+)
 from env_service.environments.task_configs import ClassTasks
+from env_service.hosting import remote
 from env_service.hosting.remote import description_at
 from env_service.rollouts.completions import Progress
 from tests.env_service.bench import MakeBench, benches
@@ -28,9 +35,9 @@ TOKEN = "a-token-for-hosts"
 
 
 @contextmanager
-def hosted(*words: object) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+def hosted(*words: object, port: int | None = None) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """The address of a host of naughty environments, and its process."""
-    port = free_port()
+    port = port or free_port()
     command = [str(Path(sys.executable).parent / "env-service"), "host", "tests.env_service.hosting.naughty:Naughty"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([*command, "--port", str(port), *map(str, words)], env=environment, cwd=ROOT) as process:
@@ -113,6 +120,56 @@ async def test_a_host_that_goes_away_in_the_middle_is_infrastructure() -> None:
                 await environment.step(Action("on"))
             with pytest.raises(EnvironmentUnavailable):
                 await environment.close()
+
+
+async def test_a_host_that_is_away_is_waited_for_by_name_until_it_is_back(bench: MakeBench, chat_model: Path) -> None:
+    port = free_port()
+    with hosted(port=port) as (url, process):
+        environment = offered(url)
+        process.kill()
+        process.wait()
+    made = await bench(Words(chat_model, "well"), extra=[environment], environment_timeout_s=90.0, timeout_s=100.0)
+    progress = Progress()
+    rolling = asyncio.ensure_future(made.rollout.run(lease(environment="naughty", group_size=1), progress))
+    async with asyncio.timeout(90):
+        while len(made.pauses) < 20:  # noqa: ASYNC110 - far more than the attempts of an opening
+            await asyncio.sleep(0.02)
+        assert (progress.waits_for, rolling.done()) == ("host", False)
+        assert "cannot connect" in progress.said
+        with hosted(port=port):
+            outcome: Any = await rolling
+
+    assert outcome.group.trajectories[0].reward.reward == 1.0
+
+
+async def test_of_several_hosts_the_one_that_is_there_is_asked(bench: MakeBench, chat_model: Path) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    with hosted() as (url, _):
+        environment = offered(url, urls=[url, nobody])
+        made = await bench(Words(chat_model, *["well"] * 4), extra=[environment], environment_timeout_s=90.0)
+
+        async with asyncio.timeout(60):
+            outcome = await made.finished(lease(environment="naughty", group_size=4))
+
+    assert [each.reward.reward for each in outcome.group.trajectories] == [1.0] * 4
+    assert made.pauses == []
+
+
+async def test_a_host_that_shows_no_sign_of_life_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_LIFE_EVERY_S", 0.1)
+    with hosted() as (url, process):
+        environment: Any = offered(url).start()
+        task: Any = offered(url).tasks.task("train", 0)
+        async with asyncio.timeout(60):
+            await environment.reset(task, 0)
+            process.send_signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(EnvironmentUnavailable, match="the environment's host") as raised:
+                    await environment.step(Action("on"))
+            finally:
+                process.send_signal(signal.SIGCONT)
+            assert not isinstance(raised.value, EnvironmentFull)
+            await environment.close()
 
 
 def test_what_others_reach_needs_a_token_and_a_class_that_is_none_is_named() -> None:

@@ -70,9 +70,15 @@ def adds(prompt: str) -> str:
 
 
 async def rolled_out(
-    make: MakeAgentBench, model: Path, environment: OfferedEnvironment, says: Callable[[str], str], index: int = 0
+    make: MakeAgentBench,
+    model: Path,
+    environment: OfferedEnvironment,
+    says: Callable[[str], str],
+    index: int = 0,
+    *,
+    timeout_s: float = 100.0,
 ) -> tuple[AgentBench, Finished | Failed]:
-    bench = await make(Saying(model, says), offered=environment, timeout_s=100.0, environment_timeout_s=60.0)
+    bench = await make(Saying(model, says), offered=environment, timeout_s=timeout_s, environment_timeout_s=60.0)
     async with asyncio.timeout(120):
         granted = lease(index, environment="sums", task_index=index)
         granted = granted.model_copy(update={"sampling": granted.sampling.model_copy(update={"max_tokens": 16})})
@@ -136,7 +142,9 @@ async def test_a_server_that_is_away_is_infrastructure(
     file, address = tmp_path / "tasks.jsonl", f"tcp://127.0.0.1:{free_port()}"
     file.write_text('{"prompt": "1+1="}\n')
 
-    _, outcome = await rolled_out(agents, chat_model, offered(address, file, connect_timeout_s=0.2), adds)
+    _, outcome = await rolled_out(
+        agents, chat_model, offered(address, file, connect_timeout_s=0.2), adds, timeout_s=2.0
+    )
 
     assert isinstance(outcome, Failed)
     assert not outcome.data_fault

@@ -37,6 +37,8 @@ def culprits(found: Diagnosis) -> list[str]:
         ("an env_service", "env-service"),
         ("groups: 3 of 8 are there", "env-service"),
         ("lease 12 at env_service host-7, which the next step would make too old", "env-service"),
+        ("the host of environment maze (3 groups, one for 40 s): the environment's host: cannot connect", None),
+        ("the environment maze (3 groups, one for 40 s): its code is slow or hangs", None),
         ("a miracle", None),
     ],
 )
@@ -77,6 +79,16 @@ def test_a_chain_of_waits_is_followed_to_its_end() -> None:
         "learner localhost:7300 waits for groups: 3 of 8 are there since 500 s",
         "env-service localhost:7330 waits for the reward service at http://127.0.0.1:7320 since 480 s",
     )
+
+
+def test_a_host_that_is_away_is_the_culprit_and_no_restart_is_advised() -> None:
+    learner = well(status("learner", waits=(GROUPS,)))
+    whom = "the host of environment maze (3 groups, one for 480 s): cannot connect to http://b:7340"
+    env = well(status("env-service", waits=((whom, 480.0, False),)))
+    (culprit,) = diagnose(all_well(learner=learner, env=env)).culprits
+    assert culprit.who == "the host of environment maze"
+    assert "start it where it runs" in culprit.remedy
+    assert "http://b:7340" in culprit.because[-1]
 
 
 def test_leases_in_progress_lead_to_the_generator_that_has_their_requests() -> None:

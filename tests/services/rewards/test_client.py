@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
+from env_service.rollouts.judging import Scoring
 from protocol.rewards import ScoreItem
 from services.http.calls import Backoff, BreakerSettings
 from services.rewards.client import RewardClient
@@ -355,5 +356,29 @@ async def test_a_service_that_answers_nobody_is_no_fault_of_the_item() -> None:
         (scored,) = await client.score(items("hangs"))
 
     assert len(service.asked) > 3
+    assert scored.error is not None
+    assert scored.error.kind == "infrastructure"
+
+
+async def test_an_item_that_hangs_a_service_with_nothing_else_to_do_is_found_by_one_that_it_answered() -> None:
+    service = scripted(always=hangs_on("hangs"))
+    async with client_of(service, deadline_s=0.2, margin_s=0.0, patience_s=15.0) as client:
+        await client.score(items("well"))
+        (bad,) = await client.score(items("hangs"))
+        scored = await Scoring(client).score(items("hangs", "well"))
+
+    assert bad.error is not None
+    assert (bad.reward, bad.error.kind, bad.answered) == (None, "data", False)
+    assert bad.error.message.startswith("3 requests for this item alone ran out of time")
+    assert [(one.reward, one.error_kind) for one in scored] == [(None, "data"), (4.0, None)]
+
+
+async def test_a_service_that_answers_no_more_at_all_is_no_fault_of_the_item() -> None:
+    service = scripted(scores, always=hangs_on("hangs", "well"))
+    async with client_of(service, deadline_s=0.05, margin_s=0.0, patience_s=1.5) as client:
+        await client.score(items("well"))
+        (scored,) = await client.score(items("hangs"))
+
+    assert len([asked for asked in service.asked if asked.texts == ["hangs"]]) > 3
     assert scored.error is not None
     assert scored.error.kind == "infrastructure"
