@@ -232,12 +232,19 @@ def environments_of(
 
 def tokenization_of(config: EnvServiceConfig) -> Tokenization:
     """Of the model, with the run's chat template if one is given. Raises WrongSettings."""
+    told = config.run.chat_template_kwargs
     try:
-        return Tokenization(config.model, chat_template=config.run.chat_template)
+        tokenization = Tokenization(config.model, chat_template=config.run.chat_template, arguments=told)
     except (FileNotFoundError, TokenizerError) as error:
         raise WrongSettings(f"model: {error}") from error
     except ChatTemplateError as error:
         raise WrongSettings(f"[run] chat_template: {error}") from error
+    try:
+        if told:
+            tokenization.template.check_arguments(told)
+    except ChatTemplateError as error:
+        raise WrongSettings(f"[run] chat_template_kwargs: {error}") from error
+    return tokenization
 
 
 def sessions_of(config: EnvServiceConfig, url: str) -> Sessions:

@@ -167,7 +167,8 @@ async def _show(environment: OfferedEnvironment, config: EnvServiceConfig | None
     if config is None:
         out.write(f"{text_of(opening.prompt)}\n")
         return
-    text, ids = tokenization_of(config).encode(opening.prompt, tools=opening.tools)
+    tokenization = tokenization_of(config).with_arguments(environment.template_arguments)
+    text, ids = tokenization.encode(opening.prompt, tools=opening.tools)
     out.write(f"{text}\n\n{len(ids)} tokens: {' '.join(map(str, ids))}\n")
 
 

@@ -7,10 +7,11 @@ defaults are vLLM's, not the model's.
 
 import asyncio
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fastapi import Depends, FastAPI
+from pydantic import JsonValue
 from vllm.entrypoints.openai.chat_completion.api_router import router as chat_router
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.api_router import router as completion_router
@@ -37,21 +38,21 @@ async def mount_openai_routes(
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
     chat_template: str | None = None,
+    chat_template_kwargs: Mapping[str, JsonValue] | None = None,
 ) -> None:
     """Serve `prefix`/v1/models, /v1/completions and /v1/chat/completions in `app`.
 
     The engine must have been started with its tokenizer. `check_ready` raises RequestRefused when no request is taken.
-    `chat_template` is Jinja text; the model's own if none.
+    `chat_template` is Jinja text; the model's own if none. `chat_template_kwargs` are what it is told in requests that
+    say nothing else.
     """
 
     async def ready() -> None:
         check_ready()
 
     openai = FastAPI(openapi_url=None, dependencies=[Depends(ready)])
-    parsers = _Parsers(tool=tool_parser, reasoning=reasoning_parser)
-    renderer = _fill_state(
-        openai, llm=engine.llm, served_model_name=served_model_name, parsers=parsers, chat_template=chat_template
-    )
+    chat = _Chat(tool_parser, reasoning_parser, chat_template, chat_template_kwargs or {})
+    renderer = _fill_state(openai, llm=engine.llm, served_model_name=served_model_name, chat=chat)
     for router in (models_router, completion_router, chat_router):
         openai.include_router(router)
     init_exception_handler(openai)
@@ -60,16 +61,18 @@ async def mount_openai_routes(
 
 
 @dataclass(frozen=True)
-class _Parsers:
-    """Names of vLLM's, as its --tool-call-parser and --reasoning-parser have them."""
+class _Chat:
+    """Names of parsers, as vLLM's --tool-call-parser and --reasoning-parser have them; the template, if it is not the
+    model's, and what it is told.
+    """
 
-    tool: str | None
-    reasoning: str | None
+    tool_parser: str | None
+    reasoning_parser: str | None
+    template: str | None
+    told: Mapping[str, JsonValue]
 
 
-def _fill_state(
-    app: FastAPI, *, llm: GatedLLM, served_model_name: str, parsers: _Parsers, chat_template: str | None
-) -> OnlineRenderer:
+def _fill_state(app: FastAPI, *, llm: GatedLLM, served_model_name: str, chat: _Chat) -> OnlineRenderer:
     """The names are those that vLLM's routers look for. Returns what renders the chat template."""
     paths = [BaseModelPath(name=served_model_name, model_path=llm.model_config.model)]
     models = OpenAIServingModels(engine_client=llm, base_model_paths=paths)
@@ -77,11 +80,12 @@ def _fill_state(
         model_config=llm.model_config,
         renderer=llm.renderer,
         request_logger=None,
-        chat_template=chat_template,
+        chat_template=chat.template,
         chat_template_content_format="auto",
-        enable_auto_tools=parsers.tool is not None,
-        tool_parser=parsers.tool,
-        reasoning_parser=parsers.reasoning,
+        default_chat_template_kwargs=dict(chat.told),
+        enable_auto_tools=chat.tool_parser is not None,
+        tool_parser=chat.tool_parser,
+        reasoning_parser=chat.reasoning_parser,
     )
     app.state.openai_serving_models = models
     app.state.openai_serving_completion = OpenAIServingCompletion(
@@ -93,11 +97,12 @@ def _fill_state(
         "assistant",
         online_renderer=renderer,
         request_logger=None,
-        chat_template=chat_template,
+        chat_template=chat.template,
         chat_template_content_format="auto",
-        enable_auto_tools=parsers.tool is not None,
-        tool_parser=parsers.tool,
-        reasoning_parser=parsers.reasoning or "",
+        default_chat_template_kwargs=dict(chat.told),
+        enable_auto_tools=chat.tool_parser is not None,
+        tool_parser=chat.tool_parser,
+        reasoning_parser=chat.reasoning_parser or "",
     )
     app.state.openai_serving_chat_batch = None
     app.state.args = Namespace(log_error_stack=False, sse_keep_alive_interval=0)

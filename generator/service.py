@@ -239,6 +239,7 @@ async def _add_routes(
             tool_parser=config.tool_parser,
             reasoning_parser=config.reasoning_parser,
             chat_template=config.run.template_text or None,
+            chat_template_kwargs=config.run.chat_template_kwargs,
         )
 
 

@@ -27,7 +27,7 @@ from headway.doctor.before import (
 from headway.doubts import doubts
 from protocol.fleet import template_file
 from services.config.agreements import ModelFolder, listened_on, places_of
-from services.config.models import ProcessConfig
+from services.config.models import ProcessConfig, RunConfig
 from services.config.options import nearest
 from services.run_lock import holder_of, taken_text
 
@@ -181,23 +181,29 @@ def _look_at_template(found: Examination, configs: Configs) -> None:
     models = [place for place in places_of(configs) if any(isinstance(mark, ModelFolder) for mark in place.marks)]
     for place in models[:1]:
         assert isinstance(place.value, Path)
-        given = configs[place.process].run.chat_template
+        run = configs[place.process].run
+        given = run.chat_template
         with suppress(OSError, ValueError):  # said as what is wrong with the model
             own = template_file(place.value)
             found.template = f"{given} (run.chat_template)" if given else str(own) if own else "none, prompts are text"
-        if given and given.is_file() and (place.value / "tokenizer.json").is_file():
-            found.faults += _template_problems(place.value, given)
+        can_be_read = (given is None or given.is_file()) and (place.value / "tokenizer.json").is_file()
+        if can_be_read and (given or run.chat_template_kwargs):
+            found.faults += _template_problems(place.value, run)
 
 
-def _template_problems(model: Path, file: Path) -> Iterator[str]:
+def _template_problems(model: Path, run: RunConfig) -> Iterator[str]:
     from env_service.environments.tokenization import ChatTemplateError, Tokenization, TokenizerError
 
+    told, key = run.chat_template_kwargs, "chat_template"
     try:
-        Tokenization(model, chat_template=file)
+        tokenization = Tokenization(model, chat_template=run.chat_template, arguments=told)
+        if told:
+            key = "chat_template_kwargs"
+            tokenization.template.check_arguments(told)
     except TokenizerError:  # said as what is wrong with the model
         return
     except ChatTemplateError as error:
-        yield f"[run] chat_template: {error}"
+        yield f"[run] {key}: {error}"
 
 
 def _look(found: Examination, config: ProcessConfig | None) -> _Looked | None:
@@ -211,7 +217,8 @@ def _look(found: Examination, config: ProcessConfig | None) -> _Looked | None:
 
     assert isinstance(config, EnvServiceConfig)
     try:
-        tokenization = Tokenization(config.model, chat_template=config.run.chat_template)
+        told = config.run.chat_template_kwargs
+        tokenization = Tokenization(config.model, chat_template=config.run.chat_template, arguments=told)
     except ChatTemplateError:
         return None  # named before
     except (FileNotFoundError, TokenizerError) as error:
@@ -351,7 +358,9 @@ def _example_problems(config: "LearnerConfig") -> Iterator[str]:
         from env_service.environments.tokenization import LightTokenizer, Tokenization
         from learner.offline_examples import read_units
 
-        read_units(config, LightTokenizer(Tokenization(config.model, chat_template=config.run.chat_template)))
+        told = config.run.chat_template_kwargs
+        tokenization = Tokenization(config.model, chat_template=config.run.chat_template, arguments=told)
+        read_units(config, LightTokenizer(tokenization))
     except (DataError, FileNotFoundError, ChatTemplateError) as error:
         yield f"[learner] data.path: {error}"
 

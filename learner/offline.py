@@ -171,9 +171,10 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
 
 
 def tokenizer_of(config: LearnerConfig) -> Tokenizer:
-    """That of the initial model, with the run's chat template if one is given."""
+    """That of the initial model, with the run's chat template if one is given, and with what the run tells it."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(config.model)
     tokenizer.chat_template = config.run.template_text or tokenizer.chat_template
+    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **config.run.chat_template_kwargs)
     return cast(Tokenizer, tokenizer)
 
 

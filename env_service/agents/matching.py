@@ -14,8 +14,9 @@ from datetime import datetime
 
 from env_service.agents.messages import Said, as_chat, chain_of
 from env_service.agents.rendering import prompt_of, results_as_user
+from env_service.environments.bridges import Bridge
 from env_service.environments.interface import ChatMessage, Tool
-from env_service.environments.tokenization import Bridge, ChatTemplateError
+from env_service.environments.tokenization import ChatTemplateError
 from env_service.rollouts.completions import Completion
 from env_service.rollouts.speech import Language, Transcript
 

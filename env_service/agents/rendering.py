@@ -31,9 +31,9 @@ def prompt_of(
     errors = []
     for given, shown in _attempts(messages, tools):
         try:
-            text = tokenization.template.render(given, tools=shown, now=now)
+            text = tokenization.text_of(given, tools=shown, now=now)
             _check_kept(text, messages)
-            if shown and text == tokenization.template.render(given, now=now):
+            if shown and text == tokenization.text_of(given, now=now):
                 raise ChatTemplateError("the chat template shows no tools")
         except ChatTemplateError as error:
             errors.append(error)

@@ -6,11 +6,13 @@ The tasks of several environments, in shares.
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import accumulate, zip_longest
 from math import ceil
 
+from env_service.environments.bridges import Bridges
 from env_service.environments.imported import EnvironmentFault, offered
 from env_service.environments.interface import OfferedEnvironment, Task, TaskSource, text_of
 from env_service.environments.jsonl import Addition, JsonlTaskSource, SingleTurn
@@ -24,13 +26,7 @@ from env_service.environments.task_configs import (
     ReasoningGymTasks,
     Tasks,
 )
-from env_service.environments.tokenization import (
-    OWN_TEMPLATE,
-    Bridges,
-    ChatTemplateError,
-    Tokenization,
-    TokenizerError,
-)
+from env_service.environments.tokenization import OWN_TEMPLATE, ChatTemplateError, Tokenization, TokenizerError
 from protocol.trajectories import Purpose
 
 _MOST_TASKS = 100_000_000
@@ -165,13 +161,27 @@ def _depth(config: Tasks) -> int:
 
 
 def check_templates(environments: Mapping[str, OfferedEnvironment], tokenization: Tokenization) -> None:
-    """Raises EnvironmentFault, naming the role, for an environment that the model's chat template cannot carry."""
+    """Raises EnvironmentFault, naming the role or what it is told, for an environment that the model's chat template
+    cannot carry.
+    """
     bridges = Bridges(tokenization)
     for environment in environments.values():
-        try:
-            bridges.check_roles(environment.roles, history=environment.rules.history)
-        except ChatTemplateError as error:
-            raise EnvironmentFault(f"environment {environment.name}: {error}") from error
+        place = f"environment {environment.name}"
+        if environment.template_arguments:
+            with faults_as(f"{place}: chat_template_kwargs"):
+                tokenization.template.check_arguments(environment.template_arguments)
+        with faults_as(place):
+            told = bridges.with_arguments(environment.template_arguments)
+            told.check_roles(environment.roles, history=environment.rules.history)
+
+
+@contextmanager
+def faults_as(place: str) -> Iterator[None]:
+    """Within it what a chat template cannot do becomes an EnvironmentFault of this place."""
+    try:
+        yield
+    except ChatTemplateError as error:
+        raise EnvironmentFault(f"{place}: {error}") from error
 
 
 def opponent_tokenization(entry: ClassTasks, policy: Tokenization) -> Tokenization:
@@ -181,10 +191,11 @@ def opponent_tokenization(entry: ClassTasks, policy: Tokenization) -> Tokenizati
     given = entry.opponent
     assert given is not None, "asked of an entry with an opponent"
     folder = given.model or policy.folder
+    told = given.chat_template_kwargs
     if given.chat_template is None and folder.resolve() == policy.folder.resolve():
-        return policy
+        return policy.with_arguments({**entry.chat_template_kwargs, **told})
     try:
-        return Tokenization(folder, chat_template=given.chat_template)
+        return Tokenization(folder, chat_template=given.chat_template, arguments=told)
     except (FileNotFoundError, TokenizerError) as error:
         raise EnvironmentFault(f"environment {entry.name}: opponent.model: {error}") from error
     except ChatTemplateError as error:
@@ -199,6 +210,9 @@ def check_opponents(
         if not isinstance(entry, ClassTasks) or entry.opponent is None:
             continue
         theirs, environment = opponent_tokenization(entry, policy), environments[entry.name]
+        if entry.opponent.chat_template_kwargs:
+            with faults_as(f"environment {entry.name}: opponent.chat_template_kwargs"):
+                theirs.template.check_arguments(entry.opponent.chat_template_kwargs)
         try:
             Bridges(theirs).check_roles(environment.roles, history=environment.rules.history)
         except ChatTemplateError as error:
@@ -242,6 +256,8 @@ def _check_carried(environment: OfferedEnvironment, config: Tasks, tokenization:
     if isinstance(config, ClassTasks):
         check_templates({environment.name: environment}, tokenization)
         check_opponents([config], {environment.name: environment}, tokenization)
+    elif isinstance(config, JsonlTasks | ReasoningGymTasks) and config.chat_template_kwargs:
+        check_templates({environment.name: environment}, tokenization)
     elif isinstance(config, JsonlTasks | ReasoningGymTasks) and config.chat:
         try:
             assert tokenization.template
@@ -290,6 +306,7 @@ def _offered(
         start=SingleTurn,
         rules=Rules(max_turns=1, stop=() if isinstance(config, AdditionTasks) else config.stop),
         at_once=True,
+        template_arguments={} if isinstance(config, AdditionTasks) else config.chat_template_kwargs,
         tasks_at_once=not isinstance(config, ReasoningGymTasks),  # which makes each task when it is asked for
     )
 
@@ -336,10 +353,9 @@ def longest_prompt(environments: Mapping[str, OfferedEnvironment], tokenization:
     for environment in environments.values():
         for where, task in _sampled(environment):
             try:
+                told = tokenization.with_arguments(environment.template_arguments)
                 found.append(
-                    PromptLength(where, len(tokenization.encode(task.prompt)[1]))
-                    if task.prompt
-                    else PromptLength("", 0)
+                    PromptLength(where, len(told.encode(task.prompt)[1])) if task.prompt else PromptLength("", 0)
                 )
             except ChatTemplateError:
                 break  # named already as what is wrong with the environment

@@ -84,6 +84,7 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
         metrics=declared.metrics,
         agent=typing.cast("Callable[[], Agent]", partial(made, *arguments)) if is_agent(made) else None,
         players=declared.players,
+        template_arguments=entry.chat_template_kwargs,
     )
 
 

@@ -349,7 +349,8 @@ class OfferedEnvironment:
     `players`, what `start` makes is a `SeveralPlayers`. With `parts` it consists of others, and these tell which of
     them has a task, and as which of its own; training tasks are in `levels` of equal size, the easiest first. What
     `start` makes is called `at_once`, on the event loop, if its code is known to take microseconds; else in a thread.
-    `tasks_at_once` says the same of the source of its tasks.
+    `tasks_at_once` says the same of the source of its tasks. `template_arguments` are what the chat template is told in
+    its conversations, over what it is told in the run's.
     """
 
     name: str
@@ -364,6 +365,7 @@ class OfferedEnvironment:
     at_once: bool = False
     tasks_at_once: bool = False
     parts: Callable[[Purpose, int], tuple["OfferedEnvironment", int]] | None = None
+    template_arguments: Mapping[str, JsonValue] = field(default_factory=dict)
 
     def at(self, purpose: Purpose, index: int) -> tuple["OfferedEnvironment", int]:
         """The environment that has this task, and the task's index there; itself, unless it consists of others."""

@@ -33,6 +33,10 @@ BUILT_IN: Mapping[str, str] = {
 }
 """The environments that come with Headway, by name: import paths, so that none is loaded before it is wanted."""
 
+_TOLD = (
+    "what the chat template is told in its conversations, such as { enable_thinking = false }; each over that of "
+    "`run.chat_template_kwargs`"
+)
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name that leases refer to")]
 
 
@@ -78,6 +82,7 @@ class ReasoningGymTasks(ConfigModel):
     extract: tuple[Literal["tag", "boxed", "whole"], ...] = Field(
         ("tag", "boxed"), min_length=1, description="where the answer is looked for in a completion, in this order"
     )
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict, description=_TOLD)
 
 
 class JsonlTasks(ConfigModel):
@@ -96,6 +101,7 @@ class JsonlTasks(ConfigModel):
     stop: tuple[StopText, ...] = Field(
         (), max_length=16, description="texts that end a completion; their tokens stay, and are trained on"
     )
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict, description=_TOLD)
 
 
 class MixPart(ConfigModel):
@@ -145,6 +151,10 @@ class OpponentConfig(ConfigModel):
         description="Jinja file of its chat template; if not given its model's, or run.chat_template where it plays "
         "with the policy's model",
     )
+    chat_template_kwargs: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="what its chat template is told, over what the policy's is where it plays with that",
+    )
     token: SecretStr | None = Field(None, description="bearer token of its generators; `generator_token` if not given")
     temperature: float = Field(1.0, ge=0, le=2, description="temperature that it is sampled at; 0 is greedy")
 
@@ -161,6 +171,7 @@ class ClassTasks(ConfigModel):
         None, description="folder that relative paths in `options` count from; that of run.toml if not given"
     )
     rules: Rules = Field(Rules(), description="turns, tokens and actions; what is not set is as the class says")
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict, description=_TOLD)
     train_tasks: int = Field(
         10_000, ge=1, le=100_000_000, description="training tasks, if the class has none of its own"
     )

@@ -1,42 +1,41 @@
 """Text to tokens and back, with the model's own files and without transformers.
 
-Rendering of Hugging Face chat templates: sandboxed Jinja with the functions that templates expect. And bridges: what a
-template writes between the end of the policy's text and where it is to answer again, as tokens.
-
-    … sampled text ▏<|im_end|>▏\\n<|im_start|>user\\n7 is too low<|im_end|>\\n<|im_start|>assistant\\n▏ sampled text …
-                     closer    rest
-
-A bridge is read off a short fixed conversation in which the policy's text is a marker, never off the real one: what was
-sampled is so never rendered, and templates that rewrite earlier turns (25 of 41 that were looked at) have nothing to
-rewrite. Its tokens do not depend on what stands before them, since it begins with a special token.
+Rendering of Hugging Face chat templates: sandboxed Jinja with the functions that templates expect.
 """
 
 import json
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from traceback import walk_tb
 from typing import NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import JsonValue
 from tokenizers import Tokenizer
 
-from env_service.environments.interface import ChatMessage, Prompt, Role, Tool
-from env_service.environments.rules import History, ToolFormat
+from env_service.environments.interface import ChatMessage, Prompt, Tool
+from env_service.environments.rules import ToolFormat
 from env_service.environments.tool_formats import family_of
 from protocol.fleet import chat_template, template_in
 
-_MARKER = "ZQMARKQZ"
+MARKER = "ZQMARKQZ"
+"""Stands where a text is looked for in what a template renders."""
+QUESTION = ChatMessage("user", "x")
+CALL_ID = "call00001"
+"""Of every call: some templates want one, of nine letters and digits."""
+TemplateArguments = Mapping[str, JsonValue]
+"""What a template is given besides the conversation, by the names that it reads, such as {"enable_thinking": False}."""
+_NONE: TemplateArguments = {}
+_GIVEN = ("documents", "strftime_now")
+_OWN_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
 _FROM_TEXT = "<template>"
-_MOST_KEPT = 4096
-_LONGEST_KEPT = 16_384
-_QUESTION = ChatMessage("user", "x")
+_MOST_VARIANTS = 64
 
 
 class ChatTemplateError(ValueError):
@@ -45,7 +44,7 @@ class ChatTemplateError(ValueError):
 
 class ChatTemplate:
     """A compiled template. `special_tokens` are the names that it may use, such as `bos_token`; errors call it `name`
-    and say the line.
+    and say the line. `reads` are the names that it looks up, and does not set itself.
     """
 
     def __init__(self, text: str, *, special_tokens: dict[str, str], name: str = "the chat template") -> None:
@@ -63,8 +62,20 @@ class ChatTemplate:
         self._special_tokens, self._name = special_tokens, name
         try:
             self._template = environment.from_string(text)
+            tree = environment.parse(text)
         except TemplateError as error:
             raise ChatTemplateError(f"{self._place(error)} does not compile: {error}") from error
+        self._looked_up, self.reads = meta.find_undeclared_variables(tree), _arguments_in(tree)
+
+    def check_arguments(self, arguments: TemplateArguments) -> None:
+        """Raises ChatTemplateError, naming it, for an argument that would change nothing, or that is not to be set."""
+        known = sorted(self.reads - {*_OWN_ARGUMENTS, *self._special_tokens, *_GIVEN})
+        for name in arguments:
+            if name in _OWN_ARGUMENTS:
+                raise ChatTemplateError(f"{name} is what the conversation itself says; expected none of that name")
+            if name not in self._looked_up:
+                takes = f"it reads {', '.join(known)}" if known else "it reads no arguments"
+                raise ChatTemplateError(f"{self._name} does not read {name}; {takes}")
 
     def render(
         self,
@@ -73,12 +84,22 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         answer: bool = True,
         now: datetime | None = None,
+        arguments: TemplateArguments = _NONE,
     ) -> str:
-        """The conversation, with `answer` up to where the policy is to answer. `now` is the date that it may show."""
-        date = now or datetime.now()
-        plain = [_plain(message) for message in messages]
+        """The conversation, with `answer` up to where the policy is to answer. `now` is the date that it may show,
+        `arguments` what else the template is told; they go before the model's special tokens.
+        """
+        given: dict[str, object] = {
+            **self._special_tokens,
+            "documents": None,
+            "strftime_now": (now or datetime.now()).strftime,
+            **arguments,
+            "messages": [_plain(message) for message in messages],
+            "tools": [dict(tool) for tool in tools] or None,
+            "add_generation_prompt": answer,
+        }
         try:
-            return self._rendered(plain, [dict(tool) for tool in tools] or None, answer, date)
+            return self._template.render(given)
         except (TemplateError, TypeError, AttributeError) as error:  # templates add None to text, iterate over it
             raise ChatTemplateError(f"{self._place(error)} refuses the messages: {error}") from error
 
@@ -86,15 +107,12 @@ class ChatTemplate:
         line = _line_of(error)
         return self._name if line is None else f"{self._name}, line {line},"
 
-    def _rendered(self, messages: list[object], tools: list[object] | None, answer: bool, now: datetime) -> str:
-        return self._template.render(
-            messages=messages,
-            tools=tools,
-            documents=None,
-            add_generation_prompt=answer,
-            strftime_now=now.strftime,
-            **self._special_tokens,
-        )
+
+def _arguments_in(tree: nodes.Template) -> frozenset[str]:
+    """What a template is to be told: its own variables are none, but for those that it sets if they are not given."""
+    own = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
+    optional = {test.node.name for test in tree.find_all(nodes.Test) if isinstance(test.node, nodes.Name)}
+    return frozenset(name for name in meta.find_undeclared_variables(tree) if name not in own or name in optional)
 
 
 def _line_of(error: Exception) -> int | None:
@@ -111,10 +129,6 @@ def _plain(message: ChatMessage | Mapping[str, object]) -> object:
         return dict(message)
     called = {"name": message.name, "tool_call_id": CALL_ID} if message.role == "tool" else {}
     return {"role": message.role, "content": message.content, **called}
-
-
-CALL_ID = "call00001"
-"""Of every call: some templates want one, of nine letters and digits."""
 
 
 class _GenerationBlock(Extension):
@@ -149,6 +163,8 @@ _PROBE: Tool = {
 
 
 OWN_TEMPLATE = "the model's chat template"
+_RENDERED = ("call_format",)
+"""What a Tokenization keeps that depends on its arguments."""
 
 
 class TokenizerError(ValueError):
@@ -157,12 +173,13 @@ class TokenizerError(ValueError):
 
 class Tokenization:
     """The tokenizer and chat template of a Hugging Face model directory; or the template of the file `chat_template`.
+    All that it renders is rendered with the `arguments`.
 
     Raises FileNotFoundError without a tokenizer.json, TokenizerError for one that cannot be read, ChatTemplateError for
     a file that cannot, or that renders no question. The model's own template is compiled when it is first needed.
     """
 
-    def __init__(self, model: Path, *, chat_template: Path | None = None) -> None:
+    def __init__(self, model: Path, *, chat_template: Path | None = None, arguments: TemplateArguments = _NONE) -> None:
         file = model / "tokenizer.json"
         if not file.exists():
             raise FileNotFoundError(f"{file} does not exist: expected a model directory with a fast tokenizer")
@@ -172,7 +189,8 @@ class Tokenization:
             raise TokenizerError(f"{file} cannot be read ({error}): expected the file of a fast tokenizer") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self.folder = model
+        self.folder, self.arguments = model, dict(arguments)
+        self._variants: dict[str, Tokenization] = {}
         self.template_name = OWN_TEMPLATE if chat_template is None else f"the chat template {chat_template}"
         self._given = "" if chat_template is None else _text_of(chat_template)
         if self._given:
@@ -185,8 +203,35 @@ class Tokenization:
         text = self._given or _default_template(chat_template(self.folder))
         return ChatTemplate(text, special_tokens=_special_tokens(self.folder), name=name)
 
+    def with_arguments(self, arguments: TemplateArguments) -> "Tokenization":
+        """The same one, which renders with these, too; they go before those that it has."""
+        merged = {**self.arguments, **arguments}
+        if merged == self.arguments:
+            return self
+        key = json.dumps(merged, sort_keys=True)
+        if key not in self._variants:
+            if len(self._variants) >= _MOST_VARIANTS:  # agents may ask with whatever they like
+                self._variants.pop(next(iter(self._variants)))
+            other = copy(self)
+            for name in _RENDERED:
+                other.__dict__.pop(name, None)
+            other.arguments, other._variants = merged, {}
+            self._variants[key] = other
+        return self._variants[key]
+
+    def text_of(
+        self,
+        messages: Sequence[ChatMessage | Mapping[str, object]],
+        *,
+        tools: Sequence[Tool] = (),
+        answer: bool = True,
+        now: datetime | None = None,
+    ) -> str:
+        """The conversation by the chat template, with the arguments. Raises ChatTemplateError."""
+        return self.template.render(messages, tools=tools, answer=answer, now=now, arguments=self.arguments)
+
     def _check_template(self) -> None:
-        if _MARKER not in self.template.render((ChatMessage("user", _MARKER),)):
+        if MARKER not in self.text_of((ChatMessage("user", MARKER),)):
             raise ChatTemplateError(
                 f"{self.template_name} loses the user's message: its text is not in what it renders"
             )
@@ -198,7 +243,7 @@ class Tokenization:
         """
         try:
             family = family_of(self.template.text)
-            shown = self.template.render((_QUESTION,), tools=(_PROBE,))
+            shown = self.text_of((QUESTION,), tools=(_PROBE,))
         except ChatTemplateError:
             return None
         return family if _PROBE_NAME in shown else None
@@ -222,7 +267,7 @@ class Tokenization:
 
         Raises ChatTemplateError.
         """
-        return prompt if isinstance(prompt, str) else self.template.render(prompt, tools=tools, now=now)
+        return prompt if isinstance(prompt, str) else self.text_of(prompt, tools=tools, now=now)
 
     def encode(
         self, prompt: Prompt, *, tools: Sequence[Tool] = (), now: datetime | None = None
@@ -288,125 +333,6 @@ def _special_tokens(model: Path) -> dict[str, str]:
     return tokens
 
 
-class RoleNotCarried(ChatTemplateError):
-    """The template refuses messages of a role, or loses them in silence; the text names the role."""
-
-
-@dataclass(frozen=True)
-class Bridge:
-    """`closer` ends the policy's turn, and is empty where the next message's header does that; `rest` is all behind."""
-
-    closer: tuple[int, ...]
-    rest: tuple[int, ...]
-
-    def after(self, sampled: Sequence[int], *, ended: bool) -> tuple[int, ...]:
-        """What is appended to a turn. One that ended itself keeps the end token that it sampled, whatever the template
-        would have put there; one that was cut off gets the closer.
-        """
-        if not ended:
-            return (*self.closer, *self.rest)
-        if self.closer:
-            return self.rest
-        return self.rest[1:] if self.rest[:1] == tuple(sampled[-1:]) else self.rest
-
-    def fits(self, sampled: Sequence[int], *, ended: bool) -> bool:
-        """Whether the template could have written this: not, if a turn ended itself with another message's header."""
-        return not ended or bool(self.closer) or self.rest[:1] == tuple(sampled[-1:])
-
-
-class Bridges:
-    """The bridges of a model's template. `stop_ids` are token ids that end a turn besides the model's own."""
-
-    def __init__(self, tokenization: Tokenization, *, stop_ids: Collection[int] = ()) -> None:
-        self._tokenization = tokenization
-        special = tokenization.special_tokens
-        self._special = sorted(special, key=len, reverse=True)
-        self._ends = tokenization.end_tokens | {text for text, number in special.items() if number in stop_ids}
-        self._kept: OrderedDict[tuple[tuple[ChatMessage, ...], str], Bridge] = OrderedDict()
-
-    def check_roles(self, roles: Sequence[Role], *, history: History = "append") -> None:
-        """Raises RoleNotCarried for a role that the template cannot carry, and says what to do."""
-        for role in roles:
-            try:
-                self._probe(ChatMessage(role, "seen", name="look" if role == "tool" else ""), history)
-            except ChatTemplateError as error:
-                remedy = "; send such messages as user" if role != "user" else ""
-                name = self._tokenization.template_name
-                raise RoleNotCarried(f"{name} cannot carry role {role}: {error}{remedy}") from error
-
-    def _probe(self, message: ChatMessage, history: History) -> None:
-        if message.role != "system":
-            self.bridge((message,))
-            if history == "split":
-                self._tokenization.template.render((_QUESTION, ChatMessage("assistant", _MARKER), message))
-        elif message.content not in self._tokenization.template.render((message, _QUESTION)):
-            raise ChatTemplateError("it loses a message of role system")
-
-    def bridge(self, said: tuple[ChatMessage, ...], *, tools: Sequence[Tool] = ()) -> Bridge:
-        """What follows a turn of the policy when `said` comes. Raises ChatTemplateError."""
-        key = (said, json.dumps([dict(tool) for tool in tools]))
-        found = self._kept.get(key)
-        if found is None:
-            found = self._made(said, tools)
-            # What is long, such as a file that a tool has read, hardly comes again, and would be kept for long.
-            if sum(len(message.content) for message in said) + len(key[1]) <= _LONGEST_KEPT:
-                self._kept[key] = found
-            if len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
-        return found
-
-    def _made(self, said: tuple[ChatMessage, ...], tools: Sequence[Tool]) -> Bridge:
-        errors: list[ChatTemplateError] = []
-        for spoken in _spoken(said):
-            try:
-                return self._read_off((_QUESTION, spoken), said, tools)
-            except ChatTemplateError as error:
-                errors.append(error)
-        raise errors[0]
-
-    def _read_off(
-        self,
-        opening: tuple[ChatMessage | Mapping[str, object], ...],
-        said: tuple[ChatMessage, ...],
-        tools: Sequence[Tool],
-    ) -> Bridge:
-        tail = self._after_marker((*opening, *said), tools, answer=True)
-        for message in said:
-            if not any(form in tail for form in (message.content.strip(), json.dumps(message.content)[1:-1])):
-                raise ChatTemplateError(f"it loses a message of role {message.role}")
-        closer = self._leading(tail) if self._leading(self._after_marker(opening, tools, answer=False)) else ""
-        anchor = closer or next(iter(self._ends), "")
-        encode = self._tokenization.encode_after
-        return Bridge(closer=tuple(encode("", closer)), rest=tuple(encode(anchor, tail[len(closer) :])))
-
-    def _after_marker(
-        self, messages: Sequence[ChatMessage | Mapping[str, object]], tools: Sequence[Tool], *, answer: bool
-    ) -> str:
-        """From the first end of turn on; templates put their own words between the policy's and that."""
-        text = self._tokenization.template.render(messages, tools=tools, answer=answer)
-        _, found, after = text.rpartition(_MARKER)
-        if not found:
-            raise ChatTemplateError("it drops the content of the policy's turn")
-        ends = [token for token in self._ends if token in after] or [token for token in self._special if token in after]
-        return after[min((after.index(token) for token in ends), default=0) :]
-
-    def _leading(self, text: str) -> str:
-        """The special token that the text begins with, if it does."""
-        known = (token for token in (*sorted(self._ends, key=len, reverse=True), *self._special))
-        return next((token for token in known if text.startswith(token)), "")
-
-
-def _spoken(said: Sequence[ChatMessage]) -> Iterator[ChatMessage | Mapping[str, object]]:
-    """The policy's turn with the marker where its text ends: in the content, or in the arguments of the call that some
-    templates want before a tool's result, as an object or as text.
-    """
-    yield ChatMessage("assistant", _MARKER)
-    name = next((message.name for message in said if message.role == "tool"), "")
-    for arguments in ({"m": _MARKER}, json.dumps({"m": _MARKER})) if name else ():
-        call = {"id": CALL_ID, "type": "function", "function": {"name": name, "arguments": arguments}}
-        yield {"role": "assistant", "content": "", "tool_calls": [call]}
-
-
 class LightTokenizer:
     """What reading a learner's examples needs of a Hugging Face tokenizer, without transformers, which takes seconds to
     load.
@@ -425,4 +351,4 @@ class LightTokenizer:
         self, conversation: Sequence[Mapping[str, str]], *, add_generation_prompt: bool, tokenize: bool
     ) -> str:
         """Always text: `tokenize` is False where this is called."""
-        return self._tokenization.template.render(conversation, answer=add_generation_prompt)
+        return self._tokenization.text_of(conversation, answer=add_generation_prompt)

@@ -157,6 +157,7 @@ class Hosting:
             rules=described.rules,
             roles=described.roles,
             metrics=described.metrics,
+            template_arguments=entry.chat_template_kwargs,
         )
 
     @property

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
+from env_service.environments.bridges import Bridges
 from env_service.environments.interface import (
     Action,
     Environment,
@@ -29,7 +30,7 @@ from env_service.environments.interface import (
     SeveralPlayers,
     TurnOf,
 )
-from env_service.environments.tokenization import Bridges, ChatTemplateError, Tokenization
+from env_service.environments.tokenization import ChatTemplateError, Tokenization
 from env_service.rollouts.completions import Completion, EndOf, Progress
 from env_service.rollouts.conversation import (
     Conversation,

@@ -21,6 +21,7 @@ from datetime import datetime
 from functools import partial
 from typing import Protocol, cast
 
+from env_service.environments.bridges import Bridges
 from env_service.environments.interface import (
     Agent,
     Environment,
@@ -33,7 +34,7 @@ from env_service.environments.interface import (
     TurnOf,
     text_of,
 )
-from env_service.environments.tokenization import Bridges, Tokenization
+from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Progress, continues
 from env_service.rollouts.conversation import LET_OUT, Conversation, Speaker, as_opening, blame_unless_over
 from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls, closed, is_being_cancelled
@@ -286,7 +287,8 @@ class Rollout:
     def _language(self, lease: Lease, opened: _Opened) -> tuple[str, Language]:
         """The rendered opening, and what the conversations need to go on from there."""
         now, opening = datetime.now(), opened.opening
-        text, ids = self._tokenization.encode(opening.prompt, tools=opening.tools, now=now)
+        tokenization = self._tokenization.with_arguments(opened.offered.template_arguments)
+        text, ids = tokenization.encode(opening.prompt, tools=opening.tools, now=now)
         return text, self._languages(lease, opened.offered, opening, ids, now=now)
 
     def _languages(
@@ -301,7 +303,7 @@ class Rollout:
         stop_ids = frozenset(lease.sampling.stop_token_ids)
         if stop_ids not in self._bridges:
             self._bridges[stop_ids] = Bridges(self._tokenization, stop_ids=stop_ids)
-        return Language(
+        language = Language(
             tokenization=self._tokenization,
             bridges=self._bridges[stop_ids],
             rules=offered.rules,
@@ -310,6 +312,7 @@ class Rollout:
             stop_ids=stop_ids,
             now=now or datetime.now(),
         )
+        return language.with_arguments(offered.template_arguments)
 
     def _speaker(self, lease: Lease, offered: OfferedEnvironment, language: Language, progress: Progress) -> Speaker:
         return Speaker(

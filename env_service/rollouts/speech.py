@@ -16,15 +16,16 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import numpy as np
 from pydantic import JsonValue
 
+from env_service.environments.bridges import Bridges
 from env_service.environments.interface import Action, ChatMessage, Opening, Prompt, Tool, text_of
 from env_service.environments.rules import ActionForm, Rules, ToolFormat
-from env_service.environments.tokenization import Bridges, Tokenization
+from env_service.environments.tokenization import TemplateArguments, Tokenization
 from env_service.environments.tool_formats import ALL_FORMATS, Reading, read
 from env_service.rollouts.completions import Completion, EndOf
 from protocol.trajectories import MAX_STATE_CHARS, TOGETHER, FinishReason, RewardRecord, Trajectory, Turn, VersionSpan
@@ -209,6 +210,11 @@ class Language:
     def is_plain(self) -> bool:
         """Whether the policy continues text, without a chat template."""
         return isinstance(self.opening.prompt, str)
+
+    def with_arguments(self, arguments: TemplateArguments) -> "Language":
+        """The same one, whose chat template is told these, too; they go before those that it is told here."""
+        bridges = self.bridges.with_arguments(arguments)
+        return self if bridges is self.bridges else replace(self, tokenization=bridges.tokenization, bridges=bridges)
 
     def end_of(self) -> EndOf | None:
         """Where a completion ends by one of the rules' stop texts, if there are any."""

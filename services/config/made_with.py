@@ -43,7 +43,7 @@ _LARGEST_HANDED_OVER = 100_000  # of 128 KiB that Linux takes in one variable
 _OTHER_TRAINING = (
     "algo", "model", "model_fingerprint", "template_fingerprint", "groups_per_step", "rollouts.group_size",
     "rollouts.environment", "rollouts.max_tokens", "training.temperature", "training.reference", "training.critic",
-    "training.lora",
+    "training.lora", "run.chat_template_kwargs",
 )  # fmt: skip
 """Settings of a learner with another value of which the rest of a run would be another experiment."""
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self, TypedDict, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, ValidationError, model_validator
 
 from protocol.fleet import template_digest, template_in
 from services.config import help_text as helping
@@ -84,6 +84,12 @@ class RunConfig(ConfigModel):
         None,
         description="Jinja file of the policy's chat template, for all processes and the exported model; the model's "
         "own if none. Opponents and reward models that are other models have a chat_template of their own",
+    )
+
+    chat_template_kwargs: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="what the policy's chat template is told in all conversations and examples, by the names that it "
+        "reads, such as { enable_thinking = false }; environments have their own, which go before",
     )
 
     @property

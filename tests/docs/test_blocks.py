@@ -57,12 +57,15 @@ def settings() -> list[tuple[str, str]]:
     return [(place, text) for place, text in blocks("toml") if re.search(rf"^\[+({'|'.join(TABLES)})\b", text, re.M)]
 
 
+THINKING = "{% if add_generation_prompt and enable_thinking is false %}<think></think>{% endif %}"
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the models, tasks, code and secrets that blocks name."""
     folder = tmp_path_factory.mktemp("shown")
     for name in ("addition", "policy", "helpful"):
-        small_model(folder / "models" / name, template=TEMPLATE)
+        small_model(folder / "models" / name, template=TEMPLATE + THINKING)
     scores = folder / "models" / "helpful" / "config.json"
     kind = {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
     scores.write_text(json.dumps({**json.loads(scores.read_text()), **kind}))

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from env_service.environments.bridges import Bridges
 from env_service.environments.interface import Action, ChatMessage, OfferedEnvironment, Round, Task, TurnOf
 from env_service.environments.rules import History, Rules
-from env_service.environments.tokenization import Bridges, Tokenization
+from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.conversation import Speaker
 from env_service.rollouts.environment_calls import EnvironmentCalls

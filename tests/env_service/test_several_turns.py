@@ -4,6 +4,7 @@ import asyncio
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,7 +22,7 @@ from env_service.environments.interface import (
     Task,
     Verification,
 )
-from env_service.environments.rules import Rules
+from env_service.environments.rules import History, Rules
 from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Progress
 from protocol.codec import decode, encode
@@ -176,6 +177,29 @@ async def test_a_conversation_reads_as_the_template_writes_it(bench: MakeBench, 
         "<|im_start|>user\nturn 1<|im_end|>\n<|im_start|>assistant\nstop<|im_end|>"
     )
     assert trajectory.completion_text == "one\n\nturn 1\n\nstop"
+
+
+@pytest.mark.parametrize("history", ["append", "split"])
+async def test_an_environment_tells_the_template_what_it_wants_in_every_turn(tmp_path: Path, history: History) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    model = model_with("thinking_kept_empty", tmp_path)
+    told = {"enable_thinking": False}
+    environment = replace(offered(Rules(history=history)), template_arguments=told)
+    theirs = PreTrainedTokenizerFast.from_pretrained(model)
+    words = [("user", "go"), ("assistant", "one"), ("user", "turn 1"), ("assistant", "two"), ("user", "turn 2")]
+    messages = [{"role": role, "content": content} for role, content in words]
+
+    async with benches(model) as make:
+        made = await make(Words(model, "one two stop"), extra=[environment])
+        await made.finished(lease(environment="counting", group_size=1))
+
+    for turn, request in enumerate(made.generators[0].requests):
+        text = theirs.apply_chat_template(
+            messages[: 2 * turn + 1], tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+        assert Tokenization(model).decode([request.prompt_token_ids], special=True) == [text]
+    assert len(made.generators[0].requests) == 3
 
 
 async def test_nobody_waits_for_the_turns_of_others(bench: MakeBench, chat_model: Path) -> None:

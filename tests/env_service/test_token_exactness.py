@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from env_service.environments.bridges import Bridges
 from env_service.environments.interface import (
     Action,
     ChatMessage,
@@ -20,7 +21,7 @@ from env_service.environments.interface import (
     Tool,
 )
 from env_service.environments.rules import History, Rules
-from env_service.environments.tokenization import Bridges, ChatTemplateError, Tokenization
+from env_service.environments.tokenization import ChatTemplateError, Tokenization
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.conversation import Conversation, Speaker
 from env_service.rollouts.environment_calls import EnvironmentCalls

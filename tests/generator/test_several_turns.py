@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from env_service.environments.bridges import Bridges
 from env_service.environments.interface import Action, OfferedEnvironment, Opening, Step, Task
 from env_service.environments.rules import Rules
-from env_service.environments.tokenization import Bridges, Tokenization
+from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Completion, Piece, Progress
 from env_service.rollouts.conversation import Conversation, Speaker
 from env_service.rollouts.environment_calls import EnvironmentCalls

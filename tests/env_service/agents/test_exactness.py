@@ -12,9 +12,10 @@ import pytest
 from env_service.agents.messages import MadeCall, Said
 from env_service.agents.registry import Sessions
 from env_service.agents.sessions import Answering, Asked, CallRefused, Session
+from env_service.environments.bridges import Bridges
 from env_service.environments.interface import OfferedEnvironment, Opening, Task, Tool
 from env_service.environments.rules import Rules
-from env_service.environments.tokenization import Bridges, Tokenization
+from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.conversation import Speaker
 from env_service.rollouts.environment_calls import EnvironmentCalls

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from env_service.environments.bridges import Bridges, RoleNotCarried
 from env_service.environments.interface import ChatMessage
-from env_service.environments.tokenization import Bridges, ChatTemplateError, RoleNotCarried, Tokenization
+from env_service.environments.tokenization import ChatTemplateError, Tokenization
 from tests.env_service.chat_models import TEMPLATES, ends_of, make_model, model_with
 
 WITHOUT_TOOL_ROLE = {

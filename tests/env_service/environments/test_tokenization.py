@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from env_service.environments.bridges import Bridges, RoleNotCarried
 from env_service.environments.interface import ChatMessage
-from env_service.environments.tokenization import Bridges, ChatTemplate, ChatTemplateError, RoleNotCarried, Tokenization
+from env_service.environments.tokenization import ChatTemplate, ChatTemplateError, Tokenization
 from tests.env_service.chat_models import FOLDER, TEMPLATES, make_model, text_of
 
 CONVERSATIONS = [

@@ -201,6 +201,21 @@ MISTAKES = (
         "the chat template knows no users", "\n{{ raise_exception('only tools may speak') }}", "line 2", "only tools"
     ),
     _template("the chat template loses messages", "{{ messages | length }}", "mine.jinja loses the user's message"),
+    Mistake(
+        "the run tells the chat template what it does not read",
+        change={
+            'name = "mine"': 'name = "mine"\nchat_template = "mine.jinja"\nchat_template_kwargs = { thinking = true }'
+        },
+        files={"mine.jinja": "{% if enable_thinking %}think {% endif %}{{ messages[0].content }}"},
+        names=("[run] chat_template_kwargs", "mine.jinja does not read thinking", "it reads enable_thinking"),
+    ),
+    _template(
+        "an environment that tells the chat template what it does not read",
+        "{{ messages[0].content }}",
+        "environment sums: chat_template_kwargs",
+        "mine.jinja does not read enable_thinking; it reads no arguments",
+        entry=ENVIRONMENT.replace("chat = false", "chat_template_kwargs = { enable_thinking = true }"),
+    ),
     _template(
         "an environment whose role the chat template cannot carry",
         "{{ messages[0].content }}",
