@@ -137,7 +137,13 @@ class LeaseConfig(ConfigModel):
         1500.0,
         gt=0,
         description="a rollout that takes longer, though its env_service is alive, counts as a failure of its data; "
-        "time without a serving generator, and in waiting for rewards, is not counted",
+        "time without a serving generator, or in waiting for rewards or the environment's host, does not count",
+    )
+    longest_wait_s: float = Field(
+        3600.0,
+        gt=0,
+        description="a rollout that waits longer for rewards, or for its environment's host, counts as a failure of "
+        "infrastructure; more than env-service.retry.rollout_timeout_s, which ends it there",
     )
     infrastructure_retries: int = Field(8, ge=0, description="retries of a lease after failures of infrastructure")
     data_retries: int = Field(1, ge=0, description="retries of a lease after failures of its own data")

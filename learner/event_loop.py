@@ -55,6 +55,7 @@ def ledger_config(config: LearnerConfig) -> LedgerConfig:
         max_drops_per_lease=config.lag.max_drops_per_lease,
         lease_timeout_s=config.leases.timeout_s,
         longest_attempt_s=config.leases.longest_attempt_s,
+        longest_wait_s=config.leases.longest_wait_s,
         infrastructure_retries=config.leases.infrastructure_retries,
         data_retries=config.leases.data_retries,
     )
@@ -95,6 +96,7 @@ def evaluator(config: LearnerConfig, incarnation: int) -> Evaluator:
         max_tokens=config.rollouts.max_tokens,
         timeout_s=config.leases.timeout_s,
         longest_attempt_s=config.leases.longest_attempt_s,
+        longest_wait_s=config.leases.longest_wait_s,
         incarnation=incarnation,
         stop_token_ids=config.rollouts.stop_token_ids,
     )

@@ -35,6 +35,7 @@ class _Attempt:
     deadline: float
     heard_at: float
     overdue_at: float
+    waited_s: float = 0.0
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Evaluator:
 
     A completion has at most `max_tokens` and ends at any of `stop_token_ids`. A lease of which nothing is heard for
     `timeout_s` seconds goes to somebody else; one that takes longer than `longest_attempt_s`, though it is alive,
-    counts as failed. `incarnation` is the learner's; the caller keeps others' leases away.
+    counts as failed, and so does one that waits for others, such as rewards, for longer than `longest_wait_s`. `incarnation` is the learner's; the caller keeps others' leases away.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Evaluator:
         timeout_s: float,
         incarnation: int,
         longest_attempt_s: float = 1500.0,
+        longest_wait_s: float = 3600.0,
         stop_token_ids: tuple[int, ...] = (),
     ) -> None:
         self._config = config
@@ -84,6 +86,7 @@ class Evaluator:
         )  # fmt: skip
         self._timeout_s = timeout_s
         self._longest_attempt_s = longest_attempt_s
+        self._longest_wait_s = longest_wait_s
         self._line: deque[_Running] = deque()
         self._incarnation = incarnation
         self._next_id = 0
@@ -163,7 +166,9 @@ class Evaluator:
                 unwanted.append(lease_id)
             else:
                 attempt.deadline = now + self._timeout_s
-                attempt.overdue_at += now - attempt.heard_at if lease_id in excused else 0.0
+                excused_s = now - attempt.heard_at if lease_id in excused else 0.0
+                attempt.overdue_at += excused_s
+                attempt.waited_s += excused_s
                 attempt.heard_at = now
         return unwanted
 
@@ -173,6 +178,9 @@ class Evaluator:
         outstanding = self._line[0].outstanding if self._line else {}
         reason = f"not finished within {self._longest_attempt_s:g} s, though its env_service says that it is at work"
         for lease_id in [lease_id for lease_id, attempt in outstanding.items() if attempt.overdue_at <= now]:
+            self.failed(lease_id, reason=reason)
+        reason = f"waited for others for more than {self._longest_wait_s:g} s"
+        for lease_id in [one for one, attempt in outstanding.items() if attempt.waited_s > self._longest_wait_s]:
             self.failed(lease_id, reason=reason)
 
     def stood_still(self, seconds: float) -> None:

@@ -86,6 +86,7 @@ class Incarnations:
         unwanted: list[RunningLease] = []
         known: dict[tuple[int, int], int | None] = {}
         excused: set[tuple[int, int]] = set()
+        kept: set[tuple[int, int]] = set()
         for lease in running:
             attempt = self.attempt_of(lease)
             if attempt is None:
@@ -95,9 +96,11 @@ class Incarnations:
                     continue
                 adopted.append(attempt)
             known[attempt] = _number(lease)
-            if lease.waits_for in OTHERS or (disk_is_full and lease.waits_for == "learner"):
+            if lease.waits_for in OTHERS:
                 excused.add(attempt)
-        ended = self._ledger.heartbeat(now=now, holder=holder, running=known, excused=excused)
+            if disk_is_full and lease.waits_for == "learner":
+                kept.add(attempt)
+        ended = self._ledger.heartbeat(now=now, holder=holder, running=known, excused=excused, kept=kept)
         unwanted += map(self.on_the_wire, ended)
         return Heard(adopted=tuple(adopted), unwanted=tuple(unwanted))
 

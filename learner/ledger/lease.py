@@ -54,7 +54,8 @@ class Lease:
 class RunningAttempt:
     """version: a lower bound on the versions of the group's tokens. Times are seconds on the caller's clock.
 
-    deadline: when it expires unless it is heard of. overdue_at: when it has taken too long, alive or not.
+    deadline: when it expires unless it is heard of. overdue_at: when it has taken too long, alive or not. waited_s: how
+    long it has waited for what is not its own.
     """
 
     attempt: int
@@ -63,6 +64,7 @@ class RunningAttempt:
     deadline: float
     heard_at: float
     overdue_at: float
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,6 +149,7 @@ class Ledger:
         holder: str,
         running: Mapping[tuple[int, int], int | None],
         excused: Collection[tuple[int, int]] = (),
+        kept: Collection[tuple[int, int]] = (),
     ) -> tuple[AttemptId, ...]:
         """Extends the deadlines of the attempts that `holder` reports. Returns those that it should cancel.
 
@@ -156,7 +157,8 @@ class Ledger:
             None if that is not known yet. An attempt is reported until its group is acknowledged; one that is not
             reported (its grant was lost, say) expires.
         excused: those that wait for something that is not theirs: the time since they were last heard of is not counted
-            against them, and neither is any in which no generator serves.
+            against them, up to `longest_wait_s` in all, and neither is any in which no generator serves.
+        kept: those that are finished and cannot be taken, which are excused without end.
         """
         unwanted: list[AttemptId] = []
         for (lease_id, attempt), oldest_version in running.items():
@@ -165,8 +167,11 @@ class Ledger:
                 unwanted.append(AttemptId(lease_id, attempt))
                 continue
             known.deadline = max(known.deadline, now + self.config.lease_timeout_s)
-            if self._served is None or (lease_id, attempt) in excused:
-                known.overdue_at += max(0.0, now - known.heard_at)
+            since_s = max(0.0, now - known.heard_at)
+            if (lease_id, attempt) in excused:
+                known.waited_s += since_s
+            if self._served is None or (lease_id, attempt) in excused or (lease_id, attempt) in kept:
+                known.overdue_at += since_s
             known.heard_at = now
             if oldest_version is not None:
                 known.version = max(known.version, oldest_version)
@@ -279,20 +284,25 @@ class Ledger:
             running.overdue_at += seconds
 
     def overdue(self, *, now: float) -> tuple[EndedAttempt, ...]:
-        """Ends the attempts that take too long, however alive: each counts as a failure of its lease's data."""
-        late = [lease_id for lease_id, running in self._table.running.items() if running.overdue_at <= now]
+        """Ends the attempts that take too long, however alive: each counts as a failure of its lease's data, and of
+        infrastructure if it was excused for too long.
+        """
+        longest_s, running = self.config.longest_wait_s, self._table.running.items()
+        late = [lease_id for lease_id, one in running if one.overdue_at <= now or one.waited_s > longest_s]
         return tuple(self._end_overdue(lease_id, now) for lease_id in late)
 
     def _end_overdue(self, lease_id: int, now: float) -> EndedAttempt:
         running = self._table.running[lease_id]
-        reason = (
-            f"not finished within {self.config.longest_attempt_s:g} s, though env_service {running.holder} says that "
-            "it is at work"
-        )
+        kind: FailureKind = "data" if running.overdue_at <= now else "infrastructure"
+        who = f"env_service {running.holder}"
+        reason = f"not finished within {self.config.longest_attempt_s:g} s, though {who} says that it is at work"
+        if kind == "infrastructure":
+            longest_s = self.config.longest_wait_s
+            reason = f"waited for rewards, or for its environment's host, for more than {longest_s:g} s at {who}"
         ended = EndedAttempt(
-            lease_id=lease_id, attempt=running.attempt, holder=running.holder, size=None, data_fault=True
+            lease_id=lease_id, attempt=running.attempt, holder=running.holder, size=None, data_fault=kind == "data"
         )
-        result = self.fail(now=now, lease_id=lease_id, attempt=running.attempt, kind="data", reason=reason)
+        result = self.fail(now=now, lease_id=lease_id, attempt=running.attempt, kind=kind, reason=reason)
         return replace(ended, given_up=reason) if result is FailureResult.DEAD_LETTERED else ended
 
     def holder_gone(self, holder: str) -> tuple[EndedAttempt, ...]:

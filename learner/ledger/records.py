@@ -18,7 +18,8 @@ class LedgerConfig:
     infrastructure_retries, data_retries: failures of each kind that a lease survives; the next one dead-letters it. As
         many expired attempts as infrastructure failures are survived in one life of the learner.
     longest_attempt_s: an attempt that takes longer, though heartbeats speak of it, counts as a failure of its data.
-        Time in which nobody serves, or in which it waits for its rewards, is not counted.
+        Time in which nobody serves, or in which it waits for its rewards or its environment's host, is not counted.
+    longest_wait_s: an attempt that waits longer for these two, in all, counts as a failure of infrastructure.
     infrastructure_backoff_s: pause before the first retry after an infrastructure failure; it doubles with each further
         one, up to `infrastructure_backoff_max_s`. A data failure is retried without a pause.
     """
@@ -32,6 +33,7 @@ class LedgerConfig:
     data_retries: int
     max_drops_per_lease: int = 2
     longest_attempt_s: float = 1500.0
+    longest_wait_s: float = 3600.0
     infrastructure_backoff_s: float = 1.0
     infrastructure_backoff_max_s: float = 60.0
 

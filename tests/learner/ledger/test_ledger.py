@@ -33,7 +33,12 @@ CONFIG = LedgerConfig(
 
 
 def make_ledger(
-    *, groups_per_step: int = 2, max_lag: int = 1, on_lag: OnLag = "wait", max_drops_per_lease: int = 2
+    *,
+    groups_per_step: int = 2,
+    max_lag: int = 1,
+    on_lag: OnLag = "wait",
+    max_drops_per_lease: int = 2,
+    longest_wait_s: float = CONFIG.longest_wait_s,
 ) -> Ledger:
     ledger = Ledger(
         LedgerConfig(
@@ -45,6 +50,7 @@ def make_ledger(
             infrastructure_retries=CONFIG.infrastructure_retries,
             data_retries=CONFIG.data_retries,
             max_drops_per_lease=max_drops_per_lease,
+            longest_wait_s=longest_wait_s,
         )
     )
     ledger.served_changed(0)
@@ -729,3 +735,19 @@ def test_time_spent_in_waiting_for_rewards_or_without_a_generator_is_not_held_ag
     lively(ledger, until=1400.0)
     assert ledger.overdue(now=1600.0) == ()
     assert [ended.lease_id for ended in ledger.overdue(now=2900.0)] == [0]
+
+
+def test_an_attempt_that_waits_for_others_for_ever_ends_as_a_failure_of_infrastructure() -> None:
+    ledger = make_ledger(longest_wait_s=3600.0)
+    granted(ledger, room=1)
+    lively(ledger, until=3600.0, excused=True)
+    assert ledger.overdue(now=3600.0) == ()
+    ledger.heartbeat(now=3620.0, holder="a", running={(0, 0): 0}, excused={(0, 0)})
+    (ended,) = ledger.overdue(now=3620.0)
+    assert (ended.lease_id, ended.data_fault, ended.given_up) == (0, False, None)
+    ((reason, count),) = ledger.commonest_reasons(1)
+    assert (count, reason) == (
+        1,
+        "infrastructure: waited for rewards, or for its environment's host, for more than 3600 s at env_service a",
+    )
+    ledger.books().check()
