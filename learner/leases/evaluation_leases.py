@@ -65,7 +65,8 @@ class Evaluator:
 
     A completion has at most `max_tokens` and ends at any of `stop_token_ids`. A lease of which nothing is heard for
     `timeout_s` seconds goes to somebody else; one that takes longer than `longest_attempt_s`, though it is alive,
-    counts as failed, and so does one that waits for others, such as rewards, for longer than `longest_wait_s`. `incarnation` is the learner's; the caller keeps others' leases away.
+    counts as failed, and so does one that waits for others, such as rewards, for longer than `longest_wait_s`.
+    `incarnation` is the learner's; the caller keeps others' leases away.
     """
 
     def __init__(
