@@ -126,6 +126,13 @@ def from_command_line(arguments: Sequence[str], schema: Schema, *, process: str 
             problems.append(_unknown_flag(written, targets, schema, process))
             continue
         option = schema.options[target]
+        if option.is_secret:
+            problems.append(
+                f"command line: {flag} would show the secret to everybody who lists this machine's processes; expected "
+                f"{flag}-file with a file that only you can read, or the variable "
+                f"{environment_name_of(target, process=process)}"
+            )
+            continue
         if text is None and not option.is_bool:
             problems.append(f"command line: {flag} needs a value")
             continue

@@ -17,8 +17,8 @@ from typing import Self
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from services.http.connections import LimitedConnection
 from services.http.metrics import traced_app
 from services.http.tls import TlsContext, TlsFiles, server_tls
 from services.logs import Occasionally
@@ -33,8 +33,6 @@ _PAUSE_S = 1.0
 _MOST_IN_A_TURN = 1024
 
 _HANDSHAKE_S = 10.0
-HEAD_BYTES = 64 << 10
-HEAD_S = 10.0
 _COMPLAIN_EVERY_S = 10.0
 
 
@@ -151,7 +149,7 @@ async def serve_http(app: ASGIApp, listener: Listener, *, finish_s: int = 2) -> 
             traced_app(app),
             log_config=None,
             access_log=False,
-            http=_Connection,
+            http=LimitedConnection,
             loop="none",
             ws="none",
             lifespan="off",
@@ -173,57 +171,6 @@ async def serve_http(app: ASGIApp, listener: Listener, *, finish_s: int = 2) -> 
             await server.shutdown(sockets=[listener.socket])
         raise
     raise RuntimeError("the HTTP server ended by itself")
-
-
-class _Connection(HttpToolsProtocol):
-    """Ends a connection whose request has a head over a limit, or one that is not there in time: httptools keeps all
-    that it is sent until then.
-    """
-
-    _in_head = True
-    _head_bytes = 0
-    _head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._begin_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end_head()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        was_in_head = self._in_head
-        super().data_received(data)
-        if was_in_head and self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
-                self.send_400_response(f"The head of a request has more than {HEAD_BYTES} bytes; send fewer.")
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._begin_head()
-
-    def on_headers_complete(self) -> None:
-        self._end_head()
-        if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > HEAD_BYTES:
-            raise ValueError("the head of a request is too long")
-        super().on_headers_complete()
-
-    def _begin_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S, self._give_up)
-        self._in_head, self._head_bytes = True, 0
-
-    def _end_head(self) -> None:
-        self._in_head = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _give_up(self) -> None:
-        logger.debug("a connection of %s sent no head of a request in %g s", self.client, HEAD_S)
-        self.transport.close()
 
 
 class _Server(uvicorn.Server):

@@ -26,7 +26,7 @@ up() {
   mkdir -p "$work"
   installed dockerd docker.io iptables
   installed iptables iptables
-  for table in $tables; do iptables-save -t $table; done >"$work/iptables.before" 2>/dev/null || true
+  for table in $tables; do iptables -t $table -S >"$work/$table.before" 2>/dev/null || rm -f "$work/$table.before"; done
   cat /proc/sys/net/ipv4/ip_forward >"$work/forward.before"
   ip -o link | awk -F ': ' '{print $2}' >"$work/links.before"
   setsid dockerd --data-root "$work/data" --exec-root "$work/run" --pidfile "$work/pid" -H "unix://$work/docker.sock" \
@@ -73,11 +73,7 @@ down() {
     for _ in $(seq 150); do kill -0 "$pid" 2>/dev/null || break; sleep 0.2; done
     kill -9 "$pid" 2>/dev/null || true
   fi
-  for table in $tables; do       # a table that was not there before is not among the saved ones: empty all first
-    iptables -t $table -S 2>/dev/null | awk '$1 == "-P" {print $2}' | xargs -r -I{} iptables -t $table -P {} ACCEPT
-    iptables -t $table -F 2>/dev/null && iptables -t $table -X || true
-  done
-  [ ! -f "$work/iptables.before" ] || iptables-restore <"$work/iptables.before"
+  for table in $tables; do [ ! -f "$work/$table.before" ] || give_back $table "$work/$table.before"; done
   [ ! -f "$work/forward.before" ] || cat "$work/forward.before" >/proc/sys/net/ipv4/ip_forward
   [ ! -f "$work/links.before" ] || ip -o link | awk -F ': ' '{print $2}' | grep -vxF -f "$work/links.before" | grep -E '^(docker0|br-)' \
     | xargs -r -n1 ip link del || true
@@ -86,6 +82,12 @@ down() {
     [ ! -d "$group" ] || find "$group" -depth -type d -exec rmdir {} \; 2>/dev/null || true    # another engine's are not empty
   done
   rm -rf "$work/data" "$work/run" "$work/docker.sock" "$work/pid" "$work"/*.before "$work/config"
+}
+
+give_back() {             # TABLE SAVED: takes away the engine's rules that came since, and touches nobody else's
+  iptables -t "$1" -S | grep -vxF -f "$2" | grep -E 'DOCKER|docker0|br-' | sed -n 's/^-A/-D/p' | while read -r rule; do xargs iptables -t "$1" <<<"$rule"; done || true
+  iptables -t "$1" -S | grep -vxF -f "$2" | awk '$1 == "-N" && $2 ~ /^DOCKER/ {print $2}' | xargs -r -n1 iptables -t "$1" -X || true
+  grep '^-P' "$2" | while read -r _ chain policy; do iptables -t "$1" -P "$chain" "$policy"; done || true
 }
 
 "$what"

@@ -455,6 +455,8 @@ def test_two_processes_that_name_one_gpu_are_told_apart_from_two_machines(
     assert "learner and generator are both on GPU 0" in said
 
     token = "sixteen-or-more!"
-    apart = ("--learner.http.host", "0.0.0.0", "--learner.http.token", token)
-    joins = ("--generator.join.learner", "http://node-1:7300", "--generator.join.token", token)
+    monkeypatch.setenv("HEADWAY_LEARNER__HTTP__TOKEN", token)
+    monkeypatch.setenv("HEADWAY_GENERATOR__JOIN__TOKEN", token)
+    apart = ("--learner.http.host", "0.0.0.0")
+    joins = ("--generator.join.learner", "http://node-1:7300")
     assert call(monkeypatch, *words, *apart, *joins, "--learner.weights.host", "node-1") == 0

@@ -74,7 +74,7 @@ def test_later_sources_win_over_earlier_ones(tmp_path: Path) -> None:
 
 
 def test_a_group_given_in_part_keeps_the_rest_of_its_default() -> None:
-    config = load("--model", "m", "--http.token", "secret")
+    config = load("--model", "m", HEADWAY_LEARNER__HTTP__TOKEN="secret")
     assert config.http == HttpConfig(port=8100, token=SecretStr("secret"))
 
 
@@ -181,21 +181,28 @@ def test_a_missing_key_says_the_three_places_to_set_it() -> None:
 def test_a_reachable_address_needs_a_token() -> None:
     assert "no token is set" in problem("--http.host", "0.0.0.0")
     token = "sixteen-or-more!"
-    assert load("--model", "m", "--http.host", "0.0.0.0", "--http.token", token).http.host == "0.0.0.0"
+    assert load("--model", "m", "--http.host", "0.0.0.0", HEADWAY_LEARNER__HTTP__TOKEN=token).http.host == "0.0.0.0"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "learner", "::"])
 def test_a_short_token_is_refused_where_other_machines_reach_it(host: str) -> None:
-    said = problem("--http.host", host, "--http.token", "fifteen-letters")
+    said = problem("--http.host", host, HEADWAY_LEARNER__HTTP__TOKEN="fifteen-letters")
     assert "the token has 15 characters; expected at least 16" in said
     assert "headway keys" in said
     assert "fifteen-letters" not in said
-    assert load("--model", "m", "--http.token", "t").http.host == "127.0.0.1"
+    assert load("--model", "m", HEADWAY_LEARNER__HTTP__TOKEN="t").http.host == "127.0.0.1"
 
 
 def test_a_secret_is_never_shown() -> None:
-    assert "hush" not in problem("--http.token", '["hush"]', "--http.port", "99999999")
-    assert "hush" not in repr(load("--model", "m", "--http.token", "hush"))
+    assert "hush" not in problem("--http.port", "99999999", HEADWAY_LEARNER__HTTP__TOKEN='["hush"]')
+    assert "hush" not in repr(load("--model", "m", HEADWAY_LEARNER__HTTP__TOKEN="hush"))
+
+
+@pytest.mark.parametrize("words", [("--http.token", "hush"), ("--http.token=hush",), ("--learner.http.token", "hush")])
+def test_a_secret_on_the_command_line_which_others_see_is_refused(words: tuple[str, ...]) -> None:
+    said = problem(*words)
+    assert "hush" not in said
+    assert "--http.token-file with a file that only you can read, or the variable HEADWAY_LEARNER__HTTP__TOKEN" in said
 
 
 def test_a_config_is_frozen() -> None:

@@ -50,12 +50,15 @@ def test_a_later_source_goes_before_an_earlier_one_in_either_form(token: Path, t
     run = tmp_path / "run.toml"
     run.write_text('[learner.http]\ntoken = "from-the-config"\n')
     assert token_of(load("--config", str(run), HEADWAY_LEARNER__HTTP__TOKEN_FILE=str(token))) == "from-a-mounted-file"
-    assert token_of(load("--http.token", "direct", HEADWAY_LEARNER__HTTP__TOKEN_FILE=str(token))) == "direct"
+    other = tmp_path / "other"
+    other.write_text("from-the-command-line")
+    other.chmod(0o600)
+    assert token_of(load("--http.token-file", str(other), HEADWAY_LEARNER__HTTP__TOKEN="direct")) == other.read_text()
 
 
 def test_both_forms_in_one_source_are_refused(token: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--http.token-file: command line --http.token is set, too; set one of them"):
-        load("--http.token", "direct", "--http.token-file", str(token))
+    with pytest.raises(ConfigError, match=r"_FILE: environment HEADWAY_LEARNER__HTTP__TOKEN is set, too"):
+        load(HEADWAY_LEARNER__HTTP__TOKEN="direct", HEADWAY_LEARNER__HTTP__TOKEN_FILE=str(token))
 
 
 def test_a_token_that_others_can_read_is_refused(token: Path) -> None:
