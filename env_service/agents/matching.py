@@ -90,6 +90,14 @@ class Recorded:
         self.opening_text = self.opening_text or text
         return Branch(None, tuple(ids))
 
+    def count(self, messages: Sequence[Said], tools: Sequence[Tool]) -> int:
+        """How many tokens the policy would be given for a request. Raises ChatTemplateError."""
+        parent, said = self._found(messages, tools)
+        following = None if parent is None else self._following(parent, said, tools)
+        if parent is not None and following is not None:
+            return len(parent.context) + len(following)
+        return len(prompt_of(messages, tools, tokenization=self.language.tokenization, now=self.now)[1])
+
     def record(self, branch: Branch, reply: Said, *, messages: Sequence[Said], tools: Sequence[Tool]) -> None:
         """Take down a finished turn, and how the agent was told of it."""
         branch.reply = reply

@@ -89,8 +89,10 @@ class ProgramRun:
             **self.environ,
             "OPENAI_BASE_URL": client.base_url,
             "OPENAI_API_KEY": client.key,
+            "ANTHROPIC_BASE_URL": client.anthropic_url,
+            "ANTHROPIC_API_KEY": client.key,
             "AGENT_MODEL": client.model,
-            "AGENT_REWARD_URL": f"{client.base_url.removesuffix('/v1')}/reward",
+            "AGENT_REWARD_URL": f"{client.anthropic_url}/reward",
         }
 
     def _confine(self, pid: int) -> None:

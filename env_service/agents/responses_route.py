@@ -84,7 +84,7 @@ def _add(found: list[Said], item: Any, names: dict[str, str], *, param: str) -> 
     match item:
         case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
             names[call_id] = name
-            _join(found, Said("assistant", calls=(MadeCall(call_id, name, arguments),)))
+            join(found, Said("assistant", calls=(MadeCall(call_id, name, arguments),)))
         case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
             text = text_in(output, param=f"{param}.output")
             found.append(Said("tool", text, call_id=call_id, name=names.get(call_id, "")))
@@ -93,7 +93,7 @@ def _add(found: list[Said], item: Any, names: dict[str, str], *, param: str) -> 
         case {"role": str(role)}:
             said = Said(role_of(role, param=param), text_in(item.get("content"), param=f"{param}.content"))
             if said.role == "assistant":
-                _join(found, said)
+                join(found, said)
             else:
                 found.append(said)
         case _:
@@ -101,7 +101,8 @@ def _add(found: list[Said], item: Any, names: dict[str, str], *, param: str) -> 
             raise NotUnderstood(f"{param}: expected {expected}", param=param)
 
 
-def _join(found: list[Said], said: Said) -> None:
+def join(found: list[Said], said: Said) -> None:
+    """Append what the assistant said, to its message before if that is the last one."""
     if found and found[-1].role == "assistant":
         found[-1] = Said("assistant", found[-1].text + said.text, (*found[-1].calls, *said.calls))
     else:

@@ -3,10 +3,11 @@
     POST /v1/sessions                              a task of a lease that waits for an agent from outside
     POST /v1/sessions/{id}/v1/chat/completions     the policy, for the session's key
     POST /v1/sessions/{id}/v1/responses
+    POST /v1/sessions/{id}/v1/messages             the same as Anthropic's API, with `/count_tokens`
     GET  /v1/sessions/{id}/v1/models
     POST /v1/sessions/{id}/reward                  ends the session
 
-Errors have OpenAI's form: clients decide by status and code whether they try again.
+Errors have the form of the API that is asked: clients decide by status and code whether they try again.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from env_service.agents.anthropic_route import anthropic_error, asked_of_messages, message_answer, message_events
 from env_service.agents.chat_route import asked_of_chat, chat_answer, chat_chunks
 from env_service.agents.fields import Terms
 from env_service.agents.messages import NotUnderstood
@@ -107,13 +109,15 @@ def add_session_routes(app: FastAPI, sessions: Sessions) -> None:
         """OpenAI's responses, streamed or not."""
         return await _served(sessions, name, request, _responses)
 
+    _add_anthropic_routes(app, sessions)
+
     @app.get("/v1/sessions/{name}/v1/models")
     async def models(name: str, request: Request) -> Response:
         """The one model that there is."""
         try:
             session = sessions.find(name, _key(request))
         except CallRefused as refusal:
-            return refused(refusal)
+            return JSONResponse(openai_error(refusal), status_code=refusal.status)
         model = {"id": session.model, "object": "model", "created": 0, "owned_by": "headway"}
         return JSONResponse({"object": "list", "data": [model]})
 
@@ -123,10 +127,35 @@ def add_session_routes(app: FastAPI, sessions: Sessions) -> None:
         return await _served(sessions, name, request, _reward)
 
 
+def _add_anthropic_routes(app: FastAPI, sessions: Sessions) -> None:
+    @app.post("/v1/sessions/{name}/v1/messages")
+    async def messages(name: str, request: Request) -> Response:
+        """Anthropic's messages, streamed or not."""
+        return await _served(sessions, name, request, _messages, error_of=anthropic_error)
+
+    @app.post("/v1/sessions/{name}/v1/messages/count_tokens")
+    async def count_tokens(name: str, request: Request) -> Response:
+        """How many tokens the policy would be given for such a request."""
+        return await _served(sessions, name, request, _count_tokens, error_of=anthropic_error)
+
+
 Handler = Callable[[Session, Mapping[str, Any], Request, str], Any]
 
 
-async def _served(sessions: Sessions, name: str, request: Request, handle: Handler) -> Response:
+def openai_error(refusal: CallRefused) -> dict[str, Any]:
+    """A refusal in OpenAI's form."""
+    kind = "invalid_request_error" if refusal.status < 500 else "server_error"
+    return {"error": {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}}
+
+
+async def _served(
+    sessions: Sessions,
+    name: str,
+    request: Request,
+    handle: Handler,
+    *,
+    error_of: Callable[[CallRefused], dict[str, Any]] = openai_error,
+) -> Response:
     try:
         session = sessions.find(name, _key(request))
         raw = await _body(request, most=sessions.limits.body_bytes)
@@ -134,14 +163,16 @@ async def _served(sessions: Sessions, name: str, request: Request, handle: Handl
         digest = hashlib.blake2b(request.url.path.encode() + b"\n" + raw, digest_size=16).hexdigest()
         answer: Response = await handle(session, body, request, digest)
     except CallRefused as refusal:
-        return refused(refusal)
+        return JSONResponse(error_of(refusal), status_code=refusal.status)
     except NotUnderstood as error:
-        return refused(CallRefused(400, "invalid_request", str(error), param=error.param))
+        unread = CallRefused(400, "invalid_request", str(error), param=error.param)
+        return JSONResponse(error_of(unread), status_code=400)
     return answer
 
 
 def _key(request: Request) -> str:
-    return request.headers.get("x-session-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+    own = request.headers.get("x-session-key") or request.headers.get("x-api-key")
+    return own or request.headers.get("authorization", "").removeprefix("Bearer ")
 
 
 async def _body(request: Request, *, most: int) -> bytes:
@@ -190,13 +221,6 @@ def _no_number(text: str) -> float:
 def _finite(text: str) -> float:
     number = float(text)
     return number if math.isfinite(number) else _no_number(text)
-
-
-def refused(refusal: CallRefused) -> Response:
-    """The answer to a request that is not served."""
-    kind = "invalid_request_error" if refusal.status < 500 else "server_error"
-    error = {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}
-    return JSONResponse({"error": error}, status_code=refusal.status)
 
 
 def _again(request: Request) -> bool:
@@ -298,6 +322,26 @@ async def _response_events(session: Session, answering: Answering) -> AsyncItera
     except CallRefused as refusal:
         error = {"type": "error", "code": refusal.code, "message": str(refusal), "param": refusal.param}
         yield f"event: error\ndata: {json.dumps({**error, 'sequence_number': 0})}\n\n".encode()
+
+
+async def _messages(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:
+    asked = asked_of_messages(body, _terms(session), digest=digest, again=_again(request))
+    if body.get("stream"):
+        return streamed(session, asked, lambda answering: _message_events(session, answering))
+    return await whole(session, asked, request, lambda each: message_answer(session, each))
+
+
+async def _message_events(session: Session, answering: Answering) -> AsyncIterator[bytes]:
+    try:
+        async for event in message_events(session, answering):
+            yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+    except CallRefused as refusal:
+        yield f"event: error\ndata: {json.dumps(anthropic_error(refusal))}\n\n".encode()
+
+
+async def _count_tokens(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:
+    asked = asked_of_messages(body, _terms(session), digest=digest, again=False)
+    return JSONResponse({"input_tokens": session.count(asked)})
 
 
 async def _reward(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:

@@ -232,10 +232,8 @@ class Session:
             self.attached += 1
             return found
         self._check_room()
-        try:
+        with _shown_messages():
             branch = self.recorded.place(asked.messages, asked.tools)
-        except ChatTemplateError as error:
-            raise CallRefused(400, "invalid_messages", str(error), param="messages") from error
         self._note_ignored(asked)
         answering = self._begun(asked, branch)
         self._known[asked.digest].append(answering)
@@ -243,6 +241,11 @@ class Session:
         self._works.add(work)
         work.add_done_callback(self._works.discard)
         return answering
+
+    def count(self, asked: Asked) -> int:
+        """How many tokens the policy would be given for a request. Raises CallRefused."""
+        with _shown_messages():
+            return self.recorded.count(asked.messages, asked.tools)
 
     def _note_ignored(self, asked: Asked) -> None:
         environment = self.speaker.offered.name
@@ -356,6 +359,15 @@ class Session:
         for work in works:
             work.cancel()
         await asyncio.gather(*works, return_exceptions=True)
+
+
+@contextmanager
+def _shown_messages() -> Iterator[None]:
+    """Within it messages are shown to the model. Raises CallRefused for what its chat template cannot show."""
+    try:
+        yield
+    except ChatTemplateError as error:
+        raise CallRefused(400, "invalid_messages", str(error), param="messages") from error
 
 
 def _without(text: str, language: Language) -> str:

@@ -268,7 +268,8 @@ class AgentResult:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentClient:
-    """The policy, as one agent sees it: an address that speaks OpenAI's API, and the key that it wants as bearer token.
+    """The policy, as one agent sees it: an address that speaks OpenAI's API, and the key that it wants as bearer token;
+    `anthropic_url` is for clients of Anthropic's API, with the same key.
 
     `posted` resolves to the result that somebody posts to the session, at `<base_url>/../reward`; `offer` lets an agent
     from outside have it, and returns when one has. `seed` is the lease's.
@@ -280,6 +281,11 @@ class AgentClient:
     seed: int
     posted: Callable[[], Awaitable[AgentResult]]
     offer: Callable[[], Awaitable[None]]
+
+    @property
+    def anthropic_url(self) -> str:
+        """The base address for clients of Anthropic's, which add `/v1/messages` to it."""
+        return self.base_url.removesuffix("/v1")
 
 
 class Agent(Protocol):
