@@ -1,5 +1,6 @@
-"""What evaluations beside training say of checkpoints, and the step at which training gives up."""
+"""What evaluations beside training say of checkpoints, the step at which training gives up, and how it goes on."""
 
+import asyncio
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,9 +10,15 @@ import pytest
 
 from learner.evaluation.results import Evaluation, Sample, TaskSamples, result_of
 from learner.journal.checkpoints import Checkpoints
+from learner.ledger import LedgerConfig
 from learner.online import Credits, OnlineTraining
 from learner.page.store import TakenStep
+from learner.training.config import GuardConfig
+from learner.training.guard import Guard, GuardState
 from learner.training.trainer import NotFinite
+from learner.weights.published import Snapshot
+from tests.learner.envs import learner
+from tests.learner.samples import LEDGER
 
 
 def evaluation(version: int, *, own: int) -> Evaluation:
@@ -66,3 +73,54 @@ def test_the_step_at_which_training_gives_up_is_kept_for_the_viewer() -> None:
         training._train(SimpleNamespace(version=6, groups=()), [])
 
     assert [taken.step for taken in kept] == [7]
+
+
+class NothingToTrain:
+    """Stands for trainer, publisher and the rest in a run whose last step is done."""
+
+    preset = tokens = None
+
+    def __init__(self) -> None:
+        self.offered: list[Snapshot] = []
+
+    def probe_logprobs(self, texts: object) -> tuple[float, ...]:
+        return (0.0,)
+
+    def host_copy(self, *, bucket_bytes: int) -> SimpleNamespace:
+        return SimpleNamespace(buckets=())
+
+    def offer(self, snapshot: Snapshot) -> None:
+        self.offered.append(snapshot)
+
+    def export(self, folder: Path) -> None:
+        pass
+
+    async def wait_until_served(self, version: int) -> None:
+        pass
+
+    async def begin(self) -> None:
+        pass
+
+    async def end(self) -> None:
+        pass
+
+
+async def test_a_resumed_run_goes_on_with_the_bound_that_the_guard_had_lowered(tmp_path: Path) -> None:
+    wide = LedgerConfig(**{**dataclasses.asdict(LEDGER), "max_lag": 4})
+    config = SimpleNamespace(
+        steps=7, max_lag=4, time_limit_s=None, exported_model=tmp_path,
+        checkpoint=SimpleNamespace(every_steps=100, keep_best=0), evaluation=SimpleNamespace(final_tasks=0),
+        weights=SimpleNamespace(probe_tokens=8, bucket_mb=1),
+    )  # fmt: skip
+    async with learner(tmp_path, ledger_config=wide) as ours:
+        parts: Any = NothingToTrain()
+        training = OnlineTraining(
+            config=cast("Any", config), trainer=parts, intake=ours.intake, publisher=parts, records=parts,
+            measures=parts, idle=parts, teachers=parts, checkpoints=parts, samples=None,
+            guard=Guard(GuardConfig(), max_lag=4, state=GuardState(max_lag=1, tightened=2)),
+            first_probe=(1, 2), first_version=7, replay=(), loop=asyncio.get_running_loop(),
+        )  # fmt: skip
+        assert ours.ledger.max_lag == 4
+        await asyncio.to_thread(training.run)
+        assert ours.ledger.max_lag == 1
+        assert [snapshot.version for snapshot in parts.offered] == [7]

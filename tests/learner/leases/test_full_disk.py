@@ -3,13 +3,17 @@
 import asyncio
 import json
 import resource
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from learner.journal.journal import LoggedBatch, LoggedGroup
+import pytest
+
+from learner.journal.journal import Journal, LoggedBatch, LoggedGroup
 from learner.journal.segments import read_segment, segments_of
 from learner.leases.dead_letters import DeadLetters
 from protocol.messages import Acknowledged, Cancelled, Failed, Finished, Heartbeat, RunningLease
+from protocol.trajectories import TrajectoryGroup
 from tests.learner.envs import learner
 from tests.learner.samples import INCARNATION, group
 
@@ -56,6 +60,33 @@ async def test_a_checkpoint_of_the_intake_begins_a_segment_with_the_groups_in_th
         assert newest.start == 1
         held = [record for record, _ in read_segment(newest.path)]
         assert [record.group.lease_id for record in held if isinstance(record, LoggedGroup)] == [leases[2].lease_id]
+
+
+async def test_groups_that_come_in_while_a_checkpoint_is_written_are_in_the_segment_that_follows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    really = Journal.prepare
+
+    def slowly(self: Journal, *, version: int, groups: Iterable[TrajectoryGroup]) -> None:
+        begun.set()
+        assert may_end.wait(30), "the group came in meanwhile"
+        really(self, version=version, groups=groups)
+
+    monkeypatch.setattr(Journal, "prepare", slowly)
+    async with learner(tmp_path) as ours, ours.env("e") as env:
+        await env.enter()
+        leases = await env.leases(4)
+        await env.finish(*(group(lease.lease_id) for lease in leases[:3]))
+        await ours.train()
+        writing = asyncio.create_task(ours.intake.checkpoint())
+        assert await asyncio.to_thread(begun.wait, 30)
+        await env.finish(group(leases[3].lease_id))
+        may_end.set()
+        await writing
+        newest = segments_of(tmp_path / "journal")[-1]
+        held = [record.group.lease_id for record, _ in read_segment(newest.path) if isinstance(record, LoggedGroup)]
+        assert (newest.start, held) == (1, [leases[2].lease_id, leases[3].lease_id])
 
 
 def test_dead_letters_that_the_disk_did_not_take_are_written_later(tmp_path: Path) -> None:

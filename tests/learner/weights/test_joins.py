@@ -69,6 +69,22 @@ async def test_generators_that_all_join_at_once_over_a_slow_link_all_serve_and_n
         assert sorted(report.generator_id for report in ours.joined) == sorted(generator.name for generator in names)
 
 
+async def test_who_was_too_slow_beside_others_has_not_failed_by_itself() -> None:
+    """With one failure that is borne, none may be counted."""
+    well, link = ScriptedGenerator("a"), Link(most=1)
+    names = [ScriptedGenerator(name, link=link) for name in "bcd"]
+    async with AsyncExitStack() as stack:
+        for generator in (well, *names):
+            await stack.enter_async_context(generator.running())
+        ours = await stack.enter_async_context(learner(replace(OPTIONS, pull_attempts=1)))
+        ours.join(well)
+        await ours.publish(0, well)
+        ours.join(*names)
+        await ours.until(lambda: len(ours.serving) == 4 or ours.fleet.expulsions > 0)
+        assert ours.fleet.expulsions == 0
+        assert link.largest > 1, "they were slow together"
+
+
 async def test_those_that_wait_for_their_download_are_taken_by_the_next_broadcast() -> None:
     names = [ScriptedGenerator(f"g{number}") for number in range(6)]
     async with AsyncExitStack() as stack:

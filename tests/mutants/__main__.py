@@ -1,0 +1,147 @@
+"""`python -m tests.mutants [--only ID ...] [--tests-only | --seeds N]`: who finds the planted faults.
+
+Each is planted in a temporary copy of the tree; the tree itself is never changed.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tests.e2e.processes import ROOT
+from tests.mutants.catalog import Mutant, all_mutants, fault_of
+from tests.mutants.table import Result, keep, kept_results, table
+from tests.mutants.trying import CopyOfTree, Finding, Unusable
+
+_TESTS_TIMEOUT_S = 300.0
+_SEED_TIMEOUT_S = 120.0
+_PLAIN_TIMEOUT_S = 3600.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 1 if a fault survived the unit tests, 2 if one cannot be planted or says nothing."""
+    arguments = _parser().parse_args(argv)
+    mutants = [each for each in all_mutants() if not arguments.only or each.id in arguments.only]
+    if unknown := set(arguments.only or ()) - {each.id for each in mutants}:
+        print(f"error: there is no fault {', '.join(sorted(unknown))}; --list names them", file=sys.stderr)
+        return 2
+    if arguments.list:
+        for each in mutants:
+            print(f"{each.id:40} {each.what}")
+        return 0
+    faults = [f"{each.id}: {fault}" for each in mutants if (fault := fault_of(each)) is not None]
+    if faults:
+        print("error: these cannot be planted", *faults, sep="\n  ", file=sys.stderr)
+        return 2
+    code = _commit()
+    results = kept_results(arguments.kept, code=code) if arguments.kept is not None else {}
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tree = CopyOfTree.made(Path(folder) / "tree")
+        try:
+            _Trials(tree, results, arguments, code=code).run(mutants)
+        except Unusable as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+    text = table(mutants, results, code=code, seeds=range(1, arguments.seeds + 1))
+    print(text)
+    if arguments.output is not None:
+        arguments.output.write_text(text, encoding="utf-8")
+    survived = [each.id for each in mutants if (tests := results[each.id].tests) is not None and tests.by is None]
+    return 1 if survived else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--only", action="append", metavar="ID", help="this fault, and others that are named so")
+    parser.add_argument("--seeds", type=int, default=150, help="of the simulator, for each fault that it can show")
+    parser.add_argument("--tests-only", action="store_true", help="no seeds")
+    parser.add_argument("--seeds-only", action="store_true", help="no unit tests")
+    parser.add_argument("--kept", type=Path, help="file with a line for each result: what it has is not tried again")
+    parser.add_argument("--output", type=Path, help="file for the table")
+    parser.add_argument("--list", action="store_true", help="name the faults")
+    return parser
+
+
+class _Trials:
+    """Adds to `results` who finds a fault, and keeps that if a file is given."""
+
+    def __init__(
+        self, tree: CopyOfTree, results: dict[str, Result], arguments: argparse.Namespace, *, code: str
+    ) -> None:
+        self._tree = tree
+        self._results = results
+        self._arguments = arguments
+        self._code = code
+
+    def run(self, mutants: Sequence[Mutant]) -> None:
+        """What fails without a fault finds none: the tests must pass, and such seeds are passed over."""
+        if not self._arguments.seeds_only:
+            self._by_tests([each for each in mutants if self._of(each).tests is None])
+        if not self._arguments.tests_only:
+            self._by_seeds([each for each in mutants if each.simulated and self._of(each).seeds is None])
+
+    def _by_tests(self, mutants: Sequence[Mutant]) -> None:
+        if not mutants:
+            return
+        _say("the tests without any fault")
+        plain = self._tree.pytest(_together(mutants), timeout_s=_PLAIN_TIMEOUT_S)
+        if plain.by is not None:
+            raise Unusable(f"{plain.by} fails without any fault: mend it first")
+        for number, mutant in enumerate(mutants, start=1):
+            with self._tree.planted(mutant):
+                found = self._tree.pytest(mutant.tests, keyword=mutant.keyword, timeout_s=_TESTS_TIMEOUT_S)
+            _note(mutant, found, f"{number} of {len(mutants)}")
+            self._keep(replace(self._of(mutant), tests=found))
+
+    def _by_seeds(self, mutants: Sequence[Mutant]) -> None:
+        if not mutants:
+            return
+        _say("the seeds without any fault")
+        seeds = range(1, self._arguments.seeds + 1)
+        failing = {seed for seed, wrong in self._tree.seeds(seeds, timeout_s=_SEED_TIMEOUT_S) if wrong is not None}
+        _say(f"seeds that fail without any fault, and are passed over: {sorted(failing) or 'none'}")
+        for number, mutant in enumerate(mutants, start=1):
+            with self._tree.planted(mutant):
+                found = self._tree.simulate(seeds, timeout_s=_SEED_TIMEOUT_S, passed_over=failing)
+            _note(mutant, found, f"{number} of {len(mutants)}")
+            self._keep(replace(self._of(mutant), seeds=found))
+
+    def _of(self, mutant: Mutant) -> Result:
+        return self._results.get(mutant.id) or Result(id=mutant.id)
+
+    def _keep(self, result: Result) -> None:
+        self._results[result.id] = result
+        if self._arguments.kept is not None:
+            keep(result, self._arguments.kept, code=self._code)
+
+
+def _together(mutants: Sequence[Mutant]) -> list[str]:
+    """The tests of all of them; a file beside its folder is left out, since pytest would take it for another one."""
+    paths = sorted({test for mutant in mutants for test in mutant.tests})
+    return [path for path in paths if not any(path.startswith(f"{folder}/") for folder in paths)]
+
+
+def _note(mutant: Mutant, found: Finding, which: str) -> None:
+    _say(f"{which}: {mutant.id}: {found.by or 'SURVIVED'}, {found.how} ({found.seconds:.0f} s)")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _commit() -> str:
+    asked = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude", "*"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"commit `{asked.stdout.strip()}`" if asked.returncode == 0 else "files of no commit"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The table of faults, with who found each."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.mutants.catalog import Mutant
+from tests.mutants.trying import Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What became of a fault; None for whom it was not shown to."""
+
+    id: str
+    tests: Finding | None = None
+    seeds: Finding | None = None
+
+
+def kept_results(file: Path, *, code: str) -> dict[str, Result]:
+    """The results of a file that are of this very code, by id: none if it was changed since its commit. Of one that was
+    tried again the newest.
+    """
+    if not file.exists() or "dirty" in code:
+        return {}
+    entries = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    return {
+        entry["id"]: Result(id=entry["id"], tests=_finding(entry["tests"]), seeds=_finding(entry["seeds"]))
+        for entry in entries
+        if entry["code"] == code
+    }
+
+
+def keep(result: Result, file: Path, *, code: str) -> None:
+    """Appends a result."""
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps({**asdict(result), "code": code}) + "\n")
+
+
+def _finding(entry: Mapping[str, object] | None) -> Finding | None:
+    if entry is None:
+        return None
+    by = entry["by"]
+    return Finding(None if by is None else str(by), str(entry["how"]), float(str(entry["seconds"])))
+
+
+def table(mutants: Sequence[Mutant], results: Mapping[str, Result], *, code: str, seeds: range) -> str:
+    """The results in Markdown; `code` names the commit."""
+    tried = [(mutant, results[mutant.id]) for mutant in mutants if mutant.id in results]
+    by_tests = [result.tests for _, result in tried if result.tests is not None]
+    by_seeds = [result.seeds for mutant, result in tried if result.seeds is not None and mutant.simulated]
+    areas = "\n".join(_area(area, tried) for area in sorted({mutant.area for mutant, _ in tried}))
+    rows = "\n".join(_row(mutant, result) for mutant, result in tried)
+    return f"""# Planted faults
+
+`make mutants`, of {code}: each of {len(tried)} faults was planted by itself in a copy of the tree. It was shown to
+the unit tests that are to find it and, if its world has what would show the fault, to seeds {seeds.start} to
+{seeds.stop - 1} of [the simulator](../../docs/simulation.md). The faults stand in `tests/mutants/planted/`.
+
+| who | shown | found | share |
+|---|---|---|---|
+| unit tests | {_share(by_tests)} |
+| simulator | {_share(by_seeds)} |
+
+Unit tests took {_minutes(by_tests)}, seeds {_minutes(by_seeds)}, on one core.
+
+| area | faults | found by tests | the simulator can | found by seeds |
+|---|---|---|---|---|
+{areas}
+
+| fault | what is wrong | found by the test | first seed |
+|---|---|---|---|
+{rows}
+"""
+
+
+def _share(findings: Sequence[Finding]) -> str:
+    found = sum(finding.by is not None for finding in findings)
+    share = f"{found / len(findings):.1%}" if findings else "-"
+    return f"{len(findings)} | {found} | {share}"
+
+
+def _minutes(findings: Sequence[Finding]) -> str:
+    return f"{sum(finding.seconds for finding in findings) / 60:.0f} minutes"
+
+
+def _area(area: str, tried: Sequence[tuple[Mutant, Result]]) -> str:
+    here = [(mutant, result) for mutant, result in tried if mutant.area == area]
+    tests = sum(result.tests is not None and result.tests.by is not None for _, result in here)
+    seeds = sum(result.seeds is not None and result.seeds.by is not None for _, result in here)
+    return f"| {area} | {len(here)} | {tests} | {sum(mutant.simulated for mutant, _ in here)} | {seeds} |"
+
+
+def _row(mutant: Mutant, result: Result) -> str:
+    seeds = _who(result.seeds) if mutant.simulated else "cannot"
+    return f"| {mutant.id} | {mutant.what} | {_who(result.tests)} | {seeds} |"
+
+
+def _who(finding: Finding | None) -> str:
+    if finding is None:
+        return "not shown"
+    if finding.by is None:
+        return f"**survived**: {finding.how}"
+    said = "" if finding.how == "failed" else f": {_plain(finding.how)}"
+    name = f"`{finding.by.removeprefix('tests/')}`" if "/" in finding.by else finding.by
+    return f"{name}{said}"
+
+
+def _plain(text: str) -> str:
+    """One line of a table's cell."""
+    line = " ".join(text.split()).replace("|", "/")
+    return line if len(line) <= 120 else f"{line[:117]}..."

@@ -1,0 +1,161 @@
+"""Faults planted one at a time in a copy of the tree, and who finds them there."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.e2e.processes import ROOT
+from tests.mutants.catalog import Mutant
+
+_PASSED, _FAILED = 0, 1
+_NAMED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_TAIL_CHARACTERS = 2000
+
+
+class Unusable(RuntimeError):
+    """What was found says nothing about the fault: pytest could not begin, or the tests fail without any fault."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """By whom and how a fault was found: a test or a seed, and what failed; `by` is None for one that survived."""
+
+    by: str | None
+    how: str
+    seconds: float
+
+
+@dataclass
+class CopyOfTree:
+    """A copy of the files that git tracks or would, in which one fault at a time is planted."""
+
+    root: Path
+    _stamp: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def made(cls, root: Path) -> "CopyOfTree":
+        """Copies the files into the folder `root`, which is not there yet."""
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        for name in filter(None, listed.stdout.split("\0")):
+            if (ROOT / name).is_file():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, root / name)
+        return cls(root)
+
+    @contextmanager
+    def planted(self, mutant: Mutant) -> Iterator[None]:
+        """The fault is there within the body. Its file has another second each time: compiled files go by that."""
+        path = self.root / mutant.file
+        whole = path.read_text(encoding="utf-8")
+        self._write(path, mutant.applied(whole))
+        try:
+            yield
+        finally:
+            self._write(path, whole)
+
+    def _write(self, path: Path, text: str) -> None:
+        path.write_text(text, encoding="utf-8")
+        self._stamp += 1
+        os.utime(path, (self._stamp, self._stamp))
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Of processes that run the copy's code, on one core."""
+        paths = os.pathsep.join(filter(None, (str(self.root), os.environ.get("PYTHONPATH"))))
+        return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+
+    def pytest(self, tests: Sequence[str], *, keyword: str | None = None, timeout_s: float) -> Finding:
+        """What the tests find, up to the first that fails. Raises Unusable."""
+        began = time.monotonic()
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        command += ["-k", keyword] if keyword else []
+        code, said = self._run(command, timeout_s=timeout_s)
+        seconds = time.monotonic() - began
+        if code is None:
+            return Finding(" ".join(tests), f"not done within {timeout_s:g} s", seconds)
+        if code == _PASSED:
+            return Finding(None, "all passed", seconds)
+        named = _NAMED.search(said)
+        if code != _FAILED or named is None:
+            raise Unusable(f"pytest ended with {code}: {said[-_TAIL_CHARACTERS:]}")
+        timed_out = "\nE   Failed: Timeout" in said or "+ Timeout +" in said
+        return Finding(named[1], "timeout" if timed_out else "failed", seconds)
+
+    def _run(self, command: Sequence[str], *, timeout_s: float) -> tuple[int | None, str]:
+        """The exit code, None for one that had to be ended with all that it started, and what it printed."""
+        with subprocess.Popen(
+            command, cwd=self.root, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                said, _ = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, 9)
+                said, _ = process.communicate()
+                return None, said
+            return process.returncode, said
+
+    def simulate(self, seeds: Sequence[int], *, timeout_s: float, passed_over: Collection[int] = ()) -> Finding:
+        """The first of the seeds that fails, or takes longer than `timeout_s`; a seed that is `passed_over` never does.
+
+        A fault with which the product does not even begin in the simulator is found by the first seed.
+        """
+        began = time.monotonic()
+        wanted = [seed for seed in seeds if seed not in passed_over]
+        for seed, violation in self.seeds(wanted, timeout_s=timeout_s):
+            if violation is not None:
+                return Finding(f"seed {seed}", violation, time.monotonic() - began)
+        return Finding(None, f"{len(wanted)} seeds held", time.monotonic() - began)
+
+    def seeds(self, seeds: Sequence[int], *, timeout_s: float) -> Iterator[tuple[int, str | None]]:
+        """Each seed in order with what it breaks, a hang and a crash of the simulator included."""
+        program = (
+            "import json, sys; from headway.simulation.__main__ import _report\n"
+            "for seed in json.loads(sys.argv[1]): _report(seed)"
+        )
+        left = list(seeds)
+        while left:
+            worker = subprocess.Popen(
+                [sys.executable, "-c", program, json.dumps(left)], cwd=self.root, env=self.environment,
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            try:
+                while left:
+                    seed, violation = left[0], _answer(worker, timeout_s=timeout_s)
+                    del left[0]
+                    yield seed, violation
+                    if worker.poll() is not None or violation == _HUNG:
+                        break  # the others need a new one
+            finally:
+                worker.kill()
+                worker.wait()
+
+
+_HUNG = "the simulator hangs"
+
+
+def _answer(worker: "subprocess.Popen[bytes]", *, timeout_s: float) -> str | None:
+    """What the next seed broke, None if nothing."""
+    import selectors
+
+    assert worker.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(worker.stdout, selectors.EVENT_READ)
+        if not selector.select(timeout_s):
+            return _HUNG
+    line = worker.stdout.readline()
+    if not line:
+        return f"the simulator ends with {worker.wait()}"
+    violation = json.loads(line)["violation"]
+    return None if violation is None else str(violation)
