@@ -6,11 +6,11 @@ session ─▶ the agent runs, and calls ─┬─▶ returns or posts its rewar
 """
 
 import asyncio
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from env_service.agents.registry import Sessions
+from env_service.agents.results import checked_result
 from env_service.agents.sessions import Session
 from env_service.environments.interface import (
     Agent,
@@ -21,7 +21,7 @@ from env_service.environments.interface import (
     Task,
     Verification,
 )
-from env_service.rollouts.conversation import Fault, Nonsense, Speaker, fault_of_step
+from env_service.rollouts.conversation import Fault, Speaker, fault_of_step
 from env_service.rollouts.environment_calls import is_being_cancelled, resolved_by_others
 from env_service.rollouts.outcomes import RolloutFailure
 from env_service.rollouts.rollout import Attempt, Attempts
@@ -93,7 +93,9 @@ class AgentAttempt:
         try:
             with self._speaker.progress.waiting_for(self._whom):
                 returned = await self._result(session)
-            self._take(checked_result(returned))
+            result = checked_result(returned)
+            session.recorded.credit(result.rewards)
+            self._take(result)
         except RolloutFailure:
             raise
         except WentSilent as error:
@@ -174,17 +176,3 @@ class AgentAttempt:
             self._blame(session, Fault("raised", "the agent stopped without a reward; expected one, or an Exception"))
         if self.fault is None and not self.transcript.turns:
             self._blame(session, Fault("nonsense", "the agent ended without an answer of the policy"))
-
-
-def checked_result(returned: object) -> AgentResult:
-    """The result, if it is one. Raises Nonsense."""
-    reward = number_of(returned)
-    if reward is not None:
-        returned = AgentResult(reward)
-    if not isinstance(returned, AgentResult):
-        raise Nonsense(f"the agent returned {type(returned).__name__}, expected its reward or an AgentResult")
-    for name, number in (("reward", returned.reward), *returned.metrics.items()):
-        plain = number_of(number)
-        if plain is None or not math.isfinite(plain):
-            raise Nonsense(f"the agent gives {number!r} as its {name}, expected a finite number")
-    return returned

@@ -8,7 +8,7 @@ No token that was sampled is made again from text. A request that extends a reco
 and a bridge behind them; one that rewrites history is rendered anew.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -18,7 +18,12 @@ from env_service.environments.bridges import Bridge
 from env_service.environments.interface import ChatMessage, Tool
 from env_service.environments.tokenization import ChatTemplateError
 from env_service.rollouts.completions import Completion
+from env_service.rollouts.conversation import Nonsense
 from env_service.rollouts.speech import Language, Transcript
+from services.user_code import checked_number
+
+ID_FORMS = ("chatcmpl-", "resp_", "msg_")
+"""How the ids of answers begin, by API; what follows is the turn's name."""
 
 
 @dataclass(eq=False)
@@ -27,6 +32,8 @@ class Branch:
 
     `said` is what the agent added behind the parent, `reply` what it was told. `delivered`: the agent has it.
     `followers` are the requests that went on from it. `invalid`: it has calls that cannot be read, or name no tool.
+    `number` is that of its request, from 1 on, `name` the part of its id that all APIs share, `reward` what the agent
+    gives it.
     """
 
     parent: "Branch | None"
@@ -37,6 +44,9 @@ class Branch:
     delivered: bool = False
     followers: int = 0
     invalid: bool = False
+    number: int = 0
+    name: str = ""
+    reward: float = 0.0
     children: "list[Branch]" = field(default_factory=list)
 
     @property
@@ -71,6 +81,7 @@ class Recorded:
     new: int = 0
     alike: int = 0
     opening_text: str = ""
+    credited: bool = False
     _ends: dict[bytes, list[Branch]] = field(default_factory=dict)
 
     def place(self, messages: Sequence[Said], tools: Sequence[Tool]) -> Branch:
@@ -137,9 +148,28 @@ class Recorded:
                 continue
         return None
 
+    def credit(self, rewards: Sequence[float] | Mapping[str, float]) -> None:
+        """Give turns that the agent has what it says that they are worth: in the order of the requests, or by id.
+
+        Raises Nonsense where a number is of no turn, or a turn has none.
+        """
+        if not rewards:
+            return
+        turns = sorted((turn for turn in self.turns if turn.delivered), key=lambda turn: turn.number)
+        if not isinstance(rewards, Mapping):
+            if len(rewards) != len(turns):
+                raise Nonsense(f"the agent gives {len(rewards)} rewards to its {len(turns)} completions: one for each")
+            rewards = {turn.name: reward for turn, reward in zip(turns, rewards, strict=True)}
+        by_id = {f"{form}{turn.name}": turn for turn in turns for form in ("", *ID_FORMS)}
+        for name, reward in rewards.items():
+            if name not in by_id:
+                raise Nonsense(f"the agent rewards completion {name!r:.100}, which is none of its {len(turns)}")
+            by_id[name].reward += checked_number(reward)
+        self.credited = True
+
     def transcript(self) -> Transcript:
         """All turns that the agent has: each once, in as many sequences as there are branches."""
-        found = Transcript()
+        found = Transcript(credited=self.credited)
         for path in self._paths():
             first = path[0]
             found.begin([*(first.parent.context if first.parent else ()), *first.given])
@@ -148,7 +178,7 @@ class Recorded:
                     found.show(branch.given)
                 assert branch.completion is not None, "a recorded turn has its completion"
                 found.sampled(branch.completion, state="")
-                found.earn(-branch.invalid * self.language.rules.invalid_penalty)
+                found.earn(branch.reward - branch.invalid * self.language.rules.invalid_penalty)
         return found
 
     def _paths(self) -> Iterator[list[Branch]]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from pydantic import Field, JsonValue
 
-from env_service.environments.interface import AgentClient, EnvironmentFailed
+from env_service.agents.results import result_in
+from env_service.environments.interface import AgentClient, AgentResult, EnvironmentFailed
 from services.config.models import ConfigModel
 
 _MOST_BYTES = 64 << 10
@@ -40,9 +41,9 @@ class ProgramRun:
     environ: Mapping[str, str]
     confinement: Confinement
 
-    async def result(self, task: Mapping[str, JsonValue], client: AgentClient) -> float | None:
-        """The number in the last line of its output, None if there is none. Raises EnvironmentFailed with the end of
-        its error output if it cannot be started, or does not exit with 0.
+    async def result(self, task: Mapping[str, JsonValue], client: AgentClient) -> AgentResult | float | None:
+        """What the last line of its output says that it is worth, None if it says nothing. Raises EnvironmentFailed
+        with the end of its error output if it cannot be started, or does not exit with 0.
         """
         with contextlib.ExitStack() as stack:
             folder = None
@@ -62,7 +63,8 @@ class ProgramRun:
                 await process.wait()
         if code != 0:
             raise _failure(code, complained.result().decode(errors="replace"))
-        return _number(said.result().decode(errors="replace"))
+        lines = said.result().decode(errors="replace").strip().splitlines()
+        return result_in(lines[-1]) if lines else None
 
     async def _started(self, client: AgentClient, folder: str | None) -> asyncio.subprocess.Process:
         try:
@@ -164,11 +166,3 @@ def _failure(code: int, complained: str) -> EnvironmentFailed:
     return EnvironmentFailed(
         "crashed", f"the agent {how}: {lines[-1][:500] if lines else 'it said nothing'}", traceback=complained[-8192:]
     )
-
-
-def _number(said: str) -> float | None:
-    lines = said.strip().splitlines()
-    try:
-        return float(lines[-1]) if lines else None
-    except ValueError:
-        return None

@@ -14,6 +14,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
@@ -139,7 +140,7 @@ class AgentProgram:
         answer = {"answer": task.data["answer"]} if "answer" in task.data else {}
         given = {**answer, **(arguments if isinstance(arguments, Mapping) else {})}
         verification = Verification(self._options.verifier, given)
-        return AgentResult(result.reward, result.metrics, result.stop, verification)
+        return replace(result, verification=verification)
 
 
 class FunctionLoop:

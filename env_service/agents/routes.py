@@ -32,8 +32,8 @@ from env_service.agents.messages import NotUnderstood
 from env_service.agents.program import task_json
 from env_service.agents.registry import AgentLimits, Sessions
 from env_service.agents.responses_route import asked_of_responses, response_answer, response_events
+from env_service.agents.results import RewardPosted
 from env_service.agents.sessions import Answering, Asked, CallRefused, Session
-from env_service.environments.interface import AgentResult, Verification
 from protocol.codec import describe
 from protocol.model import WireModel
 from protocol.status import Readiness
@@ -63,16 +63,6 @@ class SessionOpened(WireModel):
     environment: str
     purpose: str
     task: dict[str, JsonValue]
-
-
-class RewardPosted(WireModel):
-    """`POST /v1/sessions/{id}/reward`: the reward, or the verifier that gives it; what ends the session."""
-
-    reward: float = Field(0.0, allow_inf_nan=False, description="the trajectory's reward; a verifier's is added")
-    metrics: dict[str, float] = Field(default_factory=dict, max_length=64)
-    stop: str = Field("finished", min_length=1, max_length=64, description="why it ended, in a word")
-    verifier: str | None = Field(None, min_length=1, max_length=256)
-    arguments: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 def add_session_routes(app: FastAPI, sessions: Sessions) -> None:
@@ -349,8 +339,7 @@ async def _reward(session: Session, body: Mapping[str, Any], request: Request, d
         posted = RewardPosted.model_validate(body)
     except ValidationError as error:
         raise CallRefused(422, "invalid_reward", describe(error)) from error
-    verification = None if posted.verifier is None else Verification(posted.verifier, posted.arguments)
-    session.post(AgentResult(reward=posted.reward, metrics=posted.metrics, stop=posted.stop, verification=verification))
+    session.post(posted.result())
     return JSONResponse({"session_id": session.id, "accepted": True})
 
 

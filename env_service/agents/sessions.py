@@ -15,6 +15,7 @@ from typing import Literal
 
 from env_service.agents.matching import Branch, Recorded
 from env_service.agents.messages import MadeCall, Said
+from env_service.agents.results import MOST_COMPLETIONS
 from env_service.environments.interface import AgentClient, AgentResult, Task, Tool
 from env_service.environments.tokenization import ChatTemplateError
 from env_service.environments.tool_formats import Reading, shown_until
@@ -32,7 +33,6 @@ OtherSampling = Literal["refuse", "ignore"]
 
 _SEEDS = 1 << 63
 _STRIDE = 0xD1B54A32D192ED03 % _SEEDS
-_MOST_TURNS = 1024
 
 
 class CallRefused(Exception):
@@ -270,7 +270,7 @@ class Session:
         rules = self.speaker.language.rules
         if self.over or self.posted.done():
             raise CallRefused(404, "session_over", "this session has ended")
-        if self._made >= min(rules.max_turns, _MOST_TURNS):
+        if self._made >= min(rules.max_turns, MOST_COMPLETIONS):
             self.cut_off = self.cut_off or "turn_limit"
             raise CallRefused(400, "turn_limit", f"this session has had its {self._made} calls")
         invalid = self.recorded.invalid
@@ -286,8 +286,8 @@ class Session:
         before = branch.parent.completion if branch.parent is not None else None
         completion.prefers = next(reversed(before.generator_ids), "") if before is not None else ""
         self._made += 1
-        branch_id = f"{self.id}-{self._made}"
-        return Answering(branch_id, asked, branch, completion, language)
+        branch.number, branch.name = self._made, f"{self.id}-{self._made}"
+        return Answering(branch.name, asked, branch, completion, language)
 
     async def _sample(self, answering: Answering) -> None:
         try:

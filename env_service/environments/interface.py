@@ -77,7 +77,7 @@ A game of several players has `players`, the names of the parts, and says whose 
 - A part may be played by another model or an older version, which is not trained: see `opponent` of the entry.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -258,12 +258,16 @@ class Environment(Protocol):
 class AgentResult:
     """An agent's word at its end: the trajectory's `reward`, and why it ended. A `verification` judges what the policy
     said last, on top of the reward.
+
+    `rewards` are those of its completions: one for each, in the order of the requests, or by the id that the answer
+    had (those that are not named have 0). They are the turns' own, and add up with `reward`.
     """
 
     reward: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     stop: str = "finished"
     verification: Verification | None = None
+    rewards: Sequence[float] | Mapping[str, float] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,9 +94,12 @@ class _Exchange:
 
 @dataclass
 class Transcript:
-    """T tokens so far, which of them were sampled, their logprobs and versions; contexts and turns in it."""
+    """T tokens so far, which of them were sampled, their logprobs and versions; contexts and turns in it. `credited`:
+    somebody gave its turns rewards of their own, if only zeros.
+    """
 
     token_ids: list[int] = field(default_factory=list)
+    credited: bool = False
     _logprobs: list[float] = field(default_factory=list)
     _spans: list[VersionSpan] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
@@ -153,8 +156,8 @@ class Transcript:
 
     @property
     def has_rewards(self) -> bool:
-        """Whether a turn earned something, or lost it."""
-        return any(turn.reward for turn in self._turns)
+        """Whether a turn earned something, or lost it, or was given its own reward."""
+        return self.credited or any(turn.reward for turn in self._turns)
 
     @property
     def earned(self) -> float:

@@ -8,6 +8,13 @@ import urllib.request
 
 TASK = json.loads(sys.stdin.readline())
 
+PRINTED = {
+    "prints": "done\n0.5",
+    "prints_rewards": '{"reward": 1.0, "rewards": [0.5], "stop": "solved"}',
+    "prints_bad_rewards": '{"rewards": "many"}',
+    "says_nothing": "no number",
+}
+
 
 def posted(url: str, body: dict[str, object]) -> dict[str, object]:
     headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
@@ -23,8 +30,8 @@ def main(what: str) -> None:
         posted(chat, {**request, "stream": True})
     posted(chat, request)
     match what:
-        case "prints":
-            print("done\n0.5")
+        case _ if what in PRINTED:
+            print(PRINTED[what])
         case "posts":
             posted(os.environ["AGENT_REWARD_URL"], {"reward": 0.25, "stop": "solved"})
         case "crashes":
@@ -42,8 +49,6 @@ def main(what: str) -> None:
             print("1")
         case "grows":
             bytearray(1 << 32)
-        case "says_nothing":
-            print("no number")
 
 
 main(sys.argv[1])

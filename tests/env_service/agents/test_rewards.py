@@ -1,0 +1,104 @@
+"""A reward for each completion of an agent, in order or by id, becomes the turn's own."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from env_service.agents.program import AgentOptions, AgentProgram
+from env_service.environments.interface import AgentClient, AgentResult, Task
+from tests.env_service.agents.raw_calls import said_to
+from tests.env_service.agents.served import MakeAgentBench, Saying
+from tests.env_service.peers import lease
+
+PROGRAM = Path(__file__).parent / "sample_program.py"
+
+
+async def three_calls(client: AgentClient) -> Sequence[str]:
+    """Asks each API once, and goes on; the ids of the answers."""
+    go: Any = {"role": "user", "content": "go"}
+    history = [go, {"role": "assistant", "content": "one"}, {"role": "user", "content": "more"}]
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("chat/completions", {"messages": [go]}),
+        ("responses", {"input": history}),
+        ("messages", {"max_tokens": 20, "messages": [{"role": "user", "content": "else"}]}),
+    ]
+    return [(await said_to(client, route, json.dumps(body)))[1]["id"] for route, body in asked]
+
+
+@pytest.mark.parametrize("how", ["in_order", "by_id", "some", "posted", "zeros"])
+async def test_each_completion_has_its_own_reward(agents: MakeAgentBench, chat_model: Path, how: str) -> None:
+    wanted = {"some": [0.0, 0.5, 0.0], "zeros": [0.0, 0.0, 0.0]}.get(how, [0.25, -0.5, 2.0])
+
+    async def run(task: Task, client: AgentClient) -> AgentResult | float:
+        ids = await three_calls(client)
+        by_id = dict(zip(ids, wanted, strict=True))
+        match how:
+            case "by_id":
+                return AgentResult(1.0, rewards=by_id)
+            case "some":
+                numbers: Any = {ids[1]: np.float32(0.5)}
+                return AgentResult(1.0, rewards=numbers)
+            case "posted":
+                headers = {"Authorization": f"Bearer {client.key}"}
+                async with aiohttp.ClientSession(headers=headers) as http:
+                    body = {"reward": 1.0, "rewards": wanted}
+                    async with http.post(f"{client.anthropic_url}/reward", json=body) as answer:
+                        assert answer.status == 200
+                return 0.0
+        return AgentResult(1.0, rewards=wanted)
+
+    made = await agents(Saying(chat_model, lambda _: "one"), run=run)
+    (trajectory,) = (await made.finished(lease(environment="agent", group_size=1))).group.trajectories
+    assert [turn.reward for turn in trajectory.turns] == wanted
+    assert trajectory.reward.reward == 1.0 + sum(wanted)
+
+
+async def test_without_them_turns_have_no_rewards(agents: MakeAgentBench, chat_model: Path) -> None:
+    async def run(task: Task, client: AgentClient) -> float:
+        await three_calls(client)
+        return 1.0
+
+    made = await agents(Saying(chat_model, lambda _: "one"), run=run)
+    (trajectory,) = (await made.finished(lease(environment="agent", group_size=1))).group.trajectories
+    assert [turn.reward for turn in trajectory.turns] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ([1.0], "gives 1 rewards to its 3 completions"),
+        ({"chatcmpl-x": 1.0}, "rewards completion 'chatcmpl-x', which is none of its 3"),
+        ([1.0, float("nan"), 0.0], "nan as its reward of completion 1"),
+        ([1.0, "much", 0.0], "'much' as its reward of completion 1"),
+        (3.0, "float as its rewards"),
+    ],
+)
+async def test_rewards_that_fit_no_completions_are_nonsense(
+    agents: MakeAgentBench, chat_model: Path, rewards: Any, said: str
+) -> None:
+    async def run(task: Task, client: AgentClient) -> AgentResult:
+        await three_calls(client)
+        return AgentResult(rewards=rewards)
+
+    made = await agents(Saying(chat_model, lambda _: "one"), run=run)
+    assert said in (await made.failed(lease(environment="agent", group_size=1))).reason
+
+
+@pytest.mark.parametrize(("what", "said"), [("prints_rewards", None), ("prints_bad_rewards", "is no reward: rewards")])
+async def test_a_program_prints_them_as_its_last_line(
+    agents: MakeAgentBench, chat_model: Path, what: str, said: str | None
+) -> None:
+    options = AgentOptions(command=(sys.executable, str(PROGRAM), what))
+    made = await agents(Saying(chat_model, lambda _: "one"), start=lambda: AgentProgram(options))
+    if said is not None:
+        assert said in (await made.failed(lease(environment="agent", group_size=1))).reason
+        return
+    (trajectory,) = (await made.finished(lease(environment="agent", group_size=1))).group.trajectories
+    assert [turn.reward for turn in trajectory.turns] == [0.5]
+    assert (trajectory.reward.reward, trajectory.stop_reason) == (1.5, "solved")
