@@ -235,7 +235,7 @@ lock: ## make the lock files anew (needs uv, and UV_FIND_LINKS or an index with 
 	grep -vxFf requirements/cpu.lock requirements/tests.lock > build/tests.lock && mv build/tests.lock requirements/tests.lock  # what is beyond it
 
 .PHONY: clean
-clean: ## remove .venv, the demos' models and all caches; runs/ stays
+clean: ## remove .venv, the demos' models and all caches; runs stay
 	rm -rf $(VENV) models/addition-init models/addition models/maze-init models/maze models/smollm2-135m models/rlhf* build *.egg-info
 	rm -rf site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -86,8 +86,9 @@ def check(path: Path, arguments: Arguments, *, elsewhere: bool = False) -> int:
     if problems or found.faults:
         raise ConfigError(_together([*problems, *found.faults]))
     notes = "".join(f"note: {note}\n" for note in found.notes)
+    folder = f"run: {configs[_LEADER].run.folder}\n" if _LEADER in configs else ""
     template = f"chat template: {found.template}\n" if found.template else ""
-    sys.stdout.write(f"{path}: good for {', '.join(configs)}\n{template}{found.table}{notes}")
+    sys.stdout.write(f"{path}: good for {', '.join(configs)}\n{folder}{template}{found.table}{notes}")
     return 0
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.own_options import own_options
-from services.config.run_paths import in_hub_cache, is_hub_name
+from services.config.run_paths import in_hub_cache, is_hub_name, run_name
 from services.config.sources import ConfigError
 
 _LARGEST = 9
@@ -125,7 +125,7 @@ def make_project(arguments: Sequence[str]) -> int:
     folder = Path(others[0])
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
         raise ConfigError([f"{folder} is there already; headway init makes a new folder: give another name"])
-    if not _run_name(folder).strip("-._"):
+    if not run_name(folder):
         raise ConfigError([f"{folder} gives the run no name; expected one with letters or digits"])
     given = own.get("--model", [None])[-1]
     model = None if given is None else _checked(given)
@@ -136,11 +136,6 @@ def make_project(arguments: Sequence[str]) -> int:
     sys.stdout.write(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}\n")
     sys.stdout.write(f"next: headway up {folder / 'run.toml'}\n")
     return 0
-
-
-def _run_name(folder: Path) -> str:
-    name = folder.resolve().name
-    return "".join(each if each.isascii() and (each.isalnum() or each in "._-") else "-" for each in name).lstrip("._-")
 
 
 def _checked(model: str) -> Path:
@@ -190,7 +185,7 @@ def _write(folder: Path, *, settings: Mapping[str, object]) -> None:
     for name, part in (("tasks.jsonl", sums[_HELD_OUT:]), ("held_out.jsonl", sums[:_HELD_OUT])):
         lines = (json.dumps({"prompt": f"{one}+{other}=", "answer": one + other}) for one, other in part)
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    name = _run_name(folder)
+    name = run_name(folder)
     texts = {
         "run.toml": _RUN.format(name=name, held_out=_HELD_OUT, **settings),
         "reward.py": _REWARD.replace("WHICH", str(settings["which"])),

@@ -36,6 +36,7 @@ from services.config.sources import (
     from_command_line,
     from_environment,
     from_file,
+    of_place,
     with_paths,
     with_secrets_read,
 )
@@ -65,9 +66,15 @@ class TraceSettings(TypedDict):
 class RunConfig(ConfigModel):
     """The table [run], which all processes share."""
 
-    name: str = Field("default", description="name of the run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    name: str = Field(
+        "default",
+        description="name of the run; if left out that of the folder of the run.toml",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+    )
     directory: Annotated[Path, Written()] = Field(
-        Path("runs"), description="folder in which each run has a folder of its own"
+        Path("runs"),
+        description="folder in which each run has a folder of its own; in a run.toml, and if left out beside one, it "
+        "counts from the folder of the file",
     )
     seed: int | None = Field(
         None, ge=0, description="every seed of the processes that is not set itself; none: each has its own default"
@@ -112,8 +119,8 @@ class RunConfig(ConfigModel):
 
     @property
     def folder(self) -> Path:
-        """Where this run's files are."""
-        return self.directory / self.name
+        """Where this run's files are, as an absolute path: messages name it, whatever the current folder is."""
+        return (self.directory / self.name).absolute()
 
 
 class LogConfig(ConfigModel):
@@ -223,7 +230,10 @@ def load_config(model: type[C], *, process: str, argv: Sequence[str], environ: M
     assert process in PROCESSES, process
     schema = schema_of(model)
     path, arguments = _split_off_file(argv)
-    sources = [] if path is None else [with_paths(from_file(path, schema, process=process), schema, path.parent)]
+    sources: list[Found] = []
+    if path is not None:
+        beside = path.parent.absolute()
+        sources = [of_place(path), with_paths(from_file(path, schema, process=process), schema, beside)]
     sources.append(with_paths(from_environment(environ, schema, process=process), schema, None))
     sources.append(with_paths(from_command_line(arguments, schema, process=process), schema, None))
     sources = [with_secrets_read(source, schema) for source in sources]

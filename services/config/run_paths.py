@@ -2,7 +2,7 @@
 
     "tasks.jsonl" in sums/run.toml      sums/tasks.jsonl
     the same, if that is not there      tasks.jsonl of the current folder, if it is there
-    "runs", to be written               sums/runs, whatever the current folder has
+    "runs", to be written               sums/runs, whatever the current folder has; also if it is left out
     "Qwen/Qwen2.5-0.5B-Instruct"        neither a folder: the snapshot of that name in the hub's cache, if it is there
 
 Paths of the environment and the command line count from the current folder. Nothing here asks the network: `headway
@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LONGEST_NAME = 100
 HubKind = Literal["model", "dataset"]
 _OURS = str(Path(__file__).resolve().parents[2])
 """Where the packages of this project are."""
@@ -48,6 +49,14 @@ def import_code_beside(path: Path) -> None:
     for folder in (_OURS, str(path.resolve().parent)):
         if folder not in sys.path:
             sys.path.append(folder)
+
+
+def run_name(folder: Path) -> str:
+    """The name of a run that is called as a folder; empty if that has no letter or digit."""
+    name = "".join(
+        each if each.isascii() and (each.isalnum() or each in "._-") else "-" for each in folder.resolve().name
+    )
+    return name.lstrip("._-")[:_LONGEST_NAME]
 
 
 def is_written(info: FieldInfo) -> bool:
@@ -98,7 +107,7 @@ def _placed_path(text: str, beside: Path | None) -> str:
     if Path(text).expanduser().is_absolute() or _exists(there):
         return there
     if _exists(text):
-        return text
+        return text if beside is None else os.path.abspath(text)
     name, mark, split = text.partition("#")
     for kind in ("model", "dataset"):
         if (folder := in_hub_cache(name, kind)) is not None:

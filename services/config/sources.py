@@ -27,7 +27,7 @@ from services.config.options import (
     say_renamed,
     with_present_names,
 )
-from services.config.run_paths import placed
+from services.config.run_paths import placed, run_name
 from services.secret_files import SecretFileError, read_secret
 
 PROCESSES = ("learner", "generator", "reward-service", "env-service")
@@ -139,6 +139,13 @@ def from_command_line(arguments: Sequence[str], schema: Schema, *, process: str 
         value = flag == flag_of(target) if text is None else parse_text(text, option)
         given[target] = Setting(target, _joined(given.get(target), value, option), f"command line {flag}")
     return Found(tuple(given.values()), tuple(problems))
+
+
+def of_place(path: Path) -> Found:
+    """What the place of a run.toml says of the run, where nobody says otherwise: its name, and where its files are."""
+    folder = path.absolute().parent
+    given = {"run.directory": str(folder / "runs"), "run.name": run_name(folder)}
+    return Found(tuple(Setting(key, value, "default") for key, value in given.items() if value), ())
 
 
 def with_paths(found: Found, schema: Schema, beside: Path | None) -> Found:

@@ -159,8 +159,9 @@ def test_a_good_file_is_called_good(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: Path
 ) -> None:
     assert call(monkeypatch, "check", str(good), "--learner.max-lag=0", "--run.name", "y") == 0
-    first, template, _, *table = capsys.readouterr().out.splitlines()
+    first, run, template, _, *table = capsys.readouterr().out.splitlines()
     assert first == f"{good}: good for learner, generator, reward-service, env-service"
+    assert run == f"run: {good.parent / 'runs/y'}"
     assert template.startswith("chat template: ")
     assert [line.split()[0] for line in table[:5]] == ["learner", "generator", "reward-service", "env-service", "in"]
 

@@ -226,7 +226,7 @@ MISTAKES = (
     _environment(
         "an opponent whose model is not there",
         '{ name = "sums", source = "nim_duel", opponent = { urls = ["http://127.0.0.1:7410"], model = "nowhere" } }',
-        "environment sums: opponent.model: nowhere/tokenizer.json",
+        "nowhere/tokenizer.json",
         model="chat-model",
     ),
     # Sizes.

@@ -119,7 +119,7 @@ def test_a_project_without_a_mistake_is_good(
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [("", "none, prompts are text"), ('chat_template = "mine.jinja"', "mine.jinja (run.chat_template)")],
+    [("", "none, prompts are text"), ('chat_template = "mine.jinja"', "{}/mine.jinja (run.chat_template)")],
 )
 def test_a_check_says_which_chat_template_is_used(
     given: str, said: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -130,7 +130,7 @@ def test_a_check_says_which_chat_template_is_used(
     monkeypatch.setattr(sys, "argv", ["headway", "check", "run.toml"])
     with forgotten_modules(project), pytest.raises(SystemExit):
         umbrella.main()
-    assert capsys.readouterr().out.splitlines()[1] == f"chat template: {said}"
+    assert capsys.readouterr().out.splitlines()[2] == f"chat template: {said.format(project)}"
 
 
 def written_project(project: Path, **files: str) -> None:
@@ -184,7 +184,7 @@ async def test_a_run_of_the_same_name_that_lives_is_named_and_not_its_ports(
 
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"headway: the run in runs/mine is that of process {os.getpid()} on ")
+    assert line.startswith(f"headway: the run in {project / 'runs/mine'} is that of process {os.getpid()} on ")
 
 
 def test_a_check_of_the_demo_loads_nothing_heavy(project: Path) -> None:

@@ -68,7 +68,7 @@ def test_later_sources_win_over_earlier_ones(tmp_path: Path) -> None:
     assert load(toml=toml, tmp_path=tmp_path).max_lag == 1
     assert load(toml=toml, tmp_path=tmp_path, HEADWAY_LEARNER__MAX_LAG="2").max_lag == 2
     assert load("--max-lag", "3", toml=toml, tmp_path=tmp_path, HEADWAY_LEARNER__MAX_LAG="2").max_lag == 3
-    assert load(toml=toml, tmp_path=tmp_path).run.folder == Path("runs/one")
+    assert load(toml=toml, tmp_path=tmp_path).run.folder == tmp_path / "runs" / "one"
     assert load(toml=toml, tmp_path=tmp_path, HEADWAY_RUN__NAME="two").run.name == "two"
     assert load("--run.name=three", toml=toml, tmp_path=tmp_path, HEADWAY_RUN__NAME="two").run.name == "three"
 

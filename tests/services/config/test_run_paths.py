@@ -10,7 +10,7 @@ from env_service.config import EnvServiceConfig
 from env_service.environments.task_configs import ClassTasks
 from learner.config import LearnerConfig
 from services.config.models import load_config
-from services.config.run_paths import import_code_beside, in_hub_cache, is_hub_name
+from services.config.run_paths import import_code_beside, in_hub_cache, is_hub_name, run_name
 from services.config.sources import ConfigError, read_tables
 
 
@@ -34,7 +34,36 @@ def test_a_path_of_the_file_counts_from_its_folder(project: Path, monkeypatch: p
 
     assert config.model == project / "model"
     assert config.output == project / "made/model"
-    assert config.run.folder == project / "runs" / "default"
+    assert config.run.folder == project / "runs" / "project"
+
+
+def test_a_run_that_says_neither_is_beside_its_file_and_called_as_the_folder(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project.parent / "runs").mkdir()
+    monkeypatch.chdir(project.parent)
+    (project / "run.toml").write_text("[learner]\n")
+
+    argv = ["--config", "project/run.toml", "--model", "m"]
+    run = load_config(LearnerConfig, process="learner", argv=argv, environ={}).run
+    named = load_config(
+        LearnerConfig,
+        process="learner",
+        argv=argv,
+        environ={"HEADWAY_RUN__DIRECTORY": "kept", "HEADWAY_RUN__NAME": "x"},
+    ).run
+    without = load_config(LearnerConfig, process="learner", argv=argv[2:], environ={}).run
+
+    assert run.folder == project / "runs" / "project"
+    assert named.folder == project.parent / "kept" / "x", "what is said elsewhere counts from the current folder"
+    assert without.folder == project.parent / "runs" / "default"
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("sums", "sums"), ("my run!", "my-run-"), ("_x", "x"), ("日本", ""), ("a" * 120, "a" * 100)]
+)
+def test_a_run_is_called_as_its_folder_as_far_as_names_go(folder: str, name: str, tmp_path: Path) -> None:
+    assert run_name(tmp_path / folder) == name
 
 
 def test_paths_in_lists_of_tables_count_from_it_too(project: Path) -> None:
@@ -73,7 +102,7 @@ def test_what_is_not_beside_the_file_is_looked_for_in_the_current_folder(
     (tmp_path / "elsewhere/models/one").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "elsewhere")
 
-    assert _learner(project, 'model = "models/one"').model == Path("models/one")
+    assert _learner(project, 'model = "models/one"').model == tmp_path / "elsewhere/models/one"
 
 
 def test_what_is_to_be_written_goes_beside_the_file_whatever_the_current_folder_has(
@@ -85,7 +114,7 @@ def test_what_is_to_be_written_goes_beside_the_file_whatever_the_current_folder_
 
     config = _learner(project, 'model = "model"\noutput = "trained"\n[run]\ndirectory = "runs"')
 
-    assert config.run.folder == project / "runs" / "default"
+    assert config.run.folder == project / "runs" / "project"
     assert config.output == project / "trained"
     assert _learner(project, "", "--model", "m", "--run.directory", "runs").run.directory == Path("runs")
 
