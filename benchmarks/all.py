@@ -145,6 +145,15 @@ ALL = (
         ),
     ),
     Benchmark(
+        "finite_check",
+        1,
+        "finite_check.md",
+        (
+            Figure("look for NaN before a publish, SmolLM2-135M, CPU ms", "one pass"),
+            Figure("the same by isfinite().all()", r"isfinite"),
+        ),
+    ),
+    Benchmark(
         "async_vs_sync --steps 100 --rounds 1",
         12,
         "async_vs_sync.addition.md",

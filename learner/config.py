@@ -12,7 +12,7 @@ from learner.teachers.config import TeacherConfig, check_teachers, check_use
 from learner.training.config import GuardConfig, TrainingConfig
 from protocol.fleet import Backend, fingerprint_directory, quantization
 from services.config.agreements import EqualTo, Listens, ModelFolder
-from services.config.devices import cores, works_on_cores
+from services.config.devices import cores, is_worth_threads
 from services.config.made_with import settings_of
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.config.run_paths import Written
@@ -323,7 +323,7 @@ class LearnerConfig(ProcessConfig):
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="CPU threads of each rank; auto: the machine's cores, shared out to the ranks, for a model of "
-        "width 256 or more on a CPU, otherwise 1",
+        "width 256 or more, with a GPU too, otherwise 1",
     )
     seed: int = Field(0, ge=0, description="seed of the learner's random numbers")
     resume: bool | Literal["auto"] = Field(
@@ -371,7 +371,7 @@ class LearnerConfig(ProcessConfig):
         """As set, or what the model needs on this machine; reads the model's config.json then."""
         if self.threads != "auto":
             return self.threads
-        return max(1, cores() // self.ranks) if works_on_cores(self.model) else 1
+        return max(1, cores() // self.ranks) if is_worth_threads(self.model) else 1
 
     @property
     def collective(self) -> str:

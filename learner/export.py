@@ -32,6 +32,7 @@ from learner.training.policy import (
 )
 from learner.training.saved_states import saved_weights
 from learner.training.score_model import ScoreModel, save_score_model
+from learner.training.trainer import NotFinite, check_snapshot
 from protocol.fleet import fingerprint_directory
 from protocol.rewards import REWARD_INPUT_FILE
 from services.config import made_with
@@ -111,7 +112,10 @@ def _write(config: LearnerConfig, checkpoint: Checkpoint, folder: Path, *, merge
         _write_adapters(whole, model, config=config, folder=folder)
         source.copy_template_to(folder)
         return "adapters"
-    snapshot = host_copy(whole, dtype=config.training.publish_dtype, keep=True)
+    try:
+        snapshot = check_snapshot(host_copy(whole, dtype=config.training.publish_dtype, keep=True))
+    except NotFinite as error:
+        raise WrongSettings(f"{checkpoint.path} is not exported: {error}") from error
     if isinstance(model, PolicyModel):
         write_model_directory(snapshot, causal_lm=model.causal_lm, source=source, destination=folder)
         return "model"

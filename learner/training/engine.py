@@ -21,24 +21,11 @@ from torch import Tensor, nn
 
 from learner.training.config import Offload, OptimizerConfig, TrainingConfig
 from learner.training.deepspeed_setup import CHECKPOINT_TAG, deepspeed, quiet_deepspeed
+from learner.training.finite import all_finite
 from learner.training.ranks import raise_on_all
 from learner.training.saved_states import refuse_foreign_pickles
 
 Output_co = TypeVar("Output_co", covariant=True)
-_HAVE_EXTREMES = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
-
-
-def all_finite(tensor: Tensor) -> bool:
-    """True if no element is NaN or infinite, as of an empty tensor."""
-    tensor = tensor.detach()
-    if not tensor.numel():
-        return True
-    if tensor.dtype in _HAVE_EXTREMES:
-        # One pass that makes no tensor of this size, unlike isfinite. NaN is both extremes.
-        return all(bool(extreme.isfinite()) for extreme in torch.aminmax(tensor))
-    # Torch has neither for most kinds of 8 bits; float32 holds all of their values.
-    floats = tensor.float() if tensor.is_floating_point() else tensor
-    return bool(floats.isfinite().all())
 
 
 def _deepspeed_config(

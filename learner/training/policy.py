@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM
 from learner.training.architectures import check_modules, check_packable
 from learner.training.attention import ATTENTION_NAME, register_packed_attention
 from learner.training.config import ALL_LINEAR, Dtype, LoraConfig
+from learner.training.finite import all_finite
 from learner.training.logprobs import Chunking, LogprobHead, TopTokens
 from learner.training.packing import Microbatch
 from learner.weights.process_group import BucketWriter, LaidOut, Rooms
@@ -302,11 +303,13 @@ class NamedTensor:
 class WeightSnapshot:
     """The weights after a step, in the model's order; parameters that are tied appear once, under their first name.
 
-    A host copy's lie in `buckets`, as they are sent.
+    A host copy's lie in `buckets`, as they are sent. `not_finite` are the names of those of which the device that they
+    came from has seen that some numbers are not finite; None where that was not looked for.
     """
 
     tensors: tuple[NamedTensor, ...]
     buckets: tuple[LaidOut, ...] = ()
+    not_finite: tuple[str, ...] | None = None
 
     @property
     def bytes(self) -> int:
@@ -359,15 +362,25 @@ def host_copy(
 
     Adapters are merged, in float32. They lie in buckets of about `bucket_bytes`, in `rooms`; 0: each in memory of its
     own. All ranks must call it; those with `keep` false return no tensors, and spend no memory.
+
+    What comes from another device than the CPU is rounded there, and looked through for numbers that are not finite: at
+    hundreds of times the speed of a thread of the CPU, which would read all of it once more.
     """
     wanted = torch_dtype(dtype)
     writer = BucketWriter(bucket_bytes=bucket_bytes, rooms=rooms)
     copies: list[NamedTensor] = []
+    seen: list[str] = []
+    wrong: list[str] = []
     for weight in whole_weights(engine, dtype=wanted):
         if keep:
-            name = weight.name.removeprefix(PolicyModel.PREFIX)
-            copies.append(NamedTensor(name=name, value=writer.add(name, weight.value(), dtype=wanted)))
-    return WeightSnapshot(tensors=tuple(copies), buckets=writer.buckets())
+            name, value = weight.name.removeprefix(PolicyModel.PREFIX), weight.value()
+            if value.device.type != "cpu":
+                value = value.detach().to(wanted)
+                seen.append(name)
+                wrong += [] if all_finite(value) else [name]
+            copies.append(NamedTensor(name=name, value=writer.add(name, value, dtype=wanted)))
+    not_finite = tuple(wrong) if len(seen) == len(copies) else None
+    return WeightSnapshot(tensors=tuple(copies), buckets=writer.buckets(), not_finite=not_finite)
 
 
 def whole_weights(engine: WholeModel, *, dtype: torch.dtype) -> Iterator[WholeWeight]:

@@ -35,7 +35,7 @@ from learner.algorithms.presets.registry import build_preset
 from learner.algorithms.shaping import RunningMoments
 from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.config import Dtype, TrainingConfig
-from learner.training.engine import all_finite
+from learner.training.finite import all_finite
 from learner.training.models import TokenValues, open_models
 from learner.training.packing import pack, shared_prefixes
 from learner.training.policy import PolicyModel, TextFiles, WeightSnapshot, host_copy, write_model_directory
@@ -66,12 +66,18 @@ class NotFinite(RuntimeError):
 
 
 def check_snapshot(snapshot: WeightSnapshot) -> WeightSnapshot:
-    """The snapshot itself. Raises NotFinite with the name of a weight that is not."""
-    wrong = next((tensor.name for tensor in snapshot.tensors if not all_finite(tensor.value)), None)
-    if wrong is not None:
+    """The snapshot itself. Raises NotFinite with the name of a weight that is not finite as it lies there: in the type
+    that is published, which may not hold what the optimizer's own does.
+    """
+    wrong = snapshot.not_finite
+    if wrong is None:
+        wrong = tuple(tensor.name for tensor in snapshot.tensors if not all_finite(tensor.value))
+    if wrong:
+        dtypes = {tensor.name: str(tensor.value.dtype).removeprefix("torch.") for tensor in snapshot.tensors}
         raise NotFinite(
-            f"the learner's weight {wrong} is not finite: it is neither published nor written. Resume from an earlier "
-            "checkpoint, with a lower learning rate, or start from another model"
+            f"the learner's weight {wrong[0]} is not finite as {dtypes[wrong[0]]}, in which it would be published: it "
+            "is not, nor is it written. Resume from an earlier checkpoint, with a lower learning rate, or start "
+            "from another model"
         )
     return snapshot
 

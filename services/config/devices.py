@@ -46,13 +46,14 @@ def cores(*, quota: Path = _CGROUP_QUOTA) -> int:
         return count
 
 
-def works_on_cores(model: Path, environ: Mapping[str, str] = os.environ) -> bool:
-    """True if a model's products are large enough to be worth more than one thread, and no GPU computes them.
+def is_worth_threads(model: Path) -> bool:
+    """True if a model is large enough to be worth more than one thread: for its products on a CPU; beside a GPU for
+    what stays on the CPU, such as copies of weights, their hashes, and an optimizer that is offloaded.
 
     Below a width of some hundreds, sharing a product out takes longer than what it saves, and threads of one process
     keep the others from the cores.
     """
-    return not visible(environ) and (hidden_size(model) or 0) >= _WIDTH_FOR_THREADS
+    return (hidden_size(model) or 0) >= _WIDTH_FOR_THREADS
 
 
 def chosen(devices: Sequence[int], *, seen: Sequence[str], process: str) -> list[str]:

@@ -51,14 +51,15 @@ def test_auto_resumes_a_run_that_is_there_and_begins_one_that_is_not(tmp_path: P
     assert resumed_if_there_is_a_run(config).resume is True
 
 
+@pytest.mark.parametrize("gpus", ["", "0,1"])
 @pytest.mark.parametrize(
     ("width", "settings", "threads"),
     [(576, {}, 4), (576, {"ranks": 3}, 1), (576, {"threads": 2}, 2), (128, {}, 1), (128, {"threads": 2}, 2)],
 )
 def test_a_rank_has_as_many_threads_as_its_model_is_worth_unless_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, settings: dict[str, int], threads: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, width: int, settings: dict[str, int], threads: int
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     monkeypatch.setattr("learner.config.cores", lambda: 4)
     (tmp_path / "config.json").write_text(f'{{"hidden_size": {width}}}')
     config = LearnerConfig.model_validate({"model": tmp_path, "steps": 1, **settings})

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from headway.file_commands import export_checkpoint
 from learner.config import LearnerConfig
+from learner.export import export
 from learner.journal.checkpoints import Checkpoints, checkpoints_of
 from learner.journal.run_folder import keep_template
 from learner.training.ranks import CommandChannel, Ranks
@@ -26,6 +27,7 @@ from protocol.fleet import chat_template
 from protocol.rewards import RewardInput, write_reward_input
 from services.config import made_with
 from services.config.sources import ConfigError
+from services.process import WrongSettings
 from services.run_lock import RunLock
 from tests.learner.training.tiny_model import random_sequences, write_tiny_llama
 
@@ -223,6 +225,25 @@ async def test_what_cannot_be_exported_is_said_with_what_to_do(
     assert f"holds no whole checkpoint to export; its model at the end is in {run / 'model'}" in refused(run)
     with pytest.raises(ConfigError, match="headway export needs a run's folder"):
         export_checkpoint([str(run)])
+
+
+def test_a_weight_that_the_published_type_cannot_hold_is_not_exported(
+    model: Path, tmp_path: Path, commands: CommandChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Trainer.save
+
+    def save_with_a_great_weight(trainer: Trainer, directory: Path) -> None:
+        parameter = next(trainer._models.trained.parameters())
+        before = parameter.data[5, 0].item()
+        parameter.data[5, 0] = torch.finfo(torch.float32).max
+        save(trainer, directory)
+        parameter.data[5, 0] = before
+
+    monkeypatch.setattr(Trainer, "save", save_with_a_great_weight)
+    config, _ = trained(tmp_path, model, commands, publish_dtype="bfloat16")
+    with pytest.raises(WrongSettings, match="is not finite as bfloat16"):
+        export(config, config.run.folder, tmp_path / "out", merged=True)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_that_is_not_the_run_s_is_refused(model: Path, tmp_path: Path, commands: CommandChannel) -> None:

@@ -1,13 +1,30 @@
 """Tensors with and without a number that is not finite, wherever it stands and whatever it is."""
 
 import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from learner.training.engine import all_finite
-from learner.training.policy import NamedTensor, WeightSnapshot
+from learner.training.finite import all_finite
+from learner.training.policy import NamedTensor, WeightSnapshot, host_copy
 from learner.training.trainer import NotFinite, check_snapshot
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A model on the CPU that nobody trains."""
+
+    model: torch.nn.Module
+
+    def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def master_weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        return parameter.detach()
+
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 BAD = [math.nan, math.inf, -math.inf]
@@ -71,3 +88,24 @@ def test_a_snapshot_with_such_a_weight_is_refused_by_name(dtype: torch.dtype, ba
     wrong = NamedTensor("head", torch.tensor([1.0, bad, 2.0], dtype=dtype))
     with pytest.raises(NotFinite, match="weight head is not finite"):
         check_snapshot(WeightSnapshot(tensors=(*whole, wrong)))
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, 1 << 20])
+def test_a_weight_that_the_type_which_is_sent_cannot_hold_is_refused(bucket_bytes: int) -> None:
+    head = torch.nn.Linear(2, 2)
+    head.weight.data[1, 0] = torch.finfo(torch.float32).max  # it is infinite once it is rounded to bfloat16
+    whole = Whole(torch.nn.Sequential(torch.nn.Linear(3, 2), head))
+
+    check_snapshot(host_copy(whole, dtype="float32", keep=True, bucket_bytes=bucket_bytes))
+    sent = host_copy(whole, dtype="bfloat16", keep=True, bucket_bytes=bucket_bytes)
+
+    with pytest.raises(NotFinite, match=r"weight 1\.weight is not finite as bfloat16, in which it would be published"):
+        check_snapshot(sent)
+    assert sum(not all_finite(bucket.data.view(torch.bfloat16)) for bucket in sent.buckets) == 1
+
+
+def test_what_is_seen_where_a_weight_lies_is_not_looked_for_again() -> None:
+    tensors = (NamedTensor("a", torch.ones(3)), NamedTensor("b", torch.ones(3)))
+    assert check_snapshot(WeightSnapshot(tensors=tensors, not_finite=()))
+    with pytest.raises(NotFinite, match="weight b is not finite"):
+        check_snapshot(WeightSnapshot(tensors=tensors, not_finite=("b",)))
