@@ -8,6 +8,7 @@ engine, so that health and readiness can be asked for while it starts.
 import asyncio
 import logging
 import socket
+import time
 from contextlib import AsyncExitStack
 from importlib.metadata import version
 
@@ -261,6 +262,7 @@ def _announcement(config: GeneratorConfig, *, listener: Listener, instance: str)
     return Announcement(
         generator_id=config.id or f"{socket.gethostname()}:{listener.port}",
         instance=instance,
+        started_at=time.time(),
         url=config.join.url or _announced_url(config, listener),
         protocol_version=PROTOCOL_VERSION,
         fingerprints=fingerprint_directory(config.model, config.run.chat_template),

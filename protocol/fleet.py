@@ -52,7 +52,8 @@ class Announcement(WireModel):
     `join_refused` (another protocol or model) or `superseded` (another process has taken the id) stands for the life of
     the generator's process; `expelled` (it proved to serve something else) for this start of the learner.
 
-    `instance` is drawn at random at each start of the process. Generators of one `kind` load equal bytes to parameters
+    `instance` is drawn at random at each start of the process, which was at `started_at`, in seconds since 1970; 0 if
+    that is not known. Of two processes with one id the later one stays. Generators of one `kind` load equal bytes to parameters
     of equal checksum. `serving_version` is None while it serves no whole weights, or is not `able`.
     `dtype` is that of its weights and activations. One without `staging` has no room for new weights beside the old: it
     receives a broadcast within its commit, which therefore has to be asked for while the broadcast is sent.
@@ -60,6 +61,7 @@ class Announcement(WireModel):
 
     generator_id: str = Field(min_length=1, max_length=256)
     instance: str = Field(default="", max_length=64)
+    started_at: float = Field(default=0.0, ge=0)
     condition: Condition = "able"
     kind: str = Field(default="", max_length=256)
     dtype: str = Field(default="", max_length=32)

@@ -27,6 +27,9 @@ from services.network import is_loopback, is_own_address
 
 log = logging.getLogger(__name__)
 
+_SUPERSEDED = "generator {}: a process that started later announces itself under this id; give each its own"
+_ROUNDS_HEARD = 3
+
 
 class JoinRefused(Exception):
     """A generator that must not serve this run. The text names what differs, on both sides; `kind` is for the wire."""
@@ -86,6 +89,7 @@ class Fleet:
     def announce(self, announcement: Announcement, *, now: float) -> AnnouncementAnswer:
         """Takes a generator in, or notes that it is still there. Raises JoinRefused."""
         self._check(announcement)
+        self._check_order(announcement, now=now)
         self._check_room(announcement)
         member = self._members.get(announcement.generator_id)
         if member is None or _process(member.announcement) != _process(announcement):
@@ -93,6 +97,17 @@ class Fleet:
         else:
             self._heard_of(member, announcement, now=now)
         return AnnouncementAnswer(incarnation=self.incarnation, announce_every_s=self.announce_every_s)
+
+    def _check_order(self, announcement: Announcement, *, now: float) -> None:
+        """What a predecessor said before its end may arrive after the first word of its successor. Clocks of two
+        machines may differ, so a successor that has gone silent keeps nobody out.
+        """
+        member = self._members.get(announcement.generator_id)
+        if member is None or member.instance == announcement.instance:
+            return
+        is_heard = now - member.last_seen <= _ROUNDS_HEARD * self.announce_every_s
+        if is_heard and 0 < announcement.started_at < member.announcement.started_at:
+            raise JoinRefused(_SUPERSEDED.format(announcement.generator_id), kind="superseded")
 
     def _check_room(self, announcement: Announcement) -> None:
         if announcement.generator_id not in self._members and len(self._members) >= MOST_GENERATORS:
@@ -124,8 +139,7 @@ class Fleet:
             reason = f"generator {name} was expelled: {why}. Restart it to have it checked again."
             raise JoinRefused(reason, kind="expelled")
         if process in self._superseded:
-            reason = f"generator {name}: a process that started later announces itself under this id; give each its own"
-            raise JoinRefused(reason, kind="superseded")
+            raise JoinRefused(_SUPERSEDED.format(name), kind="superseded")
         if announcement.protocol_version != PROTOCOL_VERSION:
             raise JoinRefused(
                 f"generator {name} speaks protocol version {announcement.protocol_version}, the learner "

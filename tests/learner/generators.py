@@ -53,10 +53,12 @@ def announcement(
     condition: Condition = "able",
     protocol_version: int = PROTOCOL_VERSION,
     fingerprints: Fingerprints = FINGERPRINTS,
+    started_at: float = 0.0,
 ) -> Announcement:
     return Announcement(
         generator_id=name,
         instance=f"{name}-{instance}",
+        started_at=started_at,
         condition=condition,
         url=url,
         protocol_version=protocol_version,

@@ -88,6 +88,26 @@ def test_a_later_process_takes_the_id_at_once_and_the_earlier_one_is_told_so() -
     assert refusal.value.kind == "superseded"
 
 
+@pytest.mark.parametrize("condition", ["able", "leaving"])
+def test_a_late_announcement_of_a_predecessor_does_not_supersede_the_living_one(condition: Condition) -> None:
+    fleet = make_fleet()
+    fleet.announce(announcement("a", URL, instance="new", started_at=200.0), now=0.0)
+    serve(fleet, "a", 5)
+    late = announcement("a", URL, instance="old", started_at=100.0, condition=condition)
+    with pytest.raises(JoinRefused, match="a process that started later announces itself under this id") as refusal:
+        fleet.announce(late, now=1.0)
+    assert refusal.value.kind == "superseded"
+    fleet.announce(announcement("a", URL, instance="new", started_at=200.0, serving_version="3.5"), now=2.0)
+    assert [(member.instance, fleet.served) for member in fleet.members()] == [("a-new", 5)]
+
+
+def test_where_the_later_one_is_not_heard_of_any_more_clocks_that_differ_keep_nobody_out() -> None:
+    fleet = make_fleet()
+    fleet.announce(announcement("a", URL, instance="old", started_at=200.0), now=0.0)
+    fleet.announce(announcement("a", URL, instance="new", started_at=100.0), now=10.0)
+    assert [member.instance for member in fleet.members()] == ["a-new"]
+
+
 @pytest.mark.parametrize("condition", ["leaving", "stalled"])
 def test_a_generator_that_leaves_or_stalls_serves_nothing_from_then_on(condition: Condition) -> None:
     changes = Changes()
