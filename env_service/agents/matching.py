@@ -9,13 +9,13 @@ and a bridge behind them; one that rewrites history is rendered anew.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from env_service.agents.messages import Said, as_chat, chain_of
 from env_service.agents.rendering import prompt_of, results_as_user
 from env_service.environments.bridges import Bridge
-from env_service.environments.interface import ChatMessage, Tool
+from env_service.environments.interface import Tool
 from env_service.environments.tokenization import ChatTemplateError
 from env_service.rollouts.completions import Completion
 from env_service.rollouts.conversation import Nonsense
@@ -140,7 +140,9 @@ class Recorded:
         return None if bridge is None or not bridge.fits(sampled, ended=ended) else bridge.after(sampled, ended=ended)
 
     def _bridge(self, said: Sequence[Said], tools: Sequence[Tool]) -> Bridge | None:
-        forms: list[tuple[ChatMessage, ...]] = [tuple(map(as_chat, said)), results_as_user(said)]
+        own = tuple(map(as_chat, said))
+        # Some templates refuse the ids of some clients.
+        forms = [own, tuple(replace(each, tool_call_id="") for each in own), results_as_user(said)]
         for form in forms:
             try:
                 return self.language.bridges.bridge(form, tools=tools)

@@ -50,6 +50,11 @@ class MadeCall:
         return value
 
 
+def call_id_of(text: str) -> str:
+    """An id for a call, the same for the same text: nine letters and digits, since some templates refuse others."""
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()[:9]
+
+
 @dataclass(frozen=True)
 class Said:
     """One message. `call_id` is that of the call that a tool's result answers, `name` the tool's."""
@@ -174,4 +179,4 @@ def function_tool(name: str, given: Mapping[str, Any]) -> Tool:
 
 def as_chat(message: Said) -> ChatMessage:
     """As the bridges take it: text alone."""
-    return ChatMessage(message.role, message.text, name=message.name)
+    return ChatMessage(message.role, message.text, name=message.name, tool_call_id=message.call_id)

@@ -6,11 +6,12 @@ taken if the template refuses nothing and loses nothing.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from env_service.agents.messages import Said
 from env_service.environments.interface import ChatMessage, Tool
-from env_service.environments.tokenization import ChatTemplateError, Tokenization
+from env_service.environments.tokenization import ChatTemplateError, Tokenization, call_id
 
 Form = Callable[[Sequence[Said]], list[Mapping[str, object]]]
 
@@ -58,13 +59,34 @@ def results_as_user(messages: Sequence[Said]) -> tuple[ChatMessage, ...]:
 def _attempts(
     messages: Sequence[Said], tools: Sequence[Tool]
 ) -> Iterator[tuple[list[Mapping[str, object]], Sequence[Tool]]]:
-    yield _native(messages, as_object=True), tools
-    yield _native(messages, as_object=False), tools
+    for given in (_numbered(messages, own=True), _numbered(messages, own=False)):
+        yield _native(given, as_object=True), tools
+        yield _native(given, as_object=False), tools
     yield _plain(messages), tools
     told = _told(messages, tools)
-    yield _native(told, as_object=True), ()
+    yield from ((_native(_numbered(told, own=own), as_object=True), ()) for own in (True, False))
     yield _plain(told), ()
     yield _plain(_without_system(told)), ()
+
+
+def _numbered(messages: Sequence[Said], *, own: bool) -> list[Said]:
+    """With ids that all templates take; results have those of the calls that they answer, or of their place. Those that
+    are given stay, if they are their `own`: some templates refuse the ids of some clients.
+    """
+    found: list[Said] = []
+    known: dict[str, str] = {}
+    results = 0
+    for message in messages:
+        results = results + 1 if message.role == "tool" else 0
+        calls = tuple(
+            call if own and call.id else replace(call, id=call_id(number))
+            for number, call in enumerate(message.calls, 1)
+        )
+        if calls:
+            known = {old.id: new.id for old, new in zip(message.calls, calls, strict=True) if old.id}
+        answers = known.get(message.call_id) or (own and message.call_id) or call_id(results)
+        found.append(replace(message, calls=calls, call_id=answers if message.role == "tool" else ""))
+    return found
 
 
 def _native(messages: Sequence[Said], *, as_object: bool) -> list[Mapping[str, object]]:
@@ -76,14 +98,14 @@ def _native_message(message: Said, *, as_object: bool) -> Mapping[str, object]:
     if message.calls:
         found["tool_calls"] = [
             {
-                "id": call.id or "call00001",
+                "id": call.id,
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.value if as_object else call.arguments},
             }
             for call in message.calls
         ]
     if message.role == "tool":
-        found |= {"name": message.name, "tool_call_id": message.call_id or "call00001"}
+        found |= {"name": message.name, "tool_call_id": message.call_id}
     return found
 
 

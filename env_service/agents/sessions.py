@@ -8,13 +8,13 @@ import asyncio
 import json
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from env_service.agents.matching import Branch, Recorded
-from env_service.agents.messages import MadeCall, Said
+from env_service.agents.messages import MadeCall, Said, call_id_of
 from env_service.agents.results import MOST_COMPLETIONS
 from env_service.environments.interface import AgentClient, AgentResult, Task, Tool
 from env_service.environments.tokenization import ChatTemplateError
@@ -138,8 +138,10 @@ class Answering:
             .rstrip("\ufffd")
         )
 
-    def read_off(self) -> Said:
-        """The finished turn as a message. Of calls with a fault all is text: clients know no others than they offer."""
+    def read_off(self, *, taken: Collection[str] = ()) -> Said:
+        """The finished turn as a message. Of calls with a fault all is text: clients know no others than they offer.
+        Calls keep the ids that the policy wrote, if none is `taken`; else they get some that all templates take.
+        """
         completion, language = self.completion, self.language
         ids = completion.token_ids[:-1] if language.ended_itself(completion) else completion.token_ids
         whole = cut_at_stop(language.text(ids, special=True), self.asked.stop)
@@ -148,8 +150,14 @@ class Answering:
         self.branch.invalid = bool(reading.fault)
         if reading.fault or not reading.calls:
             return Said("assistant", self.text)
+        written = [call.id for call in reading.calls]
+        fresh = all(written) and len({*written, *taken}) == len(written) + len(taken)
         calls = tuple(
-            MadeCall(f"call_{self.id[-8:]}{number}", call.name, json.dumps(call.arguments, ensure_ascii=False))
+            MadeCall(
+                call.id if fresh else call_id_of(f"{self.id}/{number}"),
+                call.name,
+                json.dumps(call.arguments, ensure_ascii=False),
+            )
             for number, call in enumerate(reading.calls)
         )
         return Said("assistant", _without(reading.text, language).rstrip(), calls)
@@ -181,6 +189,7 @@ class Session:
     _touched: float = 0.0
     _made: int = 0
     _works: set[asyncio.Task[None]] = field(default_factory=set)
+    _call_ids: set[str] = field(default_factory=set)
     _known: dict[str, list[Answering]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
@@ -342,7 +351,8 @@ class Session:
             answering.refusal = self._ended()
             return
         answering.branch.completion = answering.completion
-        answering.reply = answering.read_off()
+        answering.reply = answering.read_off(taken=self._call_ids)
+        self._call_ids |= {call.id for call in answering.reply.calls}
         asked = answering.asked
         self.recorded.record(answering.branch, answering.reply, messages=asked.messages, tools=asked.tools)
 

@@ -98,12 +98,13 @@ class ToolUseEnvironment:
             return Step((told,), invalid=True, metrics={"tool_calls": 1.0, "tool_errors": 1.0})
         results = await asyncio.gather(*map(self._result, action.calls))
         faults = sum(faulty for faulty, _ in results)
-        messages = [
-            ChatMessage(self._options.result_role, cut(text, self._options.result_characters), name=call.name)
-            for call, (_, text) in zip(action.calls, results, strict=True)
-        ]
+        messages = [self._told(call, text) for call, (_, text) in zip(action.calls, results, strict=True)]
         metrics = {"tool_calls": float(len(results)), "tool_errors": float(faults)}
         return Step(tuple(messages), invalid=faults == len(results), metrics=metrics)
+
+    def _told(self, call: ToolCall, text: str) -> ChatMessage:
+        shown = cut(text, self._options.result_characters)
+        return ChatMessage(self._options.result_role, shown, name=call.name, tool_call_id=call.id)
 
     async def close(self) -> None:
         """Ends what the tools hold."""

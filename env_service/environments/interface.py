@@ -125,11 +125,14 @@ Tool = Mapping[str, JsonValue]
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """One message of a conversation; the chat template turns it into tokens. `name` is the tool's, for its result."""
+    """One message of a conversation; the chat template turns it into tokens. Of a tool's result, `name` is the tool's
+    and `tool_call_id` that of the call which it answers; without one, results are numbered in their turn.
+    """
 
     role: Role
     content: str
     name: str = ""
+    tool_call_id: str = ""
 
 
 Prompt = str | tuple[ChatMessage, ...]
@@ -165,10 +168,11 @@ class Task:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the policy wrote."""
+    """A call that the policy wrote. `id` is what it called it, where its format has that; its result has the same."""
 
     name: str
     arguments: Mapping[str, JsonValue]
+    id: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ Rendering of Hugging Face chat templates: sandboxed Jinja with the functions tha
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from traceback import walk_tb
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension
@@ -27,8 +28,6 @@ from protocol.fleet import chat_template, template_in
 MARKER = "ZQMARKQZ"
 """Stands where a text is looked for in what a template renders."""
 QUESTION = ChatMessage("user", "x")
-CALL_ID = "call00001"
-"""Of every call: some templates want one, of nine letters and digits."""
 TemplateArguments = Mapping[str, JsonValue]
 """What a template is given besides the conversation, by the names that it reads, such as {"enable_thinking": False}."""
 _NONE: TemplateArguments = {}
@@ -94,7 +93,7 @@ class ChatTemplate:
             "documents": None,
             "strftime_now": (now or datetime.now()).strftime,
             **arguments,
-            "messages": [_plain(message) for message in messages],
+            "messages": [_plain(message) for message in numbered(messages)],
             "tools": [dict(tool) for tool in tools] or None,
             "add_generation_prompt": answer,
         }
@@ -123,11 +122,31 @@ def _line_of(error: Exception) -> int | None:
     return lines[-1] if lines else None
 
 
+M = TypeVar("M", ChatMessage, ChatMessage | Mapping[str, object])
+
+
+def numbered(messages: Sequence[M]) -> Iterator[M]:
+    """The messages, in which each result of a turn's calls has an id: those that have none are numbered."""
+    count = 0
+    for message in messages:
+        is_result = isinstance(message, ChatMessage) and message.role == "tool"
+        count = count + 1 if is_result else 0
+        if isinstance(message, ChatMessage) and is_result and not message.tool_call_id:
+            yield replace(message, tool_call_id=call_id(count))
+        else:
+            yield message
+
+
+def call_id(number: int) -> str:
+    """Of the `number`-th call of a turn, in a form that all templates take: nine letters and digits."""
+    return f"call{number:05d}"
+
+
 def _plain(message: ChatMessage | Mapping[str, object]) -> object:
     """As templates take it; one that is none of ours is taken as it is."""
     if not isinstance(message, ChatMessage):
         return dict(message)
-    called = {"name": message.name, "tool_call_id": CALL_ID} if message.role == "tool" else {}
+    called = {"name": message.name, "tool_call_id": message.tool_call_id} if message.role == "tool" else {}
     return {"role": message.role, "content": message.content, **called}
 
 

@@ -39,12 +39,12 @@ _MISTRAL = "[TOOL_CALLS]"
 _HARMONY = ("<|channel|>", "<|start|>")
 
 # The beginning of a call, up to its arguments as JSON; without a name where it is none.
-_MISTRAL_HEAD = re.compile(r"\[TOOL_CALLS\]\s*(?P<name>[^\[{]*)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?")
+_MISTRAL_HEAD = re.compile(r"\[TOOL_CALLS\]\s*(?P<name>[^\[{]*)(?:\[CALL_ID\](?P<id>[^\[{]*))?(?:\[ARGS\])?")
 _DEEPSEEK_HEAD = re.compile(
     r"<｜tool▁call▁begin｜>(?:(?P<name>[^<]*)<｜tool▁sep｜>(?:(?P<fenced>[^\n{`]*)\n```(?:json)?\n)?)?"
 )
 _KIMI_HEAD = re.compile(
-    r"<\|tool_call_begin\|>(?:\s*(?:functions\.)?(?P<name>[\w.-]+):\d+\s*<\|tool_call_argument_begin\|>)?"
+    r"<\|tool_call_begin\|>(?:\s*(?P<id>(?:functions\.)?(?P<name>[\w.-]+):\d+)\s*<\|tool_call_argument_begin\|>)?"
 )
 _HARMONY_HEAD = re.compile(
     r"(?:\A|<\|start\|>)(?P<header>(?:(?!<\|(?:message|start|end)\|>).)*)(?P<message><\|message\|>)?", re.DOTALL
@@ -329,7 +329,7 @@ def _found(
         value, end = _json_at(text, head.end())
         sound = isinstance(value, dict) and _is_sound(value) and _closed(text, end, ends)
         if isinstance(value, dict) and sound and _NAME.fullmatch(called):
-            calls.append(ToolCall(called, value))
+            calls.append(ToolCall(called, value, id=(head.groupdict().get("id") or "").strip()))
         else:
             broken = broken or text[head.start() :]
     return _Found(start, calls, broken) if start >= 0 else None
@@ -409,6 +409,8 @@ def _is_sound(value: object) -> bool:
 
 def _call_of(value: JsonValue) -> ToolCall | None:
     match value:
+        case {"name": str(name), "arguments": dict(arguments), "id": str(own)}:
+            return ToolCall(name, arguments, id=own) if _is_sound([name, arguments, own]) else None
         case {"name": str(name), "arguments": dict(arguments)} | {"name": str(name), "parameters": dict(arguments)}:
             return ToolCall(name, arguments) if _is_sound([name, arguments]) else None
     return None

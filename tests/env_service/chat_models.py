@@ -12,7 +12,7 @@ TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
 
 SPECIAL = re.compile(
     r"<\|[^<>|\s]{1,40}\|>|<｜[^<>｜]{1,40}｜>|\[/?(?:INST|TOOL_RESULTS|SYSTEM_PROMPT|TOOL_CALLS|AVAILABLE_TOOLS)\]"
-    r"|<(?:start_of_turn|end_of_turn|sop)>|\[\|[a-z]+\|\]|\[gMASK\]"
+    r"|<\|[a-z_]+>|<[a-z_]+\|>|<(?:start_of_turn|end_of_turn|sop)>|\[\|[a-z]+\|\]|\[gMASK\]"
 )
 ENDS = {
     "headers_stripped": ["<|eot_id|>"],
@@ -27,8 +27,22 @@ ENDS = {
     "roles_between_tokens": ["<|end_of_text|>"],
     "bracketed_roles": ["[|endofturn|]"],
     "turns_in_brackets_of_their_own": ["<|eot|>", "<|eom|>"],
+    "results_within_calls": ["<turn|>", "<|tool_response>"],
 }
 """What ends a turn; of other templates `<|im_end|>` where they have it, else `</s>`."""
+
+WITHOUT_TOOL_ROLE = {
+    "instructions_with_spaces": "Conversation roles must alternate",
+    "instructions_without_tools": "Only user, system and assistant roles",
+    "model_is_the_assistant": "Conversation roles must alternate",
+    "plain_headers": "role tool is not known",
+    "roles_between_tokens": "it loses a message of role tool",
+    "separators": "it loses a message of role tool",
+    "system_joins_the_first_user": "Conversation roles must alternate",
+    "tool_messages_vanish": "it loses a message of role tool",
+    "words_as_headers": "Only user and assistant roles",
+}
+"""Templates that refuse or lose tool messages, with what is said of them."""
 
 _TEXT = ["the quick brown fox", " jumps over\nthe lazy dog", "user\nassistant\nsystem tool 0123456789", '{"a": 2}\n\n']
 

@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from env_service.environments.bridges import Bridges
 from env_service.environments.interface import (
@@ -21,7 +22,7 @@ from env_service.environments.interface import (
     Tool,
 )
 from env_service.environments.rules import History, Rules
-from env_service.environments.tokenization import ChatTemplateError, Tokenization
+from env_service.environments.tokenization import ChatTemplateError, Tokenization, numbered
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.conversation import Conversation, Speaker
 from env_service.rollouts.environment_calls import EnvironmentCalls
@@ -44,6 +45,7 @@ TEXTS = (
     "\n",
     "</s>",
 )
+NOW = datetime(2026, 1, 2)
 TOOL: Tool = {
     "type": "function",
     "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}},
@@ -57,11 +59,13 @@ class Chatty:
     chance: random.Random
     roles: Sequence[str]
     opening: Opening
+    history: list[ChatMessage] = field(default_factory=list)
 
     def reset(self, task: Task, seed: int) -> Opening:
         return self.opening
 
     def step(self, action: Action) -> Step:
+        self.history.append(ChatMessage("assistant", action.text))
         if self.chance.random() < 0.15:
             return Step(stop="enough", reward=self.chance.random())
         return Step(
@@ -73,7 +77,9 @@ class Chatty:
             return self.chance.choice([text for text in TEXTS if text])
         role = self.chance.choice(self.roles)
         count = self.chance.choice([1, 1, 2]) if role == "tool" else 1
-        return tuple(self._message(role) for _ in range(count))
+        said = tuple(self._message(role) for _ in range(count))
+        self.history += said
+        return said
 
     def _message(self, role: str) -> ChatMessage:
         return ChatMessage(role, self.chance.choice(TEXTS), name="look" if role == "tool" else "")  # type: ignore[arg-type]
@@ -110,8 +116,7 @@ class World:
         tools = chance.choice([(), (TOOL,)]) if "tool" in self.roles else ()
         messages = (*chance.choice(self.systems), ChatMessage("user", chance.choice(TEXTS)))
         opening = Opening("Go on: " if plain else messages, tools=tools, state="s0")
-        now = datetime(2026, 1, 2)
-        _, ids = self.tokenization.encode(opening.prompt, tools=tools, now=now)
+        _, ids = self.tokenization.encode(opening.prompt, tools=tools, now=NOW)
         language = Language(
             tokenization=self.tokenization,
             bridges=self.bridges,
@@ -119,7 +124,7 @@ class World:
             opening=opening,
             opening_ids=ids,
             stop_ids=frozenset(self.stops),
-            now=now,
+            now=NOW,
         )
         environment = Chatty(chance, self.roles, opening)
         request = GenerateRequest(
@@ -185,6 +190,39 @@ async def test_the_trained_tokens_are_those_that_the_engine_sampled_and_was_show
         assert contexts == turns
     elif name != "headers_end_turns":  # where a turn may end with a header that does not fit what comes
         assert contexts == 25
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+async def test_a_prompt_that_is_rendered_anew_is_what_transformers_makes_of_the_history(
+    name: str, tmp_path: Path
+) -> None:
+    world = World(model_with(name, tmp_path), ends=ends_of(name), seed=len(name) + 1, history="split")
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    compared = 0
+
+    for _ in range(10):
+        conversation = await world.hold()
+        environment, opening = conversation.environment, conversation.speaker.language.opening
+        assert isinstance(environment, Chatty)
+        assert isinstance(opening.prompt, tuple)
+        history = [*opening.prompt, *environment.history]
+        turns = [place for place, message in enumerate(history) if message.role == "assistant"]
+        for place, shown in zip(turns, world.engine.turns.values(), strict=True):
+            ids = theirs.apply_chat_template(
+                [as_dict(message) for message in numbered(history[:place])],
+                tools=[dict(tool) for tool in opening.tools] or None,
+                add_generation_prompt=True,
+                strftime_now=NOW.strftime,
+                return_dict=True,
+            )["input_ids"]
+            assert list(shown.prompt) == ids
+            compared += 1
+    assert compared > 10
+
+
+def as_dict(message: ChatMessage) -> dict[str, str]:
+    called = {"name": message.name, "tool_call_id": message.tool_call_id} if message.role == "tool" else {}
+    return {"role": message.role, "content": message.content, **called}
 
 
 async def test_plain_text_is_continued_token_by_token(tmp_path: Path) -> None:

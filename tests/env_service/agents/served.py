@@ -24,7 +24,7 @@ class Saying:
 
     def __init__(self, model: Path, answer: Callable[[str], str], *, size: int = 1 << 20) -> None:
         self.tokenization = Tokenization(model)
-        self.end = self.tokenization.special_tokens["<|im_end|>"]
+        self.end = self.tokenization.special_tokens[min(self.tokenization.end_tokens)]
         self.prompts: list[str] = []
         self._answer = answer
         self._size = size

@@ -189,6 +189,14 @@ class TestToolUse:
         assert (step.invalid, step.metrics) == (False, {"tool_calls": 2.0, "tool_errors": 1.0})
         assert (end.verification.verifier, end.verification.arguments) == ("numeric", {"answer": "144"})
 
+    async def test_a_result_has_the_id_of_its_call(self, tasks: Path) -> None:
+        environment, _ = await self.begun(tasks, {"kind": "calculator"})
+        calls = tuple(ToolCall("calculate", {"expression": text}, id=f"calculate:{text}") for text in ("1", "x"))
+
+        step = await environment.step(Action("", calls=calls))
+
+        assert [message.tool_call_id for message in step.observation] == ["calculate:1", "calculate:x"]
+
     async def test_a_tool_that_is_not_there_is_named_with_those_that_are(self, tasks: Path) -> None:
         environment, _ = await self.begun(tasks, {"kind": "calculator"})
 

@@ -7,23 +7,18 @@ import pytest
 from env_service.environments.bridges import Bridges, RoleNotCarried
 from env_service.environments.interface import ChatMessage
 from env_service.environments.tokenization import ChatTemplateError, Tokenization
-from tests.env_service.chat_models import TEMPLATES, ends_of, make_model, model_with
-
-WITHOUT_TOOL_ROLE = {
-    "instructions_with_spaces": "Conversation roles must alternate",
-    "instructions_without_tools": "Only user, system and assistant roles",
-    "model_is_the_assistant": "Conversation roles must alternate",
-    "plain_headers": "role tool is not known",
-    "roles_between_tokens": "it loses a message of role tool",
-    "separators": "it loses a message of role tool",
-    "system_joins_the_first_user": "Conversation roles must alternate",
-    "tool_messages_vanish": "it loses a message of role tool",
-    "words_as_headers": "Only user and assistant roles",
-}
-"""Templates that refuse or lose tool messages, with what is said of them."""
+from tests.env_service.chat_models import TEMPLATES, WITHOUT_TOOL_ROLE, ends_of, make_model, model_with, text_of
 
 KEEPING = ("chatml", "default_system", "tools_in_system", "separators", "middle_token", "generation_blocks")
 """Templates that write a whole conversation as it was sampled and shown."""
+
+
+WITHOUT_SPLIT_TOOLS = {
+    "alternating_with_tools": "Conversation roles must alternate",
+    "channels": "Message has tool role, but there was no previous assistant message with a tool call",
+    "results_within_calls": "it loses a message of role tool",
+}
+"""Templates that carry tool messages behind calls, but no conversation whose calls are in what the policy said."""
 
 
 def said(text: str, role: str = "user") -> ChatMessage:
@@ -52,6 +47,41 @@ def test_a_role_that_a_template_refuses_or_loses_is_named(name: str, tmp_path: P
     with pytest.raises(RoleNotCarried, match="cannot carry role tool") as raised:
         bridges.check_roles(("user", "tool"))
     assert reason in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in WITHOUT_TOOL_ROLE])
+def test_a_template_that_cannot_render_a_split_history_with_tools_is_refused(name: str, tmp_path: Path) -> None:
+    bridges = Bridges(Tokenization(model_with(name, tmp_path)))
+    reason = WITHOUT_SPLIT_TOOLS.get(name)
+
+    bridges.check_roles(("tool",), history="append")
+    if reason is None:
+        bridges.check_roles(("tool", "user"), history="split")
+        return
+    with pytest.raises(RoleNotCarried, match=r"cannot carry role tool with history = split: .*; set append$") as raised:
+        bridges.check_roles(("tool",), history="split")
+    assert reason in str(raised.value)
+
+
+@pytest.mark.parametrize("ends", [["<turn|>", "<|tool_response>"], ["<turn|>"]])
+def test_a_result_that_is_written_within_the_policys_turn_stands_behind_its_call(
+    ends: list[str], tmp_path: Path
+) -> None:
+    tokenization = Tokenization(make_model(tmp_path, text_of("results_within_calls"), ends=ends))
+    bridge = Bridges(tokenization).bridge((said("sunny", "tool"),))
+    result, special = 'response:look{value:<|"|>sunny<|"|>}<tool_response|>', tokenization.special_tokens
+
+    def after(*names: str, ended: bool) -> str:
+        ids = [70, *(special[name] for name in names)]
+        return tokenization.decode([bridge.after(ids, ended=ended)], special=True)[0]
+
+    if len(ends) > 1:
+        assert after("<tool_call|>", "<|tool_response>", ended=True) == result
+        assert after("<tool_call|>", "<turn|>", ended=True) == f"<|tool_response>{result}"
+        assert after("<tool_call|>", ended=False) == f"<|tool_response>{result}"
+    else:
+        assert after("<tool_call|>", ended=True) == f"<|tool_response>{result}"
+        assert after(ended=False) == f"<tool_call|><|tool_response>{result}"
 
 
 def test_a_template_that_refuses_a_system_message_is_named(tmp_path: Path) -> None:

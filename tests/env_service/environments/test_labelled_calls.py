@@ -336,3 +336,18 @@ def test_a_family_is_known_by_what_its_template_says(signs: str, family: ToolFor
 
 def test_every_format_has_labelled_calls() -> None:
     assert {family.format for family in FAMILIES.values()} | {case[0] for case in OWN} == set(ALL_FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "ids"),
+    [
+        ("kimi", f"{K_BEGIN}{K_CALL} functions.look:3 {K_ARGS}{NORTH}{K_END}", ["functions.look:3"]),
+        ("mistral", f"[TOOL_CALLS]look[CALL_ID]a1b2c3d4e[ARGS]{NORTH}", ["a1b2c3d4e"]),
+        ("mistral", f'[TOOL_CALLS][{{"name": "look", "arguments": {NORTH}, "id": "a1b2c3d4e"}}]', ["a1b2c3d4e"]),
+        ("mistral", f'[TOOL_CALLS][{{"name": "look", "arguments": {NORTH}, "id": 3}}]', [""]),
+        ("mistral", f"[TOOL_CALLS]look[ARGS]{NORTH}", [""]),
+        ("hermes", f'<tool_call>{{"name": "look", "arguments": {NORTH}}}</tool_call>', [""]),
+    ],
+)
+def test_a_call_has_the_id_that_the_policy_wrote(family: ToolFormat, text: str, ids: Sequence[str]) -> None:
+    assert [call.id for call in read(text, tools=TOOLS, formats=(family,)).calls] == ids
