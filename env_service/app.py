@@ -178,8 +178,8 @@ async def run(config: EnvServiceConfig, stop: Stop) -> None:
                 run=rollout.run, report=link.report, capacity=config.capacity, tasks=tasks, metrics=counted
             )
             status = EnvServiceStatus(
-                name=hello.env_id, learner=config.learner, link=link, outbox=outbox, running=running,
-                capacity=config.capacity, fleet=fleet, generators=generators, rewards=rewards,
+                name=hello.env_id, learner=config.learner, link=link, outbox=outbox, running=running, fleet=fleet,
+                capacity=config.capacity, generators=generators, rewards=rewards, needs_rewards=config.needs_rewards,
             )  # fmt: skip
             add_status_route(
                 app, service="env-service", version=version("headway"), waits=waits, failures=failures,
@@ -347,8 +347,11 @@ async def _converse(
     rewards: RewardClient,
     concurrency: Concurrency | None,
 ) -> None:
-    """Greets the learner only when rollouts can be scored: leases granted before would fail."""
-    await reward_services_ready(rewards, waits)
+    """Greets the learner only when rollouts that verifiers judge can be scored: leases granted before would wait. One
+    of an environment that may give all rewards itself waits when it has something to be judged.
+    """
+    if config.needs_rewards:
+        await reward_services_ready(rewards, waits)
     await run_loops(
         receive=link.receive(running),
         tick=link.tick(running),
@@ -411,6 +414,7 @@ class EnvServiceStatus:
         fleet: GeneratorFleet,
         generators: HttpClient,
         rewards: RewardClient,
+        needs_rewards: bool,
     ) -> None:
         self._name = name
         self._learner = learner
@@ -421,6 +425,7 @@ class EnvServiceStatus:
         self._fleet = fleet
         self._generators = generators
         self._rewards = rewards
+        self._needs_rewards = needs_rewards
 
     def report(self) -> Report:
         """The env_service's part of its status."""
@@ -429,13 +434,19 @@ class EnvServiceStatus:
             peers=(
                 self._learner_peer(),
                 *map(self._generator, self._fleet.serving),
-                *peers_at(self._rewards.urls, self._rewards.contacts(), kind="reward-service"),
+                *self._reward_services(),
             ),
             queues=(
                 QueueStatus(name="running leases", depth=len(self._running.report_progress()), limit=self._capacity),
                 QueueStatus(name="unacknowledged groups", depth=len(self._outbox)),
             ),
         )
+
+    def _reward_services(self) -> tuple[PeerStatus, ...]:
+        """None, as long as nothing was to be judged that had to be."""
+        contacts = self._rewards.contacts()
+        urls = self._rewards.urls if self._needs_rewards or contacts else ()
+        return peers_at(urls, contacts, kind="reward-service")
 
     def _learner_peer(self) -> PeerStatus:
         return PeerStatus(

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from env_service.environments.task_configs import AdditionTasks, LevelTasks, MixTasks, Tasks, VerifierName
+from env_service.environments.task_configs import AdditionTasks, ClassTasks, LevelTasks, MixTasks, Tasks, VerifierName
 from services.config.agreements import EqualTo, ModelFolder, Reaches
 from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.network import check_key_settings
@@ -179,9 +179,17 @@ class EnvServiceConfig(ProcessConfig):
 
     @model_validator(mode="after")
     def _someone_scores(self) -> "EnvServiceConfig":
-        if not self.reward_urls and not self.rewards:
-            raise ValueError("reward_urls is empty and there are no rewards; name at least one reward service")
+        if self.needs_rewards and not self.reward_urls and not self.rewards:
+            raise ValueError(
+                "reward_urls is empty and there are no rewards, which environments of tasks for verifiers need; name "
+                "at least one reward service"
+            )
         return self
+
+    @property
+    def needs_rewards(self) -> bool:
+        """Whether an environment surely has tasks that verifiers judge. One of a class may give all rewards itself."""
+        return any(not isinstance(one, ClassTasks | MixTasks | LevelTasks) for one in self.environments)
 
     @model_validator(mode="after")
     def _names_differ(self) -> "EnvServiceConfig":

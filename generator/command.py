@@ -51,6 +51,7 @@ def engine_options(config: GeneratorConfig) -> EngineOptions:
         enforce_eager=engine.enforce_eager,
         stream_interval=engine.stream_interval,
         staging=config.staging,
+        recompute_on_update=engine.recompute_on_update,
         tokenizer=config.openai,
         pause_ttl_s=config.join.pause_ttl_s,
         stall_timeout_s=engine.stall_timeout_s,

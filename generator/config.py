@@ -54,6 +54,12 @@ class EngineConfig(ConfigModel):
     staging: Literal["staging", "none"] = Field(
         "staging", description="receive new weights beside the old ones while serving, or within the pause"
     )
+    recompute_on_update: bool = Field(
+        False,
+        description="at each update, compute the keys and values of what is being sampled again with the new weights, "
+        "so that its later tokens are those of the new policy alone; else they rest on the old ones, and updates "
+        "cost nothing",
+    )
     stall_timeout_s: float = Field(
         15.0, gt=0, description="an engine that does not answer for so long is out of service until it does, in seconds"
     )

@@ -24,7 +24,7 @@ from headway.doctor.before import (
     resources_text,
     shape_problems,
 )
-from headway.doubts import doubts
+from headway.doubts import doubts, few_tasks
 from protocol.fleet import template_file
 from services.config.agreements import ModelFolder, listened_on, places_of
 from services.config.models import ProcessConfig, RunConfig
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from reward_service.verifier.lanes import Verifier
 
 _LOOK_S = 0.2
+_USUAL_CONTEXT = 1 << 15
 _LARGEST_READ_BYTES = 64 << 20
 _LEFT_OUT = (
     "left out, since this may not be the machine that it is meant for: devices, memory, disk, who holds ports, what is "
@@ -85,7 +86,7 @@ def examine(configs: Configs, *, patience_s: float = 0.0, elsewhere: bool = Fals
     _each(found, _model_problems, configs)
     _if_installed(found, _look_at_template, configs)
     _each(found, shape_problems, configs)
-    looked = _if_installed(found, _look, configs.get("env-service"))
+    looked = _if_installed(found, partial(_look, generator=generator), configs.get("env-service"))
     verifiers = _if_installed(found, partial(_verifiers, elsewhere=elsewhere), configs.get("reward-service"))
     if looked is not None and verifiers is not None:
         entries = getattr(configs["env-service"], "rewards", ())
@@ -96,6 +97,7 @@ def examine(configs: Configs, *, patience_s: float = 0.0, elsewhere: bool = Fals
         if looked is not None:
             found.faults += _unoffered(learner, looked.environments)
             found.notes += _unmeasured(learner, looked.environments)
+            found.notes += _few_tasks(learner, looked.environments)
     if generator is not None:
         found.faults += _too_long(learner, generator, looked)
     findings = [] if elsewhere else resources(configs)
@@ -206,7 +208,9 @@ def _template_problems(model: Path, run: RunConfig) -> Iterator[str]:
         yield f"[run] {key}: {error}"
 
 
-def _look(found: Examination, config: ProcessConfig | None) -> _Looked | None:
+def _look(
+    found: Examination, config: ProcessConfig | None, *, generator: ProcessConfig | None = None
+) -> _Looked | None:
     if config is None:
         return None
     # Deferred, as all of the processes' own code here: an umbrella that starts them does without it.
@@ -214,6 +218,7 @@ def _look(found: Examination, config: ProcessConfig | None) -> _Looked | None:
     from env_service.environments.catalog import budgets_of, longest_prompt, made_of, wanted_of
     from env_service.environments.tokenization import ChatTemplateError, Tokenization, TokenizerError
     from env_service.hosting.hosted import Hosting
+    from generator.config import GeneratorConfig
 
     assert isinstance(config, EnvServiceConfig)
     try:
@@ -229,10 +234,11 @@ def _look(found: Examination, config: ProcessConfig | None) -> _Looked | None:
     hosting = Hosting(workers=config.workers, environment_timeout_s=config.retry.environment_timeout_s)
     environments, faults = made_of(config.environments, tokenization, elsewhere=hosting.offered)
     found.faults += [f"[env-service] {fault}" for fault in faults]
+    context = generator.context_tokens if isinstance(generator, GeneratorConfig) else _USUAL_CONTEXT
     looked = _Looked(
         environments=environments,
         wanted=list(wanted_of(environments)),
-        longest=longest_prompt(environments, tokenization),
+        longest=longest_prompt(environments, tokenization, context_tokens=context),
         budgets=budgets_of(environments),
     )
     return looked if not faults else replace(looked, environments={}, longest=None)
@@ -403,6 +409,13 @@ def _unmeasured(learner: ProcessConfig, environments: Mapping[str, "OfferedEnvir
         )
 
 
+def _few_tasks(learner: ProcessConfig, environments: Mapping[str, "OfferedEnvironment"]) -> Iterator[str]:
+    from learner.config import LearnerConfig
+
+    assert isinstance(learner, LearnerConfig)
+    yield from few_tasks(learner, environments)
+
+
 def _too_long(learner: ProcessConfig | None, generator: ProcessConfig, looked: _Looked | None) -> Iterator[str]:
     """Conversations that may grow longer than the generator takes: they would fail, or be cut off too early."""
     from generator.config import GeneratorConfig
@@ -426,6 +439,11 @@ def _too_long(learner: ProcessConfig | None, generator: ProcessConfig, looked: _
         yield (
             f"[learner] rollouts.max_tokens is {completion}, and {takes}, for prompt and completion together: lower "
             "the first, or raise the second"
+        )
+    elif prompt is not None and prompt.at_least and prompt.tokens + completion > most:
+        yield (
+            f"{prompt.where}: the prompt has more than {prompt.tokens} tokens, and {takes}, for prompt and completion "
+            "together: shorten the prompt, or take the task out"
         )
     elif prompt is not None and prompt.tokens + completion > most:
         yield (

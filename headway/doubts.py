@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from services.config.models import ProcessConfig
 
 if TYPE_CHECKING:
+    from env_service.environments.interface import OfferedEnvironment
     from learner.config import LearnerConfig
 
 _MAX_LEARNING_RATE = 0.1
@@ -28,6 +29,20 @@ def doubts(configs: Mapping[str, ProcessConfig]) -> Iterator[str]:
         yield (
             "no [generator] table: nothing samples until a generator that is started elsewhere announces itself; add "
             "the table if it is to run here"
+        )
+
+
+def few_tasks(learner: "LearnerConfig", environments: Mapping[str, "OfferedEnvironment"]) -> Iterator[str]:
+    """A line if the environment that is trained on has fewer tasks than a step takes."""
+    name = learner.rollouts.environment or next(iter(environments), "")
+    if learner.learns_from_files or name not in environments:
+        return
+    tasks, wanted = environments[name].tasks.train_tasks, learner.groups_per_step
+    if 0 < tasks < wanted:
+        yield (
+            f"environment {name} has {tasks} training tasks, and a step takes {wanted} groups ([learner] "
+            f"groups_per_step): each step would have the same tasks, some of them twice; add tasks, or lower "
+            f"groups_per_step"
         )
 
 

@@ -98,7 +98,8 @@ class RolloutConfig(ConfigModel):
         if self.drop_uniform_groups and self.group_size == 1:
             raise ValueError(
                 "drop_uniform_groups is true and group_size 1: a group of one has no spread of rewards, so none could "
-                "be kept; raise group_size, or set drop_uniform_groups to false"
+                "be kept; raise group_size, or, for an algorithm that does not compare rewards within a group, such as "
+                "ppo, set drop_uniform_groups to false"
             )
         return self
 
@@ -463,9 +464,15 @@ class LearnerConfig(ProcessConfig):
 
     @model_validator(mode="after")
     def _groups_large_enough(self) -> Self:
-        if not self.learns_from_files and self.rollouts.min_group_size > self.rollouts.group_size:
+        least, size = self.rollouts.min_group_size, self.rollouts.group_size
+        if not self.learns_from_files and least > size:
+            remedy = "lower the first or raise the second"
+            if size == 1:
+                remedy = (
+                    f"raise the second to {least} or more; groups of one, by lowering the first, are for algorithms "
+                )
+                remedy += "that do not compare rewards within a group, such as ppo"
             raise ValueError(
-                f"rollouts.min_group_size is {self.rollouts.min_group_size} and rollouts.group_size "
-                f"{self.rollouts.group_size}: no group could be kept; lower the first or raise the second"
+                f"rollouts.min_group_size is {least} and rollouts.group_size {size}: no group could be kept; {remedy}"
             )
         return self

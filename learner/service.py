@@ -213,6 +213,7 @@ def _close(parts: Parts, *, train_wall_s: float) -> None:
         max_lag=config.max_lag,
         train_wall_s=records.former_s + train_wall_s,
         generator_idle_share=parts.idle.share,
+        success_reward=config.evaluation.success_reward,
     )
     write_summary(summary, folder)
     title = f"{config.run.name}: {config.algo.type}, max_lag {config.max_lag}"

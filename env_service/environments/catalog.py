@@ -7,14 +7,14 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nlargest
 from itertools import accumulate, zip_longest
 from math import ceil
 
 from env_service.environments.bridges import Bridges
 from env_service.environments.imported import EnvironmentFault, offered
-from env_service.environments.interface import OfferedEnvironment, Task, TaskSource, text_of
+from env_service.environments.interface import OfferedEnvironment, Prompt, Task, TaskSource, text_of
 from env_service.environments.jsonl import Addition, JsonlTaskSource, SingleTurn
 from env_service.environments.rules import Rules
 from env_service.environments.task_configs import (
@@ -34,6 +34,10 @@ _ROUNDING = 1e-9
 
 
 _SAMPLED, _LONGEST = 64, 16
+_MOST_CHARS, _FEWEST_CHARS, _CHARS_OF_A_TOKEN = 400_000, 20_000, 16
+"""Of all prompts that are tokenized to see how long they are, of which a tokenizer does some million in a second; of
+those of an environment that comes after others that used them up; and what hardly a text has in the mean.
+"""
 
 
 @dataclass(frozen=True)
@@ -332,10 +336,11 @@ class WrittenTask:
 
 @dataclass(frozen=True)
 class PromptLength:
-    """A prompt's length in tokens, and whose it is."""
+    """A prompt's length in tokens, and whose it is; with `at_least` it is so long or longer."""
 
     where: str
     tokens: int
+    at_least: bool = False
 
 
 def wanted_of(environments: Mapping[str, OfferedEnvironment]) -> Iterator[WrittenTask]:
@@ -347,19 +352,40 @@ def wanted_of(environments: Mapping[str, OfferedEnvironment]) -> Iterator[Writte
                 yield from (WrittenTask(source.where(purpose, at), source.task(purpose, at)) for at in range(count))
 
 
-def longest_prompt(environments: Mapping[str, OfferedEnvironment], tokenization: Tokenization) -> PromptLength | None:
-    """Of the prompts that can be had without a conversation: some of all, and of a file those with the most letters."""
+def longest_prompt(
+    environments: Mapping[str, OfferedEnvironment], tokenization: Tokenization, *, context_tokens: int
+) -> PromptLength | None:
+    """Of the prompts that can be had without a conversation: some of all, and of a file those with the most letters.
+
+    It takes no longer than a second or so: those with the most letters come first, and of a text no more is tokenized
+    than says that it is longer than `context_tokens`.
+    """
     found: list[PromptLength] = []
+    left = max(_FEWEST_CHARS, min(_MOST_CHARS, _CHARS_OF_A_TOKEN * context_tokens))
     for environment in environments.values():
-        for where, task in _sampled(environment):
+        told = tokenization.with_arguments(environment.template_arguments)
+        sampled = sorted(_sampled(environment), key=lambda one: len(text_of(one[1].prompt)), reverse=True)
+        for where, task in sampled:
+            prompt, is_cut = _cut(task.prompt, left)
             try:
-                told = tokenization.with_arguments(environment.template_arguments)
-                found.append(
-                    PromptLength(where, len(told.encode(task.prompt)[1])) if task.prompt else PromptLength("", 0)
-                )
+                found.append(PromptLength(where, len(told.encode(prompt)[1]) if prompt else 0, is_cut))
             except ChatTemplateError:
                 break  # named already as what is wrong with the environment
+            left = max(_FEWEST_CHARS, left - len(text_of(prompt)))
+            if is_cut:
+                break
     return max(found, key=lambda prompt: prompt.tokens, default=None)
+
+
+def _cut(prompt: Prompt, most: int) -> tuple[Prompt, bool]:
+    """The first so many characters of its texts, and whether there are more."""
+    if isinstance(prompt, str):
+        return prompt[:most], len(prompt) > most
+    messages, left = [], most
+    for message in prompt:
+        messages.append(replace(message, content=message.content[:left]))
+        left -= len(messages[-1].content)
+    return tuple(messages), sum(len(message.content) for message in prompt) > most
 
 
 def _counts(environment: OfferedEnvironment) -> list[tuple[Purpose, int]]:

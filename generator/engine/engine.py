@@ -261,15 +261,15 @@ class Engine:
             )
             await self._calls.settled(deadline_s=len(paths) * self._bucket_timeout_s + GRACE_S)
 
-    async def commit(self, *, version: str, clear_cache: bool = False) -> CommitReport:
+    async def commit(self, *, version: str) -> CommitReport:
         """Pause at a token boundary, load what is staged, stamp `version` on what follows, and resume.
 
-        Requests in flight go on with their keys and values, or compute them again if `clear_cache`. Raises
-        WeightSyncError; if its `unloaded` is set the engine stays paused, with its requests frozen, until a commit
-        succeeds. A commit goes on to its end if the caller is cancelled.
+        Requests in flight go on with their keys and values, or compute them again if the options have
+        `recompute_on_update`. Raises WeightSyncError; if its `unloaded` is set the engine stays paused, with its
+        requests frozen, until a commit succeeds. A commit goes on to its end if the caller is cancelled.
         """
         # A caller that goes away must not leave the engine between two versions.
-        self._commit_task = asyncio.ensure_future(self._commit(version=version, clear_cache=clear_cache))
+        self._commit_task = asyncio.ensure_future(self._commit(version=version))
         return await asyncio.shield(self._commit_task)
 
     async def fingerprint(self) -> str:
@@ -303,12 +303,12 @@ class Engine:
         """Abort what is in flight, and end the engine's processes."""
         await self._llm.stop(timeout_s=SHUTDOWN_S)
 
-    async def _commit(self, *, version: str, clear_cache: bool) -> CommitReport:
+    async def _commit(self, *, version: str) -> CommitReport:
         async with self._sync_lock:
             start = time.perf_counter()
             try:
                 await self._calls.answer(self._llm.close_gate())
-                await self._pause(clear_cache=clear_cache)
+                await self._pause()
                 reports = await self._load()
                 await self._stamp(version)
             except WeightSyncError as error:
@@ -320,9 +320,10 @@ class Engine:
         load_s = max(report.load_s for report in reports)
         return CommitReport(version=version, fingerprint=fingerprint, load_s=load_s, pause_s=pause_s)
 
-    async def _pause(self, *, clear_cache: bool) -> None:
+    async def _pause(self) -> None:
         # The client's own pause adds a fixed sleep of 20 ms.
-        await self._calls.answer(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear_cache))
+        clears = self._options.recompute_on_update
+        await self._calls.answer(self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=clears))
 
     async def _resume(self) -> None:
         if self._unloaded:

@@ -33,6 +33,7 @@ class EngineOptions:
     `staging` says where an update is received: beside the old weights while they serve, or within the pause.
     `tokenizer` says whether to load the model's; our own routes take and give tokens, the OpenAI routes need it.
     `stall_timeout_s` is the longest wait for an answer of the engine, beside what a load takes (`pause_ttl_s`).
+    `recompute_on_update` has requests in flight compute their keys and values again at each update.
     `extra` are arguments of vLLM's by its names, which are no settings here.
     `initial_version` stamps the tokens that are sampled before the first commit. `instance` is drawn at each start of
     the process, which signs its stamps with it.
@@ -55,6 +56,7 @@ class EngineOptions:
     tokenizer: bool = True
     initial_version: str = "0.0"
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
+    recompute_on_update: bool = False
     pause_ttl_s: float = 60.0
     stall_timeout_s: float = 15.0
     verbose: bool = False
@@ -78,7 +80,8 @@ _ELSEWISE = {
     **dict.fromkeys(_OURS, "is set by Headway, whose stamps, logprobs and weight transfer rest on it"),
     "data_parallel_size": "is 1: start another generator for each replica, which is what data parallelism is here",
     "pipeline_parallel_size": "is 1: weights are moved to workers that share layers (engine.tensor_parallel_size)",
-    "speculative_config": "is none: its tokens are not sampled by the policy's own distribution alone",
+    "speculative_config": "is none: under it vLLM leaves out min_p, which the learner may ask for, and a draft model "
+    "gets none of the learner's weights",
 }
 
 

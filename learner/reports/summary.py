@@ -26,6 +26,7 @@ class Summary:
     Accuracies are those of the evaluations of version 0 and of the last step, which are there whole as well. What was
     not measured is None. The medians of a long run are those of an even selection of its steps and publishes.
     `books` counts leases and attempts over the history of the final weights, so over all starts of the learner.
+    A held-out reward of at least `success_reward` counts as right.
     `lag_histogram` counts trained trajectories by the lag of their oldest token, `token_lag_histogram` trained tokens.
     """
 
@@ -58,10 +59,17 @@ class Summary:
     groups_dead_lettered: int
     mixed_version_share: float
     books: Books
+    success_reward: float = 1.0
 
 
 def summarize(
-    records: Records, *, books: Books, max_lag: int, train_wall_s: float, generator_idle_share: float | None
+    records: Records,
+    *,
+    books: Books,
+    max_lag: int,
+    train_wall_s: float,
+    generator_idle_share: float | None,
+    success_reward: float = 1.0,
 ) -> Summary:
     """The summary of a run of at least one step."""
     tally = records.tally
@@ -99,6 +107,7 @@ def summarize(
         groups_dead_lettered=books.dead_lettered,
         mixed_version_share=tally.mixed_version_share / tally.steps,
         books=books,
+        success_reward=success_reward,
     )
 
 
@@ -118,7 +127,7 @@ def table(summary: Summary, *, folder: Path) -> str:
     gap = "not measured" if s.probe_gap_max is None else f"{s.probe_gap_max:.1e} nats at most"
     ends = f"{s.end_token_share:.1%} with their end token, {s.truncated_share:.1%} truncated"
     rows = [
-        ("held-out accuracy", f"{_share(s.accuracy_before)} before, {_share(s.accuracy_after)} after"),
+        ("held-out accuracy", f"{_share(s.accuracy_before)} before, {_share(s.accuracy_after)} after  ({_right(s)})"),
         *_pass_rows(s.evaluation_before, s.evaluation_after),
         *_held_out_reward_rows(s.evaluation_before, s.evaluation_after),
         ("reward", f"{s.reward_first:.3f} in the first steps, {s.reward_last:.3f} in the last"),
@@ -137,6 +146,15 @@ def table(summary: Summary, *, folder: Path) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
+
+
+def _right(summary: Summary) -> str:
+    """What counts as right, and what to do if nothing was, though rewards were given."""
+    said = f"right: a reward of at least {summary.success_reward:g}"
+    measured = [each for each in (summary.evaluation_before, summary.evaluation_after) if each is not None]
+    if any(each.accuracy for each in measured) or not any(each.reward > 0 for each in measured):
+        return said
+    return f"{said}, which none had: if a good answer is worth less, lower learner.evaluation.success_reward"
 
 
 def _pass_rows(before: EvaluationResult | None, after: EvaluationResult | None) -> list[tuple[str, str]]:

@@ -9,8 +9,9 @@ A verifier of one's own is a plain function, sync or async, whose second paramet
         \"\"\"1 when the completion contains the word.\"\"\"
         return float(arguments.word in submission.completion)
 
-TRL's reward functions are taken as they are: `def reward(completions, **kwargs)` gets lists of one completion and one
-prompt, and each argument of the task as a list of one.
+TRL's reward functions are taken, too: `def reward(completions, **kwargs)` gets lists of one completion and one prompt,
+both as text, and each argument of the task as a list of one; `log_metric` and `log_extra` go into the score. There is
+no `completion_ids` and no `trainer_state` here, and no other completion of the group: one that needs them is refused.
 
 It may return a number, a bool or a `Score`. When it cannot judge, it raises: an exception becomes an error of the item,
 never a reward of 0. A sync function runs in a worker process that is killed at its deadline; an async one runs on the
@@ -35,6 +36,9 @@ from services.config.options import nearest
 from services.user_code import hidden_by, in_a_sentence, number_of, user_frames
 
 MAX_MESSAGE_CHARS = 1000
+
+_LOGS = frozenset({"log_metric", "log_extra"})
+_NOT_HERE = frozenset({"completion_ids", "trainer_state"})
 
 # What says nothing about the input: no memory, or a peer of the verifier's that did not answer.
 _PASSING_TROUBLE = (MemoryError, TimeoutError, ConnectionError)
@@ -139,7 +143,7 @@ def inspect_function(*, function: Callable[..., object], path: str) -> VerifierF
     if "completions" in inspect.signature(function).parameters:
         listed = _of_lists(function, path)
         coroutine = listed if inspect.iscoroutinefunction(function) else None
-        arguments = _columns(frozenset(_needed(function) - {"prompts", "completions"}))
+        arguments = _columns(frozenset(_needed(function) - _LOGS - {"prompts", "completions"}))
         return VerifierFunction(function=listed, arguments=arguments, coroutine=coroutine, description=description)
     parameters = list(inspect.signature(function).parameters)
     model = typing.get_type_hints(function).get(parameters[1]) if len(parameters) == 2 else None
@@ -185,28 +189,60 @@ def _of_lists(function: Callable[..., object], path: str) -> Callable[..., Any]:
     """A reward function over lists, as TRL's are, for one submission. The columns of the data set are the arguments."""
     parameters = inspect.signature(function).parameters
     takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    needed = _needed(function)
+    needed = _needed(function) - _LOGS
+    if absent := sorted(_NOT_HERE & needed):
+        raise UserError(
+            f"verifier {path!r} takes {', '.join(absent)}, which a reward service does not have: it judges a text by "
+            "itself, apart from the trainer; give the parameter a default, or judge by completions and columns"
+        )
 
-    def lists(submission: Submission, arguments: BaseModel) -> dict[str, list[object]]:
+    def lists(submission: Submission, arguments: BaseModel, noted: "_Noted") -> dict[str, object]:
         columns = {**(arguments.model_extra or {}), "prompts": submission.prompt, "completions": submission.completion}
         if missing := sorted(needed - columns.keys()):
             raise UserError(
                 f"verifier {path!r} takes {', '.join(missing)}, which the task does not hold: add it to the task's "
                 "arguments, or give the parameter a default"
             )
-        return {name: [value] for name, value in columns.items() if takes_all or name in parameters}
+        given: dict[str, object] = {name: [value] for name, value in columns.items()}
+        given |= {"log_metric": noted.log_metric, "log_extra": noted.log_extra}
+        return {name: value for name, value in given.items() if takes_all or name in parameters}
 
     if inspect.iscoroutinefunction(function):
 
         async def judge_later(submission: Submission, arguments: BaseModel) -> object:
-            return _only(await function(**lists(submission, arguments)), path)
+            noted = _Noted()
+            return noted.beside(_only(await function(**lists(submission, arguments, noted)), path))
 
         return judge_later
 
     def judge(submission: Submission, arguments: BaseModel) -> object:
-        return _only(function(**lists(submission, arguments)), path)
+        noted = _Noted()
+        return noted.beside(_only(function(**lists(submission, arguments, noted)), path))
 
     return judge
+
+
+class _Noted:
+    """What a function notes by the ways that TRL gives it, beside its reward: numbers and columns by name."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, float] = {}
+        self._texts: dict[str, str] = {}
+
+    def log_metric(self, name: str, value: object) -> None:
+        """A number of this completion becomes a component of its score."""
+        self._numbers[str(name)] = _number(value)
+
+    def log_extra(self, column: str, values: Iterable[object]) -> None:
+        """A column, which has one row here, becomes a line of the score's explanation."""
+        self._texts[str(column)] = ", ".join(map(str, values))
+
+    def beside(self, reward: object) -> object:
+        """The reward, as a score if something was noted."""
+        if not self._numbers and not self._texts:
+            return reward
+        explanation = "\n".join(f"{column}: {text}" for column, text in self._texts.items())
+        return Score(reward=_number(reward), components=self._numbers, explanation=explanation)
 
 
 def _only(rewards: object, path: str) -> object:

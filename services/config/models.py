@@ -20,11 +20,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self, TypedDict, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 
 from protocol.fleet import template_digest, template_in
 from services.config import help_text as helping
 from services.config.devices import use_devices
+from services.config.numbers import truths_for_numbers
 from services.config.options import Choice, Schema, idle_reason, schema_of
 from services.config.run_paths import Written, import_code_beside
 from services.config.sources import (
@@ -239,7 +248,7 @@ def load_config(model: type[C], *, process: str, argv: Sequence[str], environ: M
     sources = [with_secrets_read(source, schema) for source in sources]
     problems = [problem for source in sources for problem in source.problems]
     settings, strays = _merged(_instance_defaults(model, ""), sources, schema)
-    problems += [*strays, *_idle(model, settings, process)]
+    problems += [*strays, *truths_for_numbers(settings, schema), *_idle(model, settings, process)]
     _follow_seed(settings, schema)
     try:
         config = model.model_validate(_nested(settings))

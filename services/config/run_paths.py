@@ -72,11 +72,11 @@ def placed(value: object, annotation: object, *, written: bool = False, beside: 
     if written and isinstance(value, str):
         return _beside(value, beside)
     if isinstance(value, str):
-        return _placed_path(value, beside) if Path in _parts(annotation) else value
+        return _placed_path(value, beside) if Path in parts_of(annotation) else value
     if isinstance(value, list):
-        return [placed(each, _item_of(annotation), beside=beside) for each in value]
+        return [placed(each, item_of(annotation), beside=beside) for each in value]
     if isinstance(value, dict):
-        kinds = list(_fields_of(annotation))
+        kinds = list(models_of(annotation))
         folders = {} if beside is None else {key: str(beside) for key in _counted_from(value, kinds)}
         return folders | {key: _placed_field(key, each, kinds, beside) for key, each in value.items()}
     return value
@@ -145,23 +145,24 @@ def in_hub_cache(name: str, kind: HubKind, *, revision: str = "main") -> Path | 
     return folder if folder.is_dir() else None
 
 
-def _parts(annotation: object) -> list[object]:
+def parts_of(annotation: object) -> list[object]:
     """The members of a union, unions in it and what is annotated included."""
     if get_origin(annotation) is Annotated:
-        return _parts(get_args(annotation)[0])
+        return parts_of(get_args(annotation)[0])
     arguments = get_args(annotation)
     if get_origin(annotation) in (list, tuple, set, frozenset, dict) or not arguments:
         return [annotation]
-    return [inner for part in arguments for inner in _parts(part)]
+    return [inner for part in arguments for inner in parts_of(part)]
 
 
-def _item_of(annotation: object) -> object:
+def item_of(annotation: object) -> object:
     """What a list holds; object if the type is of no list."""
-    for part in _parts(annotation):
+    for part in parts_of(annotation):
         if get_origin(part) in (list, tuple, set, frozenset):
             return get_args(part)[0]
     return object
 
 
-def _fields_of(annotation: object) -> Iterator[type[BaseModel]]:
-    yield from (part for part in _parts(annotation) if isinstance(part, type) and issubclass(part, BaseModel))
+def models_of(annotation: object) -> Iterator[type[BaseModel]]:
+    """The tables that a setting may be."""
+    yield from (part for part in parts_of(annotation) if isinstance(part, type) and issubclass(part, BaseModel))

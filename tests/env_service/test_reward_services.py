@@ -52,6 +52,14 @@ def test_somebody_has_to_score(tmp_path: Path) -> None:
     assert "name at least one reward service" in "\n".join(raised.value.problems)
 
 
+def test_nobody_has_to_score_what_environments_may_reward_themselves(tmp_path: Path) -> None:
+    own = '[[env-service.environments]]\nname = "own"\nsource = "mine:World"\n'
+
+    assert not load(tmp_path, own).needs_rewards
+    assert load(tmp_path, f"reward_urls = []\n{own}").reward_urls == ()
+    assert load(tmp_path, f'{own}[[env-service.environments]]\nname = "sums"\nsource = "addition"\n').needs_rewards
+
+
 def test_a_service_for_no_verifier_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         load(tmp_path, '[[env-service.rewards]]\nurl = "http://127.0.0.1:1"\nverifiers = []')

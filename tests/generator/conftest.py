@@ -209,11 +209,11 @@ class Rig:
             await asyncio.wait([sending])
         sending.result()
 
-    async def publish(self, *, clear_cache: bool = False) -> str:
+    async def publish(self) -> str:
         """Send the policy as it is, and commit it."""
         version = self.next_version()
         await self.stage(pack(self.policy.tensors()), version=version)
-        await self.engine.commit(version=version, clear_cache=clear_cache)
+        await self.engine.commit(version=version)
         return version
 
 

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,8 +81,9 @@ async def test_logprobs_come_packed_and_no_part_holds_the_first_token_alone(rig:
 
 @pytest.mark.parametrize("clear_cache", [False, True])
 async def test_a_running_request_survives_an_update_and_its_spans_say_which_tokens_are_whose(
-    rig: Rig, clear_cache: bool
+    rig: Rig, clear_cache: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rig.engine, "_options", replace(rig.engine._options, recompute_on_update=clear_cache))
     old_version = await rig.publish()
     old_policy = rig.policy.snapshot()
     completions = [Completion() for _ in range(4)]
@@ -95,7 +97,7 @@ async def test_a_running_request_survives_an_update_and_its_spans_say_which_toke
             assert covers(completions[part.index])
         if not new_version:
             rig.policy.change(seed=7)
-            new_version = await rig.publish(clear_cache=clear_cache)
+            new_version = await rig.publish()
     new_policy = rig.policy.snapshot()
     for completion in completions:
         assert [span.version for span in completion.spans] == [old_version, new_version]

@@ -214,8 +214,8 @@ async def test_an_engine_that_is_stopped_within_a_load_serves_nothing_until_a_wh
     monkeypatch.setattr(rig.engine, "_options", dataclasses.replace(rig.engine._options, pause_ttl_s=1.0))
     pause = rig.engine._pause
 
-    async def pause_and_stop(*, clear_cache: bool) -> None:
-        await pause(clear_cache=clear_cache)
+    async def pause_and_stop() -> None:
+        await pause()
         os.kill(engine_process(), signal.SIGSTOP)
 
     monkeypatch.setattr(rig.engine, "_pause", pause_and_stop)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from env_service.config import EnvServiceConfig
-from headway.doubts import doubts
+from env_service.environments.catalog import build
+from headway.doubts import doubts, few_tasks
 from learner.config import LearnerConfig
 
 
@@ -55,3 +56,22 @@ def test_an_evaluation_on_the_training_tasks_is_doubted(tmp_path: Path) -> None:
 
     assert "evaluation_file is the train_file" in of("tasks.jsonl")
     assert of("held_out.jsonl") == ""
+
+
+def test_fewer_tasks_than_a_step_takes_are_doubted(tmp_path: Path) -> None:
+    lines = [f'{{"prompt": "{n}+1=", "verifier": "exact", "arguments": {{"answer": "2"}}}}\n' for n in range(3)]
+    (tmp_path / "tasks.jsonl").write_text("".join(lines))
+    entry = {"name": "sums", "source": "jsonl", "chat": False, "train_file": str(tmp_path / "tasks.jsonl")}
+    environments = build(EnvServiceConfig.model_validate({"model": "model", "environments": [entry]}).environments)
+
+    (said,) = few_tasks(_learner(groups_per_step=4), environments)
+
+    assert "environment sums has 3 training tasks, and a step takes 4 groups" in said
+    assert list(few_tasks(_learner(groups_per_step=3), environments)) == []
+
+
+def test_the_message_that_leads_to_groups_of_one_says_whom_they_are_for() -> None:
+    with pytest.raises(
+        ValueError, match="groups of one, by lowering the first, are for algorithms that do not compare"
+    ):
+        _learner(rollouts={"environment": "sums", "group_size": 1})

@@ -1,6 +1,7 @@
 """Verifiers from Python: in a notebook, and as reward functions of TRL and verl."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -8,6 +9,7 @@ from pydantic import BaseModel
 from headway.rewards import NoReward, RewardServer, for_trl, for_verl, serving
 from protocol.rewards import ScoreItem
 from reward_service.verifier import Submission
+from reward_service.verifier.submission import UserError, inspect_function
 
 
 class Arguments(BaseModel):
@@ -30,6 +32,12 @@ async def not_mine(completions: list[str]) -> list[float | None]:
     return [None for _ in completions]
 
 
+def logs(completions: list[str], log_metric: Callable[[str, float], None], **columns: Any) -> list[float]:
+    log_metric("letters", float(len(completions[0])))
+    columns["log_extra"]("first", [completions[0][0]])
+    return [float(len(completions[0]))]
+
+
 def wants_more(completions: list[str], level: list[int]) -> list[float]:
     return [float(one) for one in level]
 
@@ -41,6 +49,7 @@ def server() -> Iterator[RewardServer]:
         "longest": longest,
         "not_mine": not_mine,
         "wants_more": wants_more,
+        "logs": logs,
     }
     with serving(functions) as running:
         yield running
@@ -61,6 +70,21 @@ def test_a_reward_function_of_trl_is_a_verifier(server: RewardServer) -> None:
     (scored,) = server.score([_item("longest", "abc", answer=5, other=1)])
 
     assert scored.reward == 10.0
+
+
+def test_what_such_a_function_logs_goes_into_its_score(server: RewardServer) -> None:
+    (scored,) = server.score([_item("logs", "abc", answer=5)])
+
+    assert (scored.reward, scored.components) == (3.0, {"letters": 3.0})
+    assert scored.explanation == "first: a"
+
+
+@pytest.mark.parametrize("name", ["completion_ids", "trainer_state"])
+def test_a_function_of_trl_that_needs_what_only_a_trainer_has_is_refused(name: str) -> None:
+    made: dict[str, Callable[..., object]] = {}
+    exec(f"def reward(completions, {name}, **columns): return [1.0]", made)
+    with pytest.raises(UserError, match=f"takes {name}, which a reward service does not have"):
+        inspect_function(function=made["reward"], path="mine:reward")
 
 
 @pytest.mark.parametrize(("verifier", "word"), [("not_mine", "does not judge"), ("wants_more", "level")])

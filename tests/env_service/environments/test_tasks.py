@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from env_service.config import EnvServiceConfig
+from env_service.environments.catalog import build, longest_prompt
 from env_service.environments.interface import ChatMessage, Verification, text_of
 from env_service.environments.jsonl import Addition, JsonlTaskSource, TaskFileError, split
 from env_service.environments.task_configs import JsonlTasks, ReasoningGymTasks
+from env_service.environments.tokenization import Tokenization
 from services.config.models import load_config
 from services.config.sources import ConfigError
 
@@ -224,3 +226,18 @@ def test_a_mistake_in_an_environment_is_named(tmp_path: Path, table: str, compla
         _load(tmp_path, f'[env-service]\nmodel = "m"\n[[env-service.environments]]\n{table}\n')
 
     assert complaint in "\n".join(raised.value.problems)
+
+
+def test_of_an_endless_prompt_no_more_is_tokenized_than_says_that_it_is_too_long(model: Path, tmp_path: Path) -> None:
+    line = {"verifier": "exact_match", "arguments": {"answer": "2"}}
+    prompts = ["1+1=", "1+2=" * 1_250_000]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({**line, "prompt": each}) + "\n" for each in prompts))
+    entry = {"name": "sums", "source": "jsonl", "chat": False, "train_file": str(tmp_path / "tasks.jsonl")}
+    config = EnvServiceConfig.model_validate({"model": str(model), "environments": [entry]})
+
+    longest = longest_prompt(build(config.environments), Tokenization(model), context_tokens=512)
+
+    assert longest is not None
+    assert longest.at_least
+    assert longest.where.endswith("tasks.jsonl:2")
+    assert 512 < longest.tokens < 50_000

@@ -149,6 +149,20 @@ def run_of_two_steps(records: Records) -> None:
     records.evaluation(evaluated(2, 0.875))
 
 
+def test_an_accuracy_of_nothing_beside_rewards_says_what_would_be_right(tmp_path: Path) -> None:
+    with Records(folder=tmp_path, total_steps=2) as records:
+        run_of_two_steps(records)
+        records.evaluation(evaluated(0, 0.0, reward=0.2))
+        records.evaluation(evaluated(2, 0.0, reward=0.8))
+        summary = summarize(
+            records, books=BOOKS, max_lag=4, train_wall_s=10.0, generator_idle_share=0.5, success_reward=2.5
+        )
+
+    assert "0.0% before, 0.0% after  (right: a reward of at least 2.5, which none had: if a good answer" in table(
+        summary, folder=tmp_path
+    )
+
+
 def test_a_run_by_hand(tmp_path: Path) -> None:
     with Records(folder=tmp_path, total_steps=2) as records:
         run_of_two_steps(records)
@@ -175,7 +189,7 @@ def test_a_run_by_hand(tmp_path: Path) -> None:
     assert written["evaluation_after"]["pass_at_k"] == {"1": 0.875, "4": 1.0}
     text = table(summary, folder=Path("runs/x"))
     for row in (
-        "held-out accuracy       12.5% before, 87.5% after",
+        "held-out accuracy       12.5% before, 87.5% after  (right: a reward of at least 1)",
         "held-out pass@4         25.0% before, 100.0% after",
         "reward                  0.250 in the first steps, 0.750 in the last",
         "lag of trajectories     0: 50%  1: 38%  2: 12%  (the bound is 4)",
