@@ -150,7 +150,7 @@ def run(variant: Variant, *, steps: int, seed: int) -> dict[str, object]:
     """Mean rewards of windows of steps, when one of them first was at GOAL, and held-out accuracy at the end."""
     import torch
 
-    from learner.algorithms.config import GrpoConfig
+    from learner.algorithms.presets.grpo import GrpoConfig
     from learner.training.config import OptimizerConfig, TrainingConfig
     from learner.training.ranks import Ranks, open_process_group
     from learner.training.trainer import Trainer

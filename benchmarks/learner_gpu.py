@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict
 
 from benchmarks.learner_shapes import SHAPES, Shape, write_random_model
 from benchmarks.padded_training import PaddedTraining
-from learner.algorithms.config import SftConfig
+from learner.algorithms.presets.sft import SftConfig
 from learner.training.batch import TrainSequence
 from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.ranks import CommandChannel, Ranks, close_process_group, open_process_group

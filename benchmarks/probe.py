@@ -30,7 +30,7 @@ from examples.addition.make_model import CHARACTERS, make_tokenizer
 from examples.addition.make_model import make_model as make_addition
 from examples.smollm2.make_model import make_model as make_smollm2
 from generator.engine.options import EngineOptions, prepare_environment
-from learner.algorithms.config import GrpoConfig
+from learner.algorithms.presets.grpo import GrpoConfig
 from learner.training.batch import sequences_of
 from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.ranks import Ranks, close_process_group, open_process_group

@@ -73,7 +73,7 @@ def tell(wall: float, cpu: float) -> None:
 def _ours(given: Given, shared: bool) -> Step:
     import torch
 
-    from learner.algorithms.config import GrpoConfig
+    from learner.algorithms.presets.grpo import GrpoConfig
     from learner.training.config import OptimizerConfig, TrainingConfig
     from learner.training.ranks import Ranks, open_process_group
     from learner.training.trainer import Trainer

@@ -336,10 +336,10 @@ def _learner_problems(config: ProcessConfig) -> Iterator[str]:
 
     assert isinstance(config, LearnerConfig)
     if config.algo.type == "custom":
-        from learner.algorithms.presets.registry import AlgorithmNotFound, build_preset
+        from learner.algorithms.presets.custom import AlgorithmNotFound
 
         try:
-            build_preset(config.algo)
+            config.algo.preset()
         except AlgorithmNotFound as error:
             yield f"[learner] {error}"
     if config.data.path is not None and config.learns_from_files:

@@ -6,7 +6,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from learner.algorithms.config import AlgorithmConfig, DistillConfig, GrpoConfig, OfflineConfig
+from learner.algorithms.presets.distill import DistillConfig
+from learner.algorithms.presets.grpo import GrpoConfig
+from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.evaluation.config import EvaluationConfig, TrackersConfig
 from learner.teachers.config import TeacherConfig, check_teachers, check_use
 from learner.training.config import GuardConfig, TrainingConfig
@@ -397,7 +399,7 @@ class LearnerConfig(ProcessConfig):
 
     @model_validator(mode="after")
     def _data_where_needed(self) -> Self:
-        if isinstance(self.algo, OfflineConfig) and self.data.path is None:
+        if self.algo.learns_from_files and self.data.path is None:
             raise ValueError(
                 f"algo {self.algo.type} learns from a file and none is set: set data.path to a JSONL or Parquet file"
             )
@@ -417,7 +419,7 @@ class LearnerConfig(ProcessConfig):
     @property
     def learns_from_files(self) -> bool:
         """True if the run has examples, and no generators."""
-        return isinstance(self.algo, OfflineConfig) or (self.algo.type == "custom" and self.data.path is not None)
+        return self.algo.learns_from_files or (self.algo.type == "custom" and self.data.path is not None)
 
     @model_validator(mode="after")
     def _models_that_are_used(self) -> Self:

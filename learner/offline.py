@@ -22,8 +22,11 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from learner.algorithms.config import AlgorithmConfig, DpoConfig, RmConfig
-from learner.algorithms.presets.pairs import Sides, preference
+from learner.algorithms.pairs import Sides
+from learner.algorithms.presets.dpo import DpoConfig
+from learner.algorithms.presets.dpo_family import preference
+from learner.algorithms.presets.registry import AlgorithmConfig
+from learner.algorithms.presets.rm import RmConfig
 from learner.config import LearnerConfig
 from learner.data.distillation import CacheKey, cached_reference_logprobs, fingerprint_model, fingerprint_sequences
 from learner.data.examples import Tokenized, Tokenizer, batches, length_statistics

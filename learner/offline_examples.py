@@ -7,7 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.algorithms.config import AlgorithmConfig, DistillConfig, DpoConfig, RmConfig, SftConfig
+from learner.algorithms.presets.distill import DistillConfig
+from learner.algorithms.presets.dpo import DpoConfig
+from learner.algorithms.presets.registry import AlgorithmConfig
+from learner.algorithms.presets.rm import RmConfig
+from learner.algorithms.presets.sft import SftConfig
 from learner.config import LearnerConfig
 from learner.data.distillation import DistillationExample, read_distillation
 from learner.data.examples import Tokenized, Tokenizer, read_examples, split

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from learner.algorithms.presets.preset import Preset
+from learner.algorithms.preset import Preset
 from protocol.trajectories import Trajectory, TrajectoryGroup, Turn
 
 Number = TypeVar("Number", np.int32, np.float32)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from learner.algorithms.presets.preset import Carried, LossTokens, Passes, Preset, ScoredBatch
+from learner.algorithms.preset import Carried, LossTokens, Passes, Preset, ScoredBatch
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
 from learner.training.engine import Engine

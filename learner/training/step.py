@@ -27,7 +27,7 @@ from torch import Tensor
 
 from learner.algorithms import ratios
 from learner.algorithms.policy_loss import once_for_each
-from learner.algorithms.presets.preset import Carried, Loss, LossTokens, Mean, Passes, Preset
+from learner.algorithms.preset import Carried, Loss, LossTokens, Mean, Passes, Preset
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
 from learner.training.engine import learning_rate

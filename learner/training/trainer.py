@@ -29,9 +29,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from learner.algorithms.config import AlgorithmConfig
-from learner.algorithms.presets.preset import Carried, Preset
-from learner.algorithms.presets.registry import build_preset
+from learner.algorithms.preset import Carried, Preset
+from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.algorithms.shaping import RunningMoments
 from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.config import Dtype, TrainingConfig
@@ -201,7 +200,7 @@ class Trainer:
         on every rank. `chat_template` is exported in place of the model's, if it is not empty.
         """
         self._source = TextFiles(model_path, chat_template)
-        self._preset: Preset = build_preset(algorithm)
+        self._preset: Preset = algorithm.preset()
         self._config = config
         self._ranks = ranks
         self._rooms = Rooms()

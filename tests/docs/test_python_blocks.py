@@ -10,9 +10,8 @@ import torch
 from pydantic import JsonValue
 
 from env_service.environments.interface import Action, ChatMessage, Round, Task, TurnOf
-from learner.algorithms.config import CustomConfig
-from learner.algorithms.presets.preset import ScoredBatch
-from learner.algorithms.presets.registry import build_preset
+from learner.algorithms.preset import ScoredBatch
+from learner.algorithms.presets.custom import CustomConfig
 from protocol.rewards import ScoreItem
 from reward_service.config import RewardServiceConfig
 from tests.docs.test_blocks import blocks
@@ -100,7 +99,7 @@ def test_the_algorithm_trains_only_what_did_better_than_its_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module(block("docs/algorithms.md", "def only_good"), tmp_path, monkeypatch)
-    preset = build_preset(CustomConfig(type="custom", path="mine:only_good", options={"clip_high": 0.25}))
+    preset = CustomConfig(type="custom", path="mine:only_good", options={"clip_high": 0.25}).preset()
     numbers = torch.arange(4)
     scored = ScoredBatch(
         rewards=torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64),

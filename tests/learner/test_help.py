@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from env_service.config import EnvServiceConfig
 from generator.config import GeneratorConfig
-from learner.algorithms.config import AlgorithmConfig
+from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.config import LearnerConfig
 from reward_service.config import RewardServiceConfig
 from services.config.models import ProcessConfig, help_text, load_config

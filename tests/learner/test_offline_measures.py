@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from learner.algorithms.config import DpoConfig, RmConfig, SftConfig
+from learner.algorithms.presets.dpo import DpoConfig
+from learner.algorithms.presets.rm import RmConfig
+from learner.algorithms.presets.sft import SftConfig
 from learner.offline import measure, of_scores
 from learner.training.batch import TrainSequence
 from learner.training.trainer import Trainer

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from learner.algorithms.config import AlgorithmConfig
-from learner.algorithms.presets.registry import build_preset
+from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.command import settings_of_run
 from learner.config import LearnerConfig
 from learner.leases.intake import TakenBatch
@@ -68,7 +67,7 @@ def test_a_batch_of_the_log_is_trained_again_under_the_bound_of_its_time() -> No
     """A resume may have lowered it since: what was trained then is a part of the history of the weights."""
     groups = (group(0, trajectory(2, 5), trajectory(5, 5)), group(1, trajectory(4, 5), trajectory(5, 5)))
     batch = TakenBatch(version=5, groups=groups, lags=(3, 1))
-    preset = build_preset(TypeAdapter(AlgorithmConfig).validate_python({"type": "grpo"}))
+    preset = TypeAdapter(AlgorithmConfig).validate_python({"type": "grpo"}).preset()
 
     assert (batch.bound(2), batch.bound(4)) == (3, 4)
     with pytest.raises(LagBoundBroken):

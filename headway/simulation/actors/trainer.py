@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from headway.simulation.actors.engine import History, Truth, number_of_logprob, probe_logprob, tensors_of
 from headway.simulation.world.clock import World, active
 from headway.simulation.world.threads import current_thread
-from learner.algorithms.config import AlgorithmConfig
-from learner.algorithms.presets.registry import build_preset
+from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.training.step import StepMetrics
 from learner.weights.process_group import BucketWriter, LaidOut
 
@@ -80,7 +79,7 @@ class ScriptedTrainer:
     """Stands for learner.training.trainer.Trainer."""
 
     def __init__(self, *, algorithm: AlgorithmConfig) -> None:
-        self._preset = build_preset(algorithm)
+        self._preset = algorithm.preset()
         self._trainers = active().part(Trainers)
         self._script = self._trainers.script
         self._truth = active().part(Truth)

@@ -1,1 +1,1 @@
-"""The presets, by family: each is an estimator of advantages, a loss, and the knobs of its config."""
+"""The algorithms, one file each: settings, and the preset that they make."""

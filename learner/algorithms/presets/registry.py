@@ -1,130 +1,64 @@
-"""From an algorithm's config to its preset."""
+"""The algorithms by name. Loads no torch.
+
+A new one is a file `presets/NAME.py` with its settings, a subclass of Algorithm, and its name in the list here.
+"""
 
 from __future__ import annotations
 
-import importlib
+from functools import reduce
+from importlib import import_module
+from operator import or_
+from typing import TYPE_CHECKING, Annotated
 
-from learner.algorithms.config import (
-    AlgorithmConfig,
-    BestOfKConfig,
-    CispoConfig,
-    CustomConfig,
-    DapoConfig,
-    DistillConfig,
-    DpoConfig,
-    DppoConfig,
-    DrGrpoConfig,
-    GdpoConfig,
-    GigpoConfig,
-    GmpoConfig,
-    GrpoConfig,
-    GspoConfig,
-    KimiConfig,
-    MaxRlConfig,
-    OnlineDpoConfig,
-    OpdConfig,
-    PpoConfig,
-    ReinforceConfig,
-    ReinforcePpConfig,
-    RlooConfig,
-    RmConfig,
-    SapoConfig,
-    SftConfig,
-    StreamedConfig,
-    ToprConfig,
+from pydantic import Field
+
+from learner.algorithms.algorithm import Algorithm
+
+_NAMES = (
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "max_rl",
+    "gdpo",
+    "gspo",
+    "gmpo",
+    "sapo",
+    "cispo",
+    "topr",
+    "kimi",
+    "dppo",
+    "reinforce",
+    "rloo",
+    "reinforce_pp",
+    "ppo",
+    "gigpo",
+    "online_dpo",
+    "best_of_k",
+    "opd",
+    "sft",
+    "rm",
+    "dpo",
+    "distill",
+    "custom",
 )
-from learner.algorithms.presets import pairs, policy_gradient, weighted
-from learner.algorithms.presets.preset import Preset
-from services.process import WrongSettings
-from services.user_code import in_a_sentence
 
 
-class AlgorithmNotFound(WrongSettings, ValueError):
-    """The algorithm of a user's own cannot be had from where the config says."""
+def _settings_of(name: str) -> type[Algorithm]:
+    """The one class of the algorithm's file that has its name as `type`."""
+    there = vars(import_module(f"learner.algorithms.presets.{name}")).values()
+    (found,) = (
+        each
+        for each in there
+        if isinstance(each, type) and issubclass(each, Algorithm) and each.model_fields["type"].default == name
+    )
+    return found
 
 
-def build_preset(config: AlgorithmConfig) -> Preset:
-    """The preset that `config.type` names, with the knobs that `config` sets. Raises AlgorithmNotFound."""
-    match config:
-        case CustomConfig():
-            return _custom(config)
-        case SftConfig():
-            return pairs.sft(config)
-        case DistillConfig():
-            return pairs.distill(config)
-        case DpoConfig():
-            return pairs.dpo(config)
-        case RmConfig():
-            return pairs.rm(config)
-        case _:
-            return _streamed(config)
+ALGORITHMS = {name: _settings_of(name) for name in _NAMES}
+STREAMED = tuple(each for name, each in ALGORITHMS.items() if not each.learns_from_files and name != "custom")
+"""Those that sample; a user's own may do either."""
 
-
-def _streamed(config: StreamedConfig) -> Preset:
-    match config:
-        case GrpoConfig() | DrGrpoConfig() | DapoConfig() | MaxRlConfig():
-            return policy_gradient.grpo(config)
-        case GdpoConfig():
-            return policy_gradient.gdpo(config)
-        case ReinforcePpConfig():
-            return policy_gradient.reinforce_pp(config)
-        case PpoConfig():
-            return policy_gradient.ppo(config)
-        case GigpoConfig():
-            return policy_gradient.gigpo(config)
-        case OnlineDpoConfig():
-            return pairs.online_dpo(config)
-        case BestOfKConfig():
-            return pairs.best_of_k(config)
-        case GspoConfig() | GmpoConfig() | SapoConfig() | KimiConfig():
-            return _to_proximal(config)
-        case _:
-            return _to_behavior(config)
-
-
-def _to_proximal(config: GspoConfig | GmpoConfig | SapoConfig | KimiConfig) -> Preset:
-    match config:
-        case GspoConfig():
-            return weighted.gspo(config)
-        case GmpoConfig():
-            return weighted.gmpo(config)
-        case SapoConfig():
-            return weighted.sapo(config)
-        case KimiConfig():
-            return weighted.kimi(config)
-
-
-def _to_behavior(
-    config: CispoConfig | ToprConfig | DppoConfig | ReinforceConfig | RlooConfig | OpdConfig,
-) -> Preset:
-    match config:
-        case CispoConfig():
-            return weighted.cispo(config)
-        case ToprConfig():
-            return weighted.topr(config)
-        case DppoConfig():
-            return weighted.dppo(config)
-        case ReinforceConfig():
-            return weighted.reinforce(config)
-        case RlooConfig():
-            return weighted.rloo(config)
-        case OpdConfig():
-            return weighted.opd(config)
-
-
-def _custom(config: CustomConfig) -> Preset:
-    module, _, name = config.path.partition(":")
-    try:
-        build = getattr(importlib.import_module(module), name)
-        preset = build(**config.options)
-    except Exception as error:
-        raise AlgorithmNotFound(
-            f"algo.path is {config.path!r} and algo.options {config.options}: {in_a_sentence(error)}; expected "
-            "a function of these options, in a module that can be imported, that returns a Preset"
-        ) from error
-    if not isinstance(preset, Preset):
-        raise AlgorithmNotFound(
-            f"algo.path is {config.path!r}, which returned {type(preset).__name__}; expected a Preset of "
-            "learner.algorithms.presets.preset"
-        )
-    return preset
+if TYPE_CHECKING:
+    AlgorithmConfig = Algorithm
+else:
+    AlgorithmConfig = Annotated[reduce(or_, ALGORITHMS.values()), Field(discriminator="type")]

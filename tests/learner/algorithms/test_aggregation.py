@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.algorithms.config import Aggregation
+from learner.algorithms.knobs import Aggregation
 from learner.algorithms.policy_loss import pair_weights, sequence_weights, token_weights
 
 LENGTHS = np.array([1, 3, 0, 4])

@@ -1,20 +1,16 @@
 import subprocess
 import sys
-from typing import get_args
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from learner.algorithms.config import (
-    AlgorithmConfig,
-    CustomConfig,
-    DistillConfig,
-    DpoConfig,
-    GdpoConfig,
-    GrpoConfig,
-    SftConfig,
-)
 from learner.algorithms.knobs import Knobs
+from learner.algorithms.presets.distill import DistillConfig
+from learner.algorithms.presets.dpo import DpoConfig
+from learner.algorithms.presets.gdpo import GdpoConfig
+from learner.algorithms.presets.grpo import GrpoConfig
+from learner.algorithms.presets.registry import ALGORITHMS, AlgorithmConfig
+from learner.algorithms.presets.sft import SftConfig
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
 
@@ -47,7 +43,7 @@ def test_a_dumped_config_can_be_read_again(config: AlgorithmConfig) -> None:
     assert ADAPTER.validate_json(config.model_dump_json()) == config
 
 
-ALL = [choice for choice in get_args(get_args(AlgorithmConfig)[0]) if choice is not CustomConfig]
+ALL = [kind for name, kind in ALGORITHMS.items() if name != "custom"]
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: str(kind.model_fields["type"].default))
@@ -114,5 +110,5 @@ def test_what_distillation_is_by_default_is_the_forward_divergence_of_64_tokens(
 
 
 def test_configs_load_no_torch() -> None:
-    code = "import sys, learner.algorithms.config, learner.training.config; assert 'torch' not in sys.modules"
+    code = "import sys, learner.algorithms.presets.registry, learner.training.config; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

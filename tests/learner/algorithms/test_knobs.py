@@ -3,8 +3,8 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from learner.algorithms.config import AlgorithmConfig
 from learner.algorithms.knobs import CorrectionKnobs, KlKnobs, Knobs, RewardKnobs
+from learner.algorithms.presets.registry import AlgorithmConfig
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
 

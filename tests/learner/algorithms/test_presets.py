@@ -9,9 +9,9 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from learner.algorithms.config import AlgorithmConfig
-from learner.algorithms.presets.preset import Advantages, LossTokens, Preset, ScoredBatch
-from learner.algorithms.presets.registry import AlgorithmNotFound, build_preset
+from learner.algorithms.preset import Advantages, LossTokens, Preset, ScoredBatch
+from learner.algorithms.presets.custom import AlgorithmNotFound
+from learner.algorithms.presets.registry import AlgorithmConfig
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
 ACTIONS, GROUPS, SIZE = 6, 8, 8
@@ -19,7 +19,7 @@ GOOD = 2
 
 
 def preset_of(algo: str, **knobs: object) -> Preset:
-    return build_preset(ADAPTER.validate_python({"type": algo, **knobs}))
+    return ADAPTER.validate_python({"type": algo, **knobs}).preset()
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from learner.algorithms import shaping
-from learner.algorithms.config import DrGrpoConfig, GigpoConfig, GrpoConfig, OpdConfig, RlooConfig
-from learner.algorithms.presets.preset import Carried, ScoredBatch, shaped
-from learner.algorithms.presets.registry import build_preset
+from learner.algorithms.preset import Carried, ScoredBatch, shaped
+from learner.algorithms.presets.dr_grpo import DrGrpoConfig
+from learner.algorithms.presets.gigpo import GigpoConfig
+from learner.algorithms.presets.grpo import GrpoConfig
+from learner.algorithms.presets.opd import OpdConfig
+from learner.algorithms.presets.rloo import RlooConfig
 from learner.algorithms.shaping import RunningMoments
 from tests.learner.algorithms.steps import floats, integers
 
@@ -108,7 +111,7 @@ def test_an_adaptive_penalty_uses_what_was_carried_and_moves_it_towards_the_targ
 
 def test_a_preset_hands_on_what_is_carried_and_what_was_measured() -> None:
     config = RlooConfig(kl_coefficient=0.1, kl_control="adaptive", reward_normalisation="scale")
-    estimate = build_preset(config).advantages
+    estimate = config.preset().advantages
     assert estimate is not None
     made = estimate(batch(**KL))
     assert made.carried is not None

@@ -8,10 +8,10 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from learner.algorithms.config import AlgorithmConfig, GdpoConfig, StreamedConfig
 from learner.algorithms.knobs import Knobs
-from learner.algorithms.presets.preset import LossTokens, Preset, ScoredBatch
-from learner.algorithms.presets.registry import build_preset
+from learner.algorithms.preset import LossTokens, Preset, ScoredBatch
+from learner.algorithms.presets.gdpo import GdpoConfig
+from learner.algorithms.presets.registry import STREAMED, AlgorithmConfig
 from tests.learner.algorithms.differences import doubles, gradient
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
@@ -93,7 +93,7 @@ def choices(kind: type[Knobs]) -> list[dict[str, object]]:
 
 
 REQUIRED: dict[type[Knobs], dict[str, object]] = {GdpoConfig: {"components": {"correct": 1.0}}}
-CASES = [(kind, given) for kind in get_args(StreamedConfig) for given in choices(kind)]
+CASES = [(kind, given) for kind in STREAMED for given in choices(kind)]
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_every_gradient_on_streamed_tokens_notices_the_behavior_policy_or_says_t
     config = kind.model_validate(REQUIRED.get(kind, {}) | given)
     said = "uncorrected" in (kind.__doc__ or "") and kind.model_fields["type"].default in ("online_dpo", "best_of_k")
     chosen = given.get("correction") == "none"
-    assert notices(build_preset(ADAPTER.validate_python(config))) is not (said or chosen)
+    assert notices(ADAPTER.validate_python(config).preset()) is not (said or chosen)
 
 
 def test_what_is_not_corrected_is_said_where_it_is_chosen() -> None:
     for field in ("correction", "kl_ratio", "positive_nll", "entropy_coefficient"):
-        kinds = [kind for kind in get_args(StreamedConfig) if field in kind.model_fields]
+        kinds = [kind for kind in STREAMED if field in kind.model_fields]
         assert kinds
         assert all("uncorrected" in (kind.model_fields[field].description or "") for kind in kinds)
 
@@ -119,7 +119,7 @@ def test_what_is_not_corrected_is_said_where_it_is_chosen() -> None:
 def test_a_correction_multiplies_the_gradient_of_a_first_update(algo: str) -> None:
     """w = e^-1.5 = 0.223 where behavior is 1.5 nats above, and e^1.5 = 4.48, capped at 2, where it is below."""
     given = {"policy_loss": "sequence_clip"} if algo == "rloo" else {}
-    preset = build_preset(ADAPTER.validate_python({"type": algo, **given}))
+    preset = ADAPTER.validate_python({"type": algo, **given}).preset()
     expected = slope(preset, POLICY) * torch.exp(-SHIFT).clamp(max=2.0)
     torch.testing.assert_close(slope(preset, POLICY + SHIFT), expected)
 
@@ -128,7 +128,7 @@ def test_rloos_sequence_clip_is_of_the_product_over_the_trajectory() -> None:
     """The policy 0.1 nats above the proximal at each token: the mean ratio 1.105 is within 0.2 of 1; the products are
     e^0.2 = 1.22 and e^0.3 = 1.35 for the longer ones, e^0.1 for the last, good one. Good are 0 and 3: 0 is clipped.
     """
-    preset = build_preset(ADAPTER.validate_python({"type": "rloo", "policy_loss": "sequence_clip"}))
+    preset = ADAPTER.validate_python({"type": "rloo", "policy_loss": "sequence_clip"}).preset()
     slopes = gradient(lambda policy: loss_at(preset, policy, behavior=POLICY - 0.1, proximal=POLICY - 0.1), POLICY)
     assert [value != 0 for value in slopes.tolist()] == [False, False, True, True, True, True, True, True]
 
@@ -146,13 +146,13 @@ def test_rloos_sequence_clip_is_of_the_product_over_the_trajectory() -> None:
     ],
 )
 def test_a_ratio_that_differs_from_1_in_the_first_update_is_known_to(given: dict[str, object], moves: bool) -> None:
-    assert build_preset(ADAPTER.validate_python(given)).moves_at_once is moves
+    assert ADAPTER.validate_python(given).preset().moves_at_once is moves
 
 
 @pytest.mark.parametrize("algo", ["ppo", "reinforce_pp"])
 def test_whitening_leaves_out_trajectories_that_are_not_trained(algo: str) -> None:
     """Trajectory 1 was cut off: the others' advantages have mean 0 and deviation 1 among themselves."""
-    preset = build_preset(ADAPTER.validate_python({"type": algo, "truncated": "mask"}))
+    preset = ADAPTER.validate_python({"type": algo, "truncated": "mask"}).preset()
     assert preset.advantages is not None
     truncated = torch.tensor([False, True, False, False])
     made = preset.advantages(batch_of(POLICY, POLICY, truncated=truncated))
@@ -166,7 +166,7 @@ def test_whitening_leaves_out_trajectories_that_are_not_trained(algo: str) -> No
 
 
 def test_whitening_leaves_out_tokens_that_a_filter_takes_out() -> None:
-    preset = build_preset(ADAPTER.validate_python({"type": "reinforce_pp", "token_veto": 0.5}))
+    preset = ADAPTER.validate_python({"type": "reinforce_pp", "token_veto": 0.5}).preset()
     assert preset.advantages is not None
     behavior = POLICY + doubles(0, 1.5, 0, 0, 0, 0, 0, 0)  # w = 0.22 at the second token of trajectory 0
     made = preset.advantages(batch_of(behavior, POLICY))
@@ -179,7 +179,7 @@ def test_whitening_leaves_out_tokens_that_a_filter_takes_out() -> None:
 
 def test_the_divergence_mask_of_a_preset_looks_at_its_advantages() -> None:
     """Behavior is above the policy by 1.5 in trajectories 0, good, and 2, bad: the latter leaves the loss."""
-    preset = build_preset(ADAPTER.validate_python({"type": "grpo", "divergence_limit": 0.5}))
+    preset = ADAPTER.validate_python({"type": "grpo", "divergence_limit": 0.5}).preset()
     assert preset.advantages is not None
     assert preset.passes.proximal
     made = preset.advantages(batch_of(POLICY + SHIFT, POLICY))
@@ -190,8 +190,8 @@ def test_the_divergence_mask_of_a_preset_looks_at_its_advantages() -> None:
 def test_self_normalised_weights_are_those_of_the_step_over_their_mean() -> None:
     """w = 0.223 for 4 tokens and 2 for the other 4: the mean is 1.112."""
     low = float(torch.exp(torch.tensor(-1.5, dtype=torch.float64)))
-    preset = build_preset(ADAPTER.validate_python({"type": "grpo", "self_normalise": True}))
-    plain = build_preset(ADAPTER.validate_python({"type": "grpo"}))
+    preset = ADAPTER.validate_python({"type": "grpo", "self_normalise": True}).preset()
+    plain = ADAPTER.validate_python({"type": "grpo"}).preset()
     assert preset.advantages is not None
     made = preset.advantages(batch_of(POLICY + SHIFT, POLICY))
     assert made.correction_scale == pytest.approx(8 / (4 * low + 4 * 2))

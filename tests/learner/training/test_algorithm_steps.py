@@ -16,7 +16,7 @@ import torch
 from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from learner.algorithms.config import AlgorithmConfig
+from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.training.batch import TrainSequence
 from learner.training.config import TrainingConfig
 from learner.training.ranks import CommandChannel, Ranks

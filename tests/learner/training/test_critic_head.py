@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from learner.algorithms.config import PpoConfig
+from learner.algorithms.presets.ppo import PpoConfig
 from learner.training.config import CriticConfig, TrainingConfig
 from learner.training.packing import Microbatch
 from learner.training.ranks import CommandChannel, Ranks

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from benchmarks.learner_gpu import Workload, measure
 from benchmarks.learner_shapes import SHAPES, Shape, write_random_model
-from learner.algorithms.config import AlgorithmConfig
+from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.training.batch import TrainSequence, flatten
 from learner.training.config import TrainingConfig
 from learner.training.packing import pack, shared_prefixes

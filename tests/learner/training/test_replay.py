@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.algorithms.config import GrpoConfig
+from learner.algorithms.presets.grpo import GrpoConfig
 from learner.journal.checkpoints import Checkpoints
 from learner.journal.journal import FOLDER, Journal
 from learner.ledger import Batch, Ledger

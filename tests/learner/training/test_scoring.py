@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.algorithms.presets.preset import Advantages, Carried, Loss, LossTokens, Passes, Preset, ScoredBatch
+from learner.algorithms.preset import Advantages, Carried, Loss, LossTokens, Passes, Preset, ScoredBatch
 from learner.training.batch import FlatBatch, TrainSequence, flatten
 from learner.training.models import Scorers, TokenScores, credit, score
 from learner.training.packing import Microbatch, pack, shared_prefixes

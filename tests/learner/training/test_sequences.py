@@ -4,18 +4,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from learner.algorithms.config import BestOfKConfig, DrGrpoConfig, GdpoConfig, GigpoConfig, GrpoConfig, OnlineDpoConfig
 from learner.algorithms.knobs import Aggregation
 from learner.algorithms.policy_loss import once_for_each, token_weights
-from learner.algorithms.presets.preset import Carried
-from learner.algorithms.presets.registry import build_preset
+from learner.algorithms.preset import Carried
+from learner.algorithms.presets.best_of_k import BestOfKConfig
+from learner.algorithms.presets.dr_grpo import DrGrpoConfig
+from learner.algorithms.presets.gdpo import GdpoConfig
+from learner.algorithms.presets.gigpo import GigpoConfig
+from learner.algorithms.presets.grpo import GrpoConfig
+from learner.algorithms.presets.online_dpo import OnlineDpoConfig
 from learner.leases.granting import TaskOrder
 from learner.training.batch import ComponentMissing, LagBoundBroken, SeveralSequences, Teaching, flatten, sequences_of
 from learner.training.models import TokenScores, credit
 from protocol.trajectories import RewardRecord, Trajectory, Turn, VersionSpan
 from tests.learner.samples import INCARNATION, group, trajectory
 
-GRPO = build_preset(GrpoConfig())
+GRPO = GrpoConfig().preset()
 
 
 def test_a_trajectory_becomes_a_sequence_with_its_reward_and_the_lag_of_each_sampled_token() -> None:
@@ -35,9 +39,9 @@ def test_a_trajectory_becomes_a_sequence_with_its_reward_and_the_lag_of_each_sam
 def test_of_a_group_only_those_are_taken_that_the_algorithm_selects() -> None:
     rewards = (0.5, 2.0, -1.0, 2.0)
     groups = [group(number, *(trajectory(4, reward=reward) for reward in rewards)) for number in range(2)]
-    pairs = sequences_of(groups, version=4, max_lag=0, preset=build_preset(OnlineDpoConfig()))
+    pairs = sequences_of(groups, version=4, max_lag=0, preset=OnlineDpoConfig().preset())
     assert [(sequence.pair, sequence.reward) for sequence in pairs] == [(0, 2.0), (0, -1.0), (1, 2.0), (1, -1.0)]
-    best = sequences_of(groups, version=4, max_lag=0, preset=build_preset(BestOfKConfig()))
+    best = sequences_of(groups, version=4, max_lag=0, preset=BestOfKConfig().preset())
     assert [(sequence.pair, sequence.reward) for sequence in best] == [(-1, 2.0), (-1, 2.0)]
 
 
@@ -47,7 +51,7 @@ def rewarded(**components: float) -> Trajectory:
 
 
 def test_an_algorithm_has_the_reward_components_that_it_weighs_in_its_own_order() -> None:
-    gdpo = build_preset(GdpoConfig(components={"form": 0.5, "right": 1.0}))
+    gdpo = GdpoConfig(components={"form": 0.5, "right": 1.0}).preset()
     groups = [group(0, rewarded(right=1.0, other=7.0, form=0.25), rewarded(form=0.0, right=0.0))]
     assert [s.components for s in sequences_of(groups, version=4, max_lag=0, preset=gdpo)] == [(0.25, 1.0), (0.0, 0.0)]
     assert [s.components for s in sequences_of(groups, version=4, max_lag=0, preset=GRPO)] == [(), ()]
@@ -55,7 +59,7 @@ def test_an_algorithm_has_the_reward_components_that_it_weighs_in_its_own_order(
 
 @pytest.mark.parametrize(("given", "said"), [({}, "gave none"), ({"right": 1.0, "parsed": 0.0}, "gave parsed, right")])
 def test_a_component_that_a_reward_lacks_is_named_with_those_that_it_has(given: dict[str, float], said: str) -> None:
-    gdpo = build_preset(GdpoConfig(components={"form": 0.5, "right": 1.0}))
+    gdpo = GdpoConfig(components={"form": 0.5, "right": 1.0}).preset()
     with pytest.raises(ComponentMissing, match=f"environment .* has no form: verifier test {said}.*algo.components"):
         sequences_of([group(0, rewarded(**given))], version=4, max_lag=0, preset=gdpo)
 
@@ -79,7 +83,7 @@ def test_what_a_teacher_said_goes_with_the_trajectory_that_it_said_it_of() -> No
     said = [np.full(3, -float(number), dtype=np.float32) for number in range(3)]
     groups = [group(0, *(trajectory(4, reward=reward) for reward in rewards))]
     taught = sequences_of(
-        groups, version=4, max_lag=0, preset=build_preset(OnlineDpoConfig()), teaching=[Teaching(logprobs=said)]
+        groups, version=4, max_lag=0, preset=OnlineDpoConfig().preset(), teaching=[Teaching(logprobs=said)]
     )
     assert [sequence.teacher_logprobs.tolist() for sequence in taught] == [[-2.0] * 3, [0.0] * 3]
     assert [sequence.teacher for sequence in taught] == [0, 0]
@@ -117,11 +121,11 @@ def test_seeds_differ_by_lease_attempt_and_run() -> None:
 
 
 def test_a_turn_has_its_own_reward_where_the_algorithm_asks_for_it() -> None:
-    gigpo = build_preset(GigpoConfig(turn_rewards=True))
+    gigpo = GigpoConfig(turn_rewards=True).preset()
     told = group(0, rewarded(turn_0=0.25, other=1.0))
     (asked,) = sequences_of([told], version=4, max_lag=0, preset=gigpo)
     assert [turn.reward for turn in asked.turns] == [0.25]
-    (plain,) = sequences_of([told], version=4, max_lag=0, preset=build_preset(GigpoConfig()))
+    (plain,) = sequences_of([told], version=4, max_lag=0, preset=GigpoConfig().preset())
     assert [turn.reward for turn in plain.turns] == [0.0]
     with pytest.raises(
         ComponentMissing, match=r"for 1 turns has no component turn_0: it has other\. Use an environment"
@@ -192,7 +196,7 @@ def test_equal_keys_are_equal_states_whatever_the_tokens() -> None:
 
 
 def test_turns_have_the_rewards_that_the_environment_gave_them() -> None:
-    gigpo = build_preset(GigpoConfig(turn_rewards=True))
+    gigpo = GigpoConfig(turn_rewards=True).preset()
     (sequence,) = sequences_of([group(0, several_turns(rewards=(0.5, 0.0, 1.5)))], version=4, max_lag=2, preset=gigpo)
     assert [turn.reward for turn in sequence.turns] == [0.5, 0.0, 1.5]
 
@@ -201,7 +205,7 @@ def test_turns_have_the_rewards_that_the_environment_gave_them() -> None:
 
 
 def test_gigpo_is_the_same_for_one_sequence_and_for_several() -> None:
-    gigpo = build_preset(GigpoConfig(turn_rewards=True))
+    gigpo = GigpoConfig(turn_rewards=True).preset()
     other = several_turns(rewards=(0.0, 0.0, 0.0)).model_copy(
         update={"reward": RewardRecord(reward=0.0, verifier="test")}
     )
@@ -220,7 +224,7 @@ def test_gigpo_is_the_same_for_one_sequence_and_for_several() -> None:
 def test_a_pair_of_trajectories_of_several_sequences_is_refused() -> None:
     groups = [group(0, several_turns(starts=(3,)), trajectory(4, reward=0.0))]
     with pytest.raises(SeveralSequences, match='history = "append"'):
-        sequences_of(groups, version=4, max_lag=2, preset=build_preset(OnlineDpoConfig()))
+        sequences_of(groups, version=4, max_lag=2, preset=OnlineDpoConfig().preset())
 
 
 def played(player: str, reward: float) -> Trajectory:
@@ -236,7 +240,7 @@ def test_players_are_compared_with_those_who_played_the_same_part() -> None:
         (0, 1.0), (0, 0.0), (1, 1.0), (1, -1.0), (1, 1.0), (2, -1.0), (2, 1.0),
     ]  # fmt: skip
 
-    plain = build_preset(DrGrpoConfig())
+    plain = DrGrpoConfig().preset()
     made = credit(
         flatten(sequences_of([ZERO_SUM], version=4, max_lag=0, preset=plain)),
         TokenScores(), preset=plain, carried=Carried(),
@@ -254,7 +258,7 @@ def test_a_batch_holds_no_token_that_is_too_old_whoever_played_it() -> None:
 
 
 def test_of_each_player_the_best_and_the_worst_make_a_pair_of_their_own() -> None:
-    preset = build_preset(OnlineDpoConfig())
+    preset = OnlineDpoConfig().preset()
     even = group(1, played("x", 0.0), played("o", 1.0), played("x", 0.0), played("o", 0.5))
     pairs = sequences_of([ZERO_SUM, even], version=4, max_lag=0, preset=preset)
     assert [(sequence.pair, sequence.reward) for sequence in pairs] == [

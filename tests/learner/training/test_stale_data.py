@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,8 +10,10 @@ import torch
 from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM
 
-from learner.algorithms.config import AlgorithmConfig, GdpoConfig, OpdConfig, StreamedConfig
 from learner.algorithms.knobs import Knobs
+from learner.algorithms.presets.gdpo import GdpoConfig
+from learner.algorithms.presets.opd import OpdConfig
+from learner.algorithms.presets.registry import STREAMED, AlgorithmConfig
 from learner.training.batch import TrainSequence
 from learner.training.config import TrainingConfig
 from learner.training.ranks import CommandChannel, Ranks
@@ -20,7 +21,7 @@ from learner.training.trainer import Trainer
 from tests.learner.training.tiny_model import VOCABULARY
 
 ADAPTER: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
-KINDS: tuple[type[Knobs], ...] = get_args(StreamedConfig)
+KINDS: tuple[type[Knobs], ...] = STREAMED
 PROMPT, COMPLETION = 3, 6
 REWARDS = (1.0, 0.0, 0.25, 0.0, 0.0, 1.0, 1.0, 0.5)
 """Of two groups of four, which are four pairs too, the better one first or last."""

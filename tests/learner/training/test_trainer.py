@@ -10,8 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner.algorithms.config import AlgorithmConfig, GrpoConfig, PpoConfig, SftConfig
-from learner.algorithms.presets.registry import build_preset
+from learner.algorithms.presets.grpo import GrpoConfig
+from learner.algorithms.presets.ppo import PpoConfig
+from learner.algorithms.presets.registry import AlgorithmConfig
+from learner.algorithms.presets.sft import SftConfig
 from learner.training.batch import TrainSequence, flatten
 from learner.training.config import Dtype, OptimizerConfig, TrainingConfig
 from learner.training.models import Output
@@ -234,9 +236,11 @@ def test_what_has_no_advantage_is_measured_and_not_learned_from_and_nothing_else
     found, tokens = [], []
     for skips in (True, False):
         with monkeypatch.context() as patch:
+            made_preset = GrpoConfig.preset
             patch.setattr(
-                "learner.training.trainer.build_preset",
-                lambda algo, skips=skips: replace(build_preset(algo), rests_on_advantages=skips),
+                GrpoConfig,
+                "preset",
+                lambda algo, made=made_preset, skips=skips: replace(made(algo), rests_on_advantages=skips),
             )
             with trainer(tied_llama, commands, config=config, keeps_tokens=True) as made:
                 metrics = [made.train_step(sequences, version=step) for step in range(2)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner.algorithms.config import GrpoConfig
+from learner.algorithms.presets.grpo import GrpoConfig
 from learner.training.ranks import CommandChannel, Ranks
 from learner.training.trainer import Trainer
 from tests.learner.training.engine_parts import LORA, config_with

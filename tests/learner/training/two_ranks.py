@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from learner.algorithms.config import GrpoConfig
+from learner.algorithms.presets.grpo import GrpoConfig
 from learner.training.config import TrainingConfig
 from learner.training.trainer import Trainer
 from tests.learner.training.rank_processes import two_ranks

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from learner.algorithms.config import PpoConfig
+from learner.algorithms.presets.ppo import PpoConfig
 from learner.training.config import TrainingConfig
 from learner.training.trainer import Trainer
 from tests.learner.training.rank_processes import two_ranks

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from learner.algorithms.config import AlgorithmConfig
+from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.training.batch import TrainSequence
 from learner.training.config import TrainingConfig
 from learner.training.trainer import Trainer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from learner.algorithms.config import GrpoConfig
+from learner.algorithms.presets.grpo import GrpoConfig
 from learner.training.config import TrainingConfig
 from learner.training.ranks import CommandChannel, Ranks, share_folder
 from learner.training.trainer import Trainer

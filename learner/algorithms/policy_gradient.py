@@ -1,32 +1,23 @@
-"""Presets of an estimator of advantages and a policy loss; the rest follows from the knobs.
+"""A preset of an estimator of advantages and a policy loss; the rest follows from the knobs.
 
 rewards ─ shaping ─▶ + KL in reward ─▶ estimator ─▶ advantages ─▶ policy loss x correction + KL + entropy ─▶ loss
-
-Those with the clipped ratio of each token to the proximal policy are here, the others in `weighted`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from learner.algorithms import advantages, policy_loss, ratios
-from learner.algorithms.config import (
-    DapoConfig,
-    DrGrpoConfig,
-    GdpoConfig,
-    GigpoConfig,
-    GrpoConfig,
-    MaxRlConfig,
-    PpoConfig,
-    ReinforcePpConfig,
-)
+from learner.algorithms.algorithm import ClippedGroupAlgorithm, GroupAlgorithm
 from learner.algorithms.knobs import ClipKnobs, CorrectionKnobs, PositiveKnobs, RewardKnobs, SampledKnobs, ScaleKnobs
 from learner.algorithms.policy_loss import PolicyLoss, negative_log_likelihood, token_weights
-from learner.algorithms.presets.preset import (
+from learner.algorithms.preset import (
     Advantages,
     Loss,
     LossTokens,
@@ -35,6 +26,7 @@ from learner.algorithms.presets.preset import (
     Preset,
     Rewards,
     ScoredBatch,
+    mean_of,
     shaped,
 )
 
@@ -43,6 +35,28 @@ NO_PASSES = Passes()
 Estimator = Callable[[ScoredBatch, Rewards, Tensor], Advantages]
 """From the step, its rewards, and which tokens [M] take part in the loss, as far as no advantage decides that."""
 TokenLoss = Callable[[LossTokens], PolicyLoss]
+
+
+class SequenceClipConfig(Protocol):
+    """Settings with the bounds of a clip."""
+
+    @property
+    def clip_low(self) -> float: ...
+
+    @property
+    def clip_high(self) -> float: ...
+
+
+class _ToProximal(Protocol):
+    """A loss per token by the ratio to the proximal policy."""
+
+    def __call__(self, *, policy_logprobs: Tensor, proximal_logprobs: Tensor, advantages: Tensor) -> PolicyLoss: ...
+
+
+class _ToBehavior(Protocol):
+    """A loss per token by the ratio to the behavior policy."""
+
+    def __call__(self, *, policy_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor) -> PolicyLoss: ...
 
 
 def policy_gradient(
@@ -228,101 +242,6 @@ def _with_penalties(config: SampledKnobs, tokens: LossTokens, losses: Tensor) ->
     return losses, means
 
 
-def mean_of(values: Tensor) -> Mean:
-    """The measure of the mean of `values`, without gradient."""
-    return Mean(total=values.detach().sum(), count=values.new_tensor(values.numel()))
-
-
-def grpo(config: GrpoConfig | DrGrpoConfig | DapoConfig | MaxRlConfig) -> Preset:
-    """Group advantages and the clip. The four differ in defaults, and in that only dapo asks for spread."""
-    return policy_gradient(
-        config,
-        name=config.type,
-        estimator=group_level(config),
-        loss=clip(config),
-    )
-
-
-def gdpo(config: GdpoConfig) -> Preset:
-    """Each component of the reward in its group, their weighted sum over the step; the clip."""
-
-    def estimate(batch: ScoredBatch, rewards: Rewards, kept: Tensor) -> Advantages:
-        made = advantages.per_component(
-            components=batch.components,
-            groups=batch.groups,
-            weights=tuple(config.components.values()),
-            counted=torch.bincount(batch.sequences[kept], minlength=len(batch.rewards)) > 0,
-        )
-        return Advantages(advantages=made[batch.sequences])
-
-    made = policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config))
-    return replace(made, components=tuple(config.components))
-
-
-def reinforce_pp(config: ReinforcePpConfig) -> Preset:
-    """Rewards to go, standardised over the step's tokens, and the clip."""
-
-    def estimate(batch: ScoredBatch, rewards: Rewards, kept: Tensor) -> Advantages:
-        return Advantages(
-            advantages=advantages.batch(
-                rewards=rewards.of_trajectories,
-                groups=batch.groups,
-                sequences=batch.sequences,
-                subtract_group_mean=config.group_baseline,
-                token_rewards=rewards.of_tokens,
-                counted=kept,
-            )
-        )
-
-    return policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config))
-
-
-def gigpo(config: GigpoConfig) -> Preset:
-    """The trajectory's advantage in its group, and the turn's among equal states; the clip."""
-
-    def estimate(batch: ScoredBatch, rewards: Rewards, kept: Tensor) -> Advantages:
-        return Advantages(
-            advantages=advantages.step_group(
-                rewards=rewards.with_tokens(batch),
-                groups=batch.groups,
-                sequences=batch.sequences,
-                turns=batch.turns,
-                turn_states=batch.turn_states,
-                gamma_step=config.step_discount,
-                omega=config.step_weight,
-                scale=config.advantage_scale,
-                turn_rewards=batch.turn_rewards if config.turn_rewards else None,
-            )
-        )
-
-    made = policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config))
-    return replace(made, turn_rewards=config.turn_rewards)
-
-
-def ppo(config: PpoConfig) -> Preset:
-    """Generalised advantages from a critic, and the clip."""
-
-    def estimate(batch: ScoredBatch, rewards: Rewards, kept: Tensor) -> Advantages:
-        assert batch.values is not None, "the preset asked for the critic's values"
-        alpha = config.length_adaptive_alpha
-        made = advantages.gae(
-            rewards=rewards.at_tokens(batch),
-            values=batch.values,
-            sequences=batch.sequences,
-            gamma=config.discount,
-            policy_lambda=config.policy_lambda
-            if alpha is None
-            else advantages.length_adaptive_lambda(sequences=batch.sequences, alpha=alpha),
-            value_lambda=config.value_lambda,
-            whiten=config.whiten,
-            counted=kept,
-        )
-        return Advantages(advantages=made.advantages, returns=made.returns)
-
-    made = policy_gradient(config, name=config.type, estimator=estimate, loss=clip(config), passes=Passes(values=True))
-    return replace(made, value_clip=config.value_clip)
-
-
 def clip(config: ClipKnobs) -> TokenLoss:
     """The clip with the config's bounds."""
 
@@ -334,6 +253,56 @@ def clip(config: ClipKnobs) -> TokenLoss:
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             dual_clip=config.dual_clip,
+        )
+
+    return loss
+
+
+def of_group(
+    config: GroupAlgorithm | ClippedGroupAlgorithm, loss: TokenLoss, *, to_behavior: bool = False, pulls: bool = False
+) -> Preset:
+    """The preset of group advantages and a loss; see `policy_gradient`."""
+    return policy_gradient(
+        config, name=config.type, estimator=group_level(config), loss=loss, to_behavior=to_behavior, pulls=pulls
+    )
+
+
+def to_proximal(loss: _ToProximal) -> TokenLoss:
+    """A loss by the ratio to the proximal policy, as a preset calls it."""
+    return lambda tokens: loss(
+        policy_logprobs=tokens.policy_logprobs,
+        proximal_logprobs=tokens.proximal_logprobs,
+        advantages=tokens.advantages,
+    )
+
+
+def to_behavior(loss: _ToBehavior) -> TokenLoss:
+    """A loss by the ratio to the behavior policy, as a preset calls it."""
+    return lambda tokens: loss(
+        policy_logprobs=tokens.policy_logprobs,
+        behavior_logprobs=tokens.behavior_logprobs,
+        advantages=tokens.advantages,
+    )
+
+
+def reinforce(cap: float | None) -> TokenLoss:
+    """REINFORCE by a capped ratio to the behavior policy."""
+    return to_behavior(partial(policy_loss.reinforce, cap=cap))
+
+
+def sequence_clip(config: SequenceClipConfig, *, product: bool = False) -> TokenLoss:
+    """The clip of the whole trajectory's ratio, with the config's bounds; see `policy_loss.sequence_clip`."""
+
+    def loss(tokens: LossTokens) -> PolicyLoss:
+        return policy_loss.sequence_clip(
+            policy_logprobs=tokens.policy_logprobs,
+            proximal_logprobs=tokens.proximal_logprobs,
+            advantages=tokens.advantages,
+            sequences=tokens.sequences,
+            count=len(tokens.sequence_weights),
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            product=product,
         )
 
     return loss

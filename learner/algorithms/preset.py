@@ -125,6 +125,11 @@ class Mean:
     count: Tensor
 
 
+def mean_of(values: Tensor) -> Mean:
+    """The measure of the mean of `values`, without gradient."""
+    return Mean(total=values.detach().sum(), count=values.new_tensor(values.numel()))
+
+
 @dataclass(frozen=True)
 class Loss:
     """`total`: the microbatch's part of the step's loss, a scalar.

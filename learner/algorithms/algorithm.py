@@ -1,0 +1,35 @@
+"""An algorithm: its settings, and the preset that they make. Loads no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from learner.algorithms.knobs import ClippedKnobs, Knobs, ScaleKnobs, StreamedKnobs
+
+if TYPE_CHECKING:
+    from learner.algorithms.preset import Preset
+
+
+class Algorithm(Knobs):
+    """The settings of an algorithm, told apart by `type`, made of the knobs of its parts.
+
+    A knob that the other choices make useless is refused when it is given, and is left out when the model is dumped, so
+    that a dumped config can always be read again.
+    """
+
+    learns_from_files: ClassVar[bool] = False
+    """It learns from examples in files, and samples nothing."""
+
+    type: str
+
+    def preset(self) -> Preset:
+        """The algorithm as the trainer sees it. Imports torch, which the settings alone do without."""
+        raise NotImplementedError
+
+
+class GroupAlgorithm(Algorithm, StreamedKnobs, ScaleKnobs):
+    """An algorithm whose advantages compare the trajectories of a group."""
+
+
+class ClippedGroupAlgorithm(Algorithm, ClippedKnobs, ScaleKnobs):
+    """The same, under a clip of each token's ratio."""
