@@ -53,8 +53,8 @@ class Announcement(WireModel):
     the generator's process; `expelled` (it proved to serve something else) for this start of the learner.
 
     `instance` is drawn at random at each start of the process, which was at `started_at`, in seconds since 1970; 0 if
-    that is not known. Of two processes with one id the later one stays. Generators of one `kind` load equal bytes to parameters
-    of equal checksum. `serving_version` is None while it serves no whole weights, or is not `able`.
+    that is not known. Of two processes with one id the later one stays. Generators of one `kind` load equal bytes to
+    parameters of equal checksum. `serving_version` is None while it serves no whole weights, or is not `able`.
     `dtype` is that of its weights and activations. One without `staging` has no room for new weights beside the old: it
     receives a broadcast within its commit, which therefore has to be asked for while the broadcast is sent.
     """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from env_service.agents.attempts import checked_result
+from env_service.agents.results import checked_result
 from env_service.environments.interface import Step
 from env_service.hosting.messages import step_reply
 from reward_service.verifier.submission import Score, UserError, to_score
