@@ -87,7 +87,7 @@ class OnlineTraining:
         self._credits = Credits(checkpoints, wanted=config.checkpoint.keep_best > 0)
         self._guard = guard
         self._samples = samples
-        self._version = first_version
+        self._version = self._kept_version = first_version
         self._replay = replay
         self._loop = loop
         self._prober = Prober(
@@ -137,6 +137,7 @@ class OnlineTraining:
             while self._version < config.steps and not self._out_of_time():
                 self._step()
         self.train_wall_s = time.monotonic() - self._began
+        self._keep_early_end()
         self._call(self._idle.end())
         with suppress(EndedEarly):
             for evaluation in self._underway:
@@ -150,6 +151,11 @@ class OnlineTraining:
             log.info("ending after step %d of %d, as after the last one%s", self._version, config.steps, how)
         self._trainer.export(config.exported_model)
         log.info("the trained model is in %s", config.exported_model)
+
+    def _keep_early_end(self) -> None:
+        """A run that ends before its last step is gone on with from there, and need not train anything once more."""
+        if self._kept_version < self._version < self._config.steps:
+            self._checkpoint()
 
     def _out_of_time(self) -> bool:
         limit_s = self._config.time_limit_s
@@ -313,6 +319,7 @@ class OnlineTraining:
         else:
             seconds = time.monotonic() - start
             self._records.checkpoint(version=self._version, seconds=seconds)
+            self._kept_version = self._version
             log.info("checkpoint %s, %.1f s", path, seconds)
 
     def _evaluate_and_wait(self) -> None:

@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -146,31 +146,49 @@ class RunLock:
     def check(self) -> None:
         """To be called before a write. Raises FolderLost once the folder is another's.
 
-        Costs nothing if the lease was looked at lately: only a process that stood still can have lost it.
+        Costs nothing if the lease was looked at lately: only a process that stood still can have lost it. It waits for
+        no write: the event loop calls it.
         """
         if self._lost is None and time.monotonic() - self._looked_at > self._pace.silence_s / 2:
-            self.beat()
+            with self._said_once():
+                self._look()
         if self._lost is not None:
             raise self._lost
 
     def beat(self) -> None:
         """Rewrites the lease, if it is still this process's."""
-        with self._mutex:
-            try:
-                taken_by = self._claim.overtaken_by()
-                if taken_by is not None:
-                    self._lost = FolderLost(
-                        f"{self._claim.folder} was taken over by {taken_by}, while this process stood still: it ends "
-                        "without writing there"
-                    )
+        with self._said_once():
+            self._look()
+            if self._lost is not None:
+                return
+            with self._mutex:
+                if self._ended.is_set():
                     return
-                self._looked_at = time.monotonic()
-                self._claim.beat()
-                self._failing = False
-            except OSError as error:
-                if not self._failing:
-                    logger.warning("the lease of %s cannot be renewed: %s", self._claim.folder, error)
-                self._failing = True
+                written = self._claim.beat()
+            try:
+                os.fsync(written)  # which may take seconds, and so not under the mutex
+            finally:
+                os.close(written)
+            self._failing = False
+
+    def _look(self) -> None:
+        claim, now = self._claim, time.monotonic()
+        taken_by = claim.overtaken_by()
+        if taken_by is not None:
+            self._lost = FolderLost(
+                f"{claim.folder} was taken over by {taken_by}, while this process stood still: it ends without writing "
+                "there"
+            )
+        self._looked_at = now
+
+    @contextlib.contextmanager
+    def _said_once(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._failing:
+                logger.warning("the lease of %s cannot be renewed: %s", self._claim.folder, error)
+            self._failing = True
 
     async def watch(self) -> None:
         """Returns never: raises FolderLost once the folder is another's."""
@@ -235,7 +253,9 @@ class _Claim:
         except FileExistsError:
             raise FolderTaken(taken_text(self.folder, _holder_named(self.folder))) from None
         self._number, self._lease, self._entry = number, lease, entry
-        self.beat()
+        written = self.beat()
+        os.fsync(written)
+        os.close(written)
         taken_by = self.overtaken_by()
         if taken_by is not None:
             raise FolderTaken(taken_text(self.folder, taken_by))
@@ -243,13 +263,14 @@ class _Claim:
             if former < number:
                 _lease_path(self.folder, former).unlink(missing_ok=True)
 
-    def beat(self) -> None:
+    def beat(self) -> int:
+        """Another handle on what was written, to be synced and closed: the lease may be given up meanwhile."""
         self._beats += 1
         data = json.dumps({**self._entry, "beat": self._beats}).encode()
         os.utime(self._lease)  # a sign of life also where nothing can be written
         os.pwrite(self._lease, data, 0)
         os.ftruncate(self._lease, len(data))
-        os.fsync(self._lease)
+        return os.dup(self._lease)
 
     def overtaken_by(self) -> Holder | None:
         """Whose lease has a higher number."""

@@ -124,3 +124,48 @@ async def test_a_resumed_run_goes_on_with_the_bound_that_the_guard_had_lowered(t
         await asyncio.to_thread(training.run)
         assert ours.ledger.max_lag == 1
         assert [snapshot.version for snapshot in parts.offered] == [7]
+
+
+class Written(NothingToTrain):
+    """Notes the versions of checkpoints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.versions: list[int] = []
+
+    def write(self, *, version: int, **_: object) -> Path:
+        self.versions.append(version)
+        return Path(f"checkpoint-{version}")
+
+    def save(self, folder: Path) -> None:
+        pass
+
+    def progress(self) -> dict[str, object]:
+        return {}
+
+    def checkpoint(self, *, version: int, seconds: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("version", "steps", "written"), [(8, 9, [8]), (7, 9, []), (9, 9, [])], ids=["trained on", "as resumed", "whole"]
+)
+async def test_a_run_that_ends_early_leaves_a_checkpoint_of_its_last_step(
+    tmp_path: Path, version: int, steps: int, written: list[int]
+) -> None:
+    config = SimpleNamespace(
+        steps=steps, max_lag=1, time_limit_s=1e-9, exported_model=tmp_path,
+        checkpoint=SimpleNamespace(every_steps=100, keep_best=0), evaluation=SimpleNamespace(final_tasks=0),
+        weights=SimpleNamespace(probe_tokens=8, bucket_mb=1),
+    )  # fmt: skip
+    async with learner(tmp_path) as ours:
+        parts: Any = Written()
+        training = OnlineTraining(
+            config=cast("Any", config), trainer=parts, intake=ours.intake, publisher=parts, records=parts,
+            measures=parts, idle=parts, teachers=parts, checkpoints=parts, samples=None,
+            guard=Guard(GuardConfig(), max_lag=1), first_probe=(1, 2), first_version=7, replay=(),
+            loop=asyncio.get_running_loop(),
+        )  # fmt: skip
+        cast("Any", training)._version = version
+        await asyncio.to_thread(training.run)
+    assert parts.versions == written

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -148,6 +149,29 @@ async def test_a_loop_ends_who_was_taken_over(folder: Path) -> None:
         lease_of_another_machine(folder)
         with pytest.raises(FolderLost):
             await lock.watch()
+
+
+async def test_a_disk_that_takes_its_time_with_a_lease_keeps_nobody_waiting(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, free = threading.Event(), threading.Event()
+
+    def fsync(handle: int) -> None:
+        begun.set()
+        free.wait(30.0)
+
+    lock = await RunLock.held(folder, pace=Pace(beat_s=1000.0, silence_s=0.0))
+    monkeypatch.setattr("services.run_lock.os.fsync", fsync)
+    beating = threading.Thread(target=lock.beat, daemon=True)
+    beating.start()
+    assert begun.wait(10.0)
+    try:
+        async with asyncio.timeout(10):
+            await asyncio.to_thread(lock.check)
+            await asyncio.to_thread(lock.release)
+    finally:
+        free.set()
+        beating.join(10.0)
 
 
 async def test_without_locks_of_the_kernel_the_lease_alone_decides(
