@@ -113,6 +113,8 @@ def _take_hold_of_the_runtime() -> None:
     _replace(queue, "SimpleQueue", lambda: real_queue() if World.active is None else threads.SimulatedQueue())
     real_event = threading.Event
     _replace(threading, "Event", lambda: real_event() if _inside() is None else threads.SimulatedEvent())
+    real_lock = threading.Lock
+    _replace(threading, "Lock", lambda: real_lock() if _inside() is None else threads.SimulatedLock())
     real_host, real_pid = socket.gethostname, os.getpid
     socket.gethostname = lambda: real_host() if (here := _inside()) is None else here.host
     os.getpid = lambda: real_pid() if (here := _inside()) is None else here.number

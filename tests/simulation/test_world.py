@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from headway.simulation.world.clock import Stuck, World
-from headway.simulation.world.disk import Disk
+from headway.simulation.world.disk import Disk, simulated_sync
 from headway.simulation.world.network import LinkRates, Network, Pipe
 from headway.simulation.world.process import Process
+from headway.simulation.world.threads import SimulatedLock, SimulatedThread, current_thread
 
 
 @pytest.fixture
@@ -140,9 +141,87 @@ def test_a_host_that_goes_down_loses_the_last_names_that_were_not_synced(tmp_pat
         disk.renamed(path.with_suffix(".new"), path)
         path.with_suffix(".new").replace(path)
         if path.name == "kept":
-            disk.names_synced(folder)
+            disk.names_synced(folder, among=disk.renames)
     lost = [each for each in disk.lose_unsynced(folder) if each.startswith("the name")]
     texts = [path.read_text() for path in names]
     assert disk.renames == []
     assert len(lost) == texts.count("old") <= 3
     assert texts == sorted(texts), "the last ones are lost"
+
+
+def _ticks(world: World, process: Process, ticks: list[float]) -> None:
+    def tick() -> None:
+        ticks.append(world.now)
+        process.loop.call_later(1.0, tick)
+
+    process.loop.call_soon(tick)
+
+
+def test_an_event_loop_in_a_long_callback_stands_still_and_its_threads_go_on(world: World) -> None:
+    World.active = world
+    try:
+        process, ticks, turns = _process(world, "one"), list[float](), list[float]()
+        _ticks(world, process, ticks)
+        world.at(2.5, lambda: process.block_until(9.5))
+
+        def work() -> None:
+            thread = current_thread()
+            assert thread is not None
+            for _ in range(3):
+                thread.sleep(2.0)
+                turns.append(world.now)
+
+        process.loop.call_soon(lambda: SimulatedThread(target=work).start())
+        world.run(until=lambda: len(ticks) == 5)
+    finally:
+        World.active = None
+    assert ticks == [0.0, 1.0, 2.0, 9.5, 10.5]
+    assert turns == [2.0, 4.0, 6.0]
+
+
+def test_a_loop_that_wants_the_lock_of_a_thread_is_as_late_as_if_it_had_waited(world: World) -> None:
+    World.active = world
+    try:
+        process, ticks, lock, held = _process(world, "one"), list[float](), SimulatedLock(), list[str]()
+        _ticks(world, process, ticks)
+
+        def work() -> None:
+            thread = current_thread()
+            assert thread is not None
+            with lock:
+                thread.sleep(5.0)
+                held.append("thread")
+
+        def want() -> None:
+            with lock:
+                held.append("loop")
+
+        process.loop.call_soon(lambda: SimulatedThread(target=work).start())
+        process.loop.call_later(2.5, want)
+        world.run(until=lambda: len(ticks) == 5)
+    finally:
+        World.active = None
+    assert held == ["thread", "loop"]
+    assert ticks == [0.0, 1.0, 2.0, 5.0, 6.0]
+
+
+def test_a_slow_sync_does_not_cover_what_is_appended_meanwhile(tmp_path: Path, world: World) -> None:
+    disk = Disk(tmp_path, world, host="one", sync_s=1.0)
+    World.active = world
+    world.add(disk)
+    path = tmp_path / "file"
+    path.write_text("old")
+    try:
+        process, synced = _process(world, "one"), list[bool]()
+
+        def work() -> None:
+            with path.open("rb") as file:
+                simulated_sync("fdatasync")(file.fileno())
+            synced.append(True)
+
+        process.loop.call_soon(lambda: SimulatedThread(target=work).start())
+        world.at(0.001, lambda: path.write_text("old and new"))
+        world.run(until=lambda: bool(synced))
+    finally:
+        World.active = None
+    assert disk.synced == {path.stat().st_ino: 3}

@@ -15,6 +15,7 @@ from headway.simulation.actors.engine import EngineScript, EngineScripts
 from headway.simulation.world.clock import World, active
 from headway.simulation.world.http import FakeListener, serve_http
 from headway.simulation.world.process import Main, Process
+from headway.simulation.world.threads import Workers
 from protocol.trajectories import Purpose
 from services.process import Stop
 
@@ -182,6 +183,7 @@ class Settings:
     min_group_size: int = 2
     drop_uniform_groups: bool = False
     staging: str = "staging"
+    checkpoints_kept: int = 2
     guard: Mapping[str, Any] = field(default_factory=dict)
     """Of the learner's settings `guard`, what differs from their defaults."""
 
@@ -209,6 +211,8 @@ class Cluster:
     settings: Settings
     exited: Callable[[Service, Process, int | None], None]
     crashed: Callable[[Process, BaseException], None] = lambda process, error: None
+    thread_s: float = 0.0
+    """What work beside an event loop takes on average; 0 for a moment."""
     services: dict[str, Service] = field(default_factory=dict)
     processes: list[Process] = field(default_factory=list)
 
@@ -230,6 +234,8 @@ class Cluster:
         process = Process(
             self.world, name=f"{service.name}{suffix}", host=service.host, ended=lambda *end: self._ended(service, *end)
         )
+        if self.thread_s:
+            process.workers = Workers(process, self.thread_s)
         process.failed = lambda error: self.crashed(process, error)
         service.process = process
         self.processes.append(process)
@@ -336,7 +342,7 @@ class Cluster:
                 "evaluation": {
                     "tasks": 2 if s.final_tasks else 0, "every_steps": s.evaluation_every, "final_tasks": s.final_tasks,
                 },
-                "checkpoint": {"every_steps": s.checkpoint_every},
+                "checkpoint": {"every_steps": s.checkpoint_every, "keep": s.checkpoints_kept},
                 "guard": s.guard,
             }
         )  # fmt: skip

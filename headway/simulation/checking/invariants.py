@@ -319,6 +319,9 @@ def simulate(scenario: Scenario) -> Result:
     trainer = TrainerScript(step_s=scenario.step_s, body=scenario.weights, unhealthy=scenario.unhealthy)
     with staged(seed=scenario.seed, settings=scenario.settings, rates=scenario.rates, trainer=trainer) as stage:
         stage.network.doubled, stage.network.lost = scenario.doubled, scenario.lost
+        stage.cluster.thread_s, stage.disk.sync_s = scenario.paces.thread_s, scenario.paces.sync_s
+        for script in stage.engines:
+            script.token_s, script.lengths = scenario.paces.token_s, scenario.paces.lengths
         begin(stage)
         watch(stage)
         schedule(stage, scenario.faults)

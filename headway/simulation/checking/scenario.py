@@ -236,6 +236,26 @@ _OTHERS = (
     "rewards err", "task hangs", "task raises", "absurd reward", "shared gap", "second learner", "second env_service",
 )  # fmt: skip
 _BIG_CROWD = 1 / 400
+_USUAL_LENGTHS = (1, 2, 3, 4, 5, 6)
+"""Tokens of completions, unless something else is drawn."""
+
+
+@dataclass(frozen=True)
+class Paces:
+    """How long things take, in seconds. Work beside an event loop and syncs of the disk take so long on average; with
+    0 such work takes a moment and a sync none.
+    """
+
+    token_s: float = 0.05
+    lengths: tuple[int, ...] = ()
+    thread_s: float = 0.0
+    sync_s: float = 0.0
+
+    @property
+    def rollout_s(self) -> float:
+        """A completion, on average."""
+        lengths = self.lengths or _USUAL_LENGTHS
+        return self.token_s * sum(lengths) / len(lengths)
 
 
 @dataclass(frozen=True)
@@ -246,6 +266,7 @@ class Scenario:
     profile: str
     settings: Settings
     rates: LinkRates = field(default_factory=LinkRates)
+    paces: Paces = field(default_factory=Paces)
     doubled: float = 0.0
     lost: float = 0.0
     step_s: float = 2.0
@@ -256,7 +277,8 @@ class Scenario:
     @property
     def lasts_s(self) -> float:
         """About how many seconds it takes if nothing goes wrong."""
-        return 5.0 + self.settings.steps * (0.5 + self.step_s)
+        waited_s = self.paces.rollout_s / (1 + self.settings.max_lag)
+        return 5.0 + self.settings.steps * (0.5 + self.step_s + waited_s)
 
 
 def scenario_of(seed: int) -> Scenario:
@@ -265,7 +287,7 @@ def scenario_of(seed: int) -> Scenario:
     draw = dice.random()
     if draw < _BIG_CROWD:
         return _big_crowd(seed)
-    settings = _settings(dice)
+    settings = _unkind_settings(_settings(dice), random.Random(f"unkind settings of {seed}"))
     if draw < 0.04:
         return _crowd(seed, settings)
     base = Scenario(
@@ -273,6 +295,7 @@ def scenario_of(seed: int) -> Scenario:
         lost=random.Random(f"lost packets of {seed}").choice((0.0, 0.0, 0.01, 0.1)),
         step_s=dice.choice((0.5, 2.0, 5.0)), unhealthy=dice.choice((0.0, 0.0, 0.2)),
     )  # fmt: skip
+    base = replace(base, paces=_paces(random.Random(f"paces of {seed}"), settings, step_s=base.step_s))
     if draw < 0.08:
         return replace(base, profile="calm")
     if draw < 0.30:
@@ -298,6 +321,29 @@ def _settings(dice: random.Random) -> Settings:
         final_tasks=dice.choice((0, 0, 0, 3)),
         evaluation_every=dice.choice((4, 1000)),
         drop_uniform_groups=dice.random() < 0.3,
+    )
+
+
+def _unkind_settings(settings: Settings, dice: random.Random) -> Settings:
+    return replace(
+        settings,
+        staging=dice.choice(("staging", "staging", "none")),
+        checkpoints_kept=dice.choice((1, 2, 2, 3)),
+        max_tokens=dice.choice((6, 6, 16)),
+    )
+
+
+def _paces(dice: random.Random, settings: Settings, *, step_s: float) -> Paces:
+    """A rollout lasts 0.1 to 5 steps, or as much less as it does on a fast engine."""
+    lengths = () if settings.max_tokens == max(_USUAL_LENGTHS) else tuple(range(1, settings.max_tokens + 1))
+    steps = dice.choice((0.0, 0.1, 0.3, 1.0, 2.0, 5.0))
+    usual = lengths or _USUAL_LENGTHS
+    token_s = round(steps * step_s * len(usual) / sum(usual), 4) or Paces().token_s
+    return Paces(
+        token_s=token_s,
+        lengths=lengths,
+        thread_s=dice.choice((0.0, 0.0, 0.05, 0.5)),
+        sync_s=dice.choice((0.0, 0.0, 0.02, 0.3)),
     )
 
 
@@ -382,6 +428,10 @@ def smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, faults=faults[:index] + faults[index + 1 :])
     for settings in _smaller_settings(scenario.settings, faults):
         yield replace(scenario, settings=settings)
+    plain = Paces()
+    for name in ("thread_s", "sync_s", "token_s"):
+        if getattr(scenario.paces, name) != getattr(plain, name):
+            yield replace(scenario, paces=replace(scenario.paces, **{name: getattr(plain, name)}))
     if scenario.doubled or scenario.unhealthy or scenario.lost:
         yield replace(scenario, doubled=0.0, unhealthy=0.0, lost=0.0)
     for index, fault in enumerate(faults):
@@ -396,7 +446,15 @@ def _smaller_settings(settings: Settings, faults: tuple[Fault, ...]) -> Iterator
         fewer = getattr(settings, name) - 1
         if fewer > 0 and not _names(faults, name, fewer):
             yield replace(settings, **{name: fewer})
-    for name in ("final_tasks", "evaluation_every", "drop_uniform_groups", "pacing", "on_lag"):
+    for name in (
+        "final_tasks",
+        "evaluation_every",
+        "drop_uniform_groups",
+        "pacing",
+        "on_lag",
+        "staging",
+        "checkpoints_kept",
+    ):
         if getattr(settings, name) != getattr(plain, name):
             yield replace(settings, **{name: getattr(plain, name)})
     if settings.steps > 3:

@@ -10,7 +10,7 @@ import fcntl
 import os
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISDIR
@@ -19,6 +19,8 @@ from typing import Any
 from headway.simulation.world.clock import Killed, World
 from headway.simulation.world.process import Process
 from headway.simulation.world.threads import current_thread
+
+_RARELY = 0.03
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Disk:
     locks: dict[tuple[int, int], Process] = field(default_factory=dict)
     renames: list[Rename] = field(default_factory=list)
     writes: int = 0
+    sync_s: float = 0.0
+    """What a sync takes on average; now and then ten times as long."""
 
     def check_alive(self) -> None:
         """Raises Killed where a dead process goes on."""
@@ -59,6 +63,18 @@ class Disk:
             thread.check()
         if self.world.over:
             raise Killed
+
+    def take_time(self) -> None:
+        """A sync of this disk is under way: in a thread others go on meanwhile, an event loop stands still."""
+        current, random = self.world.current, self.world.random
+        if not self.sync_s or not isinstance(current, Process) or current.host != self.host:
+            return
+        seconds = random.expovariate(1 / self.sync_s) * (10.0 if random.random() < _RARELY else 1.0)
+        thread = current_thread()
+        if thread is not None:
+            thread.sleep(seconds)
+        else:
+            current.block_until(self.world.now + seconds)
 
     def check_write(self) -> None:
         """Raises OSError for a write that this disk does not take."""
@@ -106,9 +122,10 @@ class Disk:
                 os.link(target, former)
             self.renames.append(Rename(source, target, former))
 
-    def names_synced(self, folder: Path) -> None:
-        """The names in a folder are on the disk."""
-        self.renames = [rename for rename in self.renames if rename.target.parent != folder]
+    def names_synced(self, folder: Path, *, among: Sequence[Rename]) -> None:
+        """Of these renames, the names in a folder are on the disk."""
+        done = {id(rename) for rename in among if rename.target.parent == folder}
+        self.renames = [rename for rename in self.renames if id(rename) not in done]
 
     def release(self, process: Process) -> None:
         """Closes what a dead process held open."""
@@ -190,7 +207,9 @@ def _ftruncate(handle: int, length: int) -> None:
     _REAL["ftruncate"](handle, length)
 
 
-def _sync(name: str) -> Callable[[Any], None]:
+def simulated_sync(name: str) -> Callable[[Any], None]:
+    """Stands for os.fsync or os.fdatasync, by name."""
+
     def sync(handle: Any) -> None:
         disk = disk_of()
         if disk is None:
@@ -198,10 +217,11 @@ def _sync(name: str) -> Callable[[Any], None]:
             return
         disk.check_write()
         number = handle if isinstance(handle, int) else handle.fileno()
-        found = os.fstat(number)
-        disk.synced[found.st_ino] = found.st_size
+        found, renames = os.fstat(number), list(disk.renames)
+        disk.take_time()
+        disk.synced[found.st_ino] = found.st_size  # what was appended meanwhile is not
         if S_ISDIR(found.st_mode):
-            disk.names_synced(Path(f"/proc/self/fd/{number}").readlink())
+            disk.names_synced(Path(f"/proc/self/fd/{number}").readlink(), among=renames)
 
     return sync
 
@@ -251,7 +271,7 @@ def install() -> None:
     """Puts the faults in front of `os`."""
     for name, replacement in {
         "open": _open, "close": _close, "pwrite": _pwrite, "pwritev": _pwritev, "ftruncate": _ftruncate,
-        "fsync": _sync("fsync"), "fdatasync": _sync("fdatasync"), "rename": _rename("rename"),
+        "fsync": simulated_sync("fsync"), "fdatasync": simulated_sync("fdatasync"), "rename": _rename("rename"),
         "replace": _rename("replace"),
     }.items():  # fmt: skip
         setattr(os, name, replacement)

@@ -65,8 +65,11 @@ class ProcessLoop(asyncio.BaseEventLoop):
         return future
 
     def run_in_executor(self, executor: object, func: Callable[..., T], *args: object) -> asyncio.Future[T]:
-        """The work is done at once, a moment later; what would block has a way of its own to wait."""
+        """The work is done at once, a moment later, or in a thread of its own if the world has any for it."""
         future: asyncio.Future[T] = self.create_future()
+        if self._process.workers is not None:
+            self._process.workers(future, partial(func, *args))
+            return future
         self.call_later(_WORK_IN_A_THREAD_S, _work, future, partial(func, *args))
         return future
 
@@ -119,6 +122,9 @@ class Process:
         self.alive = True
         self.stopped = False
         self.leaving = False
+        self.workers: Callable[[asyncio.Future[Any], Callable[[], object]], object] | None = None
+        """Does work beside the loop, and settles its future; without it such work takes a moment."""
+        self._blocked_until = 0.0
         self.loop = ProcessLoop(world, self)
         self._ready: deque[asyncio.Handle] = self.loop._ready  # type: ignore[attr-defined]
         self.started_at = world.now
@@ -138,7 +144,7 @@ class Process:
         if not self.alive:
             return
         self._ready.append(handle)
-        if not self.stopped:
+        if not self.stopped and not self.blocked:
             self.world.wake(self)
 
     def run_one(self) -> bool:
@@ -153,7 +159,7 @@ class Process:
                 asyncio.events._set_running_loop(self.loop)
             handle._run()
             break
-        return bool(ready) and self.alive and not self.stopped
+        return bool(ready) and self.alive and not self.stopped and not self.blocked
 
     def kill(self) -> None:
         """It is gone between two callbacks: no clean-up of its own runs."""
@@ -174,7 +180,37 @@ class Process:
     def go_on(self) -> None:
         """SIGCONT."""
         self.stopped = False
-        if self.alive and self._ready:
+        self._wake()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether its event loop is busy with one callback."""
+        return self.world.now < self._blocked_until
+
+    def block_until(self, when: float) -> None:
+        """Its event loop is in the middle of a callback that takes so long; threads and connections go on."""
+        self._blocked_until = max(self._blocked_until, when)
+        self.world.rest(self)
+        self.world.at(when, self._wake)
+
+    def run_thread(self, hand_over: Callable[[], object]) -> None:
+        """Gives one of its threads a turn, which does not depend on the loop's having time."""
+        if self.alive and self.blocked and not self.stopped:
+            self.world.at(self.world.now, partial(self.run_thread_now, hand_over))
+        else:
+            self.loop.call_soon(hand_over)
+
+    def run_thread_now(self, hand_over: Callable[[], object]) -> None:
+        """The same between two callbacks of the world; a process that stands still keeps it for later."""
+        if self.alive and self.stopped:
+            self.loop.call_soon(hand_over)
+            return
+        before, self.world.current = self.world.current, self
+        hand_over()
+        self.world.current = before
+
+    def _wake(self) -> None:
+        if self.alive and self._ready and not self.stopped and not self.blocked:
             self.world.wake(self)
 
     def unhandled(self, what: str) -> None:

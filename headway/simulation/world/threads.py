@@ -10,14 +10,17 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headway.simulation.world.clock import Killed, World, active
 from headway.simulation.world.process import Process, settle
 
 T = TypeVar("T")
-_RealThread = threading.Thread
+_RealThread, _RealLock = threading.Thread, threading.Lock
 _here = threading.local()
+_RARELY = 0.03
+"""Share of pauses that are ten times as long."""
 
 
 def current_thread() -> "SimulatedThread | None":
@@ -46,32 +49,46 @@ class SimulatedThread:
         self._world = world
         self._process = world.current
         self._work: Callable[[], object] = lambda: target(*args, **(kwargs or {}))
-        self._mine, self._worlds = threading.Lock(), threading.Lock()
+        self._mine, self._worlds = _RealLock(), _RealLock()
         self._mine.acquire()  # whoever waits for a turn acquires; the other side gives the turn by a release
         self._worlds.acquire()
         self._ended = False
         self._joining: list[asyncio.Future[None]] = []
+        self._joined_by: list[SimulatedThread] = []
+        self._sleeps_until: float | None = None
         self._real = _RealThread(target=self._live, name=f"{self._process.name} {self.name}", daemon=True)
 
     def start(self) -> None:
         """Has it begin soon."""
         self._process.deaths.append(self._hand_over)
         self._real.start()
-        self._process.loop.call_soon(self._hand_over)
+        self._process.run_thread(self._hand_over)
 
     def is_alive(self) -> bool:
         """Whether it has not ended."""
         return not self._ended
 
     def join(self, timeout: float | None = None) -> "asyncio.Future[None] | None":
-        """In a thread for `to_thread`: a future in place of the wait."""
+        """In a thread it blocks. In a loop, where work for `to_thread` is done: a future in place of the wait."""
         if self._ended:
+            return None
+        caller = current_thread()
+        if caller is not None:
+            self._joined_by.append(caller)
+            if timeout is not None:
+                self._world.after(timeout, lambda: self._give_up(caller))
+            caller.block()
             return None
         future: asyncio.Future[None] = self._process.loop.create_future()
         self._joining.append(future)
         if timeout is not None:
             self._process.loop.call_later(timeout, lambda: settle(future, None))
         return future
+
+    def _give_up(self, caller: "SimulatedThread") -> None:
+        if caller in self._joined_by:
+            self._joined_by.remove(caller)
+            caller.wake()
 
     def block(self) -> None:
         """Called in the thread: gives the baton back until `wake`. Raises Killed."""
@@ -81,12 +98,25 @@ class SimulatedThread:
 
     def wake(self) -> None:
         """Has a blocked thread go on soon."""
-        self._process.loop.call_soon(self._hand_over)
+        self._process.run_thread(self._hand_over)
 
     def sleep(self, seconds: float) -> None:
         """Called in the thread. Raises Killed."""
-        self._process.loop.call_later(seconds, self._hand_over)
+        ends_at = self._sleeps_until = self._world.now + seconds
+        self._world.at(ends_at, lambda: self._wake_at(ends_at))
         self.block()
+
+    def _wake_at(self, ends_at: float) -> None:
+        if self._sleeps_until == ends_at:
+            self._sleeps_until = None
+            self.wake()
+
+    def hurry(self) -> float:
+        """Has a thread that sleeps go on at once, for somebody who cannot wait; returns when it would have woken."""
+        assert self._sleeps_until is not None, f"{self.name} is waited for, and waits for somebody else"
+        ends_at, self._sleeps_until = self._sleeps_until, None
+        self._hand_over()
+        return ends_at
 
     def check(self) -> None:
         """Raises Killed if its process is dead."""
@@ -114,6 +144,9 @@ class SimulatedThread:
             if self._process.alive:
                 for future in self._joining:
                     self._process.loop.call_soon(settle, future, None)
+                for thread in self._joined_by:
+                    thread.wake()
+                self._joined_by.clear()
             self._worlds.release()
 
 
@@ -125,6 +158,49 @@ class Thread(_RealThread):
         if cls is Thread and world is not None and isinstance(world.current, Process):
             return SimulatedThread(*args, **kwargs)
         return super().__new__(cls)
+
+
+class SimulatedLock:
+    """Stands for threading.Lock. A loop that wants what a thread holds stands still until the thread has let go of it:
+    the thread goes on at once, and the loop as late as if it had waited.
+    """
+
+    def __init__(self) -> None:
+        self._holder: SimulatedThread | None = None
+        self._locked = False
+        self._waiting: deque[SimulatedThread] = deque()
+
+    def locked(self) -> bool:
+        """See threading.Lock."""
+        return self._locked
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """See threading.Lock."""
+        thread = current_thread()
+        while self._locked:
+            if not blocking:
+                return False
+            if thread is not None:
+                self._waiting.append(thread)
+                thread.block()
+            else:
+                assert self._holder is not None, "an event loop waits for a lock that it holds"
+                process = self._holder._process
+                process.block_until(self._holder.hurry())
+        self._locked, self._holder = True, thread
+        return True
+
+    def release(self) -> None:
+        """See threading.Lock."""
+        self._locked, self._holder = False, None
+        if self._waiting:
+            self._waiting.popleft().wake()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class SimulatedEvent:
@@ -156,14 +232,14 @@ class SimulatedEvent:
             return self._set
         self._waiting.append(thread)
         if timeout is not None:
-            thread._process.loop.call_later(timeout, self._time_out, thread)
+            thread._world.after(timeout, lambda: self._time_out(thread))
         thread.block()
         return self._set
 
     def _time_out(self, thread: SimulatedThread) -> None:
         if thread in self._waiting:
             self._waiting.remove(thread)
-            thread._hand_over()
+            thread.wake()
 
 
 class SimulatedQueue:
@@ -206,6 +282,50 @@ class ThreadFuture(concurrent.futures.Future[T]):
             if not self.done():
                 raise TimeoutError
         return super().result(0)
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Threads for work beside the loop of a process: each piece waits for its turn, and is heard of a while after it
+    is done, for `mean_s` each on average and now and then for much longer.
+    """
+
+    process: Process
+    mean_s: float
+
+    def __call__(self, future: "asyncio.Future[Any]", work: Callable[[], object]) -> None:
+        """Has the work done; work whose future is given up before its turn is not."""
+        world = self.process.world
+        world.after(self._pause_s(), lambda: self.process.run_thread(lambda: self._begin(future, work)))
+
+    def _pause_s(self) -> float:
+        random = self.process.world.random
+        return random.expovariate(1 / self.mean_s) * (10.0 if random.random() < _RARELY else 1.0)
+
+    def _begin(self, future: "asyncio.Future[Any]", work: Callable[[], object]) -> None:
+        if not future.cancelled() and self.process.alive:
+            SimulatedThread(target=lambda: self._do(future, work), name="worker").start()
+
+    def _do(self, future: "asyncio.Future[Any]", work: Callable[[], object]) -> None:
+        thread = current_thread()
+        assert thread is not None
+        error: Exception | None = None
+        result: object = None
+        try:
+            result = work()
+        except Exception as raised:  # noqa: BLE001 - it crosses to the awaiting task, which raises it
+            error = raised
+        thread.sleep(self._pause_s())
+        self.process.loop.call_soon_threadsafe(_settle, future, result, error)
+
+
+def _settle(future: "asyncio.Future[Any]", result: object, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 def run_coroutine_threadsafe(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> ThreadFuture[T]:
