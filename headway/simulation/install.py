@@ -27,6 +27,7 @@ from headway.simulation.world.clock import World, active
 
 _EPOCH = 1_700_000_000.0
 _PRODUCT = ("learner", "generator", "env_service", "reward_service", "services.http.client", "services.http.waiting")
+_PACKAGES = ("learner", "generator", "env_service", "reward_service", "services", "protocol")
 _FOREIGN = ("torch", "torch.distributed", "aiohttp", "fastapi", "uvicorn", "zmq.asyncio", "tokenizers")
 """Packages that make subclasses of what is replaced below when they are imported."""
 
@@ -123,6 +124,38 @@ def _take_hold_of_the_runtime() -> None:
     sys.set_asyncgen_hooks(firstiter=None, finalizer=_finalize)
 
 
+class SeamGone(RuntimeError):
+    """What the simulation takes hold of is not there any more, or is not used from where it is."""
+
+
+_seams: list[tuple[Any, str, object]] = []
+"""The owner and the name of what was replaced in the product, and what it was."""
+
+
+def _put(owner: Any, name: str, stand_in: object) -> None:
+    """Replaces an attribute of a module or class of the product. Raises SeamGone if there is none of this name."""
+    if name not in vars(owner):
+        raise SeamGone(f"{owner.__name__} has no {name} of its own: the simulation takes hold of something else now")
+    _seams.append((owner, name, vars(owner)[name]))
+    setattr(owner, name, stand_in)
+
+
+def _check_seams() -> None:
+    """Raises SeamGone if a module of the product still holds what was replaced, under a name of its own: it would
+    call the real one.
+    """
+    product = [module for name, module in sys.modules.items() if name.partition(".")[0] in _PACKAGES]
+    for owner, name, former in _seams:
+        if not isinstance(owner, types.ModuleType) or not callable(former):
+            continue
+        for module in product:
+            its_own = module in (owner, sys.modules.get(former.__module__))
+            if not its_own and any(value is former for value in list(vars(module).values())):
+                raise SeamGone(
+                    f"{module.__name__} calls {owner.__name__}.{name} by a name of its own, past its stand-in"
+                )
+
+
 def _replace(module: types.ModuleType, name: str, stand_in: object) -> None:
     setattr(module, name, stand_in)
 
@@ -179,14 +212,17 @@ def _take_hold_of_services() -> None:
     from headway.simulation.world import http, routes, zeromq
 
     sockets: Any = importlib.import_module("services.zmq.sockets")
-    sockets._open, sockets._close = zeromq.open_socket, zeromq.close_socket
-    sockets.ListeningWatch = sockets.ConnectingWatch = sockets.InflowWatch = zeromq.Watch
+    _put(sockets, "_open", zeromq.open_socket)
+    _put(sockets, "_close", zeromq.close_socket)
+    for watch in ("ListeningWatch", "ConnectingWatch", "InflowWatch"):
+        _put(sockets, watch, zeromq.Watch)
     server: Any = importlib.import_module("services.http.server")
-    server.Listener, server.serve_http = http.FakeListener, http.serve_http
+    _put(server, "Listener", http.FakeListener)
+    _put(server, "serve_http", http.serve_http)
     application: Any = importlib.import_module("services.http.app")
-    application.create_app = routes.create_app
+    _put(application, "create_app", routes.create_app)
     client: Any = importlib.import_module("services.http.client")
-    client.aiohttp = _Aiohttp("aiohttp")
+    _put(client, "aiohttp", _Aiohttp("aiohttp"))
 
 
 class _Aiohttp(types.ModuleType):
@@ -206,29 +242,29 @@ def _take_hold_of_the_product() -> None:
     from headway.simulation.world import collective
 
     plane: Any = importlib.import_module("learner.weights.process_group")
-    plane.Meeting, plane.BroadcastGroup = collective.FakeMeeting, collective.FakeBroadcastGroup
+    _put(plane, "Meeting", collective.FakeMeeting)
+    _put(plane, "BroadcastGroup", collective.FakeBroadcastGroup)
     calls: Any = importlib.import_module("generator.engine.engine")
-    calls.POLL_MOST_S = 0.2
+    _put(calls, "POLL_MOST_S", 0.2)
     service: Any = importlib.import_module("learner.service")
-    if hasattr(service, "LearnerRanks"):
-        ranks: Any = service.LearnerRanks
-        ranks.open_trainer = lambda self, **_: _opened(trainer, self._config).trainer
-    else:  # as it was before a learner's ranks had a class of their own
-        service.open_trainer = lambda config, **_: _opened(trainer, config)
-    service.first_probe = lambda model, *, count: tuple(range(2, 2 + min(count, 8)))
-    service.draw_curves = lambda *_, **__: None
-    service.sys = types.SimpleNamespace(argv=["learner"], stdout=types.SimpleNamespace(write=lambda text: None))
+    _put(service.LearnerRanks, "open_trainer", lambda self, **_: _opened(trainer, self._config).trainer)
+    _put(service, "first_probe", lambda model, *, count: tuple(range(2, 2 + min(count, 8))))
+    _put(service, "draw_curves", lambda *_, **__: None)
+    silent = types.SimpleNamespace(argv=["learner"], stdout=types.SimpleNamespace(write=lambda text: None))
+    _put(service, "sys", silent)
     online: Any = importlib.import_module("learner.online")
-    online.sequences_of = _told(online.sequences_of)
+    _put(online, "sequences_of", _told(online.sequences_of))
     made_with: Any = importlib.import_module("services.config.made_with")
-    made_with.here = lambda: {"versions": {}, "host": {"name": socket.gethostname()}}  # alike on every machine
-    made_with._git_state = lambda: None
-    made_with.to_go_on = lambda: "learner --resume true"
+    host = socket.gethostname
+    _put(made_with, "here", lambda: {"versions": {}, "host": {"name": host()}})  # alike on every machine
+    _put(made_with, "_git_state", lambda: None)
+    _put(made_with, "to_go_on", lambda: "learner --resume true")
     _take_hold_of_what_is_watched(service)
     catalog: Any = importlib.import_module("env_service.environments.catalog")
-    catalog.build = lambda configs, **_: cluster.environments(active().part(cluster.EnvironmentScript))
+    _put(catalog, "build", lambda configs, **_: cluster.environments(active().part(cluster.EnvironmentScript)))
     importlib.import_module("env_service.app")
     importlib.import_module("generator.service")
+    _check_seams()
 
 
 def _take_hold_of_what_is_watched(service: Any) -> None:
@@ -247,11 +283,15 @@ def _take_hold_of_what_is_watched(service: Any) -> None:
 
     ledger: Any = importlib.import_module("learner.ledger").Ledger
     fleet: Any = importlib.import_module("learner.weights.fleet").Fleet
-    ledger.__init__ = told_of("ledger_made", ledger.__init__)
-    fleet.expel = told_of("expelled", fleet.expel)
-    fleet.lost = told_of("dropped", fleet.lost)
-    service.recover = told_of("recovered", service.recover)
-    service.open_run_folder = _asked_first(service.open_run_folder)
+    guard: Any = importlib.import_module("learner.training.guard").Guard
+    conversation: Any = importlib.import_module("learner.leases.conversation").Conversation
+    _put(ledger, "__init__", told_of("ledger_made", ledger.__init__))
+    _put(guard, "__init__", told_of("guard_made", guard.__init__))
+    _put(fleet, "expel", told_of("expelled", fleet.expel))
+    _put(fleet, "lost", told_of("dropped", fleet.lost))
+    _put(conversation, "_replace", told_of("replaced", conversation._replace))
+    _put(service, "recover", told_of("recovered", service.recover))
+    _put(service, "open_run_folder", _asked_first(service.open_run_folder))
 
 
 def _asked_first(real: Any) -> Any:
@@ -276,14 +316,17 @@ def _opened(trainer: Any, config: Any) -> Any:
 
 
 def _told(sequences_of: Any) -> Any:
-    """Tells the scripted trainer which leases are in the batch that comes next."""
+    """Tells the scripted trainer which groups are in the batch that comes next."""
 
-    def told(groups: Any, **kwargs: Any) -> Any:
+    def told(groups: Any, *, max_lag: int, **kwargs: Any) -> Any:
         from headway.simulation.actors.trainer import Trainers
+        from headway.simulation.checking.invariants import Watcher
 
         world = active()
         assert world.current is not None
-        world.part(Trainers).by_process[world.current.name].coming = tuple(group.lease_id for group in groups)
-        return sequences_of(groups, **kwargs)
+        groups = tuple(groups)
+        bound = world.part(Watcher).bound(world.current) if world.has(Watcher) else max_lag
+        world.part(Trainers).by_process[world.current.name].take(groups, bound=min(bound, max_lag))
+        return sequences_of(groups, max_lag=max_lag, **kwargs)
 
     return told

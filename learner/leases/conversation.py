@@ -147,8 +147,7 @@ class Conversation:
             if known.peer != peer and await self._is_there(known, namesake=hello):
                 await self._refuse_namesake(peer, hello, known)
                 return
-            log.info("env_service %s was started afresh: what it held goes to others", known.name)
-            await self._flow.peer_left(known)
+            await self._replace(known)
         holder, is_new = self._env_services.welcome(peer=peer, hello=hello, now=self._clock())
         info = holder.agreed(self._options.environment)
         if is_new:
@@ -164,6 +163,11 @@ class Conversation:
             await self._hear(holder, hello.running)
         self._flow.wake()
         await self._flow.grant_all()
+
+    async def _replace(self, former: Peer) -> None:
+        """Another process has the name of an env_service that is gone."""
+        log.info("env_service %s was started afresh: what it held goes to others", former.name)
+        await self._flow.peer_left(former)
 
     async def _is_there(self, known: Peer, *, namesake: Hello) -> bool:
         """Tells the holder of a name that another process wants it, which also shows whether it is still connected."""

@@ -5,6 +5,7 @@ Scripted environments and reward services: well, slow, hanging, failing, lying.
 
 import asyncio
 import json
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,15 +98,25 @@ class RewardScript:
     uniform: float = 0.1
     errors: float = 0.0
 
-    def reward(self) -> dict[str, object]:
+    def judge(self, *, task: int, completion: str) -> dict[str, object]:
         """One item's reward, or its error."""
-        random = active().random
         if self.lies > 0:
             self.lies -= 1
-            return {"reward": 1e300}
-        if random.random() < self.errors:
+            return {"reward": ABSURD}
+        if active().random.random() < self.errors:
             return {"error": {"kind": "infrastructure", "message": "a worker died"}}
-        return {"reward": 1.0 if random.random() < self.uniform else round(random.random(), 6)}
+        return {"reward": reward_of(task=task, completion=completion, uniform=self.uniform)}
+
+
+ABSURD = 1e300
+"""A reward that no float32 holds."""
+
+
+def reward_of(*, task: int, completion: str, uniform: float) -> float:
+    """The true reward of a completion: all of some tasks' are equal, and those of the others tell them apart."""
+    if zlib.crc32(str(task).encode()) < uniform * (1 << 32):
+        return 1.0
+    return round(zlib.crc32(f"{task} {completion}".encode()) / (1 << 32), 6)
 
 
 class RewardService:
@@ -136,10 +147,13 @@ class RewardService:
 
     def _scored(self, request: dict[str, Any]) -> dict[str, object]:
         results = [
-            {"id": item["id"], "verifier": item["verifier"], "latency_s": 0.01, **self._script.reward()}
+            {"id": item["id"], "verifier": item["verifier"], "latency_s": 0.01, **self._judged(item)}
             for item in request["items"]
         ]
         return {"service_id": self._service_id, "results": results}
+
+    def _judged(self, item: dict[str, Any]) -> dict[str, object]:
+        return self._script.judge(task=item["arguments"]["task"], completion=item["completion"])
 
 
 async def _answer(send: Any, body: dict[str, object], *, status: int = 200) -> None:
@@ -176,6 +190,7 @@ class Settings:
     announce_every_s: float = 5.0
     silence_s: float = 20.0
     rollout_timeout_s: float = 1800.0
+    environment_timeout_s: float = 60.0
     pull_timeout_s: float = 120.0
     checkpoint_every: int = 4
     final_tasks: int = 0
@@ -355,7 +370,9 @@ class Cluster:
         return EnvServiceConfig.model_validate(
             {
                 "run": self._run(), "model": self.folder / "model", "env_id": env_id, "learner": LEASES,
-                "reward_urls": urls, "capacity": s.capacity, "retry": {"rollout_timeout_s": s.rollout_timeout_s},
+                "reward_urls": urls, "capacity": s.capacity, "retry": {
+                    "rollout_timeout_s": s.rollout_timeout_s, "environment_timeout_s": s.environment_timeout_s,
+                },
             }
         )  # fmt: skip
 
@@ -374,11 +391,14 @@ class Cluster:
         )  # fmt: skip
 
 
+WORDS = ("<unk>", "<end>", *"abcdefgh", *(f"w{number}" for number in range(6)))
+"""Of the tokenizer, by token id."""
+
+
 def write_model(folder: Path) -> None:
     """The smallest model directory that the processes take."""
     folder.mkdir(parents=True, exist_ok=True)
-    words = ["<unk>", "<end>", *"abcdefgh", *(f"w{number}" for number in range(6))]
-    vocabulary = {word: index for index, word in enumerate(words)}
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
     tokenizer: dict[str, Any] = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None,
@@ -386,5 +406,5 @@ def write_model(folder: Path) -> None:
     }  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     (folder / "config.json").write_text(
-        json.dumps({"model_type": "scripted", "vocab_size": len(words)}), encoding="utf-8"
+        json.dumps({"model_type": "scripted", "vocab_size": len(WORDS)}), encoding="utf-8"
     )

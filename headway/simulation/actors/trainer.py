@@ -1,7 +1,7 @@
 """A scripted trainer: it takes as long as it is told, keeps what it was trained on, and looks at the truth of it."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headway.simulation.actors.cluster import ABSURD, WORDS, reward_of
 from headway.simulation.actors.engine import History, Truth, number_of_logprob, probe_logprob, tensors_of
 from headway.simulation.world.clock import World, active
 from headway.simulation.world.threads import current_thread
@@ -72,6 +73,8 @@ class Trainers:
     broken: Callable[[str, str], None]
     trained: Callable[[History], None]
     exported: Callable[[History], None]
+    uniform: float = 0.1
+    """Share of the tasks of which all rewards are equal, as the reward services have it."""
     by_process: dict[str, "ScriptedTrainer"] = field(default_factory=dict)
 
 
@@ -86,6 +89,7 @@ class ScriptedTrainer:
         self.history: History = ()
         self.finite = True
         self.coming: tuple[int, ...] = ()
+        self.bound: float = self._trainers.max_lag
         self.updates = 0
         _sleep(self._script.open_s)
 
@@ -111,6 +115,24 @@ class ScriptedTrainer:
             len(sequences), healthy=world.random.random() >= self._script.unhealthy, skipped=skipped and _SKIPS
         )
 
+    def take(self, groups: Iterable[Any], *, bound: float) -> None:
+        """Is told of the groups of the batch that comes next, and of the guard's bound on their lag: each reward has
+        to be the one of its own tokens.
+        """
+        groups = tuple(groups)
+        self.coming, self.bound = tuple(group.lease_id for group in groups), bound
+        for group in groups:
+            for trajectory in group.trajectories:
+                self._check_reward(trajectory, task=group.task_index)
+
+    def _check_reward(self, trajectory: Any, *, task: int) -> None:
+        reward = trajectory.reward.reward
+        sampled = trajectory.token_ids[np.asarray(trajectory.loss_mask, dtype=bool)]
+        completion = " ".join(WORDS[token] for token in sampled)
+        due = reward_of(task=task, completion=completion, uniform=self._trainers.uniform)
+        if reward is not None and reward not in (due, ABSURD):
+            self._trainers.broken("rewards", f"'{completion}' of task {task} is given {reward}, its reward is {due}")
+
     def _check(self, sequence: Any, *, version: int) -> None:
         """By the logprobs, which tell who sampled, and not by the stamps."""
         if version != len(self.history):
@@ -131,6 +153,9 @@ class ScriptedTrainer:
                 )
             if version - len(sampled_by) > self._trainers.max_lag:
                 self._trainers.broken("max_lag", f"a token of version {len(sampled_by)} is trained at {version}")
+            elif version - len(sampled_by) > self.bound:
+                what = f"a token of version {len(sampled_by)} is trained at {version} under a bound of {self.bound}"
+                self._trainers.broken("the guard's bound", what)
 
     def _check_once(self, leases: tuple[int, ...]) -> None:
         trained = {lease for batch in self.history for lease in batch}

@@ -26,18 +26,22 @@ Told = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
 
 @dataclass
 class Watcher:
-    """Each is told the result of a call, and its arguments: a ledger was made, a run was taken up from its folder, a
-    generator was expelled, or left the fleet. Before a learner opens its folder `may_begin` is told, and may raise.
+    """Each is told the result of a call, and its arguments: a ledger or a guard was made, a run was taken up from its
+    folder, a generator was expelled, or left the fleet, a process took an env_service's name over. Before a learner
+    opens its folder `may_begin` is told, and may raise. `bound` is that of a process on the lag of its next step.
     """
 
+    bound: Callable[[Any], float]
     may_begin: Told
+    guard_made: Told
+    replaced: Told
     ledger_made: Told
     recovered: Told
     expelled: Told
     dropped: Told
 
 
-STANDSTILL_S = 2400.0
+STANDSTILL_S = 300.0
 """A run whose processes are well trains a step at least this often."""
 
 EXCUSED = True
@@ -70,10 +74,12 @@ class Learned:
     ledgers: dict[str, Any] = field(default_factory=dict)
     keepers: list[Process] = field(default_factory=list)
     folder_of: dict[str, int] = field(default_factory=dict)
+    guards: dict[str, Any] = field(default_factory=dict)
+    replays: dict[str, int] = field(default_factory=dict)
+    """By process: the version up to which it trains again what a former life trained."""
     last: str | None = None
     run_name: str = ""
     callbacks: int = 0
-    read: int = 0
     afresh: int = 0
     """How often a learner took an env_service for one that was started afresh."""
 
@@ -90,6 +96,7 @@ class Learned:
         process = self.stage.world.current
         assert isinstance(process, Process)
         self.folder_of[process.name] = _inode(self.stage.cluster.run_folder)
+        self.replays[process.name] = result.replayed_version
         before, self.last = self.last, process.name
         if before is None:
             return
@@ -101,6 +108,7 @@ class Learned:
             )
         if not self.stage.unsynced_lost:
             self._groups_kept(self.ledgers[before], result)
+            self._closed_kept(self.ledgers[before], result.ledger)
         self.stage.unsynced_lost = False
 
     def _groups_kept(self, ledger: Any, result: Any) -> None:
@@ -114,6 +122,34 @@ class Learned:
             self.stage.broken(
                 "nothing is lost", f"the groups of leases {lost} were accepted and are not in the journal"
             )
+
+    def _closed_kept(self, before: Any, after: Any) -> None:
+        opened = sorted(_closed(before) - _closed(after) - _untrained(after))
+        if opened and not self.stage.disk_failed:
+            self.stage.broken("closed stays closed", f"leases {opened} were closed, and are open again after a resume")
+
+    def guard_made(self, guard: Any) -> None:
+        """A learner's guard begins."""
+        process = self.stage.world.current
+        if isinstance(process, Process):
+            self.guards[process.name] = guard
+
+    def bound(self, process: Process) -> float:
+        """The guard's bound on the lag of the step that a learner takes next; none while it trains again."""
+        trainer = self.stage.trainers.by_process[process.name]
+        if len(trainer.history) < self.replays.get(process.name, 0):
+            return float("inf")
+        return float(self.guards[process.name].max_lag)
+
+    def replaced(self) -> None:
+        """A learner takes an env_service for one that was started afresh. One that lives on is not taken for another
+        one, and loses its leases to nobody.
+        """
+        self.afresh += 1
+        lives = sum(service.lives for service in self.stage.cluster.services.values() if "env" in service.name)
+        if self.afresh > lives:
+            what = f"{lives} env_services were started, and {self.afresh} times one lost its leases as if it had been"
+            self.stage.broken("nobody is blamed for nothing", what)
 
     def after_callback(self) -> None:
         """Cheap, and often."""
@@ -130,6 +166,16 @@ class Learned:
                 self.stage.broken("books", str(error)[:300])
 
 
+def _closed(ledger: Any) -> set[int]:
+    """Leases that are trained, filtered or given up."""
+    return set(range(ledger._table.cursor)) - set(ledger._table.leases)
+
+
+def _untrained(ledger: Any) -> set[int]:
+    """Leases of batches that are trained again."""
+    return {lease for batch in ledger._table.untrained for lease in batch}
+
+
 def _inode(path: Path) -> int:
     return os.stat(path).st_ino if path.exists() else 0
 
@@ -139,6 +185,9 @@ def watch(stage: Stage) -> Learned:
     learned = Learned(stage)
     stage.world.add(
         Watcher(
+            bound=learned.bound,
+            guard_made=lambda result, args, kwargs: learned.guard_made(args[0]),
+            replaced=lambda result, args, kwargs: learned.replaced(),
             may_begin=lambda result, args, kwargs: may_begin(stage, resume=kwargs["resume"]),
             ledger_made=lambda result, args, kwargs: learned.ledger_made(args[0]),
             recovered=lambda result, args, kwargs: learned.recovered(result),
@@ -157,7 +206,6 @@ def watch(stage: Stage) -> Learned:
 def _look(stage: Stage, learned: Learned) -> None:
     _progress(stage)
     _folder(stage, learned)
-    _names(stage, learned)
     _pauses(stage)
     _bounds(stage)
     if stage.violation is None:
@@ -183,17 +231,6 @@ def _folder(stage: Stage, learned: Learned) -> None:
     if learned.run_name not in ("", name):
         stage.broken("nothing is lost", "the run has another name, and no env_service knows it for its own")
     learned.run_name = name
-
-
-def _names(stage: Stage, learned: Learned) -> None:
-    """An env_service that lives on is not taken for another one, and loses its leases to nobody."""
-    news = stage.world.history[learned.read :]
-    learned.read += len(news)
-    learned.afresh += sum("was started afresh" in event.what for event in news)
-    lives = sum(service.lives for service in stage.cluster.services.values() if "env" in service.name)
-    if learned.afresh > lives:
-        what = f"{lives} env_services were started, and {learned.afresh} times one lost its leases as if it had been"
-        stage.broken("nobody is blamed for nothing", what)
 
 
 def dropped(stage: Stage, name: str) -> None:
@@ -361,6 +398,7 @@ def rehearse(rehearsal: Rehearsal) -> list[dict[str, Any]]:
             script.at_once, script.score_s = rehearsal.at_once, rehearsal.score_s
         for rewards in stage.rewards:
             rewards.latency_s, rewards.uniform = rehearsal.reward_s, 0.0
+        stage.trainers.uniform = 0.0
         begin(stage)
         live(stage)
         if stage.violation is not None:

@@ -145,7 +145,11 @@ def _lie(stage: Stage, fault: Fault) -> None:
 
 
 def _disk(name: str, value: bool) -> Apply:
-    return lambda stage, fault: setattr(stage.disk, name, value)
+    def apply(stage: Stage, fault: Fault) -> None:
+        setattr(stage.disk, name, value)
+        stage.disk_failed = True
+
+    return apply
 
 
 def _power(stage: Stage, fault: Fault) -> None:
@@ -295,6 +299,8 @@ def scenario_of(seed: int) -> Scenario:
         lost=random.Random(f"lost packets of {seed}").choice((0.0, 0.0, 0.01, 0.1)),
         step_s=dice.choice((0.5, 2.0, 5.0)), unhealthy=dice.choice((0.0, 0.0, 0.2)),
     )  # fmt: skip
+    if random.Random(f"health of {seed}").random() < 0.2:
+        base = replace(base, unhealthy=0.7)
     base = replace(base, paces=_paces(random.Random(f"paces of {seed}"), settings, step_s=base.step_s))
     if draw < 0.08:
         return replace(base, profile="calm")

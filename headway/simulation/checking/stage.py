@@ -98,6 +98,9 @@ class Stage:
     """Hosts that something was wrong with: to be blamed is no surprise to them."""
     cuts: dict[object, list[tuple[str, str]]] = field(default_factory=dict)
     unsynced_lost: bool = False
+    """Since the last resume."""
+    disk_failed: bool = False
+    """At some time it took no writes."""
 
     def hosts(self) -> set[str]:
         """All hosts."""

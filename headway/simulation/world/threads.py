@@ -17,7 +17,8 @@ from headway.simulation.world.clock import Killed, World, active
 from headway.simulation.world.process import Process, settle
 
 T = TypeVar("T")
-_RealThread, _RealLock = threading.Thread, threading.Lock
+_RealThread = threading.Thread
+_RealLock = threading.Lock
 _here = threading.local()
 _RARELY = 0.03
 """Share of pauses that are ten times as long."""
