@@ -19,17 +19,10 @@ from torch import Tensor, nn
 
 from learner.config import LearnerConfig
 from learner.journal.checkpoints import Checkpoint, checkpoints_of
+from learner.training.adapters import ADAPTER, Targets, merged_weights, peft_config
 from learner.training.config import TrainingConfig
 from learner.training.models import new_policy, new_score_model
-from learner.training.policy import (
-    ADAPTER,
-    PolicyModel,
-    TextFiles,
-    host_copy,
-    merged_weights,
-    peft_config,
-    write_model_directory,
-)
+from learner.training.policy import PolicyModel, TextFiles, host_copy, write_model_directory
 from learner.training.saved_states import saved_weights
 from learner.training.score_model import ScoreModel, save_score_model
 from learner.training.trainer import NotFinite, check_snapshot
@@ -198,13 +191,15 @@ def _factors(whole: SavedModel, causal_lm: nn.Module) -> Iterator[tuple[str, Ten
             yield f"base_model.model.{plain}", whole.master_weight(parameter).float().contiguous().clone()
 
 
-def _targets(causal_lm: nn.Module) -> list[str]:
-    """The adapted layers as others name them, by their last names, where these mean no other layer."""
-    layers = {each.name.removesuffix(".weight"): each.adapter is not None for each in merged_weights(causal_lm)}
-    adapted = [name for name, is_adapted in layers.items() if is_adapted]
+def _targets(causal_lm: nn.Module) -> Targets:
+    """What is adapted as others name it, by the layers' last names, where these mean no other layer."""
+    weights = list(merged_weights(causal_lm))
+    experts = [each.name for each in weights if each.adapter is not None and each.parameter.dim() == 3]
+    layers = {each.name.removesuffix(".weight"): each.adapter is not None for each in weights}
+    adapted = [name for name, is_adapted in layers.items() if is_adapted and name not in experts]
     short = {name.rpartition(".")[2] for name in adapted}
-    alike = all(is_adapted for name, is_adapted in layers.items() if name.rpartition(".")[2] in short)
-    return sorted(short) if alike else adapted
+    alike = all(layers[name] and name not in experts for name in layers if name.rpartition(".")[2] in short)
+    return Targets(sorted(short) if alike else adapted, experts)
 
 
 def behind(source: Path, checkpoint: Path) -> str:

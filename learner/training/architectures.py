@@ -40,6 +40,13 @@ def check_packable(path: Path) -> None:
             f"{path}: its config has {mamba[0]}, and layers with a recurrent state would mix the sequences of a packed "
             "row: expected layers of attention alone. Name another model."
         )
+    if config.model_type == "phimoe" or getattr(config, "router_jitter_noise", None):
+        noise = getattr(config, "router_jitter_noise", None)
+        raise ValueError(
+            f"{path}: its config has model_type {config.model_type} and router_jitter_noise = {noise}: its router draws at "
+            "random while it is trained, so tokens would be trained with other experts than sampled them: expected a "
+            "router without noise. Name another model."
+        )
     if getattr(config, "use_bidirectional_attention", None):
         raise ValueError(
             f"{path}: its config has use_bidirectional_attention: expected causal attention. Name another model."

@@ -85,7 +85,7 @@ class LoraConfig(BaseModel):
         (ALL_LINEAR,),
         min_length=1,
         description=f"Names of the linear layers that are adapted, such as q_proj; {ALL_LINEAR} is all of the "
-        "decoder's. Embeddings and the output projection are never adapted.",
+        "decoder's, and each expert of a mixture. Embeddings, routers and the output projection are never adapted.",
     )
 
     @model_validator(mode="after")

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from learner.algorithms.preset import Carried, LossTokens, Passes, Preset, ScoredBatch
+from learner.training.adapters import add_adapters
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
 from learner.training.engine import Engine
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch
-from learner.training.policy import LogprobSettings, PolicyModel, add_adapters, load_causal_lm, torch_dtype
+from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm, torch_dtype
 from learner.training.ranks import summed_over_ranks
 from learner.training.reference import Reference, open_reference
 from learner.training.score_model import (
@@ -416,7 +417,7 @@ def new_score_model(path: Path, *, config: TrainingConfig) -> ScoreModel:
     """The reward model that the folder `path` begins, with adapters if `config` has them."""
     scores = load_score_model(path, dtype=torch_dtype(config.dtype), head_seed=config.head_seed)
     if config.lora.enabled:
-        add_adapters(scores.classifier, config.lora)
+        add_adapters(scores.classifier, config.lora, sharded=config.zero_stage == 3)
         scores.head.requires_grad_(True)
     return scores
 
@@ -425,7 +426,7 @@ def new_policy(path: Path, *, config: TrainingConfig, entropy: tuple[bool, bool]
     """The policy that the folder `path` begins. `entropy`: whether it gives entropies, and these a gradient."""
     causal_lm = load_causal_lm(path, dtype=torch_dtype(config.dtype))
     if adapted:
-        add_adapters(causal_lm, config.lora)
+        add_adapters(causal_lm, config.lora, sharded=config.zero_stage == 3)
     if config.gradient_checkpointing:
         _checkpoint_gradients(causal_lm)
     settings = LogprobSettings(

@@ -22,10 +22,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from learner.training.adapters import adapters_off
 from learner.training.config import ReferenceConfig, TrainingConfig
 from learner.training.engine import Engine
 from learner.training.packing import Microbatch
-from learner.training.policy import PolicyModel, adapters_off, whole_weights
+from learner.training.policy import PolicyModel, whole_weights
 
 REFERENCE_FILE = "reference.safetensors"
 STEPS = "steps"

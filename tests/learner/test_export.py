@@ -30,6 +30,7 @@ from services.config.sources import ConfigError
 from services.process import WrongSettings
 from services.run_lock import RunLock
 from tests.learner.training.tiny_model import random_sequences, write_tiny_llama
+from tests.learner.training.tiny_models import write_tiny_model
 
 LORA = {"rank": 4, "alpha": 8.0}
 TEXT = [3, 4, 5, 6, 7]
@@ -178,6 +179,25 @@ def test_adapters_by_themselves_are_loaded_by_peft(
     assert logprobs_of(peft.PeftModel.from_pretrained(base, tmp_path / "out")) == pytest.approx(logprobs, abs=1e-5)
     settings = peft.PeftConfig.from_pretrained(str(tmp_path / "out"))
     assert settings.base_model_name_or_path == str(model)
+
+
+@pytest.mark.parametrize("name", ["qwen3 moe", "gpt-oss"])
+def test_adapters_of_experts_are_loaded_by_peft_and_merged_by_export(
+    name: str, tmp_path: Path, commands: CommandChannel
+) -> None:
+    model = write_tiny_model(name, tmp_path / "model")
+    (model / "tokenizer.json").write_text("{}", encoding="utf-8")
+    config, logprobs = trained(tmp_path, model, commands, lora=LORA)
+
+    for folder, words in (("adapters", []), ("merged", ["--merged"])):
+        assert export_checkpoint([str(config.run.folder), "--to", str(tmp_path / folder), *words]) == 0
+
+    assert any("experts" in each for each in load_file(tmp_path / "adapters/adapter_model.safetensors"))
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert logprobs_of(merged) == pytest.approx(logprobs, abs=1e-5)
+    base = AutoModelForCausalLM.from_pretrained(model)
+    assert logprobs_of(base) != pytest.approx(logprobs, abs=1e-3)
+    assert logprobs_of(peft.PeftModel.from_pretrained(base, tmp_path / "adapters")) == pytest.approx(logprobs, abs=1e-5)
 
 
 def test_a_checkpoint_is_exported_by_its_folder_also_while_the_run_goes_on_and_after_its_model_was_moved(

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learner.training.adapters import add_adapters
 from learner.training.batch import TrainSequence, flatten
 from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.engine import Engine
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch, pack, shared_prefixes
-from learner.training.policy import LogprobSettings, PolicyModel, add_adapters, host_copy, load_causal_lm, torch_dtype
+from learner.training.policy import LogprobSettings, PolicyModel, host_copy, load_causal_lm, torch_dtype
 
 CPU = torch.device("cpu")
 # A large epsilon keeps AdamW's first steps from turning rounding of a tiny gradient into a whole step.
@@ -38,7 +39,7 @@ def load_policy(path: Path, config: TrainingConfig) -> PolicyModel:
     causal_lm = load_causal_lm(path, dtype=torch_dtype(config.dtype))
     if config.lora.enabled:
         torch.manual_seed(5)
-        add_adapters(causal_lm, config.lora)
+        add_adapters(causal_lm, config.lora, sharded=config.zero_stage == 3)
     if config.gradient_checkpointing:
         enable = causal_lm.gradient_checkpointing_enable
         assert callable(enable)

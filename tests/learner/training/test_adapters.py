@@ -5,16 +5,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
 
+from learner.training.adapters import Adapter, adapters_off, add_adapters, merged_weights
 from learner.training.config import LoraConfig
 from learner.training.engine import Engine
 from learner.training.policy import (
     TextFiles,
-    adapters_off,
-    add_adapters,
     host_copy,
     load_causal_lm,
-    merge,
-    merged_weights,
     write_model_directory,
 )
 from learner.training.ranks import CommandChannel
@@ -51,7 +48,8 @@ def values_of(parts: Parts, *, trained: bool) -> dict[str, torch.Tensor]:
 def test_merging_is_the_weight_and_the_scaled_product() -> None:
     # 0.5 * [1, 2]^T [10, 20] = [[5, 10], [10, 20]]
     base = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    merged = merge(base, up=torch.tensor([[1.0], [2.0]]), down=torch.tensor([[10.0, 20.0]]), scale=0.5)
+    adapter = Adapter(up=torch.tensor([[1.0], [2.0]]), down=torch.tensor([[10.0, 20.0]]), scale=0.5)
+    merged = adapter.merged(base)
     assert merged.tolist() == [[6.0, 12.0], [13.0, 24.0]]
     assert base.tolist() == [[1.0, 2.0], [3.0, 4.0]]
 

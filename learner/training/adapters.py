@@ -1,0 +1,196 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on linear layers and on the experts of a mixture.
+
+They are peft's: weights [out, in] stay frozen, and scale * up @ down is added; of experts [experts, ...] each has an
+adapter of its own. What leaves the learner is always the merged model under its Hugging Face names: `merged_weights`
+says which parameters make up each published weight. The reference policy needs no second model: `adapters_off` is the
+frozen one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import peft
+import torch
+from peft.helpers import rescale_adapter_scale
+from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
+from torch import Tensor, nn
+
+from learner.training.config import ALL_LINEAR, LoraConfig
+
+logger = logging.getLogger(__name__)
+
+ADAPTER = "default"
+BASE_LAYER = "base_layer"
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What is added to a weight [out, in]: `scale` * `up` [out, rank] @ `down` [rank, in].
+
+    To experts' weights [experts, out, in] it is `up` [out, rank * experts] and `down` [experts * rank, in], as peft
+    keeps them; `turned` where they are [experts, in, out].
+    """
+
+    down: Tensor
+    up: Tensor
+    scale: float
+    turned: bool = False
+
+    def merged(self, base: Tensor) -> Tensor:
+        """`base` and what is added to it, a new tensor in float32."""
+        up, down = self.up.float(), self.down.float()
+        if base.dim() == 2:
+            return torch.addmm(base.float(), up, down, alpha=self.scale)
+        experts = base.shape[0]
+        down = down.view(experts, -1, down.shape[-1])
+        up = up.view(up.shape[0], -1, experts).permute(2, 0, 1)
+        left, right = (down.mT, up.mT) if self.turned else (up, down)
+        return torch.baddbmm(base.float(), left, right, alpha=self.scale)
+
+
+@dataclass(frozen=True)
+class MergedWeight:
+    """A weight of the model without adapters, under its name there, and what is added to it."""
+
+    name: str
+    parameter: nn.Parameter
+    adapter: Adapter | None
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """All that its value is made of."""
+        if self.adapter is None:
+            return (self.parameter,)
+        down, up = self.adapter.down, self.adapter.up
+        assert isinstance(down, nn.Parameter), "peft's down projection is linear"
+        assert isinstance(up, nn.Parameter), "peft's up projection is linear"
+        return (self.parameter, down, up)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Names, whole or from a dot on, of linear layers and of parameters that hold experts, which are adapted."""
+
+    layers: Sequence[str]
+    experts: Sequence[str] = ()
+
+
+def add_adapters(causal_lm: nn.Module, config: LoraConfig, *, sharded: bool = False) -> None:
+    """Freezes a model of transformers, and puts an adapter onto each linear layer and expert of its decoder that is a
+    target.
+
+    The adapted model computes what the model did: `up` starts at 0, `down` is drawn from torch's global generator. What
+    is not in the decoder is frozen, too; a value head that is trained is unfrozen by its owner. Experts can have no
+    adapters if the parameters will be `sharded` (ZeRO-3), or with dropout: a warning says so. Raises ValueError for
+    targets that the decoder lacks.
+    """
+    assert config.enabled, "called for a rank above 0"
+    causal_lm.requires_grad_(False)
+    obstacle = _obstacle(config, sharded=sharded)
+    targets = _targets(causal_lm, config.targets, obstacle=obstacle)
+    peft.inject_adapter_in_model(peft_config(config, targets=targets), causal_lm, adapter_name=ADAPTER)
+
+
+def peft_config(config: LoraConfig, *, targets: Targets) -> peft.LoraConfig:
+    """The adapters as peft describes them."""
+    return peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=list(targets.layers),
+        target_parameters=list(targets.experts) or None,
+        bias="none",
+    )
+
+
+def adapters_off(model: nn.Module) -> AbstractContextManager[None]:
+    """Within it the adapters of `model` add 0, so that it is the model that it was before they were trained.
+
+    Their layers still run: under ZeRO-3 a pass that left some out would undo the order of prefetching. Use it around a
+    whole forward pass without gradient, not between a forward pass and its backward pass.
+    """
+    off: AbstractContextManager[None] = rescale_adapter_scale(model, 0.0)
+    return off
+
+
+def merged_weights(model: nn.Module) -> Iterator[MergedWeight]:
+    """The weights of `model` as they are without adapters, in the model's order; tied ones appear once."""
+    adapters = {
+        id(_base_weight(layer)): _adapter_of(layer) for layer in model.modules() if isinstance(layer, LoraLayer)
+    }
+    factors = {id(factor) for adapter in adapters.values() for factor in (adapter.down, adapter.up)}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in factors:
+            yield MergedWeight(name=_plain(name), parameter=parameter, adapter=adapters.get(id(parameter)))
+
+
+def _plain(name: str) -> str:
+    """Without the layers that adapters are wrapped around, of which experts have one in another."""
+    return ".".join(part for part in name.split(".") if part != BASE_LAYER)
+
+
+def _obstacle(config: LoraConfig, *, sharded: bool) -> str:
+    """Why experts can have no adapters; empty if they can. Their weights are changed for the time of a forward pass."""
+    if sharded:
+        return "training.zero_stage is 3, which leaves no expert whole: set it to 2 at most"
+    return f"training.lora.dropout is {config.dropout:g}, which experts cannot have: set it to 0" * bool(config.dropout)
+
+
+def _targets(causal_lm: nn.Module, wanted: Sequence[str], *, obstacle: str) -> Targets:
+    decoder = causal_lm.base_model
+    assert isinstance(decoder, nn.Module), "a model of transformers"
+    prefix = next(f"{name}." if name else "" for name, module in causal_lm.named_modules() if module is decoder)
+    linear = [prefix + name for name, module in decoder.named_modules() if isinstance(module, nn.Linear)]
+    experts = {prefix + name: each for name, each in expert_parameters(decoder)}
+    if tuple(wanted) == (ALL_LINEAR,):
+        if experts and obstacle:
+            share = sum(map(torch.numel, experts.values())) / sum(each.numel() for each in causal_lm.parameters())
+            logger.warning("the experts, %.0f %% of the weights, get no adapters: %s", 100 * share, obstacle)
+        return Targets(linear, () if obstacle else list(experts))
+    for target in wanted:
+        if not any(_is_named(name, target) for name in (*linear, *experts)):
+            known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in (*linear, *experts)}))
+            raise ValueError(
+                f"training.lora.targets has {target!r}, which is no linear layer of the decoder of "
+                f"{type(causal_lm).__name__}: expected {ALL_LINEAR} or some of {known}"
+            )
+    chosen = Targets(
+        *([name for name in names if any(_is_named(name, one) for one in wanted)] for names in (linear, experts))
+    )
+    if chosen.experts and obstacle:
+        raise ValueError(f"training.lora.targets has {chosen.experts[0]}, which is of experts, and {obstacle}")
+    return chosen
+
+
+def expert_parameters(decoder: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters [experts, ...] of a mixture of experts that are matrices for each, by name."""
+    for name, module in decoder.named_modules():
+        if not isinstance(module, _CONVOLUTIONS):
+            for own, parameter in module.named_parameters(recurse=False):
+                if parameter.dim() == 3:
+                    yield f"{name}.{own}" if name else own, parameter
+
+
+def _is_named(name: str, target: str) -> bool:
+    return f".{name}".endswith(f".{target}")
+
+
+def _base_weight(layer: LoraLayer) -> nn.Parameter:
+    weight = layer.get_param() if isinstance(layer, ParamWrapper) else layer.get_base_layer().weight
+    assert isinstance(weight, nn.Parameter), "an adapted layer is linear, or holds experts"
+    return weight
+
+
+def _adapter_of(layer: LoraLayer) -> Adapter:
+    return Adapter(
+        down=layer.lora_A[ADAPTER].weight,
+        up=layer.lora_B[ADAPTER].weight,
+        scale=float(layer.scaling[ADAPTER]),
+        turned=isinstance(layer, ParamWrapper) and not layer._did_swap_in_out_features,
+    )
