@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Unusable as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
+        finally:
+            tree.close()
     text = table(mutants, results, code=code, seeds=range(1, arguments.seeds + 1))
     print(text)
     if arguments.output is not None:
@@ -92,7 +94,7 @@ class _Trials:
             raise Unusable(f"{plain.by} fails without any fault: mend it first")
         for number, mutant in enumerate(mutants, start=1):
             with self._tree.planted(mutant):
-                found = self._tree.pytest(mutant.tests, keyword=mutant.keyword, timeout_s=_TESTS_TIMEOUT_S)
+                found = self._tree.pytest(mutant.tests, timeout_s=_TESTS_TIMEOUT_S)
             _note(mutant, found, f"{number} of {len(mutants)}")
             self._keep(replace(self._of(mutant), tests=found))
 
@@ -119,9 +121,9 @@ class _Trials:
 
 
 def _together(mutants: Sequence[Mutant]) -> list[str]:
-    """The tests of all of them; a file beside its folder is left out, since pytest would take it for another one."""
-    paths = sorted({test for mutant in mutants for test in mutant.tests})
-    return [path for path in paths if not any(path.startswith(f"{folder}/") for folder in paths)]
+    """The tests of all of them, each once: what is part of a folder or file that is named, too, is left out."""
+    named = sorted({test for mutant in mutants for test in mutant.tests})
+    return [test for test in named if not any(test.startswith((f"{other}/", f"{other}::")) for other in named)]
 
 
 def _note(mutant: Mutant, found: Finding, which: str) -> None:

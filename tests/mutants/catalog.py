@@ -14,8 +14,8 @@ PLANTED = Path(__file__).parent / "planted"
 class Mutant:
     """A fault: `old`, which stands once in `file`, becomes `new`.
 
-    `tests` are test files, folders, or functions as `file::function`; `keyword` is as pytest's -k. `simulated`: whether
-    the simulator's world has what would show it.
+    `tests` are test files, folders, or functions as `file::function`. `simulated`: whether the
+    simulator's world has what would show it.
     """
 
     id: str
@@ -25,7 +25,6 @@ class Mutant:
     old: str
     new: str
     tests: tuple[str, ...]
-    keyword: str | None = None
     simulated: bool = False
 
     def applied(self, text: str) -> str:

@@ -39,6 +39,7 @@ class CopyOfTree:
 
     root: Path
     _stamp: int = field(default_factory=lambda: int(time.time()))
+    _nursery: "subprocess.Popen[str] | None" = None
 
     @classmethod
     def made(cls, root: Path) -> "CopyOfTree":
@@ -75,12 +76,10 @@ class CopyOfTree:
         paths = os.pathsep.join(filter(None, (str(self.root), os.environ.get("PYTHONPATH"))))
         return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
-    def pytest(self, tests: Sequence[str], *, keyword: str | None = None, timeout_s: float) -> Finding:
+    def pytest(self, tests: Sequence[str], *, timeout_s: float) -> Finding:
         """What the tests find, up to the first that fails. Raises Unusable."""
         began = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-        command += ["-k", keyword] if keyword else []
-        code, said = self._run(command, timeout_s=timeout_s)
+        code, said = self._asked(["-x", "-q", "-p", "no:cacheprovider", *tests], timeout_s=timeout_s)
         seconds = time.monotonic() - began
         if code is None:
             return Finding(" ".join(tests), f"not done within {timeout_s:g} s", seconds)
@@ -92,19 +91,30 @@ class CopyOfTree:
         timed_out = "\nE   Failed: Timeout" in said or "+ Timeout +" in said
         return Finding(named[1], "timeout" if timed_out else "failed", seconds)
 
-    def _run(self, command: Sequence[str], *, timeout_s: float) -> tuple[int | None, str]:
-        """The exit code, None for one that had to be ended with all that it started, and what it printed."""
-        with subprocess.Popen(
-            command, cwd=self.root, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, start_new_session=True,
-        ) as process:  # fmt: skip
-            try:
-                said, _ = process.communicate(timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, 9)
-                said, _ = process.communicate()
-                return None, said
-            return process.returncode, said
+    def _asked(self, arguments: Sequence[str], *, timeout_s: float) -> tuple[int | None, str]:
+        """Pytest's exit code, None for one that had to be ended with all that it started, and what it printed."""
+        if self._nursery is None:
+            self._nursery = subprocess.Popen(
+                [sys.executable, "-m", "tests.mutants.nursery"], cwd=self.root, env=self.environment,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            )  # fmt: skip
+        assert self._nursery.stdin is not None
+        assert self._nursery.stdout is not None
+        said = self.root / ".said"
+        asked = {"arguments": list(arguments), "said": str(said), "timeout_s": timeout_s}
+        self._nursery.stdin.write(json.dumps(asked) + "\n")
+        self._nursery.stdin.flush()
+        answer = self._nursery.stdout.readline()
+        if not answer:
+            raise Unusable(f"the process that runs the tests ended with {self._nursery.wait()}")
+        return json.loads(answer), said.read_text(encoding="utf-8", errors="replace")
+
+    def close(self) -> None:
+        """Ends the process that runs the tests."""
+        if self._nursery is not None:
+            assert self._nursery.stdin is not None
+            self._nursery.stdin.close()
+            self._nursery.wait()
 
     def simulate(self, seeds: Sequence[int], *, timeout_s: float, passed_over: Collection[int] = ()) -> Finding:
         """The first of the seeds that fails, or takes longer than `timeout_s`; a seed that is `passed_over` never does.

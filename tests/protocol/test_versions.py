@@ -1,11 +1,15 @@
-"""Policy versions as text and as an order."""
+"""Policy versions as text, as an order, and of what was sampled."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from protocol.model import PolicyVersion, VersionText
+from protocol.trajectories import RewardRecord, Trajectory, TrajectoryGroup, Turn, VersionSpan
 
 PARTS = st.integers(0, 999_999_999)
 TEXT = TypeAdapter(VersionText)
@@ -33,3 +37,25 @@ def test_parsing_another_form_names_the_text(text: str) -> None:
 
 def test_a_later_incarnation_is_newer_whatever_its_number() -> None:
     assert PolicyVersion(2, 0) > PolicyVersion(1, 99) > PolicyVersion(1, 98)
+
+
+def sampled_by(*versions: str, mask: Sequence[int]) -> Trajectory:
+    """A trajectory of as many tokens, one for each version."""
+    return Trajectory(
+        token_ids=np.arange(len(mask), dtype=np.int32),
+        loss_mask=np.array(mask, dtype=np.uint8),
+        behavior_logprobs=np.zeros(len(mask), dtype=np.float32),
+        version_spans=tuple(VersionSpan(version=each, start=at, end=at + 1) for at, each in enumerate(versions)),
+        turns=(Turn(start=0, completion_start=0, end=len(mask), finish_reason="stop", generator_ids=("g",)),),
+        reward=RewardRecord(reward=1.0, verifier="v"),
+    )
+
+
+def test_the_oldest_version_is_that_of_a_sampled_token_wherever_it_stands() -> None:
+    newest_first = sampled_by("1.7", "2.9", "1.5", mask=[1, 1, 1])
+    oldest_given = sampled_by("1.3", "1.8", mask=[0, 1])
+    group = TrajectoryGroup(
+        incarnation=2, lease_id=0, attempt=0, purpose="train", environment="e", task_index=0,
+        trajectories=(newest_first, oldest_given),
+    )  # fmt: skip
+    assert (newest_first.oldest_version, oldest_given.oldest_version, group.oldest_version) == (5, 8, 5)

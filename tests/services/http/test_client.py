@@ -181,6 +181,49 @@ async def test_a_connection_that_breaks_is_unreachable_and_may_have_been_sent(cl
     assert caught.value.sent
 
 
+async def test_a_call_that_a_broken_connection_may_have_brought_there_is_not_repeated(client: HttpClient) -> None:
+    requests = 0
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        await reader.readline()
+        requests += 1
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        with pytest.raises(ServiceUnreachable):
+            await client.post(url, Ask(), Ask, deadline_s=5, retries=3)
+        assert requests == 1
+        with pytest.raises(ServiceUnreachable):
+            await client.post(url, Ask(), Ask, deadline_s=5, retries=3, idempotent=True)
+        assert requests == 5
+
+
+async def test_nobody_is_followed_to_another_address(client: HttpClient) -> None:
+    """It would be shown the token, and what was meant for somebody else."""
+    arrived: list[str] = []
+
+    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        arrived.append((await reader.readline()).decode())
+        writer.close()
+
+    async with await asyncio.start_server(elsewhere, "127.0.0.1", 0) as other:
+        target = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}/"
+
+        async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(f"HTTP/1.1 307 Away\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode())
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(redirect, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+            with pytest.raises(ServiceError):
+                await client.post(url, Ask(), Ask, deadline_s=5)
+    assert arrived == []
+
+
 async def test_a_deadline_covers_all_attempts(client: HttpClient, server: Server) -> None:
     with pytest.raises(ServiceTimeout, match="deadline"):
         await ask(client, server, "hang", deadline_s=0.05, retries=100)

@@ -3,7 +3,10 @@
 import asyncio
 from contextlib import ExitStack
 
+import pytest
+
 from services.http.calls import Breakers, Endpoints
+from services.http.client import ServiceRefused
 
 
 class Clock:
@@ -54,6 +57,18 @@ async def test_a_busy_service_is_asked_for_no_more_at_once_than_it_took_and_for_
     clock.now += 10.0
     with ExitStack() as stack:
         assert len(at_once(endpoints, stack)) == 6
+
+
+async def test_one_that_says_it_is_busy_is_well_however_often_it_says_so() -> None:
+    clock = Clock()
+    breakers = Breakers("service", clock=clock)
+    endpoints = Endpoints(["a"], breakers=breakers)
+    for _ in range(10):
+        with pytest.raises(ServiceRefused), endpoints.call("a"):
+            raise ServiceRefused("a", status=429, kind="busy", message="come again", retry_after_s=1.0)
+        assert breakers["a"].state == "closed"
+        clock.now += 2.0
+        assert endpoints.at_hand, "it is asked again as soon as it said"
 
 
 async def test_a_place_at_a_busy_service_is_taken_as_soon_as_it_is_free() -> None:
