@@ -43,9 +43,9 @@ def check_packable(path: Path) -> None:
     if config.model_type == "phimoe" or getattr(config, "router_jitter_noise", None):
         noise = getattr(config, "router_jitter_noise", None)
         raise ValueError(
-            f"{path}: its config has model_type {config.model_type} and router_jitter_noise = {noise}: its router draws "
-            "at random while it is trained, so tokens would be trained with other experts than sampled them: expected a "
-            "router without noise. Name another model."
+            f"{path}: its config has model_type {config.model_type} and router_jitter_noise = {noise}: its router "
+            "draws at random while it is trained, so tokens would be trained with other experts than sampled them: "
+            "expected a router without noise. Name another model."
         )
     if getattr(config, "use_bidirectional_attention", None):
         raise ValueError(
