@@ -151,7 +151,7 @@ def test_the_settings_of_the_containers_fit_together_with_the_keys_that_are_made
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
     _make_model(tmp_path / tomllib.loads(text)["learner"]["model"])
 
-    command = [str(Path(sys.executable).with_name("headway")), "check", "run.toml", *options]
+    command = [str(Path(sys.executable).with_name("headway")), "check", "run.toml", "--elsewhere", *options]
     seen = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"} if options else None
     checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=seen)
 

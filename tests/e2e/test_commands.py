@@ -33,6 +33,13 @@ def run(*words: str, cwd: Path, environ: Mapping[str, str] = MappingProxyType({}
     return subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=cwd, env={**clean, **environ})
 
 
+def check(
+    example: Path, *, cwd: Path, environ: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
+    """As for another machine: a run of somebody's may hold the ports of this one."""
+    return run(script("headway"), "check", str(example), "--elsewhere", cwd=cwd, environ=environ)
+
+
 def loaded_by(*words: str, cwd: Path) -> tuple[set[str], str]:
     """The top-level packages that a console script loads, and what it prints; it must end with 0."""
     ended = run(sys.executable, "-X", "importtime", *words, cwd=cwd)
@@ -97,7 +104,7 @@ def prepared(example: Path, folder: Path) -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_the_examples_are_good(example: Path, tmp_path: Path) -> None:
     prepared(example, tmp_path)
-    ended = run(script("headway"), "check", str(example), cwd=tmp_path, environ={"PYTHONPATH": str(example.parent)})
+    ended = check(example, cwd=tmp_path, environ={"PYTHONPATH": str(example.parent)})
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "good for " in ended.stdout
 
@@ -106,7 +113,7 @@ def test_an_example_without_the_tasks_that_its_server_writes_says_what_is_missin
     example = ROOT / "examples/verifiers/run.toml"
     prepared(example, tmp_path)
     (tmp_path / "tasks.jsonl").unlink()
-    ended = run(script("headway"), "check", str(example), cwd=tmp_path)
+    ended = check(example, cwd=tmp_path)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert "environment sums" in line
@@ -117,7 +124,7 @@ def test_a_check_loads_nothing_heavy_and_leaves_nothing(tmp_path: Path) -> None:
     example = ROOT / "examples/addition/run.toml"
     prepared(example, tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    assert not HEAVY & loaded_by(script("headway"), "check", str(example), cwd=tmp_path)[0]
+    assert not HEAVY & loaded_by(script("headway"), "check", str(example), "--elsewhere", cwd=tmp_path)[0]
     assert sorted(tmp_path.rglob("*")) == before
 
 

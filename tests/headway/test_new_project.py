@@ -32,7 +32,12 @@ def test_a_project_with_a_tiny_model_is_good_from_any_folder(tmp_path: Path) -> 
     subprocess.run([script, "init", str(project)], check=True, env=words, timeout=200)
 
     checked = subprocess.run(
-        [script, "check", str(project / "run.toml")], cwd="/", capture_output=True, text=True, env=words, timeout=200
+        [script, "check", str(project / "run.toml"), "--elsewhere"],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        env=words,
+        timeout=200,
     )
 
     assert checked.returncode == 0, checked.stderr
@@ -51,7 +56,7 @@ def test_with_a_model_that_talks_prompts_become_messages(tmp_path: Path, talking
     assert text.count(f'model = "{talking_model}"') == 3
     assert "chat = true" in text
     assert "numbers[-1]" in (project / "reward.py").read_text()
-    assert umbrella.check(project / "run.toml", {}) == 0
+    assert umbrella.check(project / "run.toml", {}, elsewhere=True) == 0
 
 
 def test_that_nothing_will_be_evaluated_is_noted_where_an_evaluation_is_asked_for(
@@ -60,12 +65,12 @@ def test_that_nothing_will_be_evaluated_is_noted_where_an_evaluation_is_asked_fo
     project = tmp_path / "sums"
     assert make_project([str(project), "--model", str(talking_model)]) == 0
     run = project / "run.toml"
-    assert umbrella.check(run, {}) == 0
+    assert umbrella.check(run, {}, elsewhere=True) == 0
     assert "nothing will be evaluated" not in "".join(capsys.readouterr())
 
     lines = run.read_text().splitlines(keepends=True)
     run.write_text("".join(line for line in lines if not line.startswith("evaluation_file")))
-    assert umbrella.check(run, {}) == 0
+    assert umbrella.check(run, {}, elsewhere=True) == 0
     assert "nothing will be evaluated, since environment sums has no held-out tasks" in "".join(capsys.readouterr())
 
 
