@@ -222,9 +222,9 @@ simulate: $(INSTALLED) ## run 10,000 seeds of the whole system under a virtual c
 	$(QUIET) $(BIN)/python -m headway.simulation --seeds 1-10000 --kept runs/simulation.jsonl --output benchmarks/results/simulation.md
 
 .PHONY: mutants
-mutants: $(INSTALLED) $(FOR_TESTS) ## plant each known fault by itself and see who finds it, from where it was stopped; results go to benchmarks/results/mutants.md
+mutants: $(INSTALLED) $(FOR_TESTS) ## plant each known fault by itself and see who finds it, from where it was stopped; results go to runs/mutants.md
 	$(QUIET) mkdir -p runs
-	$(QUIET) $(BIN)/python -m tests.mutants --kept runs/mutants.jsonl --output benchmarks/results/mutants.md
+	$(QUIET) $(BIN)/python -m tests.mutants --kept runs/mutants.jsonl --output runs/mutants.md
 
 .PHONY: lock
 lock: ## make the lock files anew (needs uv, and UV_FIND_LINKS or an index with PyTorch's CPU wheels)
