@@ -118,7 +118,7 @@ async def test_a_full_server_is_infrastructure(ready: int, bench: MakeBench, cha
 
 async def test_a_server_that_is_away_is_infrastructure_and_is_named(bench: MakeBench, chat_model: Path) -> None:
     port = free_port()
-    made = await bench(Words(chat_model, "1"), extra=[offered(port, action_field="")], timeout_s=1.0)
+    made = await bench(Words(chat_model, "1"), extra=[offered(port, action_field="")], timeout_s=5.0)
 
     failed = await made.failed(lease(environment="number", group_size=1))
 
