@@ -7,6 +7,7 @@ open ─▶ opened
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 from env_service.environments.interface import EnvironmentFull, EnvironmentUnavailable
@@ -34,7 +35,9 @@ class Openings:
         tries = full = 0
         while True:
             try:
-                given = await open_it()
+                # Once nobody was there, a later attempt that does not end is still a wait for the host, not the task's.
+                with progress.waiting_for("host") if tries else nullcontext():
+                    given = await open_it()
             except EnvironmentUnavailable as error:
                 tries, full = tries + 1, full + 1 if isinstance(error, EnvironmentFull) else 0
                 if full >= self._attempts:
