@@ -1,4 +1,4 @@
-"""What the look for NaN and infinities costs before each publish: one pass, and the way it was, in alternation.
+"""Cost of the look for NaN and infinities before each publish: one pass, and the way it was, in alternation.
 
     .venv/bin/python -m benchmarks.finite_check [--rounds N] [--threads N] [--dtype bfloat16]
 

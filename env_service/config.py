@@ -188,7 +188,7 @@ class EnvServiceConfig(ProcessConfig):
 
     @property
     def needs_rewards(self) -> bool:
-        """Whether an environment surely has tasks that verifiers judge. One of a class may give all rewards itself."""
+        """True if an environment surely has tasks that verifiers judge. One of a class may give all rewards itself."""
         return any(not isinstance(one, ClassTasks | MixTasks | LevelTasks) for one in self.environments)
 
     @model_validator(mode="after")

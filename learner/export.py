@@ -192,7 +192,7 @@ def _factors(whole: SavedModel, causal_lm: nn.Module) -> Iterator[tuple[str, Ten
 
 
 def _targets(causal_lm: nn.Module) -> Targets:
-    """What is adapted as others name it, by the layers' last names, where these mean no other layer."""
+    """Targets as others name them, by the layers' last names, where these mean no other layer."""
     weights = list(merged_weights(causal_lm))
     experts = [each.name for each in weights if each.adapter is not None and each.parameter.dim() == 3]
     layers = {each.name.removesuffix(".weight"): each.adapter is not None for each in weights}

@@ -41,7 +41,7 @@ MOST_LEASES = 1 << 14
 WaitsFor = Literal["environment", "generators", "rewards", "host", "learner"]
 """`environment` is its code at work, `host` whoever it needs and who is away."""
 OTHERS: frozenset[WaitsFor | None] = frozenset({"rewards", "host"})
-"""Those whose absence says nothing about a rollout that waits for them."""
+"""Peers whose absence says nothing about a rollout that waits for them."""
 
 
 class RunningLease(WireModel):

@@ -1,4 +1,4 @@
-"""Which fields of agents' requests are followed, which are harmless, and what becomes of the rest.
+"""Fields of agents' requests: those that are followed, those that are harmless, and what becomes of the rest.
 
     read         the route follows it
     harmless     it may say anything: no answer would be another one
@@ -69,7 +69,7 @@ _SET_BY_RUN = 'leave it out, or set other_sampling = "ignore" in [env-service.ag
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a session's requests may want: the lease's `sampling`, and whether `other` is refused or ignored."""
+    """Terms of a session's requests: the lease's `sampling`, and whether `other` is refused or ignored."""
 
     sampling: Sampling
     other: OtherSampling = "refuse"
@@ -108,7 +108,7 @@ class Fields:
         return any(given == value and isinstance(given, bool) == isinstance(value, bool) for value in values)
 
     def _wish(self, name: str, given: object, sampling: Sampling) -> str | None:
-        """What a field wants of the sampling that the run does not; empty if nothing, None if it is none of those."""
+        """Wishes of a field that the run does not follow; empty if nothing, None if it is none of those."""
         fixed = {**_FIXED, "temperature": sampling.temperature, "top_k": float(sampling.top_k)}
         if name in fixed and isinstance(given, int | float) and not isinstance(given, bool):
             same = given == fixed[name] or (name == "top_k" and given == -1)

@@ -1,4 +1,4 @@
-"""What an agent says at its end, in whatever way: it returns it, posts it, or prints it as its last line.
+"""Results of agents, however they are given: returned, posted, or printed as the last line.
 
 0.5                                            the trajectory's reward
 {"reward": 1.0, "rewards": [0.0, 0.5]}         besides, one for each completion, in the order of the requests
@@ -44,7 +44,7 @@ class RewardPosted(WireModel):
 
 
 def result_in(line: str) -> AgentResult | float | None:
-    """What the last line of a program's output says; None if it is neither a number nor an object with rewards.
+    """Read the last line of a program's output; None if it is neither a number nor an object with rewards.
 
     Raises EnvironmentFailed for an object that has rewards and cannot be read.
     """

@@ -301,32 +301,31 @@ async def _chat_events(session: Session, answering: Answering, *, usage: bool) -
 async def _responses(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:
     asked = asked_of_responses(body, _terms(session), digest=digest, again=_again(request))
     if body.get("stream"):
-        return streamed(session, asked, lambda answering: _response_events(session, answering))
+        return streamed(session, asked, lambda each: _typed_events(response_events(session, each), _response_error))
     return await whole(session, asked, request, lambda each: response_answer(session, each))
 
 
-async def _response_events(session: Session, answering: Answering) -> AsyncIterator[bytes]:
-    try:
-        async for event in response_events(session, answering):
-            yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
-    except CallRefused as refusal:
-        error = {"type": "error", "code": refusal.code, "message": str(refusal), "param": refusal.param}
-        yield f"event: error\ndata: {json.dumps({**error, 'sequence_number': 0})}\n\n".encode()
+def _response_error(refusal: CallRefused) -> dict[str, Any]:
+    error = {"type": "error", "code": refusal.code, "message": str(refusal), "param": refusal.param}
+    return {**error, "sequence_number": 0}
 
 
 async def _messages(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:
     asked = asked_of_messages(body, _terms(session), digest=digest, again=_again(request))
     if body.get("stream"):
-        return streamed(session, asked, lambda answering: _message_events(session, answering))
+        return streamed(session, asked, lambda each: _typed_events(message_events(session, each), anthropic_error))
     return await whole(session, asked, request, lambda each: message_answer(session, each))
 
 
-async def _message_events(session: Session, answering: Answering) -> AsyncIterator[bytes]:
+async def _typed_events(
+    events: AsyncIterator[dict[str, Any]], error_of: Callable[[CallRefused], dict[str, Any]]
+) -> AsyncIterator[bytes]:
+    """Server-sent events under their types; the last one is an error if the turn cannot be finished."""
     try:
-        async for event in message_events(session, answering):
+        async for event in events:
             yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
     except CallRefused as refusal:
-        yield f"event: error\ndata: {json.dumps(anthropic_error(refusal))}\n\n".encode()
+        yield f"event: error\ndata: {json.dumps(error_of(refusal))}\n\n".encode()
 
 
 async def _count_tokens(session: Session, body: Mapping[str, Any], request: Request, digest: str) -> Response:

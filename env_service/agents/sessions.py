@@ -29,7 +29,7 @@ from protocol.trajectories import CutOff
 logger = logging.getLogger(__name__)
 
 OtherSampling = Literal["refuse", "ignore"]
-"""What becomes of a request that wants other tokens to be likely than the run samples with."""
+"""Treatment of a request that wants other tokens to be likely than the run samples with."""
 
 _SEEDS = 1 << 63
 _STRIDE = 0xD1B54A32D192ED03 % _SEEDS

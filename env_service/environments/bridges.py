@@ -59,7 +59,7 @@ class Bridge:
         return self.rest[1:] if self.rest[:1] == tuple(sampled[-1:]) else self.rest
 
     def fits(self, sampled: Sequence[int], *, ended: bool) -> bool:
-        """Whether the template could have written this: not, if a turn ended itself with another message's header."""
+        """True if the template could have written this: not, if a turn ended itself with another message's header."""
         return not ended or bool(self.closer) or self.rest[:1] == tuple(sampled[-1:])
 
 
@@ -77,7 +77,7 @@ class Bridges:
         self._others: OrderedDict[int, Bridges] = OrderedDict()
 
     def with_arguments(self, arguments: TemplateArguments) -> "Bridges":
-        """Those of the same template when it is told these, too; they go before those that it is told here."""
+        """Bridges of the same template when it is told these, too; they go before those that it is told here."""
         tokenization = self.tokenization.with_arguments(arguments)
         if tokenization is self.tokenization:
             return self
@@ -90,7 +90,7 @@ class Bridges:
 
     @cached_property
     def _shows_ids(self) -> bool:
-        """Whether the ids of calls change what is written; where they do not, bridges are shared."""
+        """True if the ids of calls change what is written; where they do not, bridges are shared."""
         texts = set()
         for call_id in ("abcdefg01", "abcdefg02"):
             result = replace(_said_by("tool", 0), tool_call_id=call_id)
@@ -219,7 +219,7 @@ class Bridges:
         return next((token for token in known if text.startswith(token)), "")
 
     def _opens(self, closer: str) -> bool:
-        """Whether this end of the policy's turn is the beginning of a result: it stands before each of several."""
+        """True if this end of the policy's turn is the beginning of a result: it stands before each of several."""
         if closer not in self._opening:
             said = (_said_by("tool", 0), _said_by("tool", 1))
             spoken = next(iter(_spoken(said)))

@@ -29,7 +29,7 @@ MARKER = "ZQMARKQZ"
 """Stands where a text is looked for in what a template renders."""
 QUESTION = ChatMessage("user", "x")
 TemplateArguments = Mapping[str, JsonValue]
-"""What a template is given besides the conversation, by the names that it reads, such as {"enable_thinking": False}."""
+"""Values for a template besides the conversation, by the names that it reads, such as {"enable_thinking": False}."""
 _NONE: TemplateArguments = {}
 _GIVEN = ("documents", "strftime_now")
 _OWN_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
@@ -183,7 +183,7 @@ _PROBE: Tool = {
 
 OWN_TEMPLATE = "the model's chat template"
 _RENDERED = ("call_format",)
-"""What a Tokenization keeps that depends on its arguments."""
+"""The part of a Tokenization that depends on its arguments."""
 
 
 class TokenizerError(ValueError):

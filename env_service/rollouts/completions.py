@@ -298,7 +298,7 @@ class Progress:
         self.task: Task | None = None
         """What is rolled out, once it was made."""
         self.cut_short = False
-        """Whether its time was over before it was."""
+        """True if its time was over before it was."""
         self.said = ""
         """Why the host of its environment was last waited for."""
 

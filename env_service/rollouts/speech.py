@@ -156,7 +156,7 @@ class Transcript:
 
     @property
     def has_rewards(self) -> bool:
-        """Whether a turn earned something, or lost it, or was given its own reward."""
+        """True if a turn earned something, or lost it, or was given its own reward."""
         return self.credited or any(turn.reward for turn in self._turns)
 
     @property

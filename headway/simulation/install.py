@@ -125,7 +125,7 @@ def _take_hold_of_the_runtime() -> None:
 
 
 class SeamGone(RuntimeError):
-    """What the simulation takes hold of is not there any more, or is not used from where it is."""
+    """A place that the simulation replaces is not there any more, or is not used from where it is."""
 
 
 _seams: list[tuple[Any, str, object]] = []

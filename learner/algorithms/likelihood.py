@@ -1,4 +1,4 @@
-"""What the presets of likelihood share: their loss, and the weights of its tokens."""
+"""Shared parts of the presets of likelihood: their loss, and the weights of its tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the presets that compare whole sequences share: sides of pairs, sums over sequences, choices from a group."""
+"""Shared parts of presets that compare whole sequences: sides of pairs, sums over sequences, choices from a group."""
 
 from __future__ import annotations
 

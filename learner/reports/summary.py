@@ -149,7 +149,7 @@ def table(summary: Summary, *, folder: Path) -> str:
 
 
 def _right(summary: Summary) -> str:
-    """What counts as right, and what to do if nothing was, though rewards were given."""
+    """Tells what counts as right, and what to do if nothing was, though rewards were given."""
     said = f"right: a reward of at least {summary.success_reward:g}"
     measured = [each for each in (summary.evaluation_before, summary.evaluation_after) if each is not None]
     if any(each.accuracy for each in measured) or not any(each.reward > 0 for each in measured):

@@ -20,7 +20,7 @@ from learner.training.deepspeed_setup import (
 
 
 def saved_weights(directory: Path) -> dict[str, Tensor]:
-    """What `save` wrote of the model, by the names of its parameters, on the CPU: in float32 what the optimizer has,
+    """Weights that `save` wrote, by the names of the parameters, on the CPU: in float32 what the optimizer has,
     put together of all ranks' parts. It needs neither the ranks nor a process group.
 
     Raises FileNotFoundError for a folder that is none, OSError, and ValueError where the part of a rank is missing, or

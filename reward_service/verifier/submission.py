@@ -223,7 +223,7 @@ def _of_lists(function: Callable[..., object], path: str) -> Callable[..., Any]:
 
 
 class _Noted:
-    """What a function notes by the ways that TRL gives it, beside its reward: numbers and columns by name."""
+    """Notes that a function makes by the ways that TRL gives it, beside its reward: numbers and columns by name."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, float] = {}

@@ -24,7 +24,7 @@ class LimitedConnection(HttpToolsProtocol):
     """Ends a connection whose request has a head over a limit, or one that is not there in time."""
 
     _waiting: ClassVar[dict[str, dict["LimitedConnection", float]]] = defaultdict(dict)
-    """Those of each peer whose head is not complete, the oldest first, with the time since when."""
+    """Connections of each peer whose head is not complete, the oldest first, with the time since when."""
 
     _in_head = True
     _head_bytes = 0

@@ -227,7 +227,7 @@ class Cluster:
     exited: Callable[[Service, Process, int | None], None]
     crashed: Callable[[Process, BaseException], None] = lambda process, error: None
     thread_s: float = 0.0
-    """What work beside an event loop takes on average; 0 for a moment."""
+    """Mean seconds that work beside an event loop takes; 0 for a moment."""
     services: dict[str, Service] = field(default_factory=dict)
     processes: list[Process] = field(default_factory=list)
 

@@ -54,7 +54,7 @@ class Disk:
     renames: list[Rename] = field(default_factory=list)
     writes: int = 0
     sync_s: float = 0.0
-    """What a sync takes on average; now and then ten times as long."""
+    """Mean seconds of a sync; now and then ten times as long."""
 
     def check_alive(self) -> None:
         """Raises Killed where a dead process goes on."""

@@ -184,7 +184,7 @@ class Process:
 
     @property
     def blocked(self) -> bool:
-        """Whether its event loop is busy with one callback."""
+        """True if its event loop is busy with one callback."""
         return self.world.now < self._blocked_until
 
     def block_until(self, when: float) -> None:

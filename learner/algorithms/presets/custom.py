@@ -32,7 +32,7 @@ class CustomConfig(Algorithm, AggregationKnobs):
         return True  # whatever it is, it may
 
     def preset(self) -> Preset:
-        """What the function returns. Raises AlgorithmNotFound."""
+        """Calls the function. Raises AlgorithmNotFound."""
         from learner.algorithms.preset import Preset
 
         module, _, name = self.path.partition(":")

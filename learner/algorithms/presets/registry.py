@@ -56,7 +56,7 @@ def _settings_of(name: str) -> type[Algorithm]:
 
 ALGORITHMS = {name: _settings_of(name) for name in _NAMES}
 STREAMED = tuple(each for name, each in ALGORITHMS.items() if not each.learns_from_files and name != "custom")
-"""Those that sample; a user's own may do either."""
+"""The algorithms that sample; a user's own may do either."""
 
 if TYPE_CHECKING:
     AlgorithmConfig = Algorithm
