@@ -19,9 +19,11 @@ function needsToken() {
   $("token").focus();
 }
 
+const valid = given => besides(given).filter(each => each !== (given.run ?? "0") && runs[Number(each)]);
+
 function route() {
   const { view: wanted, given } = place(), name = VIEWS.includes(wanted) && wanted !== "login" ? wanted : "run", run = given.run ?? "0";
-  const others = besides(given).filter(each => each !== run && runs[Number(each)]).map(each => ({ run: each, name: runs[Number(each)].name }));
+  const others = valid(given).map(each => ({ run: each, name: runs[Number(each)].name }));
   only(name);
   for (const each of ["run", "trajectories", "settings"]) {
     $(`to-${each}`).href = address(each, { run: run === "0" ? null : run, with: given.with });
@@ -30,19 +32,26 @@ function route() {
   $("runs").value = run;
   $("name").textContent = runs[Number(run)]?.name ?? "";
   const named = runs[Number(run)]?.name ?? "";
-  offer(name, given, run, others);
+  offer(run, others);
   if (name === "run") view.show(run, named, others); else view.hide();
   if (name === "trajectories") { said(""); viewer.show(given, named, others); }
   if (name === "settings") { said(""); showSettings($("view-settings"), { run, name: named }, others, needsToken); }
 }
 
-function offer(name, given, run, others) { // a button for each run that can be shown beside this one; the address holds which are
-  const shown = others.map(other => other.run);
-  const buttons = runs.map((each, i) => [String(i), each.name]).filter(([each]) => each !== run).map(([each, text]) => {
-    const on = shown.includes(each), wanted = on ? shown.filter(one => one !== each) : [...shown, each];
-    return el("button", { type: "button", "aria-pressed": String(on), onclick: () => { location.hash = address(name, { ...given, with: wanted.join(",") }); } }, text);
-  });
-  $("beside").replaceChildren(...(buttons.length ? ["beside ", ...buttons] : []));
+function offer(run, others) { // a button for each run that can be shown beside this one; the address holds which are
+  const shown = others.map(other => other.run), wanted = runs.map((_, i) => String(i)).filter(each => each !== run);
+  const made = [...$("beside").querySelectorAll("button")];
+  // buttons outlast a change of view: one that is in the reader's hand keeps its focus
+  if (made.map(button => button.dataset.run).join() !== wanted.join()) $("beside").replaceChildren(...(wanted.length ? ["beside ", ...wanted.map(toggle)] : []));
+  for (const button of $("beside").querySelectorAll("button")) button.setAttribute("aria-pressed", String(shown.includes(button.dataset.run)));
+}
+
+function toggle(run) {
+  const pressed = () => {
+    const { view: name, given } = place(), shown = valid(given);
+    location.hash = address(name, { ...given, with: (shown.includes(run) ? shown.filter(one => one !== run) : [...shown, run]).join(",") });
+  };
+  return el("button", { type: "button", "data-run": run, onclick: pressed }, runs[Number(run)].name);
 }
 
 async function start() {

@@ -104,6 +104,7 @@ def test_a_button_shows_a_run_beside_the_first_one(browser: "Browser", both: Vie
     page.get_by_role("button", name="other").press("Enter")
 
     shows(page, "#runs-table td", "other")
+    assert page.evaluate("document.activeElement.textContent") == "other", "a pressed button keeps the focus"
     assert page.locator("#runs-table tbody tr td:nth-child(2)").all_inner_texts() == ["60", "40"]
     shows(page, "#charts .u-legend th", "other: mean reward")
     shows(page, "#charts .u-legend th", "other: held out")
