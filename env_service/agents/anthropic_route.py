@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from env_service.agents.chat_route import texts_of
-from env_service.agents.fields import Fields, Terms, check_switch, positive, unserved
+from env_service.agents.fields import Fields, Terms, check_switch, positive, template_arguments, unserved
 from env_service.agents.messages import MadeCall, NotUnderstood, Said, function_tool, text_in
 from env_service.agents.responses_route import join
 from env_service.agents.sessions import Answering, Asked, CallRefused, Session
 from env_service.environments.interface import Tool
 
-_READ = frozenset({"messages", "system", "max_tokens", "stop_sequences", "stream", "tools"})
+_READ = frozenset({"messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "chat_template_kwargs"})
 _HARMLESS = frozenset(
     {"model", "metadata", "service_tier", "cache_control", "inference_geo", "user_profile_id", "workspace_id"}
 )
@@ -62,6 +62,7 @@ def asked_of_messages(body: Mapping[str, Any], terms: Terms, *, digest: str, aga
         calls_wanted=choice != {"type": "none"},
         max_tokens=positive(body, "max_tokens"),
         stop=texts_of(body, "stop_sequences"),
+        template_arguments=template_arguments(body),
         ignored=ignored,
         digest=digest,
         again=again,

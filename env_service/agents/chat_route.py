@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from env_service.agents.fields import NEUTRAL, Fields, Terms, check_switch, positive, unserved
+from env_service.agents.fields import NEUTRAL, Fields, Terms, check_switch, positive, template_arguments, unserved
 from env_service.agents.messages import MadeCall, NotUnderstood, chat_messages, chat_tools
 from env_service.agents.sessions import Answering, Asked, Session
 from env_service.rollouts.completions import Completion
@@ -13,7 +13,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     **NEUTRAL,
     "add_generation_prompt": (True,),
     "bad_words": ([],),
-    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "function_call": ("auto", "none"),
     "functions": ([],),
@@ -25,7 +24,17 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "verbosity": ("medium",),
 }
 _READ = frozenset(
-    {"messages", "tools", "max_completion_tokens", "max_tokens", "stop", "stream", "stream_options", "logprobs"}
+    {
+        "messages",
+        "tools",
+        "max_completion_tokens",
+        "max_tokens",
+        "stop",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "chat_template_kwargs",
+    }
 )
 _MOST_STOPS = 16
 
@@ -55,6 +64,7 @@ def asked_of_chat(body: Mapping[str, Any], terms: Terms, *, digest: str, again: 
         calls_wanted=body.get("tool_choice") != "none",
         max_tokens=positive(body, "max_completion_tokens") or positive(body, "max_tokens"),
         stop=texts_of(body, "stop"),
+        template_arguments=template_arguments(body),
         ignored=ignored,
         digest=digest,
         again=again,

@@ -15,6 +15,7 @@ from typing import Any
 
 from env_service.agents.messages import NotUnderstood
 from env_service.agents.sessions import CallRefused, OtherSampling
+from env_service.environments.tokenization import TemplateArguments
 from protocol.generation import Sampling
 
 HARMLESS = frozenset(
@@ -45,6 +46,7 @@ _FIXED: Mapping[str, float] = {
     "repetition_penalty": 1.0,
     "min_p": 0.0,
 }
+_TOLD_BY = "tell the policy's chat template by chat_template_kwargs what it reads, such as enable_thinking"
 _ADVICE: Mapping[str, str] = {
     "background": "answers come in the reply to their request",
     "container": "nothing is run here",
@@ -61,7 +63,9 @@ _ADVICE: Mapping[str, str] = {
     "prompt": "send the text in input or instructions",
     "response_format": "answers are not constrained to a form; ask for it in words, or by a tool",
     "store": "responses are not stored",
-    "thinking": "whether the policy thinks is its chat template's affair",
+    "reasoning": _TOLD_BY,
+    "reasoning_effort": _TOLD_BY,
+    "thinking": _TOLD_BY,
     "top_logprobs": "of each token only its own logprob is known; set logprobs alone",
 }
 _SET_BY_RUN = 'leave it out, or set other_sampling = "ignore" in [env-service.agents]'
@@ -128,6 +132,15 @@ def unserved(name: str, given: object) -> CallRefused:
     advice = f": {_ADVICE[name]}" if name in _ADVICE else ""
     text = f"{name[:64]}: {repr(given)[:80]} is not supported{advice}; leave the field out"
     return CallRefused(400, "unsupported_value", text, param=name[:64])
+
+
+def template_arguments(body: Mapping[str, Any]) -> TemplateArguments:
+    """What a request tells the chat template: its `chat_template_kwargs`. Raises NotUnderstood."""
+    given = body.get("chat_template_kwargs")
+    if given is not None and not isinstance(given, dict):
+        expected = 'an object such as {"enable_thinking": false}'
+        raise NotUnderstood(f"chat_template_kwargs: expected {expected}", param="chat_template_kwargs")
+    return given or {}
 
 
 def check_switch(body: Mapping[str, Any], name: str) -> None:

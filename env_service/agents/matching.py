@@ -71,6 +71,7 @@ class Branch:
 class Recorded:
     """The turns of one session. Requests are counted: those that were `continued` from a turn, those that were
     `rewritten`, as no turn was found before them although one must have been, and replies that read `alike`.
+    The `language` that a request comes with is the session's, with what that request tells the chat template.
     """
 
     language: Language
@@ -84,12 +85,12 @@ class Recorded:
     credited: bool = False
     _ends: dict[bytes, list[Branch]] = field(default_factory=dict)
 
-    def place(self, messages: Sequence[Said], tools: Sequence[Tool]) -> Branch:
+    def place(self, messages: Sequence[Said], tools: Sequence[Tool], language: Language) -> Branch:
         """A turn to be sampled for a request. Raises ChatTemplateError for messages that the model cannot be shown."""
-        parent, said = self._found(messages, tools)
+        parent, said = self._found(messages, tools, language)
         if parent is not None:
             parent.deliver()
-            following = self._following(parent, said, tools)
+            following = _following(parent, said, tools, language)
             if following is not None:
                 self.continued += 1
                 parent.followers += 1
@@ -97,31 +98,35 @@ class Recorded:
         rewritten = bool(self.turns) and any(each.role == "assistant" for each in messages)
         self.rewritten += rewritten
         self.new += not rewritten
-        text, ids = prompt_of(messages, tools, tokenization=self.language.tokenization, now=self.now)
+        text, ids = prompt_of(messages, tools, tokenization=language.tokenization, now=self.now)
         self.opening_text = self.opening_text or text
         return Branch(None, tuple(ids))
 
-    def count(self, messages: Sequence[Said], tools: Sequence[Tool]) -> int:
+    def count(self, messages: Sequence[Said], tools: Sequence[Tool], language: Language) -> int:
         """How many tokens the policy would be given for a request. Raises ChatTemplateError."""
-        parent, said = self._found(messages, tools)
-        following = None if parent is None else self._following(parent, said, tools)
+        parent, said = self._found(messages, tools, language)
+        following = None if parent is None else _following(parent, said, tools, language)
         if parent is not None and following is not None:
             return len(parent.context) + len(following)
-        return len(prompt_of(messages, tools, tokenization=self.language.tokenization, now=self.now)[1])
+        return len(prompt_of(messages, tools, tokenization=language.tokenization, now=self.now)[1])
 
-    def record(self, branch: Branch, reply: Said, *, messages: Sequence[Said], tools: Sequence[Tool]) -> None:
+    def record(
+        self, branch: Branch, reply: Said, *, messages: Sequence[Said], tools: Sequence[Tool], language: Language
+    ) -> None:
         """Take down a finished turn, and how the agent was told of it."""
         branch.reply = reply
-        end = chain_of([*messages, reply], tools)[-1]
+        end = chain_of([*messages, reply], tools, language.tokenization.arguments)[-1]
         self.alike += end in self._ends
         self._ends.setdefault(end, []).append(branch)
         self.turns.append(branch)
         if branch.parent is not None:
             branch.parent.children.append(branch)
 
-    def _found(self, messages: Sequence[Said], tools: Sequence[Tool]) -> tuple[Branch | None, Sequence[Said]]:
+    def _found(
+        self, messages: Sequence[Said], tools: Sequence[Tool], language: Language
+    ) -> tuple[Branch | None, Sequence[Said]]:
         """The turn that the longest recorded beginning ends with, and what is said behind it."""
-        links = chain_of(messages, tools)
+        links = chain_of(messages, tools, language.tokenization.arguments)
         for end in range(len(messages) - 1, 0, -1):
             if messages[end].role == "assistant":
                 break
@@ -130,25 +135,6 @@ class Recorded:
                 alike = reversed(self._ends[links[end]])
                 return min(alike, key=lambda turn: turn.followers), messages[end:]
         return None, messages
-
-    def _following(self, parent: Branch, said: Sequence[Said], tools: Sequence[Tool]) -> Sequence[int] | None:
-        """The tokens behind a turn; None if the template has none that could stand there."""
-        assert parent.completion is not None, "a recorded turn has its completion"
-        ended = self.language.ended_itself(parent.completion)
-        sampled = parent.completion.token_ids
-        bridge = self._bridge(said, tools)
-        return None if bridge is None or not bridge.fits(sampled, ended=ended) else bridge.after(sampled, ended=ended)
-
-    def _bridge(self, said: Sequence[Said], tools: Sequence[Tool]) -> Bridge | None:
-        own = tuple(map(as_chat, said))
-        # Some templates refuse the ids of some clients.
-        forms = [own, tuple(replace(each, tool_call_id="") for each in own), results_as_user(said)]
-        for form in forms:
-            try:
-                return self.language.bridges.bridge(form, tools=tools)
-            except ChatTemplateError:
-                continue
-        return None
 
     def credit(self, rewards: Sequence[float] | Mapping[str, float]) -> None:
         """Give turns that the agent has what it says that they are worth: in the order of the requests, or by id.
@@ -213,6 +199,27 @@ class Recorded:
         for turn in self.turns:
             found += [each.text for each in turn.said] + ([_shown(turn.reply)] if turn.reply else [])
         return found
+
+
+def _following(parent: Branch, said: Sequence[Said], tools: Sequence[Tool], language: Language) -> Sequence[int] | None:
+    """The tokens behind a turn; None if the template has none that could stand there."""
+    assert parent.completion is not None, "a recorded turn has its completion"
+    ended = language.ended_itself(parent.completion)
+    sampled = parent.completion.token_ids
+    bridge = _bridge(said, tools, language)
+    return None if bridge is None or not bridge.fits(sampled, ended=ended) else bridge.after(sampled, ended=ended)
+
+
+def _bridge(said: Sequence[Said], tools: Sequence[Tool], language: Language) -> Bridge | None:
+    own = tuple(map(as_chat, said))
+    # Some templates refuse the ids of some clients.
+    forms = [own, tuple(replace(each, tool_call_id="") for each in own), results_as_user(said)]
+    for form in forms:
+        try:
+            return language.bridges.bridge(form, tools=tools)
+        except ChatTemplateError:
+            continue
+    return None
 
 
 def _shown(reply: Said) -> str:

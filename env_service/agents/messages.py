@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from env_service.environments.interface import ChatMessage, Role, Tool
+from env_service.environments.tokenization import TemplateArguments
 
 _ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -72,9 +73,11 @@ class Said:
         return json.dumps([self.role, self.text.strip(), calls]).encode()
 
 
-def chain_of(messages: Sequence[Said], tools: Sequence[Tool]) -> list[bytes]:
-    """Keys of a conversation's beginnings: the first of none of its messages, the last of all of them."""
-    links = [_link(b"", json.dumps([dict(tool) for tool in tools], sort_keys=True).encode())]
+def chain_of(messages: Sequence[Said], tools: Sequence[Tool], told: TemplateArguments) -> list[bytes]:
+    """Keys of a conversation's beginnings: the first of none of its messages, the last of all of them. Conversations
+    with other tools, or of which the chat template is `told` other things, have none in common.
+    """
+    links = [_link(b"", json.dumps([[dict(tool) for tool in tools], told], sort_keys=True).encode())]
     for message in messages:
         links.append(_link(links[-1], message.canonical))
     return links

@@ -9,14 +9,33 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from env_service.agents.chat_route import forces_a_call
-from env_service.agents.fields import HARMLESS, NEUTRAL, Fields, Terms, check_switch, positive, unserved
+from env_service.agents.fields import (
+    HARMLESS,
+    NEUTRAL,
+    Fields,
+    Terms,
+    check_switch,
+    positive,
+    template_arguments,
+    unserved,
+)
 from env_service.agents.messages import MadeCall, NotUnderstood, Said, function_tool, role_of, text_in
 from env_service.agents.sessions import Answering, Asked, CallRefused, Session
 from env_service.environments.interface import Tool
 
 _PASSED_OVER = {"reasoning", "item_reference"}
 _READ = frozenset(
-    {"input", "instructions", "tools", "max_output_tokens", "stream", "text", "include", "previous_response_id"}
+    {
+        "input",
+        "instructions",
+        "tools",
+        "max_output_tokens",
+        "stream",
+        "text",
+        "include",
+        "previous_response_id",
+        "chat_template_kwargs",
+    }
 )
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     **NEUTRAL,
@@ -44,6 +63,7 @@ def asked_of_responses(body: Mapping[str, Any], terms: Terms, *, digest: str, ag
         tools=_tools(body.get("tools")),
         calls_wanted=body.get("tool_choice") != "none",
         max_tokens=positive(body, "max_output_tokens"),
+        template_arguments=template_arguments(body),
         ignored=ignored,
         digest=digest,
         again=again,

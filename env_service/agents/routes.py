@@ -157,6 +157,10 @@ async def _served(
     except NotUnderstood as error:
         unread = CallRefused(400, "invalid_request", str(error), param=error.param)
         return JSONResponse(error_of(unread), status_code=400)
+    except RecursionError:
+        # A body can be nested just so deeply that it is read, and not written again as the key of a conversation.
+        deep = CallRefused(400, "invalid_request", "the body is nested too deeply; send what is flatter", param="body")
+        return JSONResponse(error_of(deep), status_code=400)
     return answer
 
 

@@ -17,7 +17,7 @@ from env_service.agents.matching import Branch, Recorded
 from env_service.agents.messages import MadeCall, Said, call_id_of
 from env_service.agents.results import MOST_COMPLETIONS
 from env_service.environments.interface import AgentClient, AgentResult, Task, Tool
-from env_service.environments.tokenization import ChatTemplateError
+from env_service.environments.tokenization import ChatTemplateError, TemplateArguments
 from env_service.environments.tool_formats import Reading, shown_until
 from env_service.rollouts.completions import Completion
 from env_service.rollouts.conversation import Speaker
@@ -48,7 +48,8 @@ class CallRefused(Exception):
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """One request, whatever API it came by. `max_tokens` of None takes what the lease allows. `ignored` names fields
-    that wanted other sampling than the lease's, and did not get it.
+    that wanted other sampling than the lease's, and did not get it. `template_arguments` are what it tells the chat
+    template, over what the run and the environment do.
     """
 
     messages: tuple[Said, ...]
@@ -56,6 +57,7 @@ class Asked:
     calls_wanted: bool = True
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    template_arguments: TemplateArguments = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     digest: str = ""
     again: bool = False
@@ -241,10 +243,11 @@ class Session:
             self.attached += 1
             return found
         self._check_room()
+        language = self._language(asked)
         with _shown_messages():
-            branch = self.recorded.place(asked.messages, asked.tools)
+            branch = self.recorded.place(asked.messages, asked.tools, language)
         self._note_ignored(asked)
-        answering = self._begun(asked, branch)
+        answering = self._begun(asked, branch, language)
         self._known[asked.digest].append(answering)
         work = asyncio.get_running_loop().create_task(self._sample(answering))
         self._works.add(work)
@@ -253,8 +256,21 @@ class Session:
 
     def count(self, asked: Asked) -> int:
         """How many tokens the policy would be given for a request. Raises CallRefused."""
+        language = self._language(asked)
         with _shown_messages():
-            return self.recorded.count(asked.messages, asked.tools)
+            return self.recorded.count(asked.messages, asked.tools, language)
+
+    def _language(self, asked: Asked) -> Language:
+        """What the request is answered in. Raises CallRefused for what the chat template does not read."""
+        language, told = self.speaker.language, asked.template_arguments
+        if not told:
+            return language
+        try:
+            language.tokenization.template.check_arguments(told)
+        except ChatTemplateError as error:
+            name = "chat_template_kwargs"
+            raise CallRefused(400, "unsupported_value", f"{name}: {error}; leave it out", param=name) from error
+        return language.with_arguments(told)
 
     def _note_ignored(self, asked: Asked) -> None:
         environment = self.speaker.offered.name
@@ -287,10 +303,9 @@ class Session:
             self.cut_off = self.cut_off or "invalid_actions"
             raise CallRefused(400, "turn_limit", f"this session has had {invalid} answers with calls that are none")
 
-    def _begun(self, asked: Asked, branch: Branch) -> Answering:
-        speaker = self.speaker
-        rules = speaker.language.rules
-        language = replace(speaker.language, rules=rules.model_copy(update={"stop": (*rules.stop, *asked.stop)}))
+    def _begun(self, asked: Asked, branch: Branch, language: Language) -> Answering:
+        speaker, rules = self.speaker, language.rules
+        language = replace(language, rules=rules.model_copy(update={"stop": (*rules.stop, *asked.stop)}))
         (completion,) = speaker.progress.completions(1, end_of=language.end_of())
         before = branch.parent.completion if branch.parent is not None else None
         completion.prefers = next(reversed(before.generator_ids), "") if before is not None else ""
@@ -354,7 +369,13 @@ class Session:
         answering.reply = answering.read_off(taken=self._call_ids)
         self._call_ids |= {call.id for call in answering.reply.calls}
         asked = answering.asked
-        self.recorded.record(answering.branch, answering.reply, messages=asked.messages, tools=asked.tools)
+        self.recorded.record(
+            answering.branch,
+            answering.reply,
+            messages=asked.messages,
+            tools=asked.tools,
+            language=answering.language,
+        )
 
     def _ended(self) -> CallRefused:
         """The answer to who still waits for a turn that will not be finished."""

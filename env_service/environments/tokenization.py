@@ -35,6 +35,8 @@ _GIVEN = ("documents", "strftime_now")
 _OWN_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
 _FROM_TEXT = "<template>"
 _MOST_VARIANTS = 64
+_REFUSALS = (TemplateError, TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RecursionError)
+"""Raised by templates that are given what they do not expect: they add None to text, call it, count up to it."""
 
 
 class ChatTemplateError(ValueError):
@@ -99,7 +101,7 @@ class ChatTemplate:
         }
         try:
             return self._template.render(given)
-        except (TemplateError, TypeError, AttributeError) as error:  # templates add None to text, iterate over it
+        except _REFUSALS as error:
             raise ChatTemplateError(f"{self._place(error)} refuses the messages: {error}") from error
 
     def _place(self, error: Exception) -> str:

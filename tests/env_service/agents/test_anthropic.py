@@ -26,6 +26,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2,  "b": 3}}\n</tool_cal
 
 FIELDS: list[tuple[str, str, dict[str, Any]]] = [
     ("400", "thinking", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+    ("400", "chat_template_kwargs", {"chat_template_kwargs": {"enable_thinking": False}}),
     ("400", "container", {"container": "c"}),
     ("400", "mcp_servers", {"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}),
     ("400", "context_management", {"context_management": {"edits": []}}),
@@ -53,6 +54,7 @@ FIELDS: list[tuple[str, str, dict[str, Any]]] = [
     ("harmless", "service_tier", {"service_tier": "auto"}),
     ("harmless", "cache_control", {"cache_control": {"type": "ephemeral"}}),
     ("harmless", "thinking", {"thinking": {"type": "disabled"}}),
+    ("harmless", "chat_template_kwargs", {"chat_template_kwargs": {}}),
     ("harmless", "temperature", {"temperature": 1.0, "top_p": 1.0}),
     ("harmless", "tool_choice", {"tool_choice": {"type": "auto", "disable_parallel_tool_use": False}}),
     ("honoured", "system", {"system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]}),

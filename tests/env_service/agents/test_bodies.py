@@ -71,3 +71,15 @@ async def test_a_malformed_body_is_a_400(agents: MakeAgentBench, chat_model: Pat
     wrong = [(asked[place][1][:120], status) for place, (status, _) in enumerate(said) if status != 400]
     assert not wrong
     assert all(answer["error"]["message"] and answer["error"]["param"] for _, answer in said)
+
+
+async def test_a_body_is_a_400_at_whatever_depth_it_cannot_be_handled(agents: MakeAgentBench, chat_model: Path) -> None:
+    function = '{"type": "function", "function": {"name": "a", "parameters": {"x": NESTED}}}'
+    body = '{"messages": MESSAGES, "tools": [FUNCTION]}'.replace("FUNCTION", function).replace(
+        "MESSAGES", json.dumps(GO)
+    )
+    asked = [("chat/completions", body.replace("NESTED", "[" * depth + "]" * depth)) for depth in range(900, 1000, 4)]
+
+    said = await answers(agents, chat_model, asked)
+
+    assert {status for status, _ in said} == {200, 400}

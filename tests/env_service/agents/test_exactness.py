@@ -15,7 +15,7 @@ from env_service.agents.sessions import Answering, Asked, CallRefused, Session
 from env_service.environments.bridges import Bridges
 from env_service.environments.interface import OfferedEnvironment, Opening, Task, Tool
 from env_service.environments.rules import Rules
-from env_service.environments.tokenization import Tokenization
+from env_service.environments.tokenization import TemplateArguments, Tokenization
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.conversation import Speaker
 from env_service.rollouts.environment_calls import EnvironmentCalls
@@ -31,6 +31,7 @@ TOOL: Tool = {
     "type": "function",
     "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}},
 }
+NOTHING: TemplateArguments = {}
 TEXTS = ("no", " spaces ", '{"a": 2, "b": [1]}', "<think>hm</think> 7", "ünïcödé 漢字", "two\nlines")
 
 
@@ -66,9 +67,11 @@ def sent_back(reply: Said, chance: random.Random) -> Said:
     return Said("assistant", f"{reply.text} " if chance.random() < 0.2 else reply.text, calls)
 
 
-async def told(session: Session, messages: Sequence[Said], tools: tuple[Tool, ...]) -> Answering | None:
+async def told(
+    session: Session, messages: Sequence[Said], tools: tuple[Tool, ...], arguments: TemplateArguments = NOTHING
+) -> Answering | None:
     try:
-        answering = session.answer(Asked(messages=tuple(messages), tools=tools))
+        answering = session.answer(Asked(messages=tuple(messages), tools=tools, template_arguments=arguments))
     except CallRefused as refusal:
         if refusal.code != "invalid_messages":
             raise
@@ -111,9 +114,12 @@ async def test_every_sequence_is_what_the_engine_was_shown_and_sampled(name: str
     chance = random.Random(name)
     session, engine, _ = session_of(tmp_path, name, chance)
     await talk(session, chance)
+    check_recorded(session, engine)
 
+
+def check_recorded(session: Session, engine: RandomEngine) -> None:
+    """Each sequence has what the engine was shown and sampled, position by position."""
     trajectory = recorded(session)
-
     assert len(trajectory.turns) == len(session.recorded.turns) == len(engine.turns)
     assert session.recorded.continued > 0
     starts = [0, *trajectory.sequence_starts]

@@ -47,6 +47,7 @@ CHAT: list[tuple[str, str, dict[str, Any]]] = [
     ("400", "frequency_penalty", {"frequency_penalty": 1.0}),
     ("400", "repetition_penalty", {"repetition_penalty": 1.1}),
     ("400", "logit_bias", {"logit_bias": {"5": 10}}),
+    ("harmless", "chat_template_kwargs", {"chat_template_kwargs": {}}),
     ("harmless", "user", {"user": "me"}),
     ("harmless", "metadata", {"metadata": {"a": "b"}}),
     ("harmless", "service_tier", {"service_tier": "auto"}),

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from env_service.app import tokenization_of
 from env_service.config import EnvServiceConfig
@@ -10,7 +11,7 @@ from env_service.environments import catalog
 from env_service.environments.bridges import Bridges
 from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import ChatMessage
-from env_service.environments.tokenization import ChatTemplateError, TemplateArguments, Tokenization
+from env_service.environments.tokenization import ChatTemplate, ChatTemplateError, TemplateArguments, Tokenization
 from services.process import WrongSettings
 from tests.env_service.chat_models import TEMPLATES, model_with
 
@@ -99,3 +100,13 @@ def test_what_templates_read_is_known(name: str, tmp_path: Path) -> None:
     reads = Tokenization(model_with(name, tmp_path)).template.reads
 
     assert not reads & {"loop", "namespace", "range", "raise_exception", "message", "ns"}
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"), [("7 // n", 0), ("range(n)|length", 10**9), ("n()", "x"), ("'%d' % n", "x"), ("n.x.y", {})]
+)
+def test_a_value_that_a_template_cannot_take_is_its_refusal(expression: str, value: JsonValue) -> None:
+    template = ChatTemplate(f"{{{{ {expression} }}}}", special_tokens={})
+
+    with pytest.raises(ChatTemplateError, match="refuses the messages"):
+        template.render((ChatMessage("user", "a"),), arguments={"n": value})
