@@ -24,6 +24,7 @@ from protocol.messages import (
     Heartbeat,
     Hello,
     Lease,
+    Message,
     Refused,
     RunningLease,
 )
@@ -319,6 +320,18 @@ async def test_the_hello_to_a_restarted_learner_names_what_runs_and_what_has_fin
             ),
             RunningLease(incarnation=1, lease_id=6, attempt=0, purpose="train", waits_for="environment"),
         )
+
+
+async def test_a_learner_that_refuses_whatever_a_stranger_says_hears_a_hello() -> None:
+    """It is not silent, so that silence does not tell that it has been started anew."""
+    async with conversing() as talk:
+        await talk.learner.welcome()
+        await talk.learner.expect(Heartbeat)
+        said: list[Message] = []
+        while len(said) < 20 and not any(isinstance(message, Hello) for message in said):
+            await talk.learner.say(Refused(reason="unknown_peer", message="say hello first"))
+            said.append(await talk.learner.expect(Message))
+        assert isinstance(said[-1], Hello), "it went on as before"
 
 
 async def test_nothing_but_hellos_is_said_to_a_learner_that_may_be_another() -> None:

@@ -231,6 +231,15 @@ def test_with_a_seed_no_two_requests_draw_alike() -> None:
     assert len(set(drawn)) == 6
 
 
+def test_a_completion_that_goes_on_does_not_repeat_the_draws_that_it_began_with() -> None:
+    sampling = Sampling(max_tokens=9, seed=40)
+    seeds = set()
+    for received in range(5):
+        (rest,) = rest_of(completions([5] * received), sampling)
+        seeds.add(rest.begin(whole(sampling, n=1)).sampling.seed)
+    assert len(seeds) == 5
+
+
 def test_a_penalty_on_sampled_tokens_has_all_sampled_anew() -> None:
     sampling = Sampling(max_tokens=9, frequency_penalty=0.5)
     piece = completions([5], [], [6])

@@ -1,6 +1,7 @@
 """Rollouts against scripted generators and reward services."""
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -325,6 +326,19 @@ class _Asynchronous(SingleTurn):
         return super().reset(task, seed)
 
 
+class _Unseeded(SingleTurn):
+    """Opens otherwise each time."""
+
+    opened = itertools.count()
+
+    def reset(self, task: Task, seed: int) -> Prompt:
+        return f"{next(self.opened)}+1="
+
+
+def _cancelling() -> SingleTurn:
+    raise asyncio.CancelledError("the task that it waited for")
+
+
 def _offered(name: str, tasks: TaskSource, start: Callable[[], SingleTurn] = SingleTurn) -> OfferedEnvironment:
     return OfferedEnvironment(name=name, tasks=tasks, start=start)
 
@@ -335,6 +349,8 @@ def _offered(name: str, tasks: TaskSource, start: Callable[[], SingleTurn] = Sin
         (_offered("odd", _RaisingTask()), "RuntimeError: no such puzzle"),
         (_offered("odd", _OneTask(), _TimingOut), "TimeoutError: a database did not answer"),
         (_offered("odd", _OneTask(), _Talkative), "opened with plain text and went on with messages"),
+        (_offered("odd", _OneTask(), _Unseeded), "the environment opens differently for the same task and seed"),
+        (_offered("odd", _OneTask(), _cancelling), "environment odd: its code cancelled the task that waits for it"),
         (_offered("other", _OneTask()), "there is no environment 'odd'"),
     ],
 )
@@ -347,7 +363,7 @@ async def test_an_environment_that_fails_is_a_fault_of_the_data(
 
     assert failed.data_fault
     assert reason in failed.reason
-    made_a_task = any(each in reason for each in ("TimeoutError", "opened with"))
+    made_a_task = not any(each in reason for each in ("no such puzzle", "there is no"))
     assert failed.task.endswith('\ngiven: {"answer": "2"}') == made_a_task
 
 

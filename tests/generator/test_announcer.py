@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from protocol.fleet import Announcement, AnnouncementAnswer, Fingerprints
+from protocol.status import ErrorBody, ErrorDetail
 from services.http.client import HttpClient
 from services.http.waiting import Waiting
 from tests.env_service.peers import eventually, served
@@ -38,17 +39,18 @@ def _serving() -> Serving:
 
 
 class RefusingLearner:
-    """Answers the first announcement with `status`, and takes the others."""
+    """Answers the first announcement, or the first `times`, with `status` and `text`, and takes the others."""
 
-    def __init__(self, status: int) -> None:
-        self._statuses: Iterator[int] = iter([status])
+    def __init__(self, status: int, *, times: int = 1, text: str = "refused") -> None:
+        self._statuses: Iterator[int] = iter([status] * times)
+        self._text = text
         self.asked = 0
 
     async def handle(self, _: web.Request) -> web.Response:
         self.asked += 1
         status = next(self._statuses, 200)
         taken = AnnouncementAnswer(incarnation=1, announce_every_s=0.01).model_dump_json()
-        return web.Response(status=status, text=taken if status == 200 else "refused")
+        return web.Response(status=status, text=taken if status == 200 else self._text)
 
 
 @pytest.mark.parametrize("status", [404, 408, 422, 425, 429])
@@ -86,3 +88,23 @@ async def test_a_refusal_that_would_come_again_ends_it(status: int) -> None:
                 waits=Waiting(),
             )
     assert learner.asked == 1
+
+
+async def test_one_that_was_expelled_serves_nothing_and_asks_until_it_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(announcer, "_EXPELLED_RETRY_S", 0.01)
+    expelled = ErrorBody(error=ErrorDetail(kind="expelled", message="generator g was expelled: it was wrong"))
+    learner = RefusingLearner(409, times=3, text=expelled.model_dump_json())
+    serving, waits = _serving(), Waiting()
+    serving.holds("1.4")
+
+    async with served(learner.handle, "/v1/generators") as url, HttpClient() as client:
+        joining = asyncio.create_task(
+            announce(learner=url, client=client, announcement=ANNOUNCEMENT, serving=serving, waits=waits)
+        )
+        await eventually(lambda: joining.done() or learner.asked >= 5)
+        assert not joining.done(), "it stays, for whoever looks for the fault"
+        assert serving.version is None
+        joining.cancel()
+        await asyncio.wait([joining])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from generator.weights.plan import WeightSyncError
+from generator.weights.plan import LoadReport, WeightSyncError
 from protocol.generation import Sampling
 from tests.generator.conftest import (
     PROMPT,
@@ -109,6 +109,31 @@ async def test_a_running_request_survives_an_update_and_its_spans_say_which_toke
         rig.policy.restore(new_policy)
         gap = largest_gap(rig, completion, start=boundary)
         assert gap < TOLERANCE if clear_cache else gap > TOLERANCE
+
+
+async def test_a_request_that_comes_within_a_commit_begins_after_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what the prefix cache holds of its prompt would be of the old weights, under the new version's name."""
+    await rig.publish()
+    rig.policy.change(seed=8)
+    load = rig.engine._load
+    asked: list[asyncio.Task[list[Completion]]] = []
+    held = -1
+
+    async def load_and_ask() -> list[LoadReport]:
+        nonlocal held
+        asked.append(asyncio.create_task(sample(rig, n=2)))
+        while not rig.engine.llm.waiting_at_the_gate and not rig.engine.counters().waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        held = rig.engine.llm.waiting_at_the_gate
+        return await load()
+
+    monkeypatch.setattr(rig.engine, "_load", load_and_ask)
+    version = await rig.publish()
+
+    assert held == 1
+    for completion in await asked[0]:
+        assert {span.version for span in completion.spans} == {version}
+        assert largest_gap(rig, completion) < TOLERANCE
 
 
 async def test_the_engine_samples_while_an_update_is_staged(rig: Rig) -> None:

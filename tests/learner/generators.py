@@ -54,6 +54,7 @@ def announcement(
     protocol_version: int = PROTOCOL_VERSION,
     fingerprints: Fingerprints = FINGERPRINTS,
     started_at: float = 0.0,
+    world_size: int = 1,
 ) -> Announcement:
     return Announcement(
         generator_id=name,
@@ -63,7 +64,7 @@ def announcement(
         url=url,
         protocol_version=protocol_version,
         fingerprints=fingerprints,
-        world_size=1,
+        world_size=world_size,
         backend="gloo",
         max_model_len=64,
         serving_version=serving_version,
@@ -150,7 +151,8 @@ class ScriptedGenerator:
 
     `loads_wrong` changes its checksum, `stale_checksum` is always told.
 
-    At a step (`group`, `prepare`, `pull`, `commit`) it waits for the event in `hold`, and fails if `refuses` says so.
+    At a step (`group`, `prepare`, `pull`, `commit`) it waits for the event in `hold`, and fails if `refuses` says so,
+    or says that it takes nothing now if `stalls` does. It has so many `workers`, each a rank of a broadcast.
     `dies_in_prepare` is asked at each prepare. `learner` is where it downloads from.
     """
 
@@ -164,6 +166,8 @@ class ScriptedGenerator:
     condition: Condition = "able"
     hold: dict[str, asyncio.Event] = field(default_factory=dict)
     refuses: Callable[[str], bool] = lambda _: False
+    stalls: Callable[[str], bool] = lambda _: False
+    workers: int = 1
     stale_checksum: str = ""
     says: Callable[[int], NDArray[np.float64]] | None = None
     dies_in_prepare: Callable[[Prepare], bool] = lambda _: False
@@ -185,7 +189,12 @@ class ScriptedGenerator:
 
     def announcement(self) -> Announcement:
         return announcement(
-            self.name, self.url, serving_version=self.version, instance=self.instance, condition=self.condition
+            self.name,
+            self.url,
+            serving_version=self.version,
+            instance=self.instance,
+            condition=self.condition,
+            world_size=self.workers,
         )
 
     @asynccontextmanager
@@ -226,14 +235,19 @@ class ScriptedGenerator:
             await self._scripted("group")
             self.joins.append(body)
             try:
-                self._group = await asyncio.to_thread(
-                    gloo_group,
-                    host=body.host,
-                    port=body.port,
-                    epoch=body.epoch,
-                    rank=body.rank_offset,
-                    world_size=body.world_size,
-                    timeout_s=body.meet_timeout_s,
+                self._group = await asyncio.gather(
+                    *(
+                        asyncio.to_thread(
+                            gloo_group,
+                            host=body.host,
+                            port=body.port,
+                            epoch=body.epoch,
+                            rank=body.rank_offset + worker,
+                            world_size=body.world_size,
+                            timeout_s=body.meet_timeout_s,
+                        )
+                        for worker in range(self.workers)
+                    )
                 )
             except RuntimeError as error:
                 raise RequestRefused(409, "group_failed", str(error)) from error
@@ -264,6 +278,8 @@ class ScriptedGenerator:
         """Waits, or refuses, if it was told to at this step."""
         if step in self.hold:
             await self.hold[step].wait()
+        if self.stalls(step):
+            raise RequestRefused(503, "stalled", "it takes nothing now")
         if self.refuses(step):
             raise RequestRefused(409, f"{step}_failed", "it does not want to")
 
@@ -294,7 +310,8 @@ class ScriptedGenerator:
             return _BrokenAnswer()
         await self._scripted("prepare")
         try:
-            self._staged = await asyncio.to_thread(self._receive, body, self._group)
+            received = [asyncio.to_thread(self._receive, body, rank) for rank in self._group]
+            self._staged = (await asyncio.gather(*received))[0]
         except RuntimeError as error:
             self._group = None
             raise RequestRefused(409, "prepare_failed", str(error)) from error

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from learner.command import resumed_if_there_is_a_run
 from learner.config import LearnerConfig
@@ -64,3 +65,11 @@ def test_a_rank_has_as_many_threads_as_its_model_is_worth_unless_set(
     (tmp_path / "config.json").write_text(f'{{"hidden_size": {width}}}')
     config = LearnerConfig.model_validate({"model": tmp_path, "steps": 1, **settings})
     assert config.threads_of_rank == threads
+
+
+def test_a_run_that_keeps_no_journal_is_not_resumed(tmp_path: Path) -> None:
+    settings = {"model": tmp_path / "model", "steps": 1, "checkpoint": {"journal": False}}
+    assert not LearnerConfig.model_validate(settings).resume
+    for resume in (True, "auto"):
+        with pytest.raises(ValidationError, match="a run without a journal cannot be resumed; set"):
+            LearnerConfig.model_validate({**settings, "resume": resume})

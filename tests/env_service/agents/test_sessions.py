@@ -9,6 +9,7 @@ from openai import AsyncOpenAI
 
 from env_service.environments.interface import AgentClient, Task
 from env_service.environments.tokenization import Tokenization
+from protocol.generation import Sampling
 from tests.env_service.agents.served import MakeAgentBench, Saying
 from tests.env_service.peers import lease
 
@@ -39,6 +40,15 @@ async def test_an_agents_calls_are_the_turns_of_its_trajectory(agents: MakeAgent
         assert trajectory.sequence_starts == ()
         assert trajectory.completion_text == "one\n\nmore\n\ntwo"
     assert len(made.sessions) == 0
+
+
+async def test_each_turn_of_each_agent_draws_with_a_seed_of_its_own(agents: MakeAgentBench, chat_model: Path) -> None:
+    made = await agents(Saying(chat_model, lambda prompt: "one"), run=two_questions)
+    seeded = lease(environment="agent", group_size=2).model_copy(update={"sampling": Sampling(max_tokens=4, seed=40)})
+
+    await made.finished(seeded)
+
+    assert len({asked.sampling.seed for asked in made.generators[0].requests}) == 4
 
 
 ADD = {

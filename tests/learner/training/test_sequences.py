@@ -109,6 +109,11 @@ def test_every_task_comes_once_an_epoch_in_another_order_and_the_same_after_a_re
     ]
 
 
+def test_runs_of_different_seeds_go_through_their_tasks_in_different_orders() -> None:
+    runs = [TaskOrder(count=10, seed=seed) for seed in range(3)]
+    assert len({tuple(run.task_index(place) for place in range(10)) for run in runs}) == 3
+
+
 def test_seeds_differ_by_lease_attempt_and_run() -> None:
     seeds = {
         TaskOrder(count=10, seed=seed).lease_seed(lease_id, attempt=attempt)

@@ -85,6 +85,18 @@ async def test_who_was_too_slow_beside_others_has_not_failed_by_itself() -> None
         assert link.largest > 1, "they were slow together"
 
 
+async def test_who_says_that_it_takes_nothing_now_has_not_failed() -> None:
+    """As one whose engine does not answer for a while: it is asked again for as long as that takes."""
+    async with ScriptedGenerator("a").running() as a, ScriptedGenerator("b").running() as b, learner() as ours:
+        ours.join(b)
+        await ours.publish(0, b)
+        a.stalls = lambda step: step == "pull" and len(a.pulls) < 3 * OPTIONS.pull_attempts
+        ours.join(a)
+        await ours.until(lambda: len(ours.serving) == 2 or ours.fleet.expulsions > 0)
+        assert ours.fleet.expulsions == 0
+        assert len(a.pulls) == 3 * OPTIONS.pull_attempts
+
+
 async def test_those_that_wait_for_their_download_are_taken_by_the_next_broadcast() -> None:
     names = [ScriptedGenerator(f"g{number}") for number in range(6)]
     async with AsyncExitStack() as stack:

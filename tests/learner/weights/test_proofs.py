@@ -196,6 +196,19 @@ async def test_equal_weights_have_equal_checksums_and_nobody_is_to_blame() -> No
         await ours.until_served(a=1)
 
 
+def test_what_each_version_tells_of_old_weights_adds_up_until_it_is_believed() -> None:
+    about = announcement("g", "http://127.0.0.1:1")
+    proofs = Proofs(probe_tolerance=None, dtype="float32", provenance=Provenance())
+    doubted = []
+    for number, age in enumerate((0.4 * SURE, 0.4 * SURE, -0.1 * SURE, 0.4 * SURE)):
+        answer = Committed(version=f"1.{number}", fingerprint="f", probe_logprobs=(-1.0,), load_s=0, pause_s=0)
+        gap = ProbeGap(tokens=1, mean=1e-5, high=1e-5, age=age)
+        proof = Proof(member=Member(announcement=about, last_seen=0.0), answer=answer, gap=gap)
+        packed = Packed(version=PolicyVersion(1, number), buckets=(), digest="d", probe=Probe(((1, 2),), (-1.0,)))
+        doubted.append(bool(proofs.judge([proof], packed).doubted))
+    assert doubted == [False, False, False, True]
+
+
 @pytest.mark.parametrize(
     ("as_computed", "dtype", "believed"),
     [(True, "bfloat16", True), (True, "", True), (False, "bfloat16", False), (True, "float32", False)],

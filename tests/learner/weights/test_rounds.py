@@ -120,6 +120,33 @@ async def test_a_member_that_fails_broadcasts_in_a_row_gets_its_weights_by_downl
         assert [join.world_size for join in b.joins][-1] == 2, "b is alone with the learner"
 
 
+async def test_one_that_was_started_afresh_under_its_name_is_broadcast_to_again_once_it_has_caught_up() -> None:
+    """In a new process group: its predecessor's place in the old one is not its own."""
+    async with ScriptedGenerator("a").running() as a, ScriptedGenerator("b").running() as b, learner() as ours:
+        ours.join(a, b)
+        for version in (0, 1):
+            await ours.publish(version, a, b)
+        a.restart()
+        ours.join(a)
+        await ours.until_served(a=1, b=1)
+        assert a.pulls == ["1.0", "1.1"]
+        for version in (2, 3):
+            await ours.publish(version, a, b)
+        assert a.pulls == ["1.0", "1.1"], "it was left behind"
+        assert [join.epoch for join in a.joins] == [1, 2]
+
+
+async def test_generators_of_several_workers_all_get_a_broadcast() -> None:
+    names = [ScriptedGenerator(name, workers=workers) for name, workers in (("a", 2), ("b", 1), ("c", 3))]
+    async with names[0].running() as a, names[1].running() as b, names[2].running() as c, learner() as ours:
+        ours.join(a, b, c)
+        for version in (0, 1):
+            await ours.publish(version, a, b, c)
+        for generator in names:
+            assert generator.pulls == ["1.0"], "it was left behind"
+            assert [join.world_size for join in generator.joins] == [7]
+
+
 async def test_a_member_that_is_gone_before_the_meeting_does_not_hold_up_the_others() -> None:
     async with ScriptedGenerator("b").running() as b, learner() as ours:
         async with ScriptedGenerator("a").running() as a:

@@ -61,6 +61,23 @@ async def test_an_answer_that_ends_too_early_is_completed_elsewhere() -> None:
     assert [asked.texts for asked in second.asked] == [["ab"]]
 
 
+async def test_a_service_whose_answers_always_end_too_early_is_given_up() -> None:
+    async def nothing(asked: Asked) -> Any:
+        done = asyncio.Event()
+        done.set()
+        return await lines(done)(Asked(asked.http, asked.body.model_copy(update={"items": ()}), asked.when))
+
+    hedging = HedgeSettings(after_s=1000.0)
+    async with client_of(service := scripted(always=nothing), hedging=hedging, patience_s=5.0) as client:
+        scored = await client.score(items("a", "ab"))
+
+    assert len(service.asked) == 3
+    for one in scored:
+        assert one.error is not None
+        assert one.error.kind == "infrastructure"
+        assert "its answer ended without 2 of the results" in one.error.message
+
+
 async def test_an_answer_that_was_lost_is_asked_for_again_under_the_same_key() -> None:
     async with client_of(service := scripted(breaks_off), scripted()) as client:
         (scored,) = await client.score(items("a"))

@@ -1,0 +1,183 @@
+"""Steps of a weight sync in an order that is not the learner's own, and what a generator serves after each."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from generator.engine.options import CommitReport
+from generator.weights.plan import WeightSyncError
+from protocol.fleet import PULLED_EPOCH, BucketSpec, Commit, JoinGroup, Prepare, Pull, TensorSpec
+from services.http.app import RequestRefused
+from services.http.metrics import Metrics
+
+with warnings.catch_warnings():  # those of vLLM
+    warnings.simplefilter("ignore")
+    from generator.serving import Measures, Serving
+    from generator.weight_sync import WeightSync
+
+
+@dataclass
+class ScriptedEngine:
+    """Does as it is told, and notes it. A commit fails with `fails`, if that is given."""
+
+    version: str = "1.4"
+    fails: WeightSyncError | None = None
+    done: list[str] = field(default_factory=list)
+    is_alive: bool = True
+
+    async def join_group(self, group: JoinGroup) -> None:
+        self.done.append(f"join {group.epoch}")
+
+    async def stage(self, plan: Prepare) -> None:
+        self.done.append(f"stage {plan.version}")
+
+    async def stage_files(self, plan: Prepare, *, paths: Sequence[str]) -> None:
+        self.done.append(f"stage {plan.version}")
+
+    async def commit(self, *, version: str) -> CommitReport:
+        self.done.append(f"commit {version}")
+        if self.fails is not None:
+            raise self.fails
+        self.version = version
+        return CommitReport(version=version, fingerprint="f", load_s=0.0, pause_s=0.0)
+
+
+BUCKETS = (
+    BucketSpec(tensors=(TensorSpec(name="w", dtype="float32", shape=(4,), offset=0),), nbytes=16, xxh3="0" * 16),
+)
+
+
+class ScriptedSource:
+    """Has every version."""
+
+    learner = "http://learner"
+
+    async def download(self, version: str, folder: Path) -> tuple[Prepare, Sequence[str]]:
+        return Prepare(version=version, epoch=PULLED_EPOCH, buckets=BUCKETS), ()
+
+
+@dataclass
+class Generator:
+    """It serves version 1.4 at first."""
+
+    engine: ScriptedEngine
+    serving: Serving
+    sync: WeightSync
+
+    async def refused(self, step: Any) -> str:
+        """The kind of the refusal."""
+        with pytest.raises(RequestRefused) as refusal:
+            await step
+        return refusal.value.problem.kind
+
+
+@pytest.fixture
+def generator() -> Generator:
+    engine = ScriptedEngine()
+    given = cast("Any", engine)
+    measures = Measures(Metrics("generator"), engine=given)
+    serving = Serving(
+        engine=given, generator_id="g", vocabulary_size=8, max_model_len=8, max_waiting_requests=2, measures=measures
+    )
+    serving.holds("1.4")
+    source = cast("Any", ScriptedSource())
+    sync = WeightSync(engine=given, serving=serving, measures=measures, puller=source, folder=None)
+    return Generator(engine, serving, sync)
+
+
+def group(epoch: int) -> JoinGroup:
+    return JoinGroup(
+        epoch=epoch, backend="gloo", host="h", port=1, rank_offset=1, world_size=2,
+        meet_timeout_s=1.0, bucket_timeout_s=1.0,
+    )  # fmt: skip
+
+
+def plan(version: str, *, epoch: int) -> Prepare:
+    return Prepare(version=version, epoch=epoch, buckets=BUCKETS)
+
+
+async def test_a_version_that_is_not_the_staged_one_is_never_loaded(generator: Generator) -> None:
+    await generator.sync.join(group(1))
+    await generator.sync.prepare(plan("1.5", epoch=1))
+
+    assert await generator.refused(generator.sync.commit(Commit(version="1.6", epoch=1))) == "not_staged"
+
+    assert generator.engine.done == ["join 1", "stage 1.5"]
+    assert generator.serving.version == "1.4"
+    await generator.sync.commit(Commit(version="1.5", epoch=1))
+    assert generator.serving.version == "1.5"
+
+
+async def test_what_was_committed_has_to_be_staged_again(generator: Generator) -> None:
+    await generator.sync.pull(Pull(version="1.5", deadline_s=10.0))
+    await generator.sync.commit(Commit(version="1.5", epoch=PULLED_EPOCH))
+
+    again = generator.sync.commit(Commit(version="1.5", epoch=PULLED_EPOCH))
+
+    assert await generator.refused(again) == "not_staged"
+    assert generator.engine.done == ["stage 1.5", "commit 1.5"]
+
+
+async def test_a_step_of_an_earlier_connection_is_refused(generator: Generator) -> None:
+    await generator.sync.join(group(1))
+    await generator.sync.prepare(plan("1.5", epoch=1))
+    await generator.sync.join(group(2))
+
+    assert await generator.refused(generator.sync.prepare(plan("1.5", epoch=1))) == "wrong_epoch"
+    assert await generator.refused(generator.sync.commit(Commit(version="1.5", epoch=1))) == "wrong_epoch"
+
+    assert generator.engine.done == ["join 1", "stage 1.5", "join 2"]
+
+
+async def test_after_a_load_that_failed_midway_nothing_is_served_until_a_whole_one(generator: Generator) -> None:
+    generator.engine.fails = WeightSyncError("a tensor does not fit", unloaded=True)
+    await generator.sync.pull(Pull(version="1.5", deadline_s=10.0))
+
+    assert await generator.refused(generator.sync.commit(Commit(version="1.5", epoch=PULLED_EPOCH))) == "commit_failed"
+
+    assert generator.serving.version is None
+    assert not generator.serving.ready
+    generator.engine.fails = None
+    await generator.sync.pull(Pull(version="1.6", deadline_s=10.0))
+    await generator.sync.commit(Commit(version="1.6", epoch=PULLED_EPOCH))
+    assert generator.serving.ready
+
+
+async def test_a_load_that_never_began_leaves_the_old_version_serving(generator: Generator) -> None:
+    generator.engine.fails = WeightSyncError("nothing to load")
+    await generator.sync.pull(Pull(version="1.5", deadline_s=10.0))
+
+    assert await generator.refused(generator.sync.commit(Commit(version="1.5", epoch=PULLED_EPOCH))) == "commit_failed"
+
+    assert (generator.serving.version, generator.serving.ready) == ("1.4", True)
+
+
+async def test_while_the_engine_does_not_answer_no_weights_are_taken_but_a_commit_is(generator: Generator) -> None:
+    await generator.sync.join(group(1))
+    await generator.sync.prepare(plan("1.5", epoch=1))
+    generator.serving.stall()
+
+    for step in (
+        generator.sync.join(group(2)),
+        generator.sync.prepare(plan("1.6", epoch=1)),
+        generator.sync.pull(Pull(version="1.6", deadline_s=10.0)),
+    ):
+        assert await generator.refused(step) == "stalled"
+
+    assert generator.engine.done == ["join 1", "stage 1.5"]
+    await generator.sync.commit(Commit(version="1.5", epoch=1))
+    generator.serving.answers()
+    assert (generator.serving.version, generator.serving.ready) == ("1.5", True)
+
+
+async def test_a_generator_with_all_the_requests_that_it_may_have_refuses_the_next(generator: Generator) -> None:
+    serving = generator.serving
+    with serving.occupied(), serving.occupied():
+        with pytest.raises(RequestRefused, match="2 requests are here already: try another generator") as refusal:
+            serving.check_ready()
+        assert (refusal.value.status_code, refusal.value.problem.kind) == (429, "busy")
+    serving.check_ready()
