@@ -14,10 +14,11 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headway.model_shape import Shape, shape_of
 from headway.own_options import own_options
 from headway.report import read_run
 from services.config.options import nearest
@@ -58,17 +59,6 @@ _TOKENS_SIMULATED = 8
 _MOST_SIMULATED = 48
 _TRIED = 2
 _STEPS = 16
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Of a decoder: `kv_width` is key/value heads times their size."""
-
-    parameters: float
-    layers: int
-    hidden: int
-    kv_width: int
-    vocabulary: int
 
 
 @dataclass(frozen=True)
@@ -174,21 +164,21 @@ def kv_bytes(plan: Plan) -> float:
 def engine_times(plan: Plan, devices: int) -> tuple[float, float]:
     """Seconds of a token of one engine: what its weights cost, and what each sequence that is sampled at once adds.
 
-    The weights are read once for all sequences, each one's cache by itself; its arithmetic and its share of the
-    prompts' (which a group has in common) come on top.
+    The weights are read once for all sequences (experts that none of them meets are not), each one's cache by itself;
+    its arithmetic and its share of the prompts' (which a group has in common) come on top.
     """
     bandwidth = devices * plan.device.bandwidth_gb_s * 1e9 * SHARES["bandwidth"]
     flops = devices * plan.device.tflops * 1e12 * SHARES["sampling"]
     read_s = plan.context * kv_bytes(plan) / bandwidth
     prompt_share = plan.prompt / plan.group_size / plan.length
-    arithmetic_s = 2 * plan.shape.parameters * (1 + prompt_share) / flops
-    return plan.device.number_bytes * plan.shape.parameters / bandwidth, read_s + arithmetic_s
+    arithmetic_s = 2 * plan.shape.computed * (1 + prompt_share) / flops
+    return plan.device.number_bytes * plan.shape.read(plan.at_once) / bandwidth, read_s + arithmetic_s
 
 
 def train_seconds(plan: Plan, devices: int) -> float:
     """Of one step: forward and backward with recomputed activations, and the logprobs at its start."""
     tokens = plan.groups * plan.group_size * (plan.prompt + plan.length)
-    per_token = (2 + 6 + 2) * plan.shape.parameters
+    per_token = (2 + 6 + 2) * plan.shape.computed
     return tokens * per_token / (devices * plan.device.tflops * 1e12 * SHARES["training"])
 
 
@@ -285,8 +275,8 @@ def forecast(plan: Plan, split: Split, steps: Steps) -> Forecast:
 
 
 _WORDS = (
-    "model parameters layers hidden kv-width vocabulary device memory-gb tflops bandwidth devices lengths run prompt "
-    "groups group-size steps max-lag at-once in-flight environment-s reward-s price generator-devices json"
+    "model parameters active layers hidden kv-width vocabulary device memory-gb tflops bandwidth devices lengths run "
+    "prompt groups group-size steps max-lag at-once in-flight environment-s reward-s price generator-devices json"
 )
 _OPTIONS: Mapping[str, bool] = {f"--{word}": word != "json" for word in _WORDS.split()}
 _COUNTS: Mapping[str, int] = {
@@ -346,29 +336,12 @@ def _shape(given: Mapping[str, str]) -> Shape:
         return shape_of(Path(given["--model"]))
     flags = ("--parameters", "--layers", "--hidden", "--kv-width", "--vocabulary")
     parameters, *rest = (_number(given, flag, 1) for flag in flags)
-    return Shape(parameters, *map(int, rest))
-
-
-def shape_of(folder: Path) -> Shape:
-    """Of a model's config.json, as Llama's and Qwen's families write it. Raises ConfigError."""
-    path = folder / "config.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        hidden, layers, heads = found["hidden_size"], found["num_hidden_layers"], found["num_attention_heads"]
-        inner, vocabulary = found["intermediate_size"], found["vocab_size"]
-    except OSError as error:
-        raise ConfigError([f"cannot read {path}: {error.strerror}; expected the folder of a model"]) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError([f"{path} does not say {error}: give --parameters, --layers, --hidden, --kv-width and "
-                           "--vocabulary instead of --model"]) from error  # fmt: skip
-    size = found.get("head_dim") or hidden // heads
-    kv_width = size * (found.get("num_key_value_heads") or heads)
-    experts = found.get("num_experts") or found.get("num_local_experts") or 1
-    if experts > 1:
-        raise ConfigError([f"{path}: a mixture of {experts} experts: its rates are not known here"])
-    layer = 2 * hidden * heads * size + 2 * hidden * kv_width + 3 * hidden * inner + 2 * hidden
-    tables = vocabulary * hidden * (1 if found.get("tie_word_embeddings") else 2)
-    return Shape(layers * layer + tables + hidden, layers, hidden, kv_width, vocabulary)
+    if "--active" not in given:
+        return Shape(parameters, *map(int, rest))
+    active = _number(given, "--active", 1)
+    if active > parameters:
+        raise ConfigError([f"headway plan: --active: got {active:g}, expected at most --parameters {parameters:g}"])
+    return replace(Shape(parameters, *map(int, rest)), active=active, met=active / parameters)
 
 
 def _device(given: Mapping[str, str]) -> Device:

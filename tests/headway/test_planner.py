@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from headway.model_shape import Shape
 from headway.planner import (
     DEVICES,
     Plan,
-    Shape,
     Split,
+    engine_times,
     forecast,
     generator_bytes,
     lags,
@@ -20,8 +21,8 @@ from headway.planner import (
     plan_run,
     rehearsal_of,
     rehearsed,
-    shape_of,
     splits,
+    train_seconds,
 )
 from services.config.sources import ConfigError
 
@@ -33,20 +34,21 @@ GIVEN = {
 }  # fmt: skip
 
 
-def test_the_shape_of_a_model_is_read_from_its_config(tmp_path: Path) -> None:
-    config = {
-        "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "intermediate_size": 16, "vocab_size": 10, "tie_word_embeddings": True,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    layer = 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16 + 2 * 8
-    assert shape_of(tmp_path) == Shape(2 * layer + 10 * 8 + 8, layers=2, hidden=8, kv_width=4, vocabulary=10)
-
-
 def test_memory_is_of_weights_cache_and_optimizer() -> None:
     cache = PLAN.at_once * (PLAN.prompt + 600) * 2 * 24 * 128 * 2
     assert generator_bytes(PLAN, 1) == 2 * 2 * 5e8 + cache + 2e9
     assert learner_bytes(PLAN, 1) - learner_bytes(PLAN, 2) == pytest.approx(18 * 5e8 / 2)
+
+
+def test_a_mixture_takes_the_memory_of_all_its_weights_and_the_time_of_those_that_a_token_meets() -> None:
+    dense, mixture = (replace(PLAN, shape=replace(SMALL, active=active, met=0.25)) for active in (None, 1e8))
+    assert generator_bytes(mixture, 1) == generator_bytes(dense, 1)
+    assert learner_bytes(mixture, 1) == learner_bytes(dense, 1)
+    assert train_seconds(mixture, 1) == pytest.approx(train_seconds(dense, 1) / 5)
+    few = replace(mixture, at_once=1)
+    assert engine_times(few, 1)[0] == pytest.approx(engine_times(dense, 1)[0] / 5)
+    assert engine_times(mixture, 1)[0] == pytest.approx(engine_times(dense, 1)[0]), "256 sequences meet every expert"
+    assert engine_times(mixture, 1)[1] < engine_times(dense, 1)[1]
 
 
 def test_the_split_with_the_highest_bound_comes_first() -> None:
@@ -66,6 +68,7 @@ def test_the_split_with_the_highest_bound_comes_first() -> None:
         ({"--lengths": "long"}, "--lengths: got 'long', expected tokens"),
         ({"--run": "runs/none"}, "one of --lengths"),
         ({"--generator-devices": "4"}, "the learner needs one"),
+        ({"--active": "6e8"}, "--active: got 6e+08, expected at most --parameters 5e+08"),
         ({"--max-lag": "-1"}, "--max-lag: got '-1', expected a number of at least 0"),
         ({"--model": "no/such/model"}, "expected the folder of a model"),
     ],
