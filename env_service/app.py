@@ -37,9 +37,10 @@ from protocol.fleet import fingerprint_directory
 from protocol.messages import EnvironmentInfo, Hello, ServingGenerator, WaitsFor
 from protocol.status import PeerStatus, QueueStatus, Report
 from services.http.app import OPEN_PATHS, create_app
-from services.http.calls import Backoff, Breakers
+from services.http.backoff import Backoff
+from services.http.breakers import Breakers
 from services.http.client import HttpClient
-from services.http.metrics import Metrics, exporting_traces
+from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, peers_at, recent_failures
 from services.http.tls import client_tls
@@ -47,6 +48,7 @@ from services.http.waiting import QUIET_S, Waiting
 from services.process import Stop, WrongSettings, run_loops
 from services.rewards.client import RewardClient
 from services.rewards.settings import ClientSettings, HedgeSettings, RewardService
+from services.tracing import exporting_traces
 from services.zmq.keys import ClientKeys
 from services.zmq.sockets import DealerSocket
 

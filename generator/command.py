@@ -9,7 +9,8 @@ from generator.config import GeneratorConfig
 from generator.engine.options import EngineOptions, prepare_environment
 from services.config.models import load_or_exit
 from services.logs import configure_logging
-from services.network import LOOPBACK, address_to, keep_to_interface_of
+from services.nccl import keep_to_interface_of
+from services.network import LOOPBACK, address_to
 from services.process import leave, run_process
 
 

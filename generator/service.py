@@ -28,13 +28,14 @@ from protocol.model import PROTOCOL_VERSION
 from protocol.status import PeerStatus, ProgressStatus, QueueStatus, Report
 from services.http.app import create_app
 from services.http.client import HttpClient
-from services.http.metrics import Metrics, exporting_traces
+from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, peers_at, recent_failures
 from services.http.tls import client_tls
 from services.http.waiting import Waiting
 from services.network import address_to, is_wildcard
 from services.process import Stop, WrongSettings
+from services.tracing import exporting_traces
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from protocol.status import Kind, ProgressStatus
 from services.config.models import ProcessConfig
 from services.config.sources import ConfigError
 from services.http.tls import TlsFiles
-from services.network import command_of
+from services.local_processes import command_of
 from services.run_lock import holder_of
 
 _SECOND_LOOK_S = 2.0

@@ -18,7 +18,7 @@ from learner.teachers.config import TeacherConfig
 from services.config import made_with
 from services.config.models import load_or_exit
 from services.logs import configure_logging
-from services.network import keep_to_interface_of
+from services.nccl import keep_to_interface_of
 from services.process import START_AGAIN, WRONG_SETTINGS, WrongSettings, leave, run_process
 
 _RESTARTS = "HEADWAY_RANK_RESTARTS"

@@ -36,7 +36,7 @@ from learner.weights.probe import Prober
 from learner.weights.published import Snapshot
 from learner.weights.publisher import Publisher
 from services.config import made_with
-from services.http.metrics import lease_ended, lease_trace
+from services.tracing import lease_ended, lease_trace
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

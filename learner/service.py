@@ -39,13 +39,14 @@ from learner.training.guard import Guard
 from learner.training.trainer import Trainer
 from services.config import made_with
 from services.http.client import HttpClient
-from services.http.metrics import Metrics, exporting_traces
+from services.http.metrics import Metrics
 from services.http.server import Listener
 from services.http.status import recent_failures
 from services.http.tls import client_tls
 from services.http.waiting import QUIET_S, Waiting
 from services.process import FINISH_S, Stop
 from services.run_lock import RunLock
+from services.tracing import exporting_traces
 from services.zmq.keys import ServerKeys
 from services.zmq.sockets import RouterSocket
 

@@ -24,11 +24,12 @@ from reward_service.sandbox.pool import Sandboxes, open_sandboxes
 from reward_service.verifier.lanes import Registry, Verifier, make_metrics
 from reward_service.verifier.submission import UserError
 from services.http.app import RequestRefused, create_app, json_answer, json_body
-from services.http.metrics import Metrics, exporting_traces
+from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
 from services.http.status import add_status_route, recent_failures
 from services.http.waiting import Waiting
 from services.process import Stop, WrongSettings
+from services.tracing import exporting_traces
 
 logger = logging.getLogger(__name__)
 

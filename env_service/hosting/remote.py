@@ -31,8 +31,8 @@ from env_service.hosting.hosted import expected
 from env_service.hosting.messages import Call, Description, MakeTask, Reply, Reset, raise_fault
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
-from services.http.calls import fault_of, see_alive
 from services.http.client import HttpClient, ServiceError, ServiceTimeout
+from services.http.faults import fault_of, see_alive
 from services.http.tls import TlsFiles, client_tls
 from services.secret_files import read_secret
 

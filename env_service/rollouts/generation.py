@@ -15,9 +15,12 @@ from env_service.rollouts.completions import BadAnswer, Completion, Piece, rest_
 from env_service.rollouts.outcomes import InfrastructureFailure, RolloutMetrics, Unavailable, rollout_failures
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import ServingGenerator
-from services.http.calls import Backoff, Breakers, Call, Endpoints, see_alive
+from services.http.backoff import Backoff
+from services.http.breakers import Breakers, Call
 from services.http.client import HttpClient, ServiceFailed
-from services.http.metrics import span
+from services.http.endpoints import Endpoints
+from services.http.faults import see_alive
+from services.tracing import span
 
 
 class GeneratorFleet:

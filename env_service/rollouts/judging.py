@@ -33,9 +33,9 @@ from protocol.trajectories import (
     Trajectory,
     fault_of_reward,
 )
-from services.http.metrics import span
 from services.rewards.client import RewardClient
 from services.rewards.items import Scored
+from services.tracing import span
 
 
 class Scoring:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from env_service.environments.interface import EnvironmentFull, EnvironmentUnavailable
 from env_service.rollouts.completions import Progress
-from services.http.calls import Backoff
+from services.http.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 

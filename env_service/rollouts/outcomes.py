@@ -11,8 +11,8 @@ from prometheus_client import Counter, Histogram
 
 from protocol.messages import Failed, Finished
 from protocol.trajectories import CUT_OFF, ErrorKind, RewardRecord
-from services.http.calls import fault_of
 from services.http.client import ServiceError, ServiceRefused
+from services.http.faults import fault_of
 from services.http.metrics import Metrics, PeerCounter, one_label
 
 Outcome = Finished | Failed

@@ -47,8 +47,8 @@ from env_service.rollouts.speech import Language
 from protocol.generation import GenerateRequest, Sampling
 from protocol.messages import Failed, Finished, Lease
 from protocol.trajectories import Trajectory, TrajectoryGroup, group_of
-from services.http.calls import Backoff
-from services.http.metrics import span
+from services.http.backoff import Backoff
+from services.tracing import span
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,8 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from generator.weights.plan import WeightSyncError, tensor_bytes
 from protocol.fleet import MEETING_BYTES, BucketSpec, JoinGroup, Prepare
-from services.network import environment_of_nccl, local_address
+from services.nccl import environment_of_nccl
+from services.network import local_address
 from services.process import DaemonThreads
 
 # torch's stubs lack the parts of these classes that are used here.

@@ -19,7 +19,7 @@ from services.http.client import (
     ServiceUnreachable,
 )
 from services.http.tls import TlsFileError, TlsFiles, client_tls
-from services.network import LocalProcess, is_here, process_behind
+from services.local_processes import LocalProcess, is_here, process_behind
 
 DEADLINE_S = 3.0
 _CONNECT_S = 2.0

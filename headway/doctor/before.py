@@ -26,7 +26,7 @@ from protocol.model import PROTOCOL_VERSION
 from services.config.agreements import ModelFolder, Place, Reaches, disagreements, listened_on, places_of
 from services.config.devices import visible
 from services.config.models import ProcessConfig
-from services.network import is_here, listener_of
+from services.local_processes import is_here, listener_of
 
 
 class Level(StrEnum):

@@ -30,8 +30,8 @@ from protocol.codec import Frame
 from protocol.messages import Failed, Granted
 from protocol.model import PolicyVersion
 from protocol.trajectories import LARGEST_REWARD, RewardRecord, TrajectoryGroup
-from services.http.metrics import lease_began, lease_ended, lease_trace, span
 from services.http.waiting import Waiting as Waits
+from services.tracing import lease_began, lease_ended, lease_trace, span
 from services.zmq.sockets import RouterSocket
 
 log = logging.getLogger(__name__)

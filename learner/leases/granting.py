@@ -34,7 +34,7 @@ from protocol.messages import (
     ServingGenerator,
 )
 from protocol.trajectories import TrajectoryGroup
-from services.http.metrics import lease_began, lease_trace
+from services.tracing import lease_began, lease_trace
 from services.zmq.sockets import PeerGone, RouterSocket, SocketError
 
 log = logging.getLogger(__name__)

@@ -33,9 +33,9 @@ from learner.ledger import (
 from learner.weights.fleet import Fleet
 from protocol.messages import Goodbye
 from protocol.trajectories import TrajectoryGroup
-from services.http.metrics import lease_ended, lease_trace
 from services.http.waiting import QUIET_S
 from services.http.waiting import Waiting as Waits
+from services.tracing import lease_ended, lease_trace
 from services.zmq.sockets import RouterSocket
 
 log = logging.getLogger(__name__)

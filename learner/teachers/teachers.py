@@ -27,8 +27,11 @@ from protocol.fleet import fingerprint_directory
 from protocol.generation import MOST_SCORED_TOKENS, LogprobsAnswer, LogprobsRequest, SequenceLogprobs
 from protocol.status import PeerStatus
 from protocol.trajectories import Trajectory, TrajectoryGroup
-from services.http.calls import Backoff, Breakers, Endpoints, fault_of, see_alive
+from services.http.backoff import Backoff
+from services.http.breakers import Breakers
 from services.http.client import HttpClient, ServiceError, ServiceFailed, ServiceRefused, ServiceUnreachable
+from services.http.endpoints import Endpoints
+from services.http.faults import fault_of, see_alive
 from services.http.metrics import Metrics
 from services.http.status import peers_at
 from services.http.tls import TlsContext

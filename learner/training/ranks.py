@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from learner.training.batch import ARRAY_TYPES, FlatBatch
-from services.network import LOOPBACK, interface_of, local_address
+from services.nccl import interface_of
+from services.network import LOOPBACK, local_address
 from services.process import parent_death_signal
 
 Action = Literal["train_step", "outputs", "reference", "host_copy", "probe", "save", "load", "stop"]

@@ -26,7 +26,8 @@ import xxhash
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
 from protocol.fleet import BUCKET_ALIGNMENT, MEETING_BYTES, Backend, BucketSpec, TensorSpec
-from services.network import BACKLOG, environment_of_nccl
+from services.nccl import environment_of_nccl
+from services.network import BACKLOG
 from services.process import DaemonThreads, WrongSettings
 
 _NCCL_POLL_S = 0.001

@@ -24,7 +24,8 @@ from pydantic import BaseModel, SecretStr
 from reward_service.endpoints.config import EndpointConfig, LimitsConfig
 from reward_service.verifier.lanes import ScoringMetrics
 from reward_service.verifier.submission import DataError, InfrastructureError, UserError, VerifierError
-from services.http.calls import Backoff, Breakers, BreakerSettings, Call
+from services.http.backoff import Backoff
+from services.http.breakers import Breakers, BreakerSettings, Call
 from services.http.client import HttpClient, ServiceError, ServiceRefused, ServiceTimeout, ServiceUnreachable
 from services.http.tls import TlsFiles, public_tls
 from services.secret_files import SecretFileError, read_secret

@@ -23,8 +23,8 @@ import aiohttp
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from protocol.status import ErrorBody
-from services.http.metrics import traced
 from services.http.tls import TlsContext, explained, without_an_answer
+from services.tracing import traced
 
 R = TypeVar("R", bound=BaseModel)
 P = TypeVar("P", bound=BaseModel)

@@ -19,10 +19,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from services.http.connections import LimitedConnection
-from services.http.metrics import traced_app
 from services.http.tls import TlsContext, TlsFiles, server_tls
 from services.logs import Occasionally
 from services.network import BACKLOG, is_loopback, is_wildcard
+from services.tracing import traced_app
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from pydantic import SecretStr
 
 from protocol.rewards import ScoreItem
 from protocol.trajectories import ErrorKind
-from services.http.calls import fault_of, is_busy, is_too_large
 from services.http.client import Contact, ServiceError, ServiceTimeout
+from services.http.faults import fault_of, is_busy, is_too_large
 from services.http.metrics import Metrics
 from services.http.tls import TlsContext, TlsFiles, client_tls
 from services.http.waiting import Waiting

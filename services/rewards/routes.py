@@ -21,8 +21,10 @@ from pydantic import SecretStr
 from protocol.rewards import ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
 from protocol.status import Readiness
 from services.batching import Batches
-from services.http.calls import Breakers, Endpoints, is_busy, see_alive
+from services.http.breakers import Breakers
 from services.http.client import Contact, HttpClient, ServiceError, ServiceFailed, ServiceTimeout, ServiceUnreachable
+from services.http.endpoints import Endpoints
+from services.http.faults import is_busy, see_alive
 from services.http.tls import TlsContext
 from services.http.waiting import Waiting
 from services.rewards.items import Entry, Part, RewardMetrics

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from pydantic import SecretStr
 
-from services.http.calls import Backoff, BreakerSettings
+from services.http.backoff import Backoff
+from services.http.breakers import BreakerSettings
 
 _WINDOW = 256
 _LEAST_OBSERVATIONS = 32

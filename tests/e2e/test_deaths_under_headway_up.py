@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.network import listener_of
+from services.local_processes import listener_of
 from tests.e2e.processes import Launched, Launcher, marked, until
 from tests.e2e.run_files import GROUPS_PER_STEP, RunFile, RunFolder, write_run_file
 

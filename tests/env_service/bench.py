@@ -18,7 +18,8 @@ from env_service.rollouts.outcomes import RolloutMetrics
 from env_service.rollouts.rollout import Attempts, Rollout
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import Failed, Finished, Lease
-from services.http.calls import Backoff, Breakers, BreakerSettings
+from services.http.backoff import Backoff
+from services.http.breakers import Breakers, BreakerSettings
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from services.rewards.client import RewardClient

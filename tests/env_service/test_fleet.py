@@ -17,7 +17,7 @@ from env_service.rollouts.generation import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.generation import GeneratorState
 from protocol.messages import Failed, Lease, ServingGenerator
-from services.http.calls import Breakers, BreakerSettings
+from services.http.breakers import Breakers, BreakerSettings
 from services.http.client import HttpClient, ServiceError, ServiceTimeout
 from services.http.metrics import Metrics
 from services.http.waiting import Waiting

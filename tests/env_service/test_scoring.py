@@ -11,7 +11,8 @@ from aiohttp import web
 from env_service.rollouts.judging import Scoring, given_text
 from env_service.rollouts.outcomes import DataFailure, InfrastructureFailure
 from protocol.rewards import ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
-from services.http.calls import Backoff, BreakerSettings
+from services.http.backoff import Backoff
+from services.http.breakers import BreakerSettings
 from services.http.waiting import Waiting
 from services.rewards.client import RewardClient
 from services.rewards.settings import ClientSettings

@@ -1,6 +1,6 @@
 """The environment of NCCL's communicators."""
 
-from services.network import environment_of_nccl, interface_of, keep_to_interface_of
+from services.nccl import environment_of_nccl, interface_of, keep_to_interface_of
 
 
 def test_a_communicator_of_broadcasts_is_made_with_settings_that_leave_no_trace() -> None:

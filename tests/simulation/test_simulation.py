@@ -100,9 +100,9 @@ def test_the_life_of_a_lease_is_one_trace_from_its_grant_to_its_step() -> None:
 import json
 from headway.simulation.install import install
 install()
-from services.http import metrics
+from services import tracing
 spans = []
-metrics._exporting = metrics._Exporting("simulated", 1.0, lambda *span: span, spans.append)
+tracing._exporting = tracing._Exporting("simulated", 1.0, lambda *span: span, spans.append)
 from headway.simulation.actors.cluster import Settings
 from headway.simulation.checking.invariants import simulate
 from headway.simulation.checking.scenario import Scenario

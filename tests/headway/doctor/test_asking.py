@@ -15,7 +15,7 @@ from services.config.models import ConfigModel, HttpConfig, ProcessConfig
 from services.http.app import create_app, json_answer
 from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
-from services.network import listener_of
+from services.local_processes import listener_of
 from tests.headway.doctor.ward import status
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protocol.messages import Acknowledged, Failed
-from services.http import metrics
+from services import tracing
 from tests.learner.envs import Learner, ScriptedEnv, learner
 from tests.learner.samples import INCARNATION, LEDGER, group, trajectory
 
@@ -28,12 +28,12 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Span]]:
     def keep(made: tuple[str, Span]) -> None:
         exported.setdefault(made[0], []).append(made[1])
 
-    monkeypatch.setattr(metrics, "_exporting", metrics._Exporting("one", 1.0, make, keep))
+    monkeypatch.setattr(tracing, "_exporting", tracing._Exporting("one", 1.0, make, keep))
     return exported
 
 
 def of_lease(spans: dict[str, list[Span]], lease_id: int) -> list[Span]:
-    return spans.get(metrics.lease_trace(INCARNATION, lease_id).split("-")[1], [])
+    return spans.get(tracing.lease_trace(INCARNATION, lease_id).split("-")[1], [])
 
 
 @asynccontextmanager
@@ -96,12 +96,12 @@ async def test_a_group_taken_back_from_the_journal_waits_from_then_on(
 def test_of_too_many_that_never_end_the_oldest_is_forgotten(
     spans: dict[str, list[Span]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "_MOST_BEGAN", 2)
-    traces = [metrics.lease_trace(INCARNATION, lease_id) for lease_id in range(3)]
+    monkeypatch.setattr(tracing, "_MOST_BEGAN", 2)
+    traces = [tracing.lease_trace(INCARNATION, lease_id) for lease_id in range(3)]
     for trace in traces:
-        metrics.lease_began(trace)
+        tracing.lease_began(trace)
     for trace in traces:
-        metrics.lease_ended(trace)
+        tracing.lease_ended(trace)
     assert [of_lease(spans, lease_id)[0][1] < of_lease(spans, lease_id)[0][2] for lease_id in range(3)] == [
         False, True, True,
     ]  # fmt: skip

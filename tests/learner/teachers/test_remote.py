@@ -14,7 +14,8 @@ from pydantic import SecretStr
 
 from learner.teachers.config import TeacherConfig
 from learner.teachers.teachers import RemoteTeacher, TeacherFailed, TeacherMeasures, _parts
-from services.http.calls import Backoff, Breakers, BreakerSettings
+from services.http.backoff import Backoff
+from services.http.breakers import Breakers, BreakerSettings
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from tests.learner.teachers.scripted_teacher import TOKEN, TOKENIZER, ScriptedTeacher, logprob

@@ -12,7 +12,7 @@ from reward_service.endpoints.config import EndpointConfig
 from reward_service.endpoints.endpoint import Endpoint, InputRefused, open_endpoint
 from reward_service.verifier.lanes import make_metrics
 from reward_service.verifier.submission import InfrastructureError, UserError
-from services.http.calls import Breakers, BreakerSettings
+from services.http.breakers import Breakers, BreakerSettings
 from services.http.client import HttpClient
 from services.http.metrics import Metrics
 from tests.reward_service.scripted_api import BREAK, HANG, Answer, JsonObject, Refusal, ScriptedApi

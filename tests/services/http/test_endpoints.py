@@ -5,8 +5,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from services.http.calls import Breakers, Endpoints
+from services.http.breakers import Breakers
 from services.http.client import ServiceRefused
+from services.http.endpoints import Endpoints
 
 
 class Clock:

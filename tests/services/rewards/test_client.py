@@ -12,7 +12,8 @@ from pydantic import SecretStr
 
 from env_service.rollouts.judging import Scoring
 from protocol.rewards import ScoreItem
-from services.http.calls import Backoff, BreakerSettings
+from services.http.backoff import Backoff
+from services.http.breakers import BreakerSettings
 from services.rewards.client import RewardClient
 from services.rewards.items import Scored
 from services.rewards.settings import ClientSettings, RewardService

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.http.calls import Backoff, Breaker, Breakers, BreakerSettings
+from services.http.breakers import Breaker, Breakers, BreakerSettings
 
 SETTINGS = BreakerSettings(failures=3, rest_s=1.0, rest_max_s=4.0)
 
@@ -156,9 +156,3 @@ def test_one_that_left_and_comes_again_starts_closed() -> None:
     assert not breakers.any_closed(["a"])
     breakers.keep(["b"])
     assert breakers.any_closed(["a"])
-
-
-def test_pauses_double_up_to_the_longest_however_long_a_counterpart_is_away() -> None:
-    backoff = Backoff(first_s=0.5, max_s=3.0)
-    assert [backoff.nominal_s(failures) for failures in (1, 2, 3, 4, 5, 10_000)] == [0.5, 1.0, 2.0, 3.0, 3.0, 3.0]
-    assert all(1.5 <= backoff.pause_s(9) <= 3.0 for _ in range(20))

@@ -12,17 +12,9 @@ from starlette.responses import JSONResponse
 from protocol.status import ErrorBody, Readiness
 from services.http.app import create_app
 from services.http.client import HttpClient
-from services.http.metrics import (
-    Metrics,
-    current_trace,
-    exporting_traces,
-    lease_began,
-    lease_ended,
-    lease_trace,
-    span,
-    traced,
-)
+from services.http.metrics import Metrics
 from services.http.server import Listener, serve_http
+from services.tracing import current_trace, exporting_traces, lease_began, lease_ended, lease_trace, span, traced
 from tests.collector import CollectedSpan, Collector
 
 needs_otel = pytest.mark.skipif(
@@ -152,7 +144,7 @@ def test_where_the_packages_are_missing_it_is_said_and_the_process_goes_on(
     def missing(name: str) -> None:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr("services.http.metrics.importlib.import_module", missing)
+    monkeypatch.setattr("services.tracing.importlib.import_module", missing)
     with exporting_traces("learner", url="http://127.0.0.1:1", share=1.0, run="one"):
         assert lease_trace(1, 7) == ""
     assert "pip install 'headway[otel]'" in caplog.text

@@ -1,0 +1,75 @@
+"""Processes of this machine, and which of them listens at a port."""
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from services.network import is_loopback
+
+_LISTENS = "0A"
+_STOPPED = ("T", "t")
+
+
+@dataclass(frozen=True)
+class LocalProcess:
+    """A process by its number and command line; `is_stopped` if a signal, SIGSTOP say, has stopped it."""
+
+    pid: int
+    command: str
+    is_stopped: bool
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.command})"
+
+
+def listener_of(port: int) -> LocalProcess | None:
+    """Who listens on a TCP port of this machine; None if nobody does, or it belongs to somebody else."""
+    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for folder in Path("/proc").glob("[0-9]*") if sockets else ():
+        try:
+            if any(str(link.readlink()) in sockets for link in (folder / "fd").iterdir()):
+                return _described(folder)
+        except OSError:  # it has ended meanwhile, or is another user's
+            continue
+    return None
+
+
+def command_of(pid: int) -> str | None:
+    """The command line of a process of this machine, shortened; None if there is none that we may look at."""
+    try:
+        return _described(Path("/proc") / str(pid)).command
+    except OSError:
+        return None
+
+
+def process_behind(url: str) -> LocalProcess | None:
+    """Who listens at an address, if that is on this machine."""
+    parts = urlsplit(url)
+    if parts.hostname is None or parts.port is None or not is_here(parts.hostname):
+        return None
+    return listener_of(parts.port)
+
+
+def is_here(host: str) -> bool:
+    """True if an address is this machine's for sure."""
+    return is_loopback(host) or host in ("0.0.0.0", "::", socket.gethostname())
+
+
+def _listening_inodes(port: int) -> Iterator[str]:
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (Path("/proc/net") / table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for fields in map(str.split, lines):
+            if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                yield fields[9]
+
+
+def _described(folder: Path) -> LocalProcess:
+    words = (folder / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    command = " ".join(Path(word).name if word.startswith("/") else word for word in words)
+    state = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    return LocalProcess(pid=int(folder.name), command=command[:100], is_stopped=state in _STOPPED)
