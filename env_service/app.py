@@ -267,7 +267,8 @@ def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnviron
 
     A name of host and port is the same after a restart: the learner then gives away at once what the former one held.
     """
-    fingerprints = fingerprint_directory(config.model, config.run.chat_template)
+    run = config.run
+    fingerprints = fingerprint_directory(config.model, run.chat_template, run.chat_template_kwargs)
     host = socket.gethostname()
     return Hello(
         env_id=config.env_id or f"{host}:{port}",
@@ -279,6 +280,7 @@ def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnviron
                 train_tasks=offered.tasks.train_tasks,
                 evaluation_tasks=offered.tasks.evaluation_tasks,
                 levels=offered.levels,
+                chat_template=_template_of(config, offered),
             )
             for name, offered in environments.items()
         ),
@@ -286,6 +288,14 @@ def hello_of(config: EnvServiceConfig, environments: Mapping[str, OfferedEnviron
         chat_template=fingerprints.chat_template,
         address=f"{host}:{port}, process {os.getpid()}",
     )
+
+
+def _template_of(config: EnvServiceConfig, offered: OfferedEnvironment) -> str:
+    """The fingerprint of the chat template as an environment has it told; empty if it tells it nothing of its own."""
+    if not offered.template_arguments:
+        return ""
+    told = {**config.run.chat_template_kwargs, **offered.template_arguments}
+    return fingerprint_directory(config.model, config.run.chat_template, told).chat_template
 
 
 def address_of(hello: Hello) -> str:

@@ -266,7 +266,7 @@ def _announcement(config: GeneratorConfig, *, listener: Listener, instance: str)
         started_at=time.time(),
         url=config.join.url or _announced_url(config, listener),
         protocol_version=PROTOCOL_VERSION,
-        fingerprints=fingerprint_directory(config.model, config.run.chat_template),
+        fingerprints=fingerprint_directory(config.model, config.run.chat_template, config.run.chat_template_kwargs),
         world_size=config.engine.tensor_parallel_size,
         backend=config.join.backend,
         staging=config.staging == "staging",

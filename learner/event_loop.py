@@ -245,7 +245,9 @@ class Parts:
 
     def _make_fleet(self, incarnation: int) -> Fleet:
         return Fleet(
-            fingerprints=fingerprint_directory(self.config.model, self.config.run.chat_template),
+            fingerprints=fingerprint_directory(
+                self.config.model, self.config.run.chat_template, self.config.run.chat_template_kwargs
+            ),
             incarnation=incarnation,
             announce_every_s=self.config.weights.announce_every_s,
             silence_s=self.config.weights.silence_s,

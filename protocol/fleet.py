@@ -4,16 +4,17 @@ New weights come in one of two ways, and both end with `Commit`: a broadcast to 
 or a download by one that has to catch up (`Pull`, then `PullPlan` and the chunks of each bucket, from the learner).
 
 By fingerprints of a model's directory processes check that they mean the same tokens. The tokenizer's is over its
-files, the chat template's over the template's text, the model's over the parts of its configuration that shape the
-weights. Weights are not in it: they change with every step.
+files, the chat template's over the template's text and what it is told in the whole run, the model's over the parts of
+its configuration that shape the weights. Weights are not in it: they change with every step.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import xxhash
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from protocol.model import VersionText, WireModel
 
@@ -33,6 +34,8 @@ BUCKET_ALIGNMENT = 16
 PULL_TOOK_TOO_LONG = "pull_took_too_long"
 """The kind of a refusal by a generator whose download was not done in time."""
 MOST_PROBE_TEXTS = 64
+TOLD_ALIKE = ", and with the same chat_template and chat_template_kwargs in [run]"
+"""The end of a remedy for chat templates of different fingerprints."""
 CHUNK_HASH_HEADER = "X-Headway-Xxh3"
 """The header of a chunk of a bucket: the xxh3 hash of its bytes, hexadecimal."""
 
@@ -193,8 +196,11 @@ _METHOD_KEYS = ("quant_method", "quant_algo", "quantization", "method")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
 
-def fingerprint_directory(model: Path, template: Path | None = None) -> Fingerprints:
+def fingerprint_directory(
+    model: Path, template: Path | None = None, told: Mapping[str, JsonValue] | None = None
+) -> Fingerprints:
     """Fingerprints of a Hugging Face model directory, with the chat template of the file `template` if that is given.
+    What a template is `told` (chat_template_kwargs) counts as a part of it.
 
     Raises FileNotFoundError that names the missing file, and ValueError for one that cannot be read.
     """
@@ -203,8 +209,12 @@ def fingerprint_directory(model: Path, template: Path | None = None) -> Fingerpr
     return Fingerprints(
         model=_digest(json.dumps(shape, sort_keys=True).encode()),
         tokenizer=_tokenizer(model),
-        chat_template=_digest(chat_template(model).encode()) if template is None else template_digest(template),
+        chat_template=_told_template(chat_template(model) if template is None else template_in(template), told or {}),
     )
+
+
+def _told_template(text: str, told: Mapping[str, JsonValue]) -> Digest:
+    return _digest(f"{text}\0{json.dumps(told, sort_keys=True)}".encode() if told else text.encode())
 
 
 def template_in(file: Path) -> str:

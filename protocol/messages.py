@@ -24,13 +24,15 @@ class Message(WireModel):
 
 class EnvironmentInfo(WireModel):
     """An environment that an env_service offers, and how many different tasks it has. Training tasks are in `levels` of
-    equal size, the easiest first.
+    equal size, the easiest first. `chat_template` is the fingerprint of the policy's template with what the environment
+    tells it; empty if it tells it nothing of its own.
     """
 
     name: str = Field(min_length=1, max_length=256)
     train_tasks: int = Field(ge=1)
     evaluation_tasks: int = Field(ge=0)
     levels: int = Field(default=1, ge=1, le=1 << 16, exclude_if=lambda levels: levels == 1)
+    chat_template: str = Field(default="", max_length=128, exclude_if=lambda text: not text)
 
 
 MOST_GENERATORS = 4096

@@ -184,7 +184,7 @@ _PROBE: Tool = {
 
 
 OWN_TEMPLATE = "the model's chat template"
-_RENDERED = ("call_format",)
+_RENDERED = ("call_format", "prefilled")
 """The part of a Tokenization that depends on its arguments."""
 
 
@@ -268,6 +268,25 @@ class Tokenization:
         except ChatTemplateError:
             return None
         return family if _PROBE_NAME in shown else None
+
+    @cached_property
+    def prefilled(self) -> str:
+        """What the template puts at the beginning of the policy's turn behind a question, and takes for a part of what
+        the policy said: a message that is to be shown again begins with it. Empty where the template writes it itself,
+        drops it from earlier turns, or puts nothing there.
+        """
+        try:
+            shown = self.text_of((QUESTION,))
+            header = self._before_answer(MARKER)
+            prefill = shown.removeprefix(header) if shown.startswith(header) else ""
+            return prefill if prefill and self._before_answer(prefill + MARKER) == shown else ""
+        except ChatTemplateError:
+            return ""
+
+    def _before_answer(self, said: str) -> str:
+        """What stands before the marker in the policy's turn, when something follows it."""
+        conversation = (QUESTION, ChatMessage("assistant", said), QUESTION)
+        return self.text_of(conversation).partition(MARKER)[0]
 
     @cached_property
     def special_tokens(self) -> Mapping[str, int]:

@@ -308,14 +308,26 @@ class Speech:
 
     def hear(self, completion: Completion) -> Action:
         """Take a finished turn down. What it means to the environment."""
+        begun = self._begun_for_it()
         self.transcript.sampled(completion, state=self._state)
         room, turns = self.room, self.transcript.turns
         last = turns >= self.language.rules.max_turns or (room is not None and room < 1)
         action = self.language.action(completion, last=last)
         self._last, self._heard = completion, action.text
-        self._messages.append(ChatMessage("assistant", action.text))
+        self._messages.append(ChatMessage("assistant", begun + action.text))
         self._texts.append(action.text)
         return action
+
+    def _begun_for_it(self) -> str:
+        """How the template began the policy's turn, where it takes that for the policy's own words; it may depend on
+        what stands before.
+        """
+        tokenization = self.language.tokenization
+        prefilled = tokenization.prefilled
+        if not prefilled:
+            return ""
+        end = self.transcript.token_ids[-len(tokenization.encode_after("", prefilled)) - 1 :]
+        return prefilled if self.language.text(end, special=True).endswith(prefilled) else ""
 
     def say(self, observation: Prompt, *, state: str) -> None:
         """Put what the environment says behind the last turn, as the prompt of the next one. `state` is its key.

@@ -25,6 +25,7 @@ from learner.leases.granting import Peer
 from learner.weights.fleet import Fleet
 from learner.weights.provenance import Standing
 from protocol.codec import Frame
+from protocol.fleet import TOLD_ALIKE
 from protocol.messages import (
     OTHERS,
     Acknowledged,
@@ -152,7 +153,7 @@ class Conversation:
         info = holder.agreed(self._options.environment)
         if is_new:
             log.info("env_service %s offers %s, %d groups at once", holder.name, info.name, hello.capacity)
-        self._granting.know_tasks(info.train_tasks, levels=info.levels)
+        self._granting.know_tasks(info.train_tasks, levels=info.levels, chat_template=info.chat_template)
         options = self._options
         await self._env_services.send(
             holder,
@@ -189,12 +190,14 @@ class Conversation:
 
     def _fault_of(self, holder: Peer) -> str | None:
         options, hello = self._options, holder.hello
-        for what, ours, theirs in (
-            ("tokenizer", options.tokenizer, hello.tokenizer),
-            ("chat template", options.chat_template, hello.chat_template),
+        for what, ours, theirs, remedy in (
+            ("tokenizer", options.tokenizer, hello.tokenizer, ""),
+            ("chat template", options.chat_template, hello.chat_template, TOLD_ALIKE),
         ):
             if ours != theirs:
-                return f"its {what} has fingerprint {theirs}, the learner's {ours}: use the same model directory"
+                return (
+                    f"its {what} has fingerprint {theirs}, the learner's {ours}: use the same model directory{remedy}"
+                )
         if holder.environment(options.environment) is None:
             offered = ", ".join(info.name for info in hello.environments)
             wanted = options.environment or "exactly one environment (rollouts.environment is not set)"
@@ -211,6 +214,11 @@ class Conversation:
             return (
                 f"its environment has {tasks} training tasks, that of the first env_service of this run "
                 f"{known}: give all of them the same data, or restart the learner"
+            )
+        if known is not None and self._granting.chat_template != info.chat_template:
+            return (
+                f"its environment {info.name} tells the chat template something else than that of the first "
+                "env_service of this run: give all of them the same chat_template_kwargs, or restart the learner"
             )
         return None
 

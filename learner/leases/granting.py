@@ -340,15 +340,17 @@ class Granting:
         self.curriculum: Curriculum | None = None
         """None while there is one level."""
         self.tasks: int | None = None
+        self.chat_template = ""
 
-    def know_tasks(self, count: int, *, levels: int = 1) -> None:
-        """Notes the number of training tasks of the environment, in `levels` of equal size; later calls change
-        nothing.
+    def know_tasks(self, count: int, *, levels: int = 1, chat_template: str = "") -> None:
+        """Notes the number of training tasks of the environment, in `levels` of equal size, and the fingerprint of its
+        chat template; later calls change nothing.
         """
         if self.order is None:
             self.order = TaskOrder(count=count // levels, seed=self._terms.seed)
             self.curriculum = self._make_curriculum(levels) if levels > 1 else None
             self.tasks = count
+            self.chat_template = chat_template
 
     def task_index(self, lease_id: int) -> int:
         """The task of a lease, the same at each of its grants: that of its place in the epoch, of its level."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from learner.weights.provenance import Loaded, Provenance, Remembered
-from protocol.fleet import Announcement, AnnouncementAnswer, Fingerprints
+from protocol.fleet import TOLD_ALIKE, Announcement, AnnouncementAnswer, Fingerprints
 from protocol.generation import GeneratorState
 from protocol.messages import MOST_GENERATORS, ServingGenerator
 from protocol.model import PROTOCOL_VERSION, PolicyVersion
@@ -150,9 +150,10 @@ class Fleet:
         for what in ("model", "tokenizer", "chat_template"):
             theirs, ours = getattr(announcement.fingerprints, what), getattr(self.fingerprints, what)
             if theirs != ours:
+                told = TOLD_ALIKE if what == "chat_template" else ""
                 raise JoinRefused(
                     f"generator {name} has another {what.replace('_', ' ')}: its fingerprint is {theirs}, "
-                    f"the learner's is {ours}. Start both from the same model directory."
+                    f"the learner's is {ours}. Start both from the same model directory{told}."
                 )
 
     def members(self) -> list[Member]:

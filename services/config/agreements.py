@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, JsonValue, SecretStr
 
-from protocol.fleet import Fingerprints, fingerprint_directory, template_in
+from protocol.fleet import TOLD_ALIKE, Fingerprints, fingerprint_directory, template_in
 from services.config.models import HttpConfig, ProcessConfig
 from services.config.run_paths import is_hub_name
 from services.network import is_loopback
@@ -231,6 +231,11 @@ def _written(address: _Address) -> str:
 def _model_problems(places: list[Place]) -> Iterator[str]:
     """Folders that are missing or incomplete, then what differs between those that are there."""
     templates = {place.process: place.value for place in places if place.key == "run.chat_template"}
+    told = {
+        place.process: place.value
+        for place in places
+        if place.key == "run.chat_template_kwargs" and isinstance(place.value, dict)
+    }
     fault = {given: _template_fault(given) for given in templates.values() if isinstance(given, Path)}
     yield from (f"[run] chat_template: {said}" for said in fault.values() if said)
     first: dict[str, tuple[Place, str]] = {}
@@ -240,7 +245,7 @@ def _model_problems(places: list[Place]) -> Iterator[str]:
                 continue
             given = templates.get(place.process)
             template = given if isinstance(given, Path) and not fault[given] else None
-            read = _fingerprints(place.value, template)
+            read = _fingerprints(place.value, template, told.get(place.process, {}))
             if isinstance(read, str):
                 yield f"{place}: {read}"
                 continue
@@ -252,6 +257,7 @@ def _model_problems(places: list[Place]) -> Iterator[str]:
                     yield (
                         f"{one} {one.value} and {place} {place.value} differ in their {name}: "
                         f"fingerprints {known} and {digest}; use the same model directory"
+                        f"{TOLD_ALIKE if what == 'chat_template' else ''}"
                     )
 
 
@@ -262,7 +268,7 @@ def _template_fault(file: Path) -> str:
         return str(error)
 
 
-def _fingerprints(folder: Path, template: Path | None) -> Fingerprints | str:
+def _fingerprints(folder: Path, template: Path | None, told: Mapping[str, JsonValue]) -> Fingerprints | str:
     """The fingerprints, or what keeps them from being read."""
     if not folder.is_dir():
         return f"{folder} is not a folder; expected a Hugging Face model directory{_or_fetched(folder)}"
@@ -272,7 +278,7 @@ def _fingerprints(folder: Path, template: Path | None) -> Fingerprints | str:
             "--merged of a run, merge_and_unload of peft)"
         )
     try:
-        return fingerprint_directory(folder, template)
+        return fingerprint_directory(folder, template, told)
     except (OSError, ValueError) as error:
         return f"{folder} cannot be used: {error}"
 

@@ -44,6 +44,14 @@ WITHOUT_TOOL_ROLE = {
 }
 """Templates that refuse or lose tool messages, with what is said of them."""
 
+PREFILLED = {
+    "bracketed_roles": "<think>\n",
+    "end_of_sentence": "<think>\n",
+    "results_within_calls": "<|channel>thought\n<channel|>",
+    "thinking_prefilled": "<think>\n",
+}
+"""What a template puts before an answer to a question, and takes for a part of it."""
+
 _TEXT = ["the quick brown fox", " jumps over\nthe lazy dog", "user\nassistant\nsystem tool 0123456789", '{"a": 2}\n\n']
 
 

@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ from env_service.rollouts.speech import Language
 from protocol.generation import GenerateRequest, Sampling
 from protocol.trajectories import RewardRecord, Trajectory
 from services.http.metrics import Metrics
-from tests.env_service.chat_models import TEMPLATES, ends_of, model_with
+from tests.env_service.chat_models import PREFILLED, TEMPLATES, ends_of, make_model, model_with
 from tests.env_service.random_engine import RandomEngine, Shown
 
 TEXTS = (
@@ -45,6 +46,9 @@ TEXTS = (
     "\n",
     "</s>",
 )
+KEPT_AS_IT_IS = """{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{%- endif %}"""
 NOW = datetime(2026, 1, 2)
 TOOL: Tool = {
     "type": "function",
@@ -198,7 +202,7 @@ async def test_a_prompt_that_is_rendered_anew_is_what_transformers_makes_of_the_
 ) -> None:
     world = World(model_with(name, tmp_path), ends=ends_of(name), seed=len(name) + 1, history="split")
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    compared = 0
+    compared, begun = 0, PREFILLED.get(name, "")
 
     for _ in range(10):
         conversation = await world.hold()
@@ -208,6 +212,8 @@ async def test_a_prompt_that_is_rendered_anew_is_what_transformers_makes_of_the_
         history = [*opening.prompt, *environment.history]
         turns = [place for place, message in enumerate(history) if message.role == "assistant"]
         for place, shown in zip(turns, world.engine.turns.values(), strict=True):
+            if theirs.decode(shown.prompt).endswith(begun):
+                history[place] = replace(history[place], content=begun + history[place].content)
             ids = theirs.apply_chat_template(
                 [as_dict(message) for message in numbered(history[:place])],
                 tools=[dict(tool) for tool in opening.tools] or None,
@@ -216,6 +222,24 @@ async def test_a_prompt_that_is_rendered_anew_is_what_transformers_makes_of_the_
                 return_dict=True,
             )["input_ids"]
             assert list(shown.prompt) == ids
+            compared += 1
+    assert compared > 10
+
+
+async def test_what_a_template_puts_before_an_answer_stays_there_when_the_history_is_rendered_anew(
+    tmp_path: Path,
+) -> None:
+    model = make_model(tmp_path, KEPT_AS_IT_IS, ends=["<|im_end|>"])
+    world, compared = World(model, ends=["<|im_end|>"], seed=5, history="split"), 0
+
+    for _ in range(10):
+        conversation = await world.hold()
+        assert isinstance(conversation.environment, Chatty)
+        answers = [each.content for each in conversation.environment.history if each.role == "assistant"]
+        prompts = Tokenization(model).decode([each.prompt for each in world.engine.turns.values()], special=True)
+        for (before, after), answer in zip(pairwise(prompts), answers, strict=False):
+            assert before.endswith("<think>\n")
+            assert after.startswith(f"{before}{answer}<|im_end|>")
             compared += 1
     assert compared > 10
 

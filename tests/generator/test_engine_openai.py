@@ -87,6 +87,31 @@ async def test_parsers_of_tools_and_reasoning_take_apart_what_the_engine_says_an
     assert not said["content"]
 
 
+@pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning")
+async def test_the_template_is_told_what_the_run_says_and_what_a_request_says_over_that(rig: Rig) -> None:
+    from generator.openai_routes import mount_openai_routes
+
+    app = FastAPI()
+    await mount_openai_routes(
+        app,
+        engine=rig.engine,
+        served_model_name="policy",
+        check_ready=lambda: None,
+        chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}"
+        "{% if enable_thinking is defined and not enable_thinking %}=={% endif %}{{ '+++' if mode == 'plus' }}",
+        chat_template_kwargs={"enable_thinking": False, "mode": "plus"},
+    )
+    body = {"model": "policy", "messages": [{"role": "user", "content": "12+30"}], "max_tokens": 1}
+    sizes = []
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test/openai") as client:
+        for told in (None, {}, {"enable_thinking": True}, {"mode": "none"}):
+            answer = await client.post("/v1/chat/completions", json={**body, "chat_template_kwargs": told})
+            assert answer.status_code == 200, answer.text
+            sizes.append(answer.json()["usage"]["prompt_tokens"])
+
+    assert sizes == [len("12+30==+++"), len("12+30==+++"), len("12+30+++"), len("12+30==")]
+
+
 async def test_the_model_is_listed_by_its_served_name(client: httpx.AsyncClient) -> None:
     answer = await client.get("/v1/models")
     assert [model["id"] for model in answer.json()["data"]] == ["policy"]

@@ -75,6 +75,18 @@ def test_a_template_of_a_file_counts_as_if_the_model_had_it(model: Path, tmp_pat
     assert given == fingerprint_directory(model)
 
 
+def test_what_a_template_is_told_is_a_part_of_it(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ messages | length }}", encoding="utf-8")
+    for template in (None, file):
+        plain = fingerprint_directory(model, template)
+        told = fingerprint_directory(model, template, {"enable_thinking": False, "mode": "x"})
+        assert fingerprint_directory(model, template, {}) == plain
+        assert told == fingerprint_directory(model, template, {"mode": "x", "enable_thinking": False})
+        assert told != fingerprint_directory(model, template, {"enable_thinking": True, "mode": "x"})
+        assert told.model_copy(update={"chat_template": plain.chat_template}) == plain
+
+
 def test_order_of_keys_release_and_weights_do_not_matter(model: Path) -> None:
     before = fingerprint_directory(model)
     reordered = {"transformers_version": "99", "dtype": "float16", **dict(reversed(CONFIG.items()))}

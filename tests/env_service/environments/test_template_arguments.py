@@ -5,15 +5,17 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from env_service.app import tokenization_of
+from env_service.app import hello_of, tokenization_of
 from env_service.config import EnvServiceConfig
 from env_service.environments import catalog
 from env_service.environments.bridges import Bridges
 from env_service.environments.imported import EnvironmentFault
 from env_service.environments.interface import ChatMessage
 from env_service.environments.tokenization import ChatTemplate, ChatTemplateError, TemplateArguments, Tokenization
+from protocol.fleet import fingerprint_directory
+from protocol.messages import Hello
 from services.process import WrongSettings
-from tests.env_service.chat_models import TEMPLATES, model_with
+from tests.env_service.chat_models import PREFILLED, TEMPLATES, make_model, model_with
 
 EMPTY = {"thinking_switched": "<think>\n\n</think>\n\n", "thinking_kept_empty": "<think>\n\n</think>\n"}
 """What these templates put before an answer without thinking."""
@@ -57,6 +59,26 @@ def test_a_bridge_ends_with_the_empty_thinking_that_the_template_writes(name: st
     ]
 
 
+@pytest.mark.parametrize("told", [{}, OFF])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_only_what_a_template_takes_for_the_policys_words_is_a_part_of_them(
+    name: str, told: TemplateArguments, tmp_path: Path
+) -> None:
+    tokenization = Tokenization(model_with(name, tmp_path)).with_arguments(told)
+
+    assert tokenization.prefilled == PREFILLED.get(name, "")
+
+
+def test_what_is_put_before_an_answer_depends_on_what_the_template_is_told(tmp_path: Path) -> None:
+    text = """{% for message in messages %}{{ '<s>' + message.role + message.content }}{% endfor %}
+    {%- if add_generation_prompt %}{{ '<s>assistant' + ('' if enable_thinking else '<think></think>') }}{% endif %}"""
+    tokenization = Tokenization(make_model(tmp_path, text, ends=["<s>"]))
+
+    assert tokenization.prefilled == "<think></think>"
+    assert tokenization.with_arguments({"enable_thinking": True}).prefilled == ""
+    assert tokenization.prefilled == "<think></think>"
+
+
 def test_later_arguments_go_before_earlier_ones(tmp_path: Path) -> None:
     tokenization = Tokenization(model_with("thinking_switched", tmp_path), arguments=OFF)
 
@@ -93,6 +115,24 @@ def test_a_run_and_an_environment_tell_the_template_what_it_reads(tmp_path: Path
         tokenization_of(config(run={"thinking": False}))
     with pytest.raises(EnvironmentFault, match=r"environment sums: chat_template_kwargs: .*does not read thinking"):
         catalog.check_templates(catalog.build(config(environment={"thinking": True}).environments), tokenization)
+
+
+def test_the_learner_is_told_what_the_template_is_told(tmp_path: Path) -> None:
+    model = model_with("thinking_switched", tmp_path)
+
+    def hello(run: TemplateArguments, *environments: TemplateArguments) -> Hello:
+        entries = [
+            {"source": "arithmetic", "name": f"sums{number}", "chat_template_kwargs": told}
+            for number, told in enumerate(environments)
+        ]
+        config = EnvServiceConfig.model_validate(
+            {"model": model, "run": {"chat_template_kwargs": run}, "environments": entries}
+        )
+        return hello_of(config, catalog.build(config.environments), port=1)
+
+    known = [fingerprint_directory(model, None, told).chat_template for told in ({}, OFF)]
+    assert [hello(told, {}).chat_template for told in ({}, OFF)] == known
+    assert [info.chat_template for info in hello({}, {}, OFF).environments] == ["", known[1]]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -99,6 +99,14 @@ async def test_an_env_service_with_other_data_than_the_first_is_refused(tmp_path
         )
 
 
+async def test_an_env_service_that_tells_the_template_something_else_than_the_first_is_refused(tmp_path: Path) -> None:
+    other = EnvironmentInfo(name="addition", train_tasks=100, evaluation_tasks=0, chat_template="told")
+    async with learner(tmp_path) as ours, ours.env("a") as first, ours.env("b") as second:
+        await first.enter()
+        await second.send(second.hello(environments=(other,)))
+        assert "give all of them the same chat_template_kwargs" in (await second.next(Refused)).message
+
+
 async def test_an_env_service_with_more_levels_than_tasks_is_refused_and_others_go_on(tmp_path: Path) -> None:
     steep = EnvironmentInfo(name="addition", train_tasks=2, evaluation_tasks=0, levels=3)
     async with learner(tmp_path) as ours, ours.env("a") as wrong, ours.env("b") as right:

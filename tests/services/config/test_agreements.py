@@ -7,7 +7,7 @@ import pytest
 from pydantic import Field, SecretStr
 
 from services.config.agreements import EqualTo, Listens, ModelFolder, Reaches, disagreements
-from services.config.models import ConfigModel, HttpConfig, ProcessConfig
+from services.config.models import ConfigModel, HttpConfig, ProcessConfig, RunConfig
 
 
 class Intake(ConfigModel):
@@ -136,6 +136,21 @@ def test_models_must_agree_in_what_their_processes_share(tmp_path: Path) -> None
     assert found(Server(model=one), Caller(model=larger)) == []  # the caller's tokenizer is all that matters
     (problem,) = found(Server(model=one), Caller(model=other))
     assert problem.startswith(f"[learner] model {one} and [generator] model {other} differ in their tokenizer")
+
+
+def test_what_processes_tell_the_chat_template_is_the_same(tmp_path: Path) -> None:
+    class Speaker(Caller):
+        model: Annotated[Path | None, ModelFolder(("chat_template",))] = None
+
+    one = model_folder(tmp_path / "one")
+    plain, told = Speaker(model=one), Speaker(model=one, run=RunConfig(chat_template_kwargs={"enable_thinking": False}))
+
+    assert disagreements({"generator": told, "env-service": told.model_copy(update={"http": HttpConfig(port=1)})}) == []
+    (problem,) = disagreements(
+        {"generator": told, "env-service": plain.model_copy(update={"http": HttpConfig(port=1)})}
+    )
+    assert "differ in their chat template" in problem
+    assert "the same chat_template and chat_template_kwargs in [run]" in problem
 
 
 def test_a_process_without_a_table_is_not_missed() -> None:
