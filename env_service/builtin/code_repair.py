@@ -119,7 +119,7 @@ class CodeRepairEnvironment:
         return Opening((*system, ChatMessage("user", task.prompt)))
 
     async def step(self, action: Action) -> Step:
-        """Runs the tests. Raises ServiceError when the sandbox does not answer."""
+        """Runs the tests. Raises as `Sandbox.run`."""
         code = code_in(action.text)
         if code is None:
             return self._answer(

@@ -1,5 +1,8 @@
 """Tools of MCP servers: programs that speak over their standard input and output, and addresses over HTTP.
 
+What a server says of a call is for the policy, its errors too. A server that is away, closes the connection or falls
+silent is nobody's fault here: EnvironmentUnavailable. One that cannot be used as it is set is the environment's fault.
+
 A client of the package `mcp` must be left by the task that entered it, and conversations open and close in tasks of
 their own: so a connection is held by a task of its own.
 """
@@ -13,11 +16,11 @@ from typing import TypeVar
 from pydantic import JsonValue
 
 from env_service.builtin.toolboxes import McpTool, ToolFault
-from env_service.environments.interface import Tool, ToolCall
+from env_service.environments.interface import EnvironmentUnavailable, Tool, ToolCall
 
 try:
     from mcp import Client, MCPError, StdioServerParameters
-    from mcp.types import CallToolResult, TextContent
+    from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, CallToolResult, TextContent
     from mcp.types import Tool as ServerTool
 except ImportError as error:
     raise ImportError("mcp 2 is not installed: pip install 'headway[mcp]'") from error
@@ -26,25 +29,35 @@ logger = logging.getLogger(__name__)
 
 AnswerT = TypeVar("AnswerT")
 
-_TIMED_OUT = -32001
+_SIGN_OF_LIFE_S = 5.0
+_UNUSABLE = (FileNotFoundError, PermissionError, NotADirectoryError)
+"""Raised for a program that cannot be started, which does not pass."""
 
 
 class McpFailure(RuntimeError):
-    """A server cannot be reached, or went away."""
+    """A server cannot be used as it is set, or answers with what is no answer."""
 
 
 class McpConnection:
-    """A client that is opened when it is first wanted, and again after the server went away."""
+    """A client that is opened when it is first wanted. A shared one is opened again after the server went away; of one
+    of its own a conversation has lost what the server held.
+    """
 
     def __init__(self, config: McpTool) -> None:
         self._config = config
         self._holder: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Client] | None = None
         self._leave = asyncio.Event()
+        self._lost = ""
 
     async def tools(self) -> Sequence[Tool]:
-        """What is offered. Raises McpFailure, and ValueError for a name that the server does not have."""
-        listed = (await self._ask(lambda client: client.list_tools())).tools
+        """What is offered. Raises EnvironmentUnavailable, McpFailure, and ValueError for a name that the server does
+        not have.
+        """
+        try:
+            listed = (await self._ask(lambda client: client.list_tools())).tools
+        except ToolFault as fault:
+            raise McpFailure(f"{self._named} does not list its tools: {fault}") from fault
         wanted = self._config.tools or tuple(tool.name for tool in listed)
         found = {tool.name: tool for tool in listed}
         if absent := [name for name in wanted if name not in found]:
@@ -52,7 +65,7 @@ class McpConnection:
         return [_as_tool(found[name]) for name in wanted]
 
     async def call(self, name: str, arguments: Mapping[str, JsonValue]) -> str:
-        """Raises ToolFault for what the server calls an error, and McpFailure."""
+        """Raises ToolFault for what the server calls an error, EnvironmentUnavailable and McpFailure."""
         result = await self._ask(lambda client: client.call_tool(name, dict(arguments)))
         text = _text_of(result)
         if result.is_error:
@@ -73,17 +86,42 @@ class McpConnection:
             async with asyncio.timeout(self._config.timeout_s + 1):  # where the client does not notice
                 return await ask(client)
         except TimeoutError:
-            await self.close()
-            raise McpFailure(f"{self._named}: does not answer") from None
+            raise await self._gone("does not answer") from None
         except MCPError as error:
-            if error.code == _TIMED_OUT:
-                raise ToolFault(f"no answer within {self._config.timeout_s:g} s") from error
-            await self.close()
-            raise McpFailure(f"{self._named}: {error}") from error
+            if error.code == CONNECTION_CLOSED:
+                raise await self._gone(str(error)) from error
+            if error.code != REQUEST_TIMEOUT:
+                raise ToolFault(str(error)) from error
+            if await self._is_silent(client):
+                raise await self._gone("does not answer") from error
+            raise ToolFault(f"no answer within {self._config.timeout_s:g} s") from error
+
+    async def _is_silent(self, client: Client) -> bool:
+        """Whether it answers nothing at all, and not this call alone."""
+        try:
+            async with asyncio.timeout(_SIGN_OF_LIFE_S):
+                await client.session.list_tools()  # the client itself might remember the answer
+        except TimeoutError:
+            return True
+        except MCPError as error:
+            return error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT)
+        return False
+
+    async def _gone(self, why: str) -> EnvironmentUnavailable:
+        """The error for a server that is lost, once the connection is closed."""
+        if not self._config.shared:
+            self._lost = why
+        await self.close()
+        return EnvironmentUnavailable(f"{self._named}: {why}")
 
     async def _client(self) -> Client:
-        """Raises McpFailure if none can be opened."""
-        if self._holder is None or self._holder.done():
+        """Raises EnvironmentUnavailable if the server is away, and McpFailure."""
+        is_open = self._holder is not None and not self._holder.done()
+        if self._holder is not None and not is_open and not self._config.shared:
+            self._lost = self._lost or "ended in the middle of its conversation"
+        if self._lost:
+            raise EnvironmentUnavailable(f"{self._named}: {self._lost}")
+        if not is_open:
             self._ready, self._leave = asyncio.get_running_loop().create_future(), asyncio.Event()
             # In no group: it outlives the conversation that happens to be first, and is ended by `close`.
             self._holder = asyncio.create_task(self._hold(self._ready, self._leave), name=self._named)
@@ -93,7 +131,8 @@ class McpConnection:
                 return await asyncio.shield(self._ready)
         except TimeoutError:
             await self.close()
-            raise McpFailure(f"{self._named}: not ready within {self._config.connect_timeout_s:g} s") from None
+            late = f"not ready within {self._config.connect_timeout_s:g} s"
+            raise EnvironmentUnavailable(f"{self._named}: {late}") from None
 
     async def _hold(self, ready: "asyncio.Future[Client]", leave: asyncio.Event) -> None:
         try:
@@ -101,10 +140,12 @@ class McpConnection:
                 ready.set_result(client)
                 await leave.wait()
         except Exception as error:  # noqa: BLE001 - transports raise what they like, in groups
+            cause = _innermost(error)
             if not ready.done():
-                ready.set_exception(McpFailure(f"{self._named}: {_innermost(error)}"))
+                kind = McpFailure if _does_not_pass(cause) else EnvironmentUnavailable
+                ready.set_exception(kind(f"{self._named}: {cause}"))
             else:
-                logger.warning("%s: the connection ended: %s", self._named, _innermost(error))
+                logger.warning("%s: the connection ended: %s", self._named, cause)
 
     def _server(self) -> StdioServerParameters | str:
         if self._config.url:
@@ -154,6 +195,13 @@ def _as_tool(tool: ServerTool) -> Tool:
 def _text_of(result: CallToolResult) -> str:
     parts = [part.text if isinstance(part, TextContent) else f"[{part.type}]" for part in result.content]
     return "\n".join(parts)
+
+
+def _does_not_pass(error: BaseException) -> bool:
+    """Whether it is about how a server is set, and not about whether it is there."""
+    if isinstance(error, MCPError):
+        return error.code not in (CONNECTION_CLOSED, REQUEST_TIMEOUT)
+    return isinstance(error, _UNUSABLE)
 
 
 def _innermost(error: BaseException) -> BaseException:

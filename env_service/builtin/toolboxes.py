@@ -15,11 +15,18 @@ from typing import Annotated, Literal, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, ValidationError, model_validator
 
-from env_service.environments.interface import Tool, ToolCall
+from env_service.environments.interface import EnvironmentUnavailable, Tool, ToolCall
 from protocol.codec import describe
 from protocol.rewards import ExecuteAnswer, ExecuteRequest, ExecutionLimits, SessionEnded
 from services.config.models import ConfigModel
-from services.http.client import HttpClient, ServiceRefused
+from services.http.client import (
+    HttpClient,
+    ServiceFailed,
+    ServiceMistrusted,
+    ServiceRefused,
+    ServiceTimeout,
+    ServiceUnreachable,
+)
 
 
 class CalculatorTool(ConfigModel):
@@ -105,7 +112,9 @@ class Toolbox(Protocol):
         ...
 
     async def call(self, call: ToolCall) -> str:
-        """The result as text. Raises ToolFault; anything else is not the policy's doing."""
+        """The result as text. Raises ToolFault; EnvironmentUnavailable if whoever runs it is away, or went away with
+        what it held; anything else is the environment's doing.
+        """
         ...
 
     async def close(self) -> None: ...
@@ -217,24 +226,37 @@ class Sandbox:
         self._client: HttpClient | None = None
 
     async def run(self, code: str, *, session: str | None = None) -> ExecuteAnswer:
-        """Raises ServiceError, but for a service that is full: that is waited for."""
+        """Raises EnvironmentUnavailable for a service that is away, fails, or has no place in all of `patience_s`, and
+        ServiceError for one that refuses to run anything: that is set wrongly, and does not pass.
+        """
+        try:
+            async with asyncio.timeout(self._config.patience_s + self._config.wall_s):
+                return await self._run(code, session=session)
+        except TimeoutError:
+            none_free = f"had no sandbox free in {self._config.patience_s:g} s"
+            raise EnvironmentUnavailable(f"the reward service at {self._config.url} {none_free}") from None
+        except ServiceMistrusted:
+            raise
+        except (ServiceUnreachable, ServiceTimeout, ServiceFailed) as error:
+            raise EnvironmentUnavailable(f"the reward service that runs programs: {error}") from error
+
+    async def _run(self, code: str, *, session: str | None) -> ExecuteAnswer:
         limits = ExecutionLimits(wall_s=self._config.wall_s, memory_mib=self._config.memory_mib)
         request = ExecuteRequest(code=code, session=session, limits=limits)
         client = await self._open()
-        async with asyncio.timeout(self._config.patience_s + self._config.wall_s):
-            while True:
-                try:
-                    return await client.post(
-                        f"{self._config.url}/v1/execute",
-                        request,
-                        ExecuteAnswer,
-                        deadline_s=self._config.patience_s + self._config.wall_s,
-                        retries=2,
-                    )
-                except ServiceRefused as refusal:
-                    if refusal.status != _TOO_MANY:
-                        raise
-                    await asyncio.sleep(refusal.retry_after_s or 0.2)
+        while True:
+            try:
+                return await client.post(
+                    f"{self._config.url}/v1/execute",
+                    request,
+                    ExecuteAnswer,
+                    deadline_s=self._config.patience_s + self._config.wall_s,
+                    retries=2,
+                )
+            except ServiceRefused as refusal:
+                if refusal.status != _TOO_MANY:
+                    raise
+                await asyncio.sleep(refusal.retry_after_s or 0.2)
 
     async def end(self, session: str) -> None:
         """Ends a session, if there is one."""
@@ -257,8 +279,8 @@ class _Code(ToolArguments):
     code: str = Field(max_length=1 << 20, description="Python code; print what you want to see")
 
 
-class SessionLost(RuntimeError):
-    """The interpreter of a conversation is gone with its variables, through no doing of the policy."""
+class SessionLost(EnvironmentUnavailable):
+    """The interpreter of a conversation is gone with its variables, through no doing of the policy or the task."""
 
 
 class PythonToolbox:
@@ -274,7 +296,7 @@ class PythonToolbox:
         return (described("python", told, _Code),)
 
     async def call(self, call: ToolCall) -> str:
-        """What the code printed, with the traceback of its exception. Raises SessionLost."""
+        """What the code printed, with the traceback of its exception. Raises SessionLost, and as `Sandbox.run`."""
         code = read_arguments(_Code, call.arguments).code
         answer = await self._sandbox.run(code, session=self._session)
         if answer.session_started and self._lives:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +19,14 @@ pytest.importorskip("mcp")
 
 from env_service.builtin.mcp_servers import McpFailure, McpToolbox
 from env_service.builtin.toolboxes import McpTool, ToolFault, name_of
-from env_service.environments.interface import ToolCall
+from env_service.environments import catalog
+from env_service.environments.interface import EnvironmentUnavailable, ToolCall
+from env_service.environments.task_configs import ClassTasks
+from protocol.generation import Sampling
+from tests.env_service.agents.served import Saying
+from tests.env_service.bench import benches
+from tests.env_service.chat_models import model_with
+from tests.env_service.peers import lease
 from tests.process_ends import all_end
 
 SERVER = str(Path(__file__).with_name("sample_mcp_server.py"))
@@ -121,29 +130,90 @@ async def test_closing_ends_the_program_of_a_conversation_of_its_own(opened: Ope
 
 
 async def test_a_server_that_dies_costs_that_call_and_comes_back(opened: Opened) -> None:
-    box = await opened(command=COMMAND, shared=False, timeout_s=5.0)
+    box = await opened(command=COMMAND, timeout_s=5.0)
     assert await box.call(add(1, 2)) == "3"
 
-    with pytest.raises(McpFailure):
+    with pytest.raises(EnvironmentUnavailable, match="MCP server"):
         await box.call(ToolCall("die", {}))
 
     assert await box.call(add(2, 2)) == "4"
 
 
+@pytest.mark.parametrize("within_a_call", [True, False])
+async def test_what_a_server_of_a_conversation_of_its_own_held_is_lost_with_it(
+    opened: Opened, within_a_call: bool
+) -> None:
+    box = await opened(command=COMMAND, shared=False, timeout_s=5.0)
+    number = int(await box.call(ToolCall("process", {})))
+
+    waits = asyncio.create_task(box.call(ToolCall("wait", {"seconds": 4.0 if within_a_call else 0.0})))
+    await asyncio.sleep(0.5 if within_a_call else 0)
+    if not within_a_call:
+        assert await waits == "done"
+    os.kill(number, signal.SIGKILL)
+
+    for _ in range(2):
+        with pytest.raises(EnvironmentUnavailable, match="MCP server"):
+            await (waits if not waits.done() else box.call(add(1, 1)))
+
+
+async def test_a_server_that_says_nothing_more_is_away_and_no_slow_tool(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("env_service.builtin.mcp_servers._SIGN_OF_LIFE_S", 1.0)
+    box = await opened(command=COMMAND, timeout_s=1.0)
+    number = int(await box.call(ToolCall("process", {})))
+    os.kill(number, signal.SIGSTOP)
+    with pytest.raises(EnvironmentUnavailable, match="does not answer"):
+        await box.call(add(1, 1))
+
+    assert all_end({number}, timeout_s=30)
+    assert await box.call(add(1, 1)) == "2"
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "expected"),
     [
-        {"url": "http://127.0.0.1:9/mcp"},
-        {"command": ("/no/such/program",)},
-        {"command": (sys.executable, "-c", "pass")},
-        {"command": (sys.executable, "-c", "import time; time.sleep(60)"), "connect_timeout_s": 2},
+        ({"url": "http://127.0.0.1:9/mcp"}, EnvironmentUnavailable),
+        ({"command": ("/no/such/program",)}, McpFailure),
+        ({"command": (sys.executable, "-c", "pass")}, EnvironmentUnavailable),
+        (
+            {"command": (sys.executable, "-c", "import time; time.sleep(60)"), "connect_timeout_s": 2},
+            EnvironmentUnavailable,
+        ),
     ],
 )
-async def test_a_server_that_does_not_come_up_is_named(opened: Opened, settings: dict[str, Any]) -> None:
+async def test_a_server_that_does_not_come_up_is_named(
+    opened: Opened, settings: dict[str, Any], expected: type[Exception]
+) -> None:
     box = await opened(**settings)
 
-    with pytest.raises(McpFailure, match="MCP server"):
+    with pytest.raises(expected, match="MCP server"):
         await box.offered()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_a_server_that_is_killed_in_the_middle_is_no_fault_of_the_tasks(tmp_path: Path, shared: bool) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "go", "arguments": {"answer": "1"}}\n')
+    server = {"kind": "mcp", "command": [*COMMAND], "connect_timeout_s": 60, "shared": shared, "timeout_s": 10 + shared}
+    options = {"train_file": str(tmp_path / "tasks.jsonl"), "verifier": "exact", "tools": [server]}
+    entry = ClassTasks.model_validate({"source": "tools", "name": "agent", "options": options})
+
+    def says(prompt: str) -> str:
+        asked = prompt.rpartition("<tool_response>")[2].strip().partition("\n")[0]
+        if not asked.isdigit():
+            return '<tool_call>\n{"name": "process", "arguments": {}}\n</tool_call>'
+        os.kill(int(asked), signal.SIGKILL)
+        return '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+
+    model = model_with("tools_in_system", tmp_path)
+    async with benches(model) as make:
+        made = await make(Saying(model, says), extra=[*catalog.build([entry]).values()], environment_timeout_s=60)
+        granted = lease(environment="agent", group_size=1).model_copy(update={"sampling": Sampling(max_tokens=200)})
+        failed = await made.failed(granted)
+
+    assert not failed.data_fault, failed.reason
+    assert "MCP server" in failed.reason
 
 
 async def test_a_tool_that_the_server_lacks_is_named(opened: Opened, address: str) -> None:

@@ -12,10 +12,17 @@ from env_service.builtin.code_repair import code_in
 from env_service.builtin.toolboxes import PythonTool, PythonToolbox, SessionLost, ToolFault
 from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault
-from env_service.environments.interface import Action, ChatMessage, Opening, Step, ToolCall
+from env_service.environments.interface import (
+    Action,
+    ChatMessage,
+    EnvironmentUnavailable,
+    Opening,
+    Step,
+    ToolCall,
+)
 from env_service.environments.task_configs import ClassTasks
 from protocol.rewards import SessionEnded
-from services.http.client import HttpClient, ServiceError
+from services.http.client import HttpClient, ServiceRefused
 from tests.reward_service.real_service import real_service
 
 CONFIG = """
@@ -84,8 +91,9 @@ async def test_a_session_that_ends_by_itself_in_the_middle_is_not_taken_for_the_
     await python.call(code("x = 1"))
     await python._sandbox.end(python._session)
 
-    with pytest.raises(SessionLost):
+    with pytest.raises(SessionLost) as lost:
         await python.call(code("print(x)"))
+    assert isinstance(lost.value, EnvironmentUnavailable)
 
 
 async def test_closing_ends_the_session(service: str, python: PythonToolbox) -> None:
@@ -105,7 +113,33 @@ async def test_arguments_that_are_no_code_are_told(python: PythonToolbox) -> Non
 async def test_a_sandbox_that_is_not_there_is_no_fault_of_the_policy() -> None:
     box = PythonToolbox(PythonTool(kind="python", url="http://127.0.0.1:9"))
 
-    with pytest.raises(ServiceError, match=r"127\.0\.0\.1:9"):
+    with pytest.raises(EnvironmentUnavailable, match=r"127\.0\.0\.1:9"):
+        await box.call(code("1"))
+    await box.close()
+
+
+async def test_a_sandbox_in_which_no_place_becomes_free_is_no_fault_of_the_policy(
+    service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_full(*_: object, **__: object) -> None:
+        raise ServiceRefused(service, status=429, kind="busy", message="full", retry_after_s=0.01)
+
+    monkeypatch.setattr(HttpClient, "post", is_full)
+    box = PythonToolbox(PythonTool(kind="python", url=service, wall_s=0.1, patience_s=0.1))
+
+    with pytest.raises(EnvironmentUnavailable, match="had no sandbox free"):
+        await box.call(code("1"))
+    await box.close()
+
+
+async def test_a_service_that_runs_no_programs_is_set_wrongly(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def runs_none(*_: object, **__: object) -> None:
+        raise ServiceRefused(service, status=403, kind="no_sandbox", message="off")
+
+    monkeypatch.setattr(HttpClient, "post", runs_none)
+    box = PythonToolbox(PythonTool(kind="python", url=service))
+
+    with pytest.raises(ServiceRefused):
         await box.call(code("1"))
     await box.close()
 
