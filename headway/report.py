@@ -21,6 +21,7 @@ from string import Template
 from typing import Any
 
 from headway.own_options import own_options
+from learner.reports.history import FIGURES, CurveSpec, FigureSpec, RunHistory, curves_in, is_number, points_of
 from services.config import made_with
 from services.config.sources import ConfigError
 
@@ -31,18 +32,6 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 26
 _COLORS = 6
 _SAMPLES = 8
 _LONGEST_TEXT = 4000
-_CHARTS = (
-    ("Reward", ("reward_mean", "evaluation accuracy")),
-    ("Lag (versions)", ("lag_mean", "lag_max", "lag_bound")),
-    ("Time of a step (s)", ("train_s", "wait_s", "copy_s")),
-    ("Loss", ("loss",)),
-    ("KL (nats)", ("behavior_kl", "mismatch_kl")),
-    ("Entropy (nats)", ("entropy",)),
-    ("Tokens of a completion", ("length_mean",)),
-    ("Shares", ("truncated_share", "uniform_groups_share", "solved_share")),
-    ("Gradient norm", ("grad_norm",)),
-)
-"""Titles, and the fields of `metrics.jsonl` in one figure; one without a measured value is left out."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +45,10 @@ class ReportedRun:
     made: Mapping[str, Any]
     samples: Sequence[Mapping[str, Any]]
 
-    def curve(self, field: str) -> Points:
-        """Its values by step; of one that is measured in every step, a moving mean over a twentieth of the run."""
-        if field == "evaluation accuracy":
-            known = [entry for entry in self.evaluations if _is_number(entry.get("accuracy"))]
-            return [(float(entry.get("version", 0)), float(entry["accuracy"])) for entry in known]
-        rows = [(float(entry["step"]), float(entry[field])) for entry in self.steps if _is_number(entry.get(field))]
-        return rows if field in ("lag_max", "lag_bound") else _smoothed(rows)
+    def curve(self, curve: CurveSpec) -> Points:
+        """Its values by step, and but for one of largest values a moving mean over a twentieth of the run."""
+        rows = points_of(((entry["step"], entry) for entry in self.steps), curve.name)
+        return rows if curve.largest else _smoothed(rows)
 
 
 def report(words: Sequence[str]) -> int:
@@ -84,25 +70,12 @@ def read_run(folder: Path) -> ReportedRun:
     """Raises ConfigError for a folder that is none of a run."""
     if not (folder / "metrics.jsonl").is_file():
         raise ConfigError([f"{folder} holds no metrics.jsonl: expected the folder of a run, such as runs/addition"])
-    steps: dict[int, Mapping[str, Any]] = {}
-    evaluations: list[Mapping[str, Any]] = []
-    for entry in _lines(folder / "metrics.jsonl"):
-        match entry.get("kind"):
-            case "step":
-                steps[entry["step"]] = entry
-            case "replay":
-                steps.setdefault(entry["step"], entry)
-            case "evaluation":
-                evaluations.append(entry)
-            case "held_out":
-                evaluations.append({**entry, "version": entry.get("step", 0)})
-            case "resume":
-                steps = {step: kept for step, kept in steps.items() if step <= entry["version"]}
-                evaluations = [kept for kept in evaluations if kept.get("version", 0) <= entry["version"]]
+    history = RunHistory(dict, lambda kind, entry: entry if kind == "evaluation" else None)
+    history.read(folder / "metrics.jsonl")
     return ReportedRun(
         name=folder.resolve().name,
-        steps=[steps[step] for step in sorted(steps)],
-        evaluations=evaluations,
+        steps=list(history.steps.values()),
+        evaluations=history.events,
         summary=_object(folder / "summary.json"),
         made=made_with.read(folder),
         samples=list(_lines(folder / "samples.jsonl")),
@@ -127,10 +100,6 @@ def _object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _smoothed(rows: Points) -> Points:
@@ -171,24 +140,22 @@ class Balance:
 
 def balance_of(run: ReportedRun) -> Balance | None:
     """None for a run without steps that sampled."""
-    timed = [entry for entry in run.steps if entry.get("kind") == "step" and _is_number(entry.get("wait_s"))]
-    spent = {name: sum(entry[name] for entry in timed) for name in ("train_s", "wait_s", "copy_s")}
+    timed = [entry for entry in run.steps if entry.get("kind") == "step" and is_number(entry.get("wait_s"))]
+    spent = {curve.name: sum(entry[curve.name] for entry in timed) for curve in curves_in("time")}
     tokens = sum(entry.get("sampled_tokens", 0) for entry in timed)
     stepped = sum(spent.values())
     if not tokens or not spent["train_s"]:
         return None
     whole = run.summary.get("train_wall_s")
-    wall = max(stepped, float(whole)) if _is_number(whole) and whole is not None else stepped
+    wall = max(stepped, float(whole)) if is_number(whole) and whole is not None else stepped
     idle = run.summary.get("generator_idle_share")
     reached = tokens / wall
     return Balance(
         reached=reached,
         training=tokens / (spent["train_s"] + spent["copy_s"]),
-        sampling=reached / (1 - idle) if idle is not None and _is_number(idle) and idle < 1 else None,
+        sampling=reached / (1 - idle) if idle is not None and is_number(idle) and idle < 1 else None,
         shares={
-            "training": spent["train_s"] / wall,
-            "waiting for groups": spent["wait_s"] / wall,
-            "copying weights": spent["copy_s"] / wall,
+            **{curve.title: spent[curve.name] / wall for curve in curves_in("time")},
             "between steps (checkpoints, evaluations)": (wall - stepped) / wall,
         },
     )
@@ -300,12 +267,15 @@ def chart(title: str, curves: Mapping[str, Points]) -> str:
 
 
 def _charts(runs: Sequence[ReportedRun]) -> str:
-    def name_of(run: ReportedRun, field: str) -> str:
-        return field if len(runs) == 1 else f"{run.name}: {field}"
+    def curves_of(run: ReportedRun, figure: FigureSpec) -> Iterator[tuple[str, Points]]:
+        named = [(curve.title, run.curve(curve)) for curve in curves_in(figure.id)]
+        if figure.held_out:
+            named.append(("held out", points_of(((each["step"], each) for each in run.evaluations), "accuracy")))
+        yield from ((name if len(runs) == 1 else f"{run.name}: {name}", points) for name, points in named)
 
+    drawn = [figure for figure in FIGURES if figure.drawn]
     return "".join(
-        chart(title, {name_of(run, field): run.curve(field) for run in runs for field in fields})
-        for title, fields in _CHARTS
+        chart(figure.heading, dict(pair for run in runs for pair in curves_of(run, figure))) for figure in drawn
     )
 
 
@@ -332,7 +302,7 @@ def _table(rows: Sequence[tuple[str, object]], *, head: Sequence[str] = ()) -> s
 
 
 def _numbers(run: ReportedRun) -> str:
-    rows = [(name, value) for name, value in run.summary.items() if _is_number(value) or isinstance(value, str)]
+    rows = [(name, value) for name, value in run.summary.items() if is_number(value) or isinstance(value, str)]
     histogram = run.summary.get("lag_histogram")
     if isinstance(histogram, dict) and histogram:
         rows.append(("trained trajectories by lag", ", ".join(f"{lag}: {count}" for lag, count in histogram.items())))

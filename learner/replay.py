@@ -10,7 +10,7 @@ import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from learner.journal.checkpoints import Checkpoint, checkpoints_of
 from learner.journal.journal import FOLDER
 from learner.journal.segments import segments_of
 from learner.recovery import LoggedStep, logged_steps
+from learner.reports.history import RunHistory
 from learner.teachers.config import index_of
 from learner.trainer_thread import LearnerRanks, TrainerThread
 from learner.training.batch import Teaching, sequences_of
@@ -120,7 +121,7 @@ def _trained_again(
     folder, first = config.run.folder, steps[0].version
     if base is not None:
         trainer.load(base.trainer)
-    noted = _noted(folder / "metrics.jsonl")
+    noted = RunHistory(dict).read(folder / "metrics.jsonl").steps
     written = {each.version: each for each in checkpoints_of(folder) if each.version > first and each.fault() is None}
     mine: dict[int, Weights] = {}
     compared = 0
@@ -151,23 +152,6 @@ def _train(trainer: Trainer, config: LearnerConfig, step: LoggedStep) -> StepMet
         batch.groups, version=batch.version, max_lag=bound, preset=trainer.preset, teaching=teaching
     )
     return trainer.train_step(sequences, version=batch.version)
-
-
-def _noted(path: Path) -> Mapping[int, Mapping[str, Any]]:
-    """The newest line of each step; a step that a resume trained again has several."""
-    found: dict[int, Mapping[str, Any]] = {}
-    for line in _lines(path):
-        if line.get("kind") in ("step", "replay"):
-            found[line["step"]] = line
-    return found
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            yield json.loads(text)
-        except ValueError:  # the last one of a life that was killed
-            continue
 
 
 def _same_numbers(metrics: StepMetrics, noted: Mapping[str, Any] | None, *, step: int) -> bool:

@@ -1,11 +1,14 @@
 """Makes the dashboards from the table below: `python deploy/grafana/make_dashboards.py`, and commit what it writes.
 
-A panel is a title, Grafana's name of the unit, and (expression, legend) of each curve.
+A panel is a title, Grafana's name of the unit, and (expression, legend) of each curve; numbers of the newest step are
+called as on the run's page.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from learner.reports.history import CURVES, words_of
 
 FOLDER = Path(__file__).parent / "dashboards"
 WIDTH, HEIGHT, COLUMNS = 8, 8, 3
@@ -25,6 +28,12 @@ def quantiles(name: str, by: str = "") -> list[tuple[str, str]]:
     ]
 
 
+def newest(*names: str) -> list[tuple[str, str]]:
+    """Numbers of the newest step, by their names in metrics.jsonl."""
+    known = {curve.name: curve for curve in CURVES if curve.gauge}
+    return [(f"{L}{known[name].gauge}", words_of(known[name])) for name in names]
+
+
 def mean(name: str, window: str = "5m") -> str:
     """The mean of a histogram's values."""
     return f"rate({name}_sum[{window}]) / rate({name}_count[{window}])"
@@ -32,14 +41,14 @@ def mean(name: str, window: str = "5m") -> str:
 
 RUN: Sequence[Panel] = (
     ("Mean reward", "none", [
-        (f"{L}reward_mean", "newest batch"), (f"avg_over_time({L}reward_mean[5m])", "5 minutes")]),
+        *newest("reward_mean"), (f"avg_over_time({L}reward_mean[5m])", "5 minutes")]),
     ("Steps per minute", "none", [(f"60 * rate({L}steps_total[2m])", "steps"),
                                   (f"60 * rate({L}replayed_steps_total[2m])", "replayed")]),
     ("Tokens per second", "none", [
         (f"sum by (instance) (rate({G}generated_tokens_total[1m]))", "sampled by {{instance}}"),
         (f"sum(rate({L}trained_tokens_total[1m]))", "trained")]),
     ("Lag of trained trajectories", "none", [
-        *quantiles(f"{L}trained_trajectory_lag_versions"), (f"{L}lag_max_versions", "largest, newest batch"),
+        *quantiles(f"{L}trained_trajectory_lag_versions"), *newest("lag_max"),
         (f"{L}lag_bound_versions", "the bound")]),
     ("Where a step's time goes (share)", "percentunit", [
         (f"rate({L}train_seconds_total[2m])", "training"), (f"rate({L}batch_wait_seconds_total[2m])", "waiting"),
@@ -47,12 +56,8 @@ RUN: Sequence[Panel] = (
     ("Who is waited for (share of the time)", "percentunit", [
         (f"sum by (whom) (rate({L}waited_seconds_total[2m]))", "{{whom}}")]),
     ("Step", "s", quantiles(f"{L}step_seconds")),
-    ("Mismatch and drift", "none", [
-        (f"{L}mismatch_kl_nats", "engine against learner, nats"),
-        (f"{L}behavior_kl_nats", "sampling against learning policy, nats")]),
-    ("Importance ratios and entropy", "none", [
-        (f"{L}importance_ratio_max", "largest ratio"), (f"{L}effective_sample_ratio", "effective sample share"),
-        (f"{L}entropy_nats", "entropy, nats")]),
+    ("Mismatch and drift", "none", newest("mismatch_kl", "behavior_kl")),
+    ("Importance ratios and entropy", "none", newest("importance_ratio_max", "effective_sample_share", "entropy")),
     ("Leases", "none", [(f"{L}leases", "{{state}}")]),
     ("Left out per minute", "none", [
         (f"60 * sum by (reason) (rate({L}left_out_groups_total[5m]))", "{{reason}}"),

@@ -1,9 +1,10 @@
-"""The page of Prometheus metrics."""
+"""The page of Prometheus metrics, and of the curves that are drawn."""
 
 from collections.abc import Mapping
 
 from docs.reference.processes import Described
 from docs.reference.tables import table
+from learner.reports.history import FIGURES, curves_in
 
 _HEAD = """\
 # Metrics
@@ -18,6 +19,11 @@ limit, start time.
 Counters with labels whose values are known are there from the start, at 0. Histograms have the series `_bucket`, `_sum`
 and `_count`; those of values that may be negative have no `_sum`, and two counters hold it. Alerts and dashboards over
 these metrics are in `deploy/prometheus/rules.yml` and `deploy/grafana/dashboards/`."""
+_CURVES = """\
+## Curves
+
+The numbers of the steps that are drawn, by their names in `metrics.jsonl` ([what each means](../run-files.md)), and
+where each is found. Figures without a measured value are left out."""
 
 
 def metrics_page(processes: Mapping[str, Described]) -> str:
@@ -29,4 +35,22 @@ def metrics_page(processes: Mapping[str, Described]) -> str:
             for one in sorted(process.metrics, key=lambda metric: metric.name)
         )
         lines += ["", f"## {name}", "", *table(("metric", "kind", "labels", "what it tells"), rows)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", _CURVES, "", *_curves()]) + "\n"
+
+
+def _curves() -> list[str]:
+    rows = (
+        (
+            f"`{curve.name}`",
+            curve.title,
+            figure.heading if figure.drawn else "",
+            "yes" if curve.picture else "",
+            f"`{figure.id}/{curve.name}`",
+            f"`headway_learner_{curve.gauge}`" if curve.gauge else "",
+        )
+        for figure in FIGURES
+        for curve in curves_in(figure.id)
+    )
+    return table(
+        ("in metrics.jsonl", "title", "figure of page and report", "curves.png", "TensorBoard", "metric"), rows
+    )

@@ -5,31 +5,22 @@ The file is the one truth: a learner that was started again, a run that has ende
 """
 
 import json
-import math
 import os
-import statistics
 import threading
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-FILE = "metrics.jsonl"
-NUMBERS = (
-    "time_s", "reward_mean", "reward_std", "solved_share", "uniform_groups_share", "length_mean", "truncated_share",
-    "entropy", "mismatch_kl", "behavior_kl", "grad_norm", "loss", "learning_rate", "effective_sample_share",
-    "clip_fraction", "importance_ratio_max", "lag_mean", "lag_max", "lag_bound", "wait_s", "train_s", "copy_s",
-    "forward_backward_s", "optimizer_s", "trajectories", "sampled_tokens", "groups",
-)  # fmt: skip
-"""What the page draws of a step; null where a line has none."""
+from learner.reports.history import CURVES, FIGURES, CurveSpec, Entry, RunHistory, curves_in
 
+FILE = "metrics.jsonl"
 EVENTS: Mapping[str, tuple[str, ...]] = {
     "publish": ("members", "total_s", "pause_s", "probe_gap"),
     "join": ("generator_id", "seconds", "probe_gap"),
     "leave": ("generator_id",),
     "guard": ("change", "before", "after", "measure", "value", "limit"),
-    "evaluation": ("accuracy", "accuracy_low", "accuracy_high", "reward", "tasks"),
+    "evaluation": ("accuracy", "accuracy_low", "accuracy_high", "reward", "nll", "tasks"),
     "checkpoint": ("seconds",),
     "resume": ("incarnation",),
 }
@@ -38,77 +29,51 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
 MOST_STEPS = 20_000
 """Of a curve that is sent at once; in a longer one neighbours are made one."""
 
-_NO_NUMBERS = ("kind", "step", "version", "lag_counts", "token_lag_counts", "lease_ids", "generator_id", "unix_s")
 _CHUNK_BYTES = 4 << 20
-_LARGEST = ("lag_max", "importance_ratio_max", "lag_bound")
 
 
-@dataclass
-class Curves:
-    """Steps as columns, in order, and events. `cuts` are versions at which a later life began: what was after them is
-    lost, and has left the columns already.
-    """
+def figures() -> list[dict[str, Any]]:
+    """The figures that the page draws, with their curves."""
+    drawn = (figure for figure in FIGURES if figure.drawn)
+    return [
+        {**asdict(figure), "heading": figure.heading, "curves": [asdict(curve) for curve in curves_in(figure.id)]}
+        for figure in drawn
+    ]
 
-    steps: list[int] = field(default_factory=list)
-    numbers: dict[str, list[float | None]] = field(default_factory=lambda: {name: [] for name in NUMBERS})
-    lags: list[dict[str, int]] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    cuts: list[int] = field(default_factory=list)
-    unread: int = 0
 
-    def add(self, line: bytes) -> None:
-        """Takes a line; one that cannot be read is counted."""
-        try:
-            entry = json.loads(line)
-            kind = entry["kind"]
-            if kind in ("step", "replay"):
-                self._add_step(entry, again=kind == "replay")
-            elif kind in EVENTS:
-                self._add_event(kind, entry)
-        except (ValueError, KeyError, TypeError):
-            self.unread += 1
+@dataclass(frozen=True)
+class StepRow:
+    """The numbers of a step in the order of CURVES, null where a line has none, and its trajectories by lag."""
 
-    def _add_step(self, entry: Mapping[str, Any], *, again: bool) -> None:
-        step = int(entry["step"])
-        if self.steps and step <= self.steps[-1]:
-            if again:
-                return
-            self._cut(step - 1)
-        self.steps.append(step)
-        for name in NUMBERS:
-            self.numbers[name].append(_short(entry.get(name)))
-        self.lags.append(dict(entry.get("lag_counts") or {}))
+    numbers: Sequence[float | None]
+    lags: Mapping[str, int]
 
-    def _add_event(self, kind: str, entry: Mapping[str, Any]) -> None:
-        at = int(entry["step"] if kind == "guard" else entry["version"])
-        if kind == "resume":
-            self._cut(at)
-            self.cuts.append(at)
-            self.events = [one for one in self.events if one["step"] <= at or one["kind"] == "resume"]
-        shown = {name: _short(entry.get(name)) for name in EVENTS[kind]}
-        self.events.append({"kind": kind, "step": at, "unix_s": entry.get("unix_s"), **shown})
 
-    def _cut(self, version: int) -> None:
-        keep = len(self.steps)
-        while keep and self.steps[keep - 1] > version:
-            keep -= 1
-        del self.steps[keep:], self.lags[keep:]
-        for column in self.numbers.values():
-            del column[keep:]
+def _history() -> RunHistory[StepRow]:
+    return RunHistory(_row, _event)
 
-    def message(self, *, most: int = MOST_STEPS) -> dict[str, Any]:
-        """As the page takes it; of more than `most` steps, equally many in a row are made one."""
-        width = -(-len(self.steps) // most) if self.steps else 1
-        if width == 1:
-            columns: dict[str, Any] = {"step": self.steps, **self.numbers, "lags": self.lags}
-        else:
-            at = range(0, len(self.steps), width)
-            columns = {"step": [self.steps[i] for i in at]}
-            columns |= {
-                name: [_joined(name, column[i : i + width]) for i in at] for name, column in self.numbers.items()
-            }
-            columns["lags"] = [_summed(self.lags[i : i + width]) for i in at]
-        return {"columns": columns, "events": self.events, "cuts": self.cuts, "width": width, "unread": self.unread}
+
+def _row(entry: Entry) -> StepRow:
+    return StepRow([_short(entry.get(curve.name)) for curve in CURVES], dict(entry.get("lag_counts") or {}))
+
+
+def _event(kind: str, entry: Entry) -> Entry | None:
+    if kind not in EVENTS:
+        return None
+    return {"unix_s": entry.get("unix_s"), **{name: _short(entry.get(name)) for name in EVENTS[kind]}}
+
+
+def message(history: RunHistory[StepRow], *, most: int = MOST_STEPS) -> dict[str, Any]:
+    """Columns and events, as the page takes them; of more than `most` steps, equally many in a row are made one."""
+    rows = list(history.steps.values())
+    width = max(1, -(-len(rows) // most))
+    at = range(0, len(rows), width)
+    columns: dict[str, Sequence[Any]] = {"step": list(history.steps)[::width]}
+    by_curve = list(zip(*(row.numbers for row in rows), strict=True)) or [()] * len(CURVES)
+    for curve, column in zip(CURVES, by_curve, strict=True):
+        columns[curve.name] = column if width == 1 else [_joined(curve, column[i : i + width]) for i in at]
+    columns["lags"] = [_summed(row.lags for row in rows[i : i + width]) for i in at]
+    return {"columns": columns, "events": history.events, "width": width, "unread": history.unread}
 
 
 def _short(value: Any) -> Any:
@@ -118,11 +83,11 @@ def _short(value: Any) -> Any:
     return value
 
 
-def _joined(name: str, values: Iterable[float | None]) -> float | None:
+def _joined(curve: CurveSpec, values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    return max(known) if name in _LARGEST else _short(sum(known) / len(known))
+    return max(known) if curve.largest else _short(sum(known) / len(known))
 
 
 def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -151,7 +116,7 @@ class Mark:
 
 
 class Restarted(Exception):
-    """The file is another one, or shorter than what was read of it: begin anew."""
+    """The file is another one, or shorter than what was read of it, or a resume took steps back: begin anew."""
 
 
 def lines_after(path: Path, mark: Mark) -> tuple[list[bytes], Mark]:
@@ -182,7 +147,7 @@ class RunCurves:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._lock = threading.Lock()
-        self._curves = Curves()
+        self._history = _history()
         self._mark = Mark()
 
     def catch_up(self) -> tuple[bytes, Mark]:
@@ -192,49 +157,23 @@ class RunCurves:
                 try:
                     lines, mark = lines_after(self._path, self._mark)
                 except Restarted:
-                    self._curves, self._mark = Curves(), Mark()
+                    self._history, self._mark = _history(), Mark()
                     continue
                 for line in lines:
-                    self._curves.add(line)
+                    self._history.add(line)
                 self._mark = mark
                 if not lines:
                     break
-            return json.dumps({**self._curves.message(), "at": str(self._mark)}).encode(), self._mark
+            return json.dumps({**message(self._history), "at": str(self._mark)}).encode(), self._mark
 
     def news(self, mark: Mark) -> tuple[bytes | None, Mark]:
         """What came after a mark, as JSON; None if nothing did. Raises Restarted."""
         lines, after = lines_after(self._path, mark)
         if not lines:
             return None, after
-        curves = Curves()
+        history = _history()
         for line in lines:
-            curves.add(line)
-        return json.dumps(curves.message(most=len(curves.steps) + 1)).encode(), after
-
-
-def numbers_of(entry: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
-    """Step and numbers of a line of `metrics.jsonl`; None for a line that is an event, or has none."""
-    kind, step = entry["kind"], entry.get("step", entry.get("version"))
-    if kind not in ("step", "replay", "publish", "evaluation", "held_out") or step is None:
-        return None
-    prefix = "" if kind in ("step", "replay") else f"{kind}/"
-    return int(step), {f"{prefix}{name}": value for name, value in _numbers(entry)}
-
-
-def _numbers(entry: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in entry.items():
-        if name in _NO_NUMBERS:
-            continue
-        if isinstance(value, Mapping):
-            yield from ((f"{name}/{inner}", number) for inner, number in _numbers(value))
-        elif isinstance(value, int | float) and math.isfinite(value):
-            yield name, float(value)
-
-
-def mean_of(rows: Sequence[tuple[int, Mapping[str, float]]]) -> tuple[int, dict[str, float]]:
-    """The newest step, and of each number the mean of those that have it."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for _, row in rows:
-        for name, value in row.items():
-            values[name].append(value)
-    return max(step for step, _ in rows), {name: statistics.fmean(found) for name, found in values.items()}
+            history.add(line)
+        if any(event["kind"] == "resume" for event in history.events):
+            raise Restarted
+        return json.dumps(message(history, most=len(lines))).encode(), after

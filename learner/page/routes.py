@@ -2,6 +2,7 @@
 
     GET /                      the page; /page/static/... is what it loads
     GET /page/data/runs        which runs there are: one in a learner, several under `headway view`
+    GET /page/data/figures     which figures there are, and the curves of each
     GET /page/data/steps       curves and events of all steps so far, and the mark up to which they go
     GET /page/data/events      what comes after a mark, as server-sent events whose id is the mark
     GET /page/data/made_with   the configuration, and what in it differs from the defaults
@@ -32,7 +33,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
-from learner.page.curves import Mark, Restarted, RunCurves
+from learner.page.curves import Mark, Restarted, RunCurves, figures
 from learner.page.reading import MOST_ROWS, Filter, Key, decoder_of, group, overview, page, whole_text
 from protocol.model import PolicyVersion
 from protocol.status import FailureStatus, Readiness, Report, WaitStatus
@@ -138,6 +139,7 @@ class RunPage:
         get("/page/static/{path:path}")(self._file)
         app.post("/page/login", include_in_schema=False)(self._login)
         get("/page/data/runs", dependencies=known)(self._list_runs)
+        get("/page/data/figures", dependencies=known)(figures)
         get("/page/data/steps", dependencies=known)(self._steps)
         get("/page/data/events", dependencies=known)(self._events)
         get("/page/data/made_with", dependencies=known)(self._made_with)

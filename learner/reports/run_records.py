@@ -9,21 +9,21 @@ the guard moved the bound, after which step, and what was beyond its limit.
 """
 
 import dataclasses
-import json
 import logging
 import statistics
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from learner.evaluation.results import EvaluationResult
 from learner.journal.files import LineFile, ignore
+from learner.reports.history import Entry, RunHistory, lines_of
 from learner.reports.tally import RewardsSeen, StepRecord, Tally, versions_of
 from learner.training.guard import GuardChange
 from learner.training.step import StepMetrics
@@ -37,80 +37,62 @@ N = TypeVar("N", int, float)
 
 @dataclass
 class Former:
-    """The records that belong to the history of the weights, of steps after the step `after`.
+    """The records that belong to the history of the weights; `wall_s` is the time in which the steps were trained."""
 
-    `wall_s` is the time in which the steps were trained; `life_s`, how much of its life's the step before had seen.
-    """
-
-    after: int = 0
-    life_s: float = 0.0
-    steps: dict[int, StepRecord] = field(default_factory=dict)
-    publishes: list[PublishReport] = field(default_factory=list)
-    evaluations: list[EvaluationResult] = field(default_factory=list)
-    wall_s: float = 0.0
-
-    def add(self, entry: dict[str, Any]) -> None:
-        """Takes one line. Raises KeyError or TypeError for one of another form."""
-        match entry["kind"]:
-            case "step":
-                self._add_step(entry)
-            case "replay":
-                if int(entry["step"]) > self.after:
-                    self.steps.setdefault(int(entry["step"]), _step(entry))
-            case "publish":
-                self.publishes.append(_from(PublishReport, entry))
-            case "evaluation":
-                self.evaluations.append(_evaluation(entry))
-            case "resume":
-                self.cut(version=int(entry["version"]))
-
-    def _add_step(self, entry: dict[str, Any]) -> None:
-        record = _step(entry)
-        if record.step > self.after:
-            self.steps[record.step] = record
-        self.wall_s += max(0.0, record.time_s - self.life_s)
-        self.life_s = record.time_s
-
-    def cut(self, *, version: int) -> None:
-        """A life ended, and the next one began at `version`: what came after that version is lost."""
-        self.steps = {step: record for step, record in self.steps.items() if step <= version}
-        self.publishes = [report for report in self.publishes if report.version <= version]
-        self.evaluations = [result for result in self.evaluations if result.version <= version]
-        self.life_s = 0.0
+    steps: list[StepRecord]
+    publishes: list[PublishReport]
+    evaluations: list[EvaluationResult]
+    wall_s: float
 
 
 def read_former(path: Path, *, version: int, at: int = 0, after: int = 0, life_s: float = 0.0) -> Former:
-    """The records up to `version` from the byte `at` on. Lines that cannot be read are left out, and counted."""
-    former, unread = Former(after=after, life_s=life_s), 0
-    with path.open("rb") as file:
-        file.seek(at)
-        for line in file:
-            try:
-                former.add(json.loads(line))
-            except (ValueError, KeyError, TypeError):
-                unread += 1
-    if unread:
-        log.warning("%d lines of %s cannot be read: the summary leaves them out", unread, path)
-    former.cut(version=version)
-    return former
+    """The records up to `version` from the byte `at` on, of steps after the step `after`; `life_s`: how much of its
+    life's time that one had seen. Lines that cannot be read are left out, and counted.
+    """
+    history, wall_s = RunHistory(_step, _event_record), 0.0
+    for line in lines_of(path, at=at):
+        match history.add(line):
+            case {"kind": "step", "time_s": int() | float() as time_s}:
+                wall_s, life_s = wall_s + max(0.0, time_s - life_s), time_s
+            case {"kind": "resume"}:
+                life_s = 0.0
+    if history.unread:
+        log.warning("%d lines of %s cannot be read: the summary leaves them out", history.unread, path)
+    history.cut(version)
+    records = [event["record"] for event in history.events if "record" in event]
+    return Former(
+        steps=[record for step, record in history.steps.items() if step > after],
+        publishes=[record for record in records if isinstance(record, PublishReport)],
+        evaluations=[record for record in records if isinstance(record, EvaluationResult)],
+        wall_s=wall_s,
+    )
 
 
-def _step(entry: dict[str, Any]) -> StepRecord:
+def _event_record(kind: str, entry: Entry) -> Entry | None:
+    match kind:
+        case "publish":
+            return {"record": _from(PublishReport, entry)}
+        case "evaluation":
+            return {"record": _evaluation(entry)}
+    return None
+
+
+def _step(entry: Entry) -> StepRecord:
     counts = {name: _counts(entry[name]) for name in ("lag_counts", "token_lag_counts")}
     return _from(StepRecord, {**entry, **counts, "lease_ids": tuple(entry["lease_ids"])})
 
 
-def _evaluation(entry: dict[str, Any]) -> EvaluationResult:
+def _evaluation(entry: Entry) -> EvaluationResult:
     by_k = {name: _counts(entry.get(name, {})) for name in ("pass_at_k", "cons_at_k")}
     return _from(EvaluationResult, {**entry, **by_k})
 
 
-def _counts(entry: dict[str, N]) -> dict[int, N]:
+def _counts(entry: Mapping[str, N]) -> dict[int, N]:
     """JSON has no keys but text."""
     return {int(key): value for key, value in entry.items()}
 
 
-def _from(kind: type[T], entry: dict[str, Any]) -> T:
+def _from(kind: type[T], entry: Entry) -> T:
     """An earlier release may have written less: what has a default may be missing. Raises TypeError for the rest."""
     return kind(**{each.name: entry[each.name] for each in fields(kind) if each.name in entry})
 
@@ -222,8 +204,8 @@ class Records:
         former = read_former(
             self._folder / "metrics.jsonl", version=version, at=at, after=self.tally.last_step, life_s=self.tally.life_s
         )
-        for step in sorted(former.steps):
-            self.tally.step(former.steps[step])
+        for record in former.steps:
+            self.tally.step(record)
         for report in former.publishes:
             self.tally.publish(report)
         for result in former.evaluations:

@@ -15,6 +15,7 @@ from typing import get_args
 from learner.journal.journal import FOLDER as JOURNAL
 from learner.leases.granting import Peer
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Books, Ledger
+from learner.reports.history import CURVES, figure_of
 from learner.reports.tally import StepRecord
 from learner.training.guard import GuardChange, Measure
 from learner.training.step import StepMetrics
@@ -88,14 +89,11 @@ class Measures:
         )
 
     def _make_newest(self, metrics: Metrics) -> None:
-        self._reward = metrics.gauge("reward_mean", "Mean reward of the newest batch.")
-        self._ess = metrics.gauge("effective_sample_ratio", "Effective sample size over sample size, newest batch.")
-        self._mismatch = metrics.gauge("mismatch_kl_nats", "Numerical gap between engine and learner, newest batch.")
-        self._behavior_kl = metrics.gauge("behavior_kl_nats", "KL of sampling to learning policy, newest batch.")
-        self._ratio_mean = metrics.gauge("importance_ratio_mean", "Mean importance ratio of the newest batch.")
-        self._ratio_max = metrics.gauge("importance_ratio_max", "Largest importance ratio of the newest batch.")
-        self._entropy = metrics.gauge("entropy_nats", "Mean entropy of the policy, newest batch.")
-        self._lag_max = metrics.gauge("lag_max_versions", "Largest lag in the newest batch.")
+        self._newest = {
+            curve.name: metrics.gauge(curve.gauge, f"{figure_of(curve).heading}: {curve.title}, newest step.")
+            for curve in CURVES
+            if curve.gauge
+        }
         self._lag_bound = metrics.gauge("lag_bound_versions", "Largest lag that the next batch may have.")
         self._configured = metrics.gauge("lag_bound_configured_versions", "The bound of the settings, max_lag.")
         self._level = metrics.gauge("curriculum_level", "Level of new leases, 0 the easiest, or the only one.")
@@ -182,8 +180,6 @@ class Measures:
         """Notes a training step."""
         self.last_at["step"] = time.monotonic()
         self._version.set(record.step)
-        self._reward.set(record.reward_mean)
-        self._lag_max.set(record.lag_max)
         self._steps.inc()
         self._skipped.inc(step.skipped_updates)
         self._wait.inc(record.wait_s)
@@ -196,15 +192,8 @@ class Measures:
             self._token_lags.add(lag, count)
         for lag, count in record.lag_counts.items():
             self._lags.add(lag, count)
-        measured = (
-            (self._ess, step.effective_sample_share),
-            (self._mismatch, step.mismatch_kl),
-            (self._behavior_kl, step.behavior_kl),
-            (self._ratio_mean, step.importance_ratio_mean),
-            (self._ratio_max, step.importance_ratio_max),
-            (self._entropy, step.entropy),
-        )
-        for gauge, value in measured:
+        for name, gauge in self._newest.items():
+            value = getattr(record if hasattr(record, name) else step, name)
             if value is not None:
                 gauge.set(value)
 

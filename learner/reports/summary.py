@@ -1,6 +1,5 @@
 """The end of a run: `summary.json` for scripts, a table for people, and `curves.png` (reward, accuracy, lag, time)."""
 
-import contextlib
 import json
 import logging
 from collections.abc import Sequence
@@ -14,9 +13,14 @@ from matplotlib.figure import Figure
 
 from learner.evaluation.results import EvaluationResult
 from learner.ledger import Books
+from learner.reports.history import CURVES, RunHistory, curves_in, points_of, words_of
 from learner.reports.run_records import Records
 
 log = logging.getLogger(__name__)
+
+_MAX_STEPS = 2048
+_BLUE, _ORANGE, _GREY = "#1f6fb4", "#d95f02", "#8a8a8a"
+_COLORS = {"blue": _BLUE, "orange": _ORANGE, "grey": _GREY}
 
 
 @dataclass(frozen=True)
@@ -185,41 +189,11 @@ def _histogram(counts: dict[int, int]) -> str:
     return "  ".join(f"{lag}: {count / total:.0%}" for lag, count in counts.items())
 
 
-_BLUE, _ORANGE, _GREY = "#1f6fb4", "#d95f02", "#8a8a8a"
-
-
-_MOST_READ = 2048
-_HEALTH = (
-    ("behavior_kl", "KL to the sampling policy (nats)"),
-    ("entropy", "entropy (nats)"),
-    ("length_mean", "tokens of a completion"),
-    ("truncated_share", "share truncated"),
-    ("grad_norm", "gradient norm"),
-    ("reward_std", "standard deviation of rewards"),
-)
-"""What one looks at when nothing is learned: fields of steps in `metrics.jsonl`, and what their panels are called."""
-
-
 def health_of(metrics: Path) -> dict[str, list[tuple[int, float]]]:
-    """Each field of `_HEALTH` by step, of the history of the present weights, thinned to a picture's worth."""
-    found: dict[int, dict[str, object]] = {}
-    stride = 1
-    with contextlib.ExitStack() as stack:
-        lines = stack.enter_context(metrics.open("rb")) if metrics.exists() else ()
-        for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # the end of a line that a death cut off
-                entry = json.loads(line)
-                if entry["kind"] in ("step", "replay") and entry["step"] % stride == 0:
-                    found[int(entry["step"])] = {name: entry.get(name) for name, _ in _HEALTH}
-                elif entry["kind"] == "resume":
-                    found = {step: given for step, given in found.items() if step <= entry["version"]}
-            if len(found) > _MOST_READ:
-                stride *= 2
-                found = {step: given for step, given in found.items() if step % stride == 0}
-    return {
-        name: [(step, float(value)) for step in sorted(found) if isinstance(value := found[step][name], int | float)]
-        for name, _ in _HEALTH
-    }
+    """Each curve that is pictured by step, of the history of the present weights, thinned to a picture's worth."""
+    names = [curve.name for curve in CURVES if curve.picture]
+    history = RunHistory(lambda entry: {name: entry.get(name) for name in names}, max_steps=_MAX_STEPS).read(metrics)
+    return {name: points_of(history.steps.items(), name) for name in names}
 
 
 def draw_curves(records: Records, *, title: str, path: Path) -> None:
@@ -238,10 +212,10 @@ def draw_curves(records: Records, *, title: str, path: Path) -> None:
     _draw_times(panels[2], records, steps)
     health = health_of(path.parent / "metrics.jsonl")
     small = lower.subplots(2, 3, sharex=True).ravel()
-    for axes, (name, label) in zip(small, _HEALTH, strict=True):
-        rows = health[name]
+    for axes, curve in zip(small, (curve for curve in CURVES if curve.picture), strict=True):
+        rows = health[curve.name]
         axes.plot([step for step, _ in rows], _smoothed([value for _, value in rows]) if rows else [], color=_BLUE)
-        axes.set_title(label, fontsize="small")
+        axes.set_title(words_of(curve), fontsize="small")
     for axes in (*panels, *small):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
@@ -280,11 +254,11 @@ def _draw_lag(axes: Axes, records: Records, steps: npt.NDArray[np.int64]) -> Non
 def _draw_times(axes: Axes, records: Records, steps: npt.NDArray[np.int64]) -> None:
     points = records.tally.curve.points
     counts = np.array([point.steps for point in points])
-    parts = [("train", _BLUE, "train_s"), ("copy weights", _GREY, "copy_s"), ("wait for groups", _ORANGE, "wait_s")]
+    parts = curves_in("time")
     axes.stackplot(
         steps,
-        [_smoothed(np.array([getattr(point, name) for point in points]) / counts) for _, _, name in parts],
-        labels=[label for label, _, _ in parts], colors=[color for _, color, _ in parts], alpha=0.7,
+        [_smoothed(np.array([getattr(point, part.name) for point in points]) / counts) for part in parts],
+        labels=[part.title for part in parts], colors=[_COLORS[part.color] for part in parts], alpha=0.7,
     )  # fmt: skip
     axes.set_ylabel("seconds per step")
     axes.set_xlabel("step")

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +31,7 @@ from typing import Any, Protocol, Self
 from pydantic import SecretStr
 
 from learner.journal.files import write_atomically
-from learner.page.curves import mean_of, numbers_of
+from learner.reports.history import group_of, numbers_of
 
 log = logging.getLogger(__name__)
 
@@ -199,6 +200,15 @@ class Follower:
             self._waiting.clear()
 
 
+def mean_of(rows: Sequence[tuple[int, Mapping[str, float]]]) -> tuple[int, dict[str, float]]:
+    """The newest step, and of each number the mean of those that have it."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for _, row in rows:
+        for name, value in row.items():
+            values[name].append(value)
+    return max(step for step, _ in rows), {name: statistics.fmean(found) for name, found in values.items()}
+
+
 class Trackers:
     """All trackers of a run; a context manager. Leaving it takes at most 5 s, after an error or a stop 1 s."""
 
@@ -262,9 +272,10 @@ class TensorBoard(Tracker):
         self.event(0, "settings", json.dumps(dict(run.settings), indent=4))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """A scalar for each, in one event."""
+        """A scalar for each, in one event; those of a step are grouped by figure."""
         made = _imported("tensorboardX.proto.summary_pb2").Summary
-        self._write(step, made(value=[made.Value(tag=name, simple_value=value) for name, value in values.items()]))
+        tags = {name if "/" in name else f"{group_of(name)}/{name}": value for name, value in values.items()}
+        self._write(step, made(value=[made.Value(tag=tag, simple_value=value) for tag, value in tags.items()]))
 
     def event(self, step: int | None, kind: str, text: str) -> None:
         """A text."""

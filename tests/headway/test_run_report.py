@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headway.report import ReportedRun, advice, balance_of, chart, page, read_run, report, round_ticks, thinned
+from learner.reports.history import curves_in
 from services.config.sources import ConfigError
 
 HOSTILE = '<script>alert("1")</script><img src=x onerror=alert(1)>&amp;'
@@ -72,7 +73,7 @@ def test_every_figure_says_in_words_what_it_shows_and_both_schemes_and_paper_hav
     figures = [given for tag, given in seen.tags if tag == "svg"]
     assert len(figures) == text.count("<figcaption>") == 4, "reward, lag, time, loss; no entropy was measured"
     assert all(given["role"] == "img" and given["aria-label"] for given in figures)
-    assert "reward_mean: 0.1 at first, 1 at last" in text
+    assert "mean reward: 0.1 at first, 1 at last" in text
     for wanted in ("prefers-color-scheme:dark", "@media print", "size:A4", "print-color-adjust:exact"):
         assert wanted in text
 
@@ -112,7 +113,7 @@ def test_steps_that_a_resume_took_back_are_not_shown_and_a_torn_line_is_left_out
     run = read_run(write_run(tmp_path / "run", *lines))
 
     assert [entry["step"] for entry in run.steps] == [1, 2, 3, 4]
-    assert run.curve("reward_mean")[2] == (3.0, 0.3)
+    assert run.curve(curves_in("reward")[0])[2] == (3.0, 0.3)
 
 
 def test_settings_that_differ_from_the_defaults_come_first(tmp_path: Path) -> None:
@@ -128,8 +129,8 @@ def test_several_runs_share_their_figures(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / name)) for name in ("one", "other")]
     text = page(runs)
 
-    assert "one: reward_mean" in text
-    assert "other: reward_mean" in text
+    assert "one: mean reward" in text
+    assert "other: mean reward" in text
     assert text.count("<h2>") == 2
 
 

@@ -1,20 +1,12 @@
 // The curves: uPlot where a curve is a line, canvases of our own for the histogram of lag and the line of events.
 import { $, css, el, number, seconds, share } from "./dom.js";
 
-const LINES = [
-  { id: "reward", title: "Reward", whole: true, lines: [["mean reward", "reward_mean", "--blue"]], evaluations: true },
-  { id: "kl", title: "KL of sampling to learning policy, nats a token", log: true,
-    lines: [["with lag", "behavior_kl", "--blue"], ["numerics alone", "mismatch_kl", "--orange"]] },
-  { id: "entropy", title: "Entropy, nats a token", lines: [["entropy", "entropy", "--blue"]] },
-  { id: "length", title: "Length, sampled tokens", zero: true, log: true, lines: [["mean length", "length_mean", "--blue"]] },
-  { id: "cut", title: "Shares", zero: true, lines: [["cut off", "truncated_share", "--orange"], ["groups without spread", "uniform_groups_share", "--grey"], ["effective samples", "effective_sample_share", "--green"]] },
-  { id: "grad", title: "Gradient norm", zero: true, log: true, lines: [["before clipping", "grad_norm", "--blue"]] },
-  { id: "time", title: "Seconds a step", zero: true, stacked: [["waiting for groups", "wait_s", "--orange"], ["copying weights", "copy_s", "--grey"], ["training", "train_s", "--blue"]] },
-];
 const EVENT_COLORS = { publish: "--pale", join: "--green", leave: "--red", guard: "--orange", evaluation: "--blue", checkpoint: "--violet", resume: "--red" };
 const LAG_COLORS = ["--green", "--blue", "--violet", "--orange", "--red"];
 const LEFT = 52;
-const OTHER_COLORS = ["--violet", "--green", "--red", "--orange"]; // of runs beside, where the run itself has one curve; else its curves' own
+const OTHER_COLORS = ["violet", "green", "red", "orange"]; // of runs beside, where the run itself has one curve; else its curves' own
+const PALE = { blue: "pale" }; // of what is not smoothed; other colours have none
+const NO_POINTS = { show: false };
 const DASHES = [[7, 4], [2, 3], [12, 3, 2, 3], [4, 8]];
 
 function smoothed(values, window) { // centred mean of what is known, shorter at the ends
@@ -29,14 +21,15 @@ function smoothed(values, window) { // centred mean of what is known, shorter at
 }
 
 export class Charts {
-  constructor(run) {
+  constructor(run, figures) { // what is drawn is the learner's to say: learner/reports/history.py
     this.run = run;
+    this.figures = figures;
     this.range = null;
     this.plots = new Map();
     this.boxes = new Map();
     const box = $("charts");
-    for (const def of LINES) this.boxes.set(def.id, box.appendChild(figure(def.id, def.title, def.whole)));
-    this.lag = box.appendChild(canvasFigure("lag", "Lag of the trajectories of each step, in versions", "whole"));
+    for (const { id, heading, whole } of figures) this.boxes.set(id, box.appendChild(figure(id, heading, whole)));
+    this.lag = box.appendChild(canvasFigure("lags", "Lag of the trajectories of each step, in versions", "whole"));
     this.line = $("events").appendChild(canvasFigure("events-line", "Events over steps", "whole"));
     this.list = $("events").appendChild(el("div", { class: "events", tabindex: "0", role: "region", "aria-label": "List of events" }, el("table")));
     $("smooth").addEventListener("change", () => this.draw());
@@ -71,89 +64,92 @@ export class Charts {
 
   window(c) { return Math.round(Number($("smooth").value) * c.step.length); }
 
-  logged(def, column) { return this.log && def.log ? column.map(v => (v > 0 ? v : null)) : column; }
+  logged(figure, column) { return this.log && figure.log ? column.map(v => (v > 0 ? v : null)) : column; }
 
-  data(def) { // the run's own steps, and those of evaluations and of other runs, one after the other
-    const tables = [this.own(def), ...(def.evaluations ? [evaluated(this.run.events)] : []), ...this.run.others.flatMap(other => this.other(def, other))];
-    return tables.length > 1 ? uPlot.join(tables) : tables[0];
+  // What a figure holds of the run and of those beside it: tables of steps and lines. A line has its values and what
+  // uPlot is told of it, so that the two are never made by different rules.
+  tables(figure) { return [...this.own(figure), ...this.run.others.flatMap((other, i) => this.beside(figure, other, i))]; }
+
+  own(figure) {
+    const c = this.run.columns, window = this.window(c);
+    const few = { show: () => this.run.columns.step.length < 60, size: 4 };
+    const lines = figure.stacked ? this.stacked(figure, window) : figure.curves.flatMap(({ name, title, color, largest }) => {
+      const values = this.logged(figure, c[name]);
+      if (window <= 1 || largest) return [line(title, color, values, { points: few })];
+      return [line(`${title}, raw`, PALE[color] ?? "line", values, { width: 1, points: NO_POINTS }), line(title, color, smoothed(values, window), { width: 2, points: NO_POINTS })];
+    });
+    return [{ steps: c.step, lines }, ...(figure.held_out ? [heldOut(this.run.events, "held out", "orange")] : [])];
   }
 
-  other({ stacked, lines, log, evaluations }, { columns: c, events }) { // smoothed alone: raw ones of several runs hide each other
-    const found = stacked ? [c.step.map((_, k) => stacked.reduce((sum, [, name]) => sum + (c[name][k] ?? 0), 0))] : lines.map(([, name]) => this.logged({ log }, c[name]));
-    return [[c.step, ...found.map(column => smoothed(column, this.window(c)))], ...(evaluations ? [evaluated(events)] : [])];
+  stacked(figure, window) {
+    let sums = this.run.columns.step.map(() => 0);
+    return figure.curves.map(({ name, title, color }) => {
+      const part = smoothed(this.run.columns[name], window);
+      sums = sums.map((sum, k) => sum + (part[k] ?? 0));
+      return line(title, color, sums, { fill: () => css(`--${color}`), points: NO_POINTS, value: (_, v) => seconds(v) });
+    }).reverse(); // the highest is drawn first
   }
 
-  otherSeries(def, other, i, made) {
-    const dash = DASHES[i % DASHES.length], plain = { dash, points: { show: false } }, own = OTHER_COLORS[i % OTHER_COLORS.length];
-    if (def.stacked) return [made(`${other.name}: a whole step`, own, { ...plain, value: (_, v) => seconds(v) })];
-    const lines = def.lines.map(([label, , color]) => made(`${other.name}: ${label}`, def.lines.length > 1 ? color : own, plain));
-    return def.evaluations ? [...lines, made(`${other.name}: held out`, own, { dash, spanGaps: true, points: { show: true, size: 7, fill: () => css("--paper") } })] : lines;
-  }
-
-  own(def) {
-    const c = this.run.columns, window = this.window(c), logged = column => this.logged(def, column);
-    if (def.stacked) {
-      const parts = def.stacked.map(([, name]) => smoothed(c[name], window));
-      const sums = parts.map((_, i) => c.step.map((_, k) => parts.slice(i).reduce((sum, part) => sum + (part[k] ?? 0), 0)));
-      return [c.step, ...sums];
+  beside(figure, { name, columns: c, events }, i) { // smoothed alone: raw ones of several runs hide each other
+    const window = this.window(c), dash = DASHES[i % DASHES.length], own = OTHER_COLORS[i % OTHER_COLORS.length], plain = { dash, points: NO_POINTS };
+    if (figure.stacked) {
+      const whole = c.step.map((_, k) => figure.curves.reduce((sum, curve) => sum + (c[curve.name][k] ?? 0), 0));
+      return [{ steps: c.step, lines: [line(`${name}: a whole step`, own, smoothed(whole, window), { ...plain, value: (_, v) => seconds(v) })] }];
     }
-    const columns = def.lines.flatMap(([, name]) => (window > 1 ? [logged(c[name]), smoothed(logged(c[name]), window)] : [logged(c[name])]));
-    return [c.step, ...columns];
+    const lines = figure.curves.map(curve => line(`${name}: ${curve.title}`, figure.curves.length > 1 ? curve.color : own,
+      smoothed(this.logged(figure, c[curve.name]), curve.largest ? 1 : window), plain));
+    return [{ steps: c.step, lines }, ...(figure.held_out ? [heldOut(events, `${name}: held out`, own, { dash })] : [])];
   }
 
-  series(def) {
-    const made = (label, color, more) => ({ label, stroke: () => css(color), width: 1.5, value: (_, v) => number(v), points: { show: this.run.columns.step.length < 60, size: 4, fill: () => css(color) }, ...more });
-    const others = this.run.others.flatMap((other, i) => this.otherSeries(def, other, i, made));
-    if (def.stacked) return [...def.stacked.map(([label, , color]) => made(label, color, { fill: () => css(color), points: { show: false }, value: (_, v) => seconds(v) })), ...others];
-    const smooth = Number($("smooth").value) * this.run.columns.step.length > 1.5;
-    const pale = { "--blue": "--pale" };
-    const lines = def.lines.flatMap(([label, , color]) => (smooth
-      ? [made(`${label}, raw`, pale[color] ?? "--line", { width: 1, points: { show: false } }), made(label, color, { width: 2, points: { show: false } })] : [made(label, color)]));
-    return def.evaluations ? [...lines, made("held out", "--orange", { spanGaps: true, points: { show: true, size: 7, fill: () => css("--paper") } }), ...others] : [...lines, ...others];
+  measured(figure) {
+    return [this.run, ...this.run.others].some(({ columns, events }) => figure.curves.some(({ name }) => columns[name]?.some(v => v != null))
+      || (figure.held_out && events.some(one => one.kind === "evaluation")));
   }
 
   draw() {
-    this.plots.forEach(plot => plot.destroy());
+    this.plots.forEach(({ plot }) => plot.destroy());
     this.plots.clear();
-    if (!this.run.columns.step.length || !$("charts").clientWidth) return this.update();
-    const axis = more => ({ stroke: () => css("--soft"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line") }, font: "12px system-ui, sans-serif", ...more });
-    for (const def of LINES) {
-      const box = this.boxes.get(def.id).querySelector(".plot");
-      const log = this.log && def.log;
-      const plot = new uPlot({
-        width: box.clientWidth, height: def.whole ? 240 : 170, legend: { live: true },
-        cursor: { sync: { key: "steps" }, drag: { x: true, y: false, setScale: false } },
-        hooks: { setSelect: [u => { if (u.select.width > 3) { this.zoom([u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]); u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false); } }] },
-        scales: { x: { time: false, range: () => this.shown() }, y: log ? { distr: 3 } : { range: (_, low, high) => scale(def.zero || def.stacked ? Math.min(0, low) : low, high) } },
-        axes: [axis(), axis({ size: LEFT, values: (_, ticks) => ticks.map(tick) })],
-        series: [{ label: "step", value: (_, v) => number(v) }, ...this.series(def)],
-      }, this.data(def), box);
-      const canvas = plot.root.querySelector("canvas");
-      canvas.setAttribute("role", "img");
-      canvas.setAttribute("aria-label", `${def.title}, over steps; the line below says it in words`);
-      this.plots.set(def.id, plot);
-    }
-    this.update(false);
+    this.update();
   }
 
-  update(fresh = true) {
-    if (fresh && this.run.columns.step.length && !this.plots.size && $("charts").clientWidth) return this.draw();
-    for (const def of LINES) {
-      const plot = this.plots.get(def.id);
-      if (plot && fresh) plot.setData(this.data(def));
-      this.boxes.get(def.id).querySelector("figcaption").textContent = this.words(def);
+  update() {
+    const some = this.run.columns.step.length > 0, wide = $("charts").clientWidth > 0;
+    for (const figure of this.figures) {
+      const box = this.boxes.get(figure.id);
+      box.hidden = some && !this.measured(figure);
+      box.querySelector("figcaption").textContent = this.words(figure);
+      if (some && wide && !box.hidden) this.plot(figure, box.querySelector(".plot"));
     }
     this.drawLag();
     this.drawEvents();
   }
 
-  words(def) {
-    const c = this.run.columns, n = c.step.length, tail = Math.max(1, n >> 4);
-    const mean = (name, from, to) => { const part = c[name].slice(from, to).filter(v => v != null); return part.length ? part.reduce((a, b) => a + b, 0) / part.length : null; };
-    if (!n) return "No step yet.";
-    const format = def.stacked ? seconds : number;
-    const own = (def.stacked ?? def.lines).map(([label, name]) => `${label}: ${format(mean(name, 0, tail))} at first, ${format(mean(name, n - tail, n))} at last`).join("; ");
-    const beside = this.run.others.map(({ name: run, columns }) => `${run}: ${(def.stacked ?? def.lines).map(([label, name]) => `${label} ${format(atLast(columns[name]))} at last`).join(", ")}`);
+  plot(figure, box) { // anew where there are other lines than those that are drawn
+    const tables = this.tables(figure), lines = tables.flatMap(table => table.lines), labels = lines.map(({ told }) => told.label).join("\n");
+    const parts = tables.map(({ steps, lines }) => [steps, ...lines.map(({ values }) => values)]), data = parts.length > 1 ? uPlot.join(parts) : parts[0];
+    const drawn = this.plots.get(figure.id);
+    if (drawn?.labels === labels) return drawn.plot.setData(data);
+    drawn?.plot.destroy();
+    const axis = more => ({ stroke: () => css("--soft"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line") }, font: "12px system-ui, sans-serif", ...more });
+    const plot = new uPlot({
+      width: box.clientWidth, height: figure.whole ? 240 : 170, legend: { live: true },
+      cursor: { sync: { key: "steps" }, drag: { x: true, y: false, setScale: false } },
+      hooks: { setSelect: [u => { if (u.select.width > 3) { this.zoom([u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]); u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false); } }] },
+      scales: { x: { time: false, range: () => this.shown() }, y: this.log && figure.log ? { distr: 3 } : { range: (_, low, high) => scale(figure.zero ? Math.min(0, low) : low, high) } },
+      axes: [axis(), axis({ size: LEFT, values: (_, ticks) => ticks.map(tick) })],
+      series: [{ label: "step", value: (_, v) => number(v) }, ...lines.map(({ told }) => told)],
+    }, data, box);
+    const canvas = plot.root.querySelector("canvas");
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", `${figure.heading}, over steps; the line below says it in words`);
+    this.plots.set(figure.id, { plot, labels });
+  }
+
+  words(figure) {
+    const c = this.run.columns, format = figure.stacked ? seconds : number;
+    if (!c.step.length) return "No step yet.";
+    const own = figure.curves.map(({ title, name }) => `${title}: ${format(atFirst(c[name]))} at first, ${format(atLast(c[name]))} at last`).join("; ");
+    const beside = this.run.others.map(({ name: run, columns }) => `${run}: ${figure.curves.map(({ title, name }) => `${title} ${format(atLast(columns[name]))} at last`).join(", ")}`);
     return [own, ...beside].join(". ");
   }
 
@@ -237,15 +233,24 @@ function lastShares(lags) { // of the last sixteenth of the steps, by lag
   return [...all].sort((a, b) => a[0] - b[0]).map(([lag, n]) => [lag, n / sum]);
 }
 
-function evaluated(events) { // the newest of each version, as a table of its own: version 0 is no step
-  const found = [...new Map(events.filter(e => e.kind === "evaluation").map(e => [e.step, e.accuracy]))].sort((a, b) => a[0] - b[0]);
-  return [found.map(e => e[0]), found.map(e => e[1])];
+function line(label, color, values, more) {
+  return { values, told: { label, stroke: () => css(`--${color}`), width: 1.5, value: (_, v) => number(v), ...more, points: { fill: () => css(`--${color}`), ...more.points } } };
 }
 
-function atLast(column) { // the mean of its last sixteenth
-  const part = column.slice(-Math.max(1, column.length >> 4)).filter(v => v != null);
-  return part.length ? part.reduce((a, b) => a + b, 0) / part.length : null;
+function heldOut(events, label, color, more = {}) { // the newest of each version, as a table of its own: version 0 is no step
+  const found = [...new Map(events.filter(e => e.kind === "evaluation").map(e => [e.step, e.accuracy]))].sort((a, b) => a[0] - b[0]);
+  const points = { show: true, size: 7, fill: () => css("--paper") };
+  return { steps: found.map(e => e[0]), lines: [line(label, color, found.map(e => e[1]), { spanGaps: true, points, ...more })] };
 }
+
+function mean(values) {
+  const known = values.filter(v => v != null);
+  return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
+}
+
+const tail = column => Math.max(1, column.length >> 4);
+const atFirst = column => mean(column.slice(0, tail(column))); // of a sixteenth of it
+const atLast = column => mean(column.slice(-tail(column)));
 
 const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
 const when = unix_s => clock.format(new Date(1000 * unix_s)); // in the time zone of whoever looks

@@ -4,7 +4,6 @@ import { $, NeedsToken, ask, el, number, seconds, share, table } from "./dom.js"
 
 const NEW_AFTER_MS = 2000;
 const OTHERS_EVERY_MS = 15000; // runs beside this one have no stream of events: of those a browser takes six
-const BALANCE = [["training", "train_s", "f-blue"], ["waiting for groups", "wait_s", "f-orange"], ["copying weights", "copy_s", "f-grey"]];
 
 export class RunView {
   constructor({ needsToken, said }) {
@@ -26,6 +25,7 @@ export class RunView {
   show(run, name, others) {
     this.visible = true;
     if (run !== this.run || !this.columns.step.length) this.told = null;
+    if (run !== this.run && this.charts) this.charts.range = null;
     this.run = run;
     this.name = name;
     this.wanted = others;
@@ -54,14 +54,14 @@ export class RunView {
     this.pause();
     const turn = (this.turn = (this.turn ?? 0) + 1);
     try {
-      const [message, made, others] = await Promise.all([ask("steps", { run: this.run }), ask("made_with", { run: this.run }), this.ofOthers()]);
+      const [message, made, others, figures] = await Promise.all([ask("steps", { run: this.run }), ask("made_with", { run: this.run }), this.ofOthers(), this.figures ?? ask("figures")]);
       if (turn !== this.turn) return;
       this.total = made.settings?.steps ?? null;
       this.columns = message.columns;
       this.events = message.events;
       this.others = others;
-      this.charts ??= new Charts(this);
-      this.charts.range = null;
+      this.figures = figures;
+      this.charts ??= new Charts(this, figures);
       this.charts.draw();
       this.redraw();
       if (!this.visible || document.hidden) return;
@@ -95,11 +95,6 @@ export class RunView {
 
   take(message) {
     const c = this.columns, more = message.columns;
-    if (message.cuts.length) { // a new life of the learner: what came after that version is lost
-      const cut = Math.min(...message.cuts), keep = c.step.findLastIndex(step => step <= cut) + 1;
-      for (const column of Object.values(c)) column.length = keep;
-      this.events = this.events.filter(one => one.step <= cut || one.kind === "resume");
-    }
     const last = c.step.at(-1) ?? -1, from = more.step.findIndex(step => step > last);
     if (from >= 0) for (const [name, column] of Object.entries(c)) column.push(...more[name].slice(from));
     this.events.push(...message.events);
@@ -126,6 +121,8 @@ export class RunView {
     const wall = sum("wait_s") + sum("train_s") + sum("copy_s");
     return { steps: n - from, wall, sum };
   }
+
+  curves(figure) { return this.figures.find(each => each.id === figure).curves; }
 
   tiles() {
     const c = this.columns, n = c.step.length, last = name => (n ? c[name][n - 1] : null);
@@ -162,7 +159,7 @@ export class RunView {
       bars.push(el("h3", {}, title), stack, el("ul", {}, parts.map(([name, value, color]) => el("li", {}, el("span", { class: `key ${color}` }), `${name} ${share(value / whole)}`))));
     };
     if (wall > 0) {
-      bar(`Learner, last ${steps} steps`, BALANCE.map(([name, column, color]) => [name, sum(column), color]), wall);
+      bar(`Learner, last ${steps} steps`, this.curves("time").map(({ title, name, color }) => [title, sum(name), `f-${color}`]), wall);
       const train = sum("train_s"), passes = sum("forward_backward_s"), optimizer = sum("optimizer_s");
       if (train > 0) bar("Training", [["forward and backward", passes, "f-blue"], ["optimizer", optimizer, "f-violet"], ["making batches, the rest", Math.max(0, train - passes - optimizer), "f-grey"]], Math.max(train, passes + optimizer));
     }
@@ -201,8 +198,9 @@ export class RunView {
   }
 
   lastSteps() {
-    const c = this.columns, n = c.step.length, names = ["step", "reward_mean", "length_mean", "lag_mean", "lag_max", "entropy", "behavior_kl", "grad_norm", "wait_s", "train_s", "copy_s"];
-    const rows = Array.from({ length: Math.min(12, n) }, (_, i) => names.map(name => number(c[name][n - 1 - i])));
+    const c = this.columns, n = c.step.length, at = Array.from({ length: Math.min(12, n) }, (_, i) => n - 1 - i);
+    const names = ["step", ...this.figures.flatMap(each => each.curves.map(curve => curve.name))].filter(name => at.some(i => c[name][i] != null));
+    const rows = at.map(i => names.map(name => number(c[name][i])));
     table($("table"), names, rows);
   }
 }

@@ -304,6 +304,75 @@ def test_a_step_comes_by_itself_and_the_page_outlives_its_server(browser: "Brows
     page.context.close()
 
 
+def _legend(page: "Page", figure: str) -> dict[str, str]:
+    """What the figure's lines are called, and what its legend says of each where the pointer is at the last step."""
+    found: dict[str, str] = page.evaluate(
+        """async id => {
+          const over = document.querySelector(`figure[aria-labelledby=h-${id}] .u-over`);
+          const { right, top } = over.getBoundingClientRect();
+          over.dispatchEvent(new MouseEvent("mousemove", { clientX: right - 1, clientY: top + 5 }));
+          await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+          const rows = [...over.closest("figure").querySelectorAll(".u-legend tr")].slice(1);
+          return Object.fromEntries(rows.map(row => ["th", "td"].map(cell => row.querySelector(cell).innerText)));
+        }""",
+        figure,
+    )
+    return found
+
+
+RAW = {"mean reward", "held out"}
+SMOOTHED = {"mean reward, raw", "mean reward", "held out"}
+
+
+@pytest.mark.parametrize("smoothing", ["0", "0.02", "0.05", "0.15"])
+def test_a_page_that_is_left_open_calls_each_line_by_its_name(
+    browser: "Browser", tmp_path: Path, smoothing: str
+) -> None:
+    """It is opened before the smoothed line is there, and sees it come, and go with steps that a resume takes back."""
+    with Viewed(make_run(tmp_path / "run", steps=3)) as shown:
+        page, said = opened(browser, shown.url)
+        shows(page, "#tiles dd", "3")
+        page.locator("#smooth").select_option(smoothing)
+        last = 3
+        for step in (9, 10, 11, 20, 29, 30, 31, 60, 74, 75, 76):
+            lines = [step_line(each, reward_mean=0.5) for each in range(last + 1, step)]
+            write_lines(shown.folders[0], [*lines, step_line(step, reward_mean=0.5), _evaluation(step)])
+            last = step
+            shows(page, "#tiles small", f"version {step}")
+            legend = _legend(page, "reward")
+
+            assert set(legend) == (SMOOTHED if round_half_up(float(smoothing) * step) > 1 else RAW), step
+            assert legend["held out"] == "0.125", f"step {step}: held out shows another line's value"
+        write_lines(shown.folders[0], [{"kind": "resume", "version": 9, "incarnation": 2}, step_line(10)])
+        shows(page, "#events td", "resume")
+        shows(page, "#tiles dd", "10")
+        assert set(_legend(page, "reward")) == (SMOOTHED if smoothing == "0.15" else RAW)
+        assert said == []
+        page.context.close()
+
+
+def _evaluation(step: int) -> dict[str, object]:
+    return {"kind": "evaluation", "version": step, "accuracy": 0.125, "tasks": 8}
+
+
+def round_half_up(value: float) -> int:
+    """As JavaScript rounds."""
+    return int(value + 0.5)
+
+
+def test_what_was_not_measured_has_no_figure_until_it_is(browser: "Browser", tmp_path: Path) -> None:
+    with Viewed(make_run(tmp_path / "run", steps=5)) as shown:
+        page, said = opened(browser, shown.url)
+        shows(page, "#charts .u-legend th", "mean reward")
+        assert page.locator("figure[aria-labelledby=h-ratio]").is_hidden()
+
+        write_lines(shown.folders[0], [step_line(6, importance_ratio_mean=1.0, importance_ratio_max=7.0)])
+        shows(page, "#charts .u-legend th", "largest ratio")
+        assert page.locator("figure[aria-labelledby=h-ratio]").is_visible()
+        assert said == []
+        page.context.close()
+
+
 def test_a_report_is_as_wide_as_the_screen_whatever_its_settings_are_called(browser: "Browser", tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=20, settings={"training.optimizer.a_setting_with_a_long_name": "x" * 90})
     report = tmp_path / "report.html"

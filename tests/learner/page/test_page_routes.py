@@ -10,14 +10,16 @@ import pytest
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from learner.page.curves import Mark
+from learner.page.curves import Mark, _row, message
 from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, _named, serve_runs
+from learner.reports.history import RunHistory
 from protocol.status import Readiness
 from services.config.sources import ConfigError
 from services.http.app import create_app
 from services.http.metrics import Metrics
 from tests.learner.page.made_run import make_run, step_line, write_lines
 
+_ASKED = ("steps", "figures", "rows", "made_with", "events", "runs")
 STATIC = Path(__file__).parents[3] / "learner" / "page" / "static"
 
 
@@ -111,7 +113,44 @@ async def test_a_resume_takes_back_the_steps_that_were_lost(tmp_path: Path) -> N
 
     assert found["columns"]["step"] == [1, 2, 3, 4, 5, 6]
     assert found["columns"]["reward_mean"][-1] == 7.0
-    assert found["cuts"] == [5]
+
+
+async def test_a_resume_resets_the_stream(tmp_path: Path) -> None:
+    """What a page must forget is said in one place: the file is read anew."""
+    write_lines(tmp_path, [step_line(1), step_line(2)])
+    page = RunPage([ShownRun("one", tmp_path)], token=None)
+    _, mark = page._curves[0].catch_up()
+    write_lines(tmp_path, [{"kind": "resume", "version": 1, "incarnation": 2}, step_line(2)])
+
+    (event,) = await _first_events(page, mark, 1)
+
+    assert event.startswith("event: reset")
+
+
+async def test_every_figure_has_its_curves_and_each_is_a_column(tmp_path: Path) -> None:
+    write_lines(tmp_path, [step_line(1)])
+    async with _client(tmp_path) as client:
+        figures = (await client.get("/page/data/figures")).json()
+        columns = (await client.get("/page/data/steps")).json()["columns"]
+
+    curves = [curve["name"] for figure in figures for curve in figure["curves"]]
+    assert curves[0] == "reward_mean"
+    assert set(curves) < set(columns)
+    assert all(figure["heading"].startswith(figure["title"]) for figure in figures)
+
+
+async def test_of_a_long_run_neighbours_are_one_point_with_their_mean_or_their_largest(tmp_path: Path) -> None:
+    history = RunHistory(_row)
+    for step in range(1, 8):
+        history.add(json.dumps(step_line(step, reward_mean=float(step), lag_max=step % 4, loss=None)).encode())
+
+    columns = message(history, most=4)["columns"]
+
+    assert columns["step"] == [1, 3, 5, 7]
+    assert columns["reward_mean"] == [1.5, 3.5, 5.5, 7.0]
+    assert columns["lag_max"] == [2, 3, 2, 3]
+    assert columns["loss"] == [None] * 4
+    assert columns["lags"][0] == {"0": 4, "1": 8, "2": 4}
 
 
 async def test_an_event_tells_the_second_in_which_it_was(tmp_path: Path) -> None:
@@ -141,7 +180,7 @@ async def test_with_a_token_data_are_for_who_logged_in(tmp_path: Path) -> None:
 
     async with _client(folder, token="secret") as client:
         page = await client.get("/")
-        without = [await client.get(f"/page/data/{name}") for name in ("steps", "rows", "made_with", "events", "runs")]
+        without = [await client.get(f"/page/data/{name}") for name in _ASKED]
         wrong = await client.post("/page/login", json={"token": "guess"})
         with_header = await client.get("/page/data/steps", headers={"Authorization": "Bearer secret"})
         right = await client.post("/page/login", json={"token": "secret"})

@@ -86,7 +86,7 @@ SCRAPED_OF_THE_NEWEST_STEP = {
     "policy_version": "step",
     "reward_mean": "reward_mean",
     "lag_max_versions": "lag_max",
-    "effective_sample_ratio": "effective_sample_share",
+    "effective_sample_share": "effective_sample_share",
     "mismatch_kl_nats": "mismatch_kl",
     "behavior_kl_nats": "behavior_kl",
     "importance_ratio_mean": "importance_ratio_mean",

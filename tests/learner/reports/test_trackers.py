@@ -17,8 +17,8 @@ import pytest
 
 from learner.evaluation.config import TrackersConfig
 from learner.journal.files import LineFile
-from learner.page.curves import numbers_of
 from learner.reports import trackers as module
+from learner.reports.history import numbers_of
 from learner.reports.trackers import (
     Follower,
     MlFlow,
@@ -380,7 +380,8 @@ def test_tensorboard_files_hold_every_number(run: TrackedRun) -> None:
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
-    entries = [{"kind": "step", "step": step, "reward_mean": step / 8, "loss": 1.0} for step in range(1, 9)]
+    more = {"loss": 1.0, "tokens": 9, "reward_by_verifier": {"math": 0.5}}
+    entries = [{"kind": "step", "step": step, "reward_mean": step / 8, **more} for step in range(1, 9)]
     assert followed_by(TensorBoard(), run, *entries).dropped == 0
 
     (path,) = (run.folder / "tensorboard").iterdir()
@@ -393,8 +394,9 @@ def test_tensorboard_files_hold_every_number(run: TrackedRun) -> None:
             (value.tag, event.step, value.simple_value) for value in event.summary.value if not value.HasField("tensor")
         ]
         data = data[16 + size :]
-    assert [row for row in found if row[0] == "reward_mean"] == [("reward_mean", n, n / 8) for n in range(1, 9)]
-    assert sum(row[0] == "loss" for row in found) == 8
+    rewards = [row for row in found if row[0] == "reward/reward_mean"]
+    assert rewards == [("reward/reward_mean", n, n / 8) for n in range(1, 9)]
+    assert {tag for tag, _, _ in found} == {"reward/reward_mean", "loss/loss", "step/tokens", "reward_by_verifier/math"}
 
 
 def test_a_package_that_is_missing_is_named_with_its_remedy(

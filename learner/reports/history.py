@@ -1,0 +1,246 @@
+"""The history of a run as `metrics.jsonl` tells it, and the table of the curves that are drawn of its steps.
+
+    metrics.jsonl ──▶ RunHistory ──▶ page, report, picture, resume, replay
+    FIGURES, CURVES ──▶ page, report, picture, TensorBoard, Prometheus, Grafana, reference
+
+A learner that is started again goes on from a checkpoint. Its line `resume` says from which version: what was written
+of later ones is lost, and no part of the history of the present weights.
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+S = TypeVar("S")
+Entry = Mapping[str, Any]
+
+_NO_NUMBERS = ("kind", "step", "version", "lag_counts", "token_lag_counts", "lease_ids", "generator_id", "unix_s")
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A group of curves of one unit, and how they are drawn. `log`: where a logarithmic scale helps; `zero`: from 0 on.
+
+    `stacked`: on top of each other; `whole`: over the whole width; `held_out`: with the accuracy of the evaluations.
+    One that is not `drawn` is a group of TensorBoard alone.
+    """
+
+    id: str
+    title: str
+    unit: str = ""
+    log: bool = False
+    zero: bool = False
+    stacked: bool = False
+    whole: bool = False
+    held_out: bool = False
+    drawn: bool = True
+
+    @property
+    def heading(self) -> str:
+        """Title and unit."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+
+@dataclass(frozen=True)
+class CurveSpec:
+    """A number of the steps: its name in `metrics.jsonl`, its title in words, its figure and its colour there.
+
+    `largest`: of steps that are joined to one point the largest is shown, and not the mean; it is never smoothed.
+    `picture`: it has a panel in `curves.png`. `gauge`: its name as a Prometheus metric of the newest step.
+    """
+
+    name: str
+    title: str
+    figure: str
+    color: str = "blue"
+    largest: bool = False
+    picture: bool = False
+    gauge: str = ""
+
+
+FIGURES = (
+    FigureSpec("reward", "Reward", whole=True, held_out=True),
+    FigureSpec("kl", "KL of sampling to learning policy", "nats a token", log=True),
+    FigureSpec("ratio", "Importance ratio", log=True),
+    FigureSpec("entropy", "Entropy", "nats a token"),
+    FigureSpec("length", "Length", "sampled tokens", log=True, zero=True),
+    FigureSpec("share", "Shares", zero=True),
+    FigureSpec("loss", "Loss"),
+    FigureSpec("gradient", "Gradient norm", log=True, zero=True),
+    FigureSpec("lag", "Lag", "versions", zero=True),
+    FigureSpec("time", "Time of a step", "seconds", zero=True, stacked=True),
+    FigureSpec("spread", "Spread of rewards", drawn=False),
+    FigureSpec("optimizer", "Optimizer", drawn=False),
+    FigureSpec("training", "Time of training", "seconds", drawn=False),
+    FigureSpec("volume", "Volume", drawn=False),
+)
+
+CURVES = (
+    CurveSpec("reward_mean", "mean reward", "reward", gauge="reward_mean"),
+    CurveSpec("behavior_kl", "KL with lag", "kl", picture=True, gauge="behavior_kl_nats"),
+    CurveSpec("mismatch_kl", "KL of numerics alone", "kl", "orange", gauge="mismatch_kl_nats"),
+    CurveSpec("importance_ratio_mean", "mean ratio", "ratio", gauge="importance_ratio_mean"),
+    CurveSpec("importance_ratio_max", "largest ratio", "ratio", "orange", largest=True, gauge="importance_ratio_max"),
+    CurveSpec("entropy", "entropy", "entropy", picture=True, gauge="entropy_nats"),
+    CurveSpec("length_mean", "mean length", "length", picture=True),
+    CurveSpec("truncated_share", "cut off", "share", "orange", picture=True),
+    CurveSpec("uniform_groups_share", "groups without spread", "share", "grey"),
+    CurveSpec("effective_sample_share", "effective samples", "share", "green", gauge="effective_sample_share"),
+    CurveSpec("solved_share", "solved", "share", "violet"),
+    CurveSpec("loss", "loss", "loss"),
+    CurveSpec("grad_norm", "gradient norm", "gradient", picture=True),
+    CurveSpec("lag_mean", "mean lag", "lag"),
+    CurveSpec("lag_max", "largest lag", "lag", "orange", largest=True, gauge="lag_max_versions"),
+    CurveSpec("lag_bound", "bound", "lag", "grey", largest=True),
+    CurveSpec("train_s", "training", "time"),
+    CurveSpec("copy_s", "copying weights", "time", "grey"),
+    CurveSpec("wait_s", "waiting for groups", "time", "orange"),
+    CurveSpec("reward_std", "spread of rewards", "spread", picture=True),
+    CurveSpec("learning_rate", "learning rate", "optimizer"),
+    CurveSpec("clip_fraction", "clipped", "optimizer"),
+    CurveSpec("forward_backward_s", "forward and backward", "training"),
+    CurveSpec("optimizer_s", "optimizer", "training", "violet"),
+    CurveSpec("time_s", "time since the start", "volume"),
+    CurveSpec("trajectories", "trajectories", "volume"),
+    CurveSpec("sampled_tokens", "sampled tokens", "volume"),
+    CurveSpec("groups", "groups", "volume"),
+)
+"""All curves. Another one is a line here, beside the field that writes it."""
+
+_FIGURE_OF = {curve.name: next(figure for figure in FIGURES if figure.id == curve.figure) for curve in CURVES}
+
+
+def curves_in(figure: str) -> tuple[CurveSpec, ...]:
+    """The curves of a figure, the lowest first where they are stacked."""
+    return tuple(curve for curve in CURVES if curve.figure == figure)
+
+
+def figure_of(curve: CurveSpec) -> FigureSpec:
+    """The figure that a curve is drawn in."""
+    return _FIGURE_OF[curve.name]
+
+
+def words_of(curve: CurveSpec) -> str:
+    """Title and unit of a curve that stands alone."""
+    unit = figure_of(curve).unit
+    return f"{curve.title}, {unit}" if unit else curve.title
+
+
+def group_of(name: str) -> str:
+    """The figure of a number of a step; `step` for one that is no curve."""
+    return _FIGURE_OF[name].id if name in _FIGURE_OF else "step"
+
+
+class RunHistory(Generic[S]):
+    """What belongs to the history of the present weights: steps by their number, in order, and events.
+
+    `step` makes of a line what is kept of it. So does `event`, which gets its kind too; one of None is left out. An
+    event has `kind` and `step`, the version at which it was. What is measured on held-out examples of a run on files
+    is an `evaluation` as well. Of more than `max_steps` every second one is left out, as often as it takes.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Entry], S],
+        event: Callable[[str, Entry], Entry | None] = lambda kind, entry: None,
+        *,
+        max_steps: int | None = None,
+    ) -> None:
+        self.steps: dict[int, S] = {}
+        self.events: list[dict[str, Any]] = []
+        self.unread = 0
+        self._step, self._event, self._max_steps = step, event, max_steps
+        self._stride = 1
+
+    def read(self, path: Path, *, at: int = 0) -> "RunHistory[S]":
+        """Takes the lines of a file from the byte `at` on; one that is not there is empty. Returns itself."""
+        for line in lines_of(path, at=at):
+            self.add(line)
+        return self
+
+    def add(self, line: bytes) -> Entry | None:
+        """Takes a line and returns what it holds; None for one that cannot be read, which is counted."""
+        try:
+            entry: Entry = json.loads(line)
+            self._take(entry)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self.unread += 1
+            return None
+        return entry
+
+    def _take(self, entry: Entry) -> None:
+        kind, at = entry["kind"], _step_of(entry)
+        if kind in ("step", "replay"):
+            self._take_step(at, entry, again=kind == "replay")
+            return
+        if kind == "resume":
+            self.cut(at)
+        kind = "evaluation" if kind == "held_out" else kind
+        if (kept := self._event(kind, entry)) is not None:
+            self.events.append({**kept, "kind": kind, "step": at})
+
+    def _take_step(self, at: int, entry: Entry, *, again: bool) -> None:
+        if self.steps and at <= next(reversed(self.steps)):
+            if again:
+                return
+            self._cut_steps(at - 1)
+        made = self._step(entry)
+        if at % self._stride == 0:
+            self.steps[at] = made
+        if self._max_steps is not None and len(self.steps) > self._max_steps:
+            self._stride *= 2
+            self.steps = {step: kept for step, kept in self.steps.items() if step % self._stride == 0}
+
+    def cut(self, version: int) -> None:
+        """Forgets what came after a version."""
+        self._cut_steps(version)
+        self.events = [one for one in self.events if one["step"] <= version or one["kind"] == "resume"]
+
+    def _cut_steps(self, version: int) -> None:
+        while self.steps and (last := next(reversed(self.steps))) > version:
+            del self.steps[last]
+
+
+def lines_of(path: Path, *, at: int = 0) -> Iterator[bytes]:
+    """The lines of a file from a byte on; of one that is not there, none."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(at)
+        yield from file
+
+
+def _step_of(entry: Entry) -> int:
+    """The step of a line, or the version after it. Raises KeyError or TypeError for one that has neither."""
+    return int(entry["step"] if "step" in entry else entry["version"])
+
+
+def is_number(value: object) -> bool:
+    """Tells whether a value can be drawn: a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def points_of(steps: Iterable[tuple[int, Entry]], name: str) -> list[tuple[int, float]]:
+    """A number by step, where it was measured."""
+    return [(step, float(entry[name])) for step, entry in steps if is_number(entry.get(name))]
+
+
+def numbers_of(entry: Entry) -> tuple[int, dict[str, float]] | None:
+    """Step and numbers of a line of `metrics.jsonl`; None for a line that is an event, or has none."""
+    kind = entry["kind"]
+    if kind not in ("step", "replay", "publish", "evaluation", "held_out"):
+        return None
+    prefix = "" if kind in ("step", "replay") else f"{kind}/"
+    return _step_of(entry), {f"{prefix}{name}": value for name, value in _numbers(entry)}
+
+
+def _numbers(entry: Entry) -> Iterator[tuple[str, float]]:
+    for name, value in entry.items():
+        if name in _NO_NUMBERS:
+            continue
+        if isinstance(value, Mapping):
+            yield from ((f"{name}/{inner}", number) for inner, number in _numbers(value))
+        elif isinstance(value, int | float) and math.isfinite(value):
+            yield name, float(value)

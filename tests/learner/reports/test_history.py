@@ -1,0 +1,109 @@
+"""The history of a run: what a resume takes back, what is thinned, and the table of curves."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.reports.history import CURVES, FIGURES, Entry, RunHistory, curves_in, group_of, points_of, words_of
+from learner.reports.tally import StepRecord
+from learner.training.step import StepMetrics
+
+
+def step(number: int, value: float = 0.0, *, kind: str = "step") -> dict[str, Any]:
+    return {"kind": kind, "step": number, "loss": value}
+
+
+def resume(version: int) -> dict[str, Any]:
+    return {"kind": "resume", "version": version}
+
+
+def history_of(lines: Sequence[Mapping[str, Any]], *, max_steps: int | None = None) -> RunHistory[Any]:
+    history = RunHistory(lambda entry: entry["loss"], lambda kind, entry: entry, max_steps=max_steps)
+    for line in lines:
+        history.add(json.dumps(line).encode())
+    return history
+
+
+def evaluation(version: int, accuracy: float) -> dict[str, Any]:
+    return {"kind": "evaluation", "version": version, "accuracy": accuracy}
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        ([step(1), step(2, 9.0), resume(1), step(2, 2.0)], {1: 0.0, 2: 2.0}),
+        ([step(1), step(2), step(3), resume(2), resume(1)], {1: 0.0}),
+        ([step(1, 1.0), step(1, 9.0, kind="replay"), step(2, 2.0, kind="replay")], {1: 1.0, 2: 2.0}),
+        ([step(1, 1.0), step(2), step(3), step(2, 2.0)], {1: 1.0, 2: 2.0}),
+        ([step(1, 1.0), resume(5), step(2, 2.0)], {1: 1.0, 2: 2.0}),
+        ([step(1, 1.0), resume(0)], {}),
+    ],
+    ids=["lost and trained again", "twice", "replayed", "a resume that was not written", "nothing lost", "from zero"],
+)
+def test_a_resume_takes_back_what_came_after_its_version(
+    lines: Sequence[Mapping[str, Any]], kept: Mapping[int, float]
+) -> None:
+    assert history_of(lines).steps == kept
+
+
+def test_events_of_lost_versions_go_and_resumes_stay() -> None:
+    history = history_of([evaluation(0, 0.1), step(4), evaluation(4, 0.9), resume(2), evaluation(2, 0.2), resume(1)])
+
+    assert [(one["kind"], one["step"]) for one in history.events] == [("evaluation", 0), ("resume", 2), ("resume", 1)]
+
+
+def test_what_a_run_on_files_measures_is_an_evaluation() -> None:
+    (event,) = history_of([{"kind": "held_out", "step": 7, "accuracy": 0.5}]).events
+
+    assert (event["kind"], event["step"], event["accuracy"]) == ("evaluation", 7, 0.5)
+
+
+def test_lines_that_cannot_be_read_are_counted_and_a_file_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"kind": "step", "step": 1}\n[]\n7\n{"kind": "leave"}\n{"kind": "st')
+    history: RunHistory[Entry] = RunHistory(dict)
+
+    assert list(history.read(tmp_path / "metrics.jsonl").steps) == [1]
+    assert history.unread == 4
+    assert list(RunHistory(dict).read(tmp_path / "none").steps) == []
+
+
+def test_a_long_history_is_thinned_evenly_and_a_resume_cuts_it_too() -> None:
+    lines = [step(number, number) for number in range(1, 1001)]
+    history = history_of([*lines, resume(500), *lines[500:900]], max_steps=100)
+
+    apart = {later - former for former, later in zip(list(history.steps), list(history.steps)[1:], strict=False)}
+    assert 50 < len(history.steps) <= 100
+    assert len(apart) == 1
+    assert list(history.steps)[-1] > 880
+
+
+def test_points_are_the_finite_numbers() -> None:
+    given: list[Any] = [1, None, float("nan"), "7", True, 2.5]
+
+    assert points_of(enumerate({"loss": value} for value in given), "loss") == [(0, 1.0), (5, 2.5)]
+
+
+def test_every_curve_is_a_number_that_steps_have_and_stands_once_in_a_figure() -> None:
+    names = [curve.name for curve in CURVES]
+    written = {field.name for kind in (StepMetrics, StepRecord) for field in dataclasses.fields(kind)} | {"lag_bound"}
+
+    assert set(names) <= written
+    assert len(set(names)) == len(names)
+    assert sum(len(curves_in(figure.id)) for figure in FIGURES) == len(CURVES)
+    assert all(curves_in(figure.id) for figure in FIGURES)
+
+
+def test_a_metric_is_called_as_in_metrics_jsonl() -> None:
+    """With its unit behind it; one number has one name."""
+    assert [curve.name for curve in CURVES if curve.gauge and not curve.gauge.startswith(curve.name)] == []
+
+
+def test_a_curve_that_stands_alone_says_its_unit() -> None:
+    (entropy,) = curves_in("entropy")
+
+    assert words_of(entropy) == "entropy, nats a token"
+    assert (group_of("entropy"), group_of("microbatches")) == ("entropy", "step")
