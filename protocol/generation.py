@@ -76,9 +76,16 @@ class GeneratePart(WireModel):
     version_spans: tuple[VersionSpan, ...] = ()
     finish_reason: FinishReason | None = None
 
-    def signed(self, instance: str) -> Self:
-        """The same, its stamps signed by a process of a generator."""
-        spans = tuple(span.model_copy(update={"instance": instance}) for span in self.version_spans)
+    def signed(self, instance: str, *, oldest_cache: str) -> Self:
+        """The same, its stamps signed by a process of a generator, as of a prompt none of whose keys and values are
+        older than version `oldest_cache`, or than any of its tokens if that is empty.
+        """
+        spans = tuple(
+            span.model_copy(
+                update={"instance": instance, "cache": None if oldest_cache in ("", span.version) else oldest_cache}
+            )
+            for span in self.version_spans
+        )
         return self.model_copy(update={"version_spans": spans})
 
 

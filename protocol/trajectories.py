@@ -53,12 +53,16 @@ def _is_in_order(number: object) -> bool:
 class VersionSpan(WireModel):
     """Tokens `[start, end)` were sampled under `version`, as stamped by the generator's process `instance` (see
     Announcement): a version counts once this very process has proven that it serves it.
+
+    `cache` is the version under which the oldest keys and values may have been computed that they were sampled with,
+    if that is an older one: of a prompt that was read in, or was in the prefix cache, before the weights changed.
     """
 
     version: VersionText
     start: int = Field(ge=0)
     end: int = Field(ge=1)
     instance: str = Field(default="", max_length=64)
+    cache: VersionText | None = Field(default=None, exclude_if=lambda version: version is None)
 
     @model_validator(mode="after")
     def _not_empty(self) -> Self:
@@ -68,7 +72,9 @@ class VersionSpan(WireModel):
 
     def moved(self, by: int) -> Self:
         """The same tokens in a row in which they stand `by` places later."""
-        return type(self)(version=self.version, start=self.start + by, end=self.end + by, instance=self.instance)
+        return type(self)(
+            version=self.version, start=self.start + by, end=self.end + by, instance=self.instance, cache=self.cache
+        )
 
 
 class Turn(WireModel):
@@ -222,6 +228,16 @@ class Trajectory(WireModel):
             versions[span.start : span.end] = _number(span.version)
         versions[self.loss_mask == 0] = -1
         return versions
+
+    @property
+    def versions(self) -> frozenset[str]:
+        """The policy versions that sampled its tokens, and those of older keys and values with which they did."""
+        return frozenset(version for span in self.version_spans for version in (span.version, span.cache) if version)
+
+    @property
+    def has_old_cache(self) -> bool:
+        """Whether tokens of it were sampled with keys and values that may be of an older version than theirs."""
+        return any(span.cache is not None for span in self.version_spans)
 
     @property
     def truncated(self) -> bool:

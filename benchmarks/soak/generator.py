@@ -101,7 +101,7 @@ def install() -> None:
         engine_args=lambda options: options,
         engine_kind=lambda config: "torch float32",
         dtype_name=lambda config: "float32",
-        generate_part=lambda part, *, instance: part.signed(instance),
+        generate_part=lambda part, *, instance, oldest_cache: part.signed(instance, oldest_cache=oldest_cache),
         sampling_params=ours.Params,
         scoring_params=lambda top=0: ours.Params(),
         scored_sequence=ours.scored_sequence,

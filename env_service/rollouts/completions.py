@@ -170,7 +170,7 @@ def _joined(kept: tuple[VersionSpan, ...], new: Sequence[VersionSpan], *, shift:
 
 
 def _goes_on(span: VersionSpan, following: VersionSpan) -> bool:
-    same = (span.version, span.instance) == (following.version, following.instance)
+    same = (span.version, span.instance, span.cache) == (following.version, following.instance, following.cache)
     return same and span.end == following.start
 
 

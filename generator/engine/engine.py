@@ -13,7 +13,7 @@ Import this module after `generator.engine.options.prepare_environment` was call
 import asyncio
 import multiprocessing
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
@@ -163,7 +163,13 @@ class Engine:
         params = sampling_params(n=n, sampling=sampling, stream_interval=self._options.stream_interval)
         try:
             async for output in self._llm.generate(prompt, params, request_id):
-                yield tuple([generate_part(each, instance=self._options.instance) for each in output.outputs])
+                cache = self._oldest_cache(prompt)
+                yield tuple(
+                    [
+                        generate_part(each, instance=self._options.instance, oldest_cache=cache)
+                        for each in output.outputs
+                    ]
+                )
         except EngineGenerateError as error:
             if not isinstance(error.__cause__, TurnedAway):
                 raise
@@ -194,6 +200,12 @@ class Engine:
         if scored is None:
             raise HandedBack(f"request {request_id} was ended before its tokens were scored")
         return scored
+
+    def _oldest_cache(self, prompt: Mapping[str, object]) -> str:
+        """The version that no keys and values of a request are older than: they are its own, or those of requests that
+        came in under the same version. Empty where they are computed again at each update, so that none is old.
+        """
+        return "" if self._options.recompute_on_update else entered_under(prompt)
 
     @property
     def kind(self) -> str:

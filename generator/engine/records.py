@@ -94,15 +94,24 @@ def sampling_params(*, n: int, sampling: Sampling, stream_interval: int) -> Samp
     )
 
 
-def generate_part(completion: CompletionOutput, *, instance: str) -> GeneratePart:
-    """A part of one completion: its new tokens, and the version spans of all of it so far, signed by `instance`."""
+def generate_part(completion: CompletionOutput, *, instance: str, oldest_cache: str) -> GeneratePart:
+    """A part of one completion: its new tokens, and the version spans of all of it so far, signed by `instance`. No
+    keys and values of its prompt are older than version `oldest_cache`, or than any of its tokens if that is empty.
+    """
     spans = completion.weight_versions or ()
     return GeneratePart(
         index=completion.index,
         token_ids=tuple(completion.token_ids),
         behavior_logprobs=_sampled(completion.logprobs),
         version_spans=tuple(
-            VersionSpan(version=span.version, start=span.start, end=span.end, instance=instance) for span in spans
+            VersionSpan(
+                version=span.version,
+                start=span.start,
+                end=span.end,
+                instance=instance,
+                cache=None if oldest_cache in ("", span.version) else oldest_cache,
+            )
+            for span in spans
         ),
         finish_reason=_finish_reason(completion.finish_reason),
     )

@@ -24,7 +24,7 @@ import numpy as np
 from learner.evaluation.results import EvaluationResult
 from learner.journal.files import LineFile, ignore
 from learner.reports.history import Entry, RunHistory, lines_of
-from learner.reports.tally import RewardsSeen, StepRecord, Tally, versions_of
+from learner.reports.tally import RewardsSeen, StepRecord, Tally
 from learner.training.guard import GuardChange
 from learner.training.step import StepMetrics
 from learner.weights.published import JoinReport, PublishReport
@@ -365,7 +365,7 @@ def _completion(trajectory: Trajectory) -> dict[str, object]:
         "explanation": trajectory.reward.explanation,
         "tokens": int(trajectory.loss_mask.sum()),
         "finish_reason": trajectory.stop_reason or trajectory.turns[-1].finish_reason,
-        "versions": sorted(versions_of(trajectory)),
+        "versions": sorted(trajectory.versions),
     }
 
 

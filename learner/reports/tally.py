@@ -114,7 +114,7 @@ def step_record(
         lag_max=max(lags),
         lag_counts=dict(sorted(Counter(lags).items())),
         token_lag_counts=_token_lags(trajectories, version=version),
-        mixed_version_share=sum(len(versions_of(t)) > 1 for t in trajectories) / len(trajectories),
+        mixed_version_share=sum(len(t.versions) > 1 for t in trajectories) / len(trajectories),
         reward_by_verifier=_by_verifier(trajectories, rewards.tolist()),
         **dataclasses.asdict(timing),
     )
@@ -134,11 +134,6 @@ def _token_lags(trajectories: Sequence[Trajectory], *, version: int) -> dict[int
         for number, count in zip(*np.unique(version - versions, return_counts=True), strict=True):
             counts[int(number)] += int(count)
     return dict(sorted(counts.items()))
-
-
-def versions_of(trajectory: Trajectory) -> set[str]:
-    """The policy versions that sampled its tokens."""
-    return {span.version for span in trajectory.version_spans}
 
 
 MOST_POINTS = 2048

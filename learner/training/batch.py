@@ -60,7 +60,8 @@ class TrainSequence:
     `token_ids` int32; `loss_mask` bool, true where the policy sampled the token and it is trained on (never the first
     token, which nothing predicts). For a trajectory that was sampled: `behavior_logprobs` float32 in nats at the
     sampling temperature, 0 outside the mask; `lags` int32, policy versions between the learner and the token;
-    `mixed_versions`: whether more than one policy version sampled it; `reward` and its `components`; `group`: equal for
+    `mixed_versions`: whether more than one policy version sampled it, or computed the keys and values with which it was
+    sampled, which are those of `old_cache`; `reward` and its `components`; `group`: equal for
     the trajectories of one task, and in a game of one player; `truncated`: cut off at a limit; `turns` in order, none
     for one turn. `continues`: it is of the same trajectory as the sequence before it.
 
@@ -76,6 +77,7 @@ class TrainSequence:
     behavior_logprobs: NDArray[np.float32]
     lags: NDArray[np.int32]
     mixed_versions: bool = False
+    old_cache: bool = False
     reward: float = 0.0
     components: tuple[float, ...] = ()
     group: int = 0
@@ -352,7 +354,7 @@ def _part(whole: TrainSequence, at: slice) -> TrainSequence:
         loss_mask=mask,
         behavior_logprobs=whole.behavior_logprobs[at],
         lags=lags,
-        mixed_versions=len(np.unique(lags[mask])) > 1,
+        mixed_versions=whole.old_cache or len(np.unique(lags[mask])) > 1,
         origin=None if whole.origin is None else replace(whole.origin, start=at.start),
         turns=tuple(replace(turn, start=turn.start - at.start) for turn in turns),
     )
@@ -420,7 +422,8 @@ def _sequence(trajectory: Trajectory, *, version: int, max_lag: int) -> TrainSeq
         loss_mask=mask,
         behavior_logprobs=trajectory.behavior_logprobs,
         lags=lags,
-        mixed_versions=len({span.version for span in trajectory.version_spans}) > 1,
+        mixed_versions=len(trajectory.versions) > 1,
+        old_cache=trajectory.has_old_cache,
         reward=trajectory.reward.reward or 0.0,
         truncated=trajectory.truncated,
     )

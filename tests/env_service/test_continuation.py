@@ -86,6 +86,20 @@ async def test_tokens_of_two_processes_stay_apart_though_both_were_of_one_versio
     assert [(span.start, span.end, span.instance) for span in trajectory.version_spans] == [(6, 8, "a"), (8, 10, "b")]
 
 
+async def test_tokens_that_saw_older_keys_and_values_stay_apart_and_say_so(bench: MakeBench) -> None:
+    def cached(one: GeneratePart, version: str) -> GeneratePart:
+        (span,) = one.version_spans
+        return one.model_copy(update={"version_spans": (span.model_copy(update={"cache": version}),)})
+
+    made = await bench(lambda r: [cached(handed_back(0, [0, 8]), "1.2")], lambda r: [part(0, [7, END])])
+
+    (trajectory,) = (await made.finished(lease(group_size=1))).group.trajectories
+
+    assert [(span.start, span.end, span.cache) for span in trajectory.version_spans] == [(6, 8, "1.2"), (8, 10, None)]
+    assert trajectory.versions == {"1.2", "1.3"}
+    assert trajectory.oldest_version == 3, "the lag is that of its tokens"
+
+
 async def test_tokens_without_a_version_are_sampled_again(bench: MakeBench) -> None:
     unstamped = GeneratePart(index=0, token_ids=(1, 1), behavior_logprobs=(-1.0, -1.0))
     made = await bench(lambda r: [part(0, [0], last=False), unstamped, None], well)

@@ -58,4 +58,6 @@ def test_the_oldest_version_is_that_of_a_sampled_token_wherever_it_stands() -> N
         incarnation=2, lease_id=0, attempt=0, purpose="train", environment="e", task_index=0,
         trajectories=(newest_first, oldest_given),
     )  # fmt: skip
+    moved = oldest_given.version_spans[0].model_copy(update={"cache": "1.2", "instance": "i"}).moved(3)
+    assert (moved.start, moved.end, moved.cache, moved.instance) == (3, 4, "1.2", "i")
     assert (newest_first.oldest_version, oldest_given.oldest_version, group.oldest_version) == (5, 8, 5)

@@ -211,7 +211,7 @@ def _records() -> types.ModuleType:
         "engine_args": lambda options: options,
         "dtype_name": lambda config: "float32",
         "engine_kind": lambda config: "scripted",
-        "generate_part": lambda part, *, instance: part.signed(instance),
+        "generate_part": lambda part, *, instance, oldest_cache: part.signed(instance, oldest_cache=oldest_cache),
         "sampling_params": lambda *, n, sampling, stream_interval: Params(n=n, sampling=sampling),
         "scored_sequence": scored_sequence,
         "scoring_params": lambda *, top=0: Params(scores=True),

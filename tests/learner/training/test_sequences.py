@@ -36,6 +36,17 @@ def test_a_trajectory_becomes_a_sequence_with_its_reward_and_the_lag_of_each_sam
     assert np.array_equal(sequences[0].behavior_logprobs, first.trajectories[0].behavior_logprobs)
 
 
+def test_tokens_that_saw_older_keys_and_values_are_of_mixed_versions_though_one_sampled_them() -> None:
+    def cached(one: Trajectory) -> Trajectory:
+        spans = tuple(span.model_copy(update={"cache": f"{INCARNATION}.1"}) for span in one.version_spans)
+        return one.model_copy(update={"version_spans": spans})
+
+    whole = sequences_of([group(0, cached(trajectory(4)), trajectory(4))], version=4, max_lag=3, preset=GRPO)
+    assert [(each.mixed_versions, each.lags.max()) for each in whole] == [(True, 0), (False, 0)]
+    parts = sequences_of([group(0, cached(several_turns(starts=(3, 6))))], version=4, max_lag=3, preset=GRPO)
+    assert [each.mixed_versions for each in parts] == [True] * 3
+
+
 def test_of_a_group_only_those_are_taken_that_the_algorithm_selects() -> None:
     rewards = (0.5, 2.0, -1.0, 2.0)
     groups = [group(number, *(trajectory(4, reward=reward) for reward in rewards)) for number in range(2)]
