@@ -1,10 +1,19 @@
 // The curves: uPlot where a curve is a line, canvases of our own for the histogram of lag and the line of events.
 import { $, css, el, number, seconds, share } from "./dom.js";
 
-const EVENT_COLORS = { publish: "--pale", join: "--green", leave: "--red", guard: "--orange", evaluation: "--blue", checkpoint: "--violet", resume: "--red" };
+const EVENT_COLORS = {
+  publish: "--pale",
+  join: "--green",
+  leave: "--red",
+  guard: "--orange",
+  evaluation: "--blue",
+  checkpoint: "--violet",
+  resume: "--red",
+};
 const LAG_COLORS = ["--green", "--blue", "--violet", "--orange", "--red"];
 const LEFT = 52;
-const OTHER_COLORS = ["violet", "green", "red", "orange"]; // of runs beside, where the run itself has one curve; else its curves' own
+// Of runs beside, where the run itself has one curve; else they have its curves' own.
+const OTHER_COLORS = ["violet", "green", "red", "orange"];
 const PALE = { blue: "pale" }; // of what is not smoothed; other colours have none
 const NO_POINTS = { show: false };
 const DASHES = [[7, 4], [2, 3], [12, 3, 2, 3], [4, 8]];
@@ -12,7 +21,10 @@ const DASHES = [[7, 4], [2, 3], [12, 3, 2, 3], [4, 8]];
 function smoothed(values, window) { // centred mean of what is known, shorter at the ends
   if (window <= 1) return values;
   const sums = new Float64Array(values.length + 1), known = new Uint32Array(values.length + 1);
-  values.forEach((v, i) => { sums[i + 1] = sums[i] + (v ?? 0); known[i + 1] = known[i] + (v == null ? 0 : 1); });
+  values.forEach((v, i) => {
+    sums[i + 1] = sums[i] + (v ?? 0);
+    known[i + 1] = known[i] + (v == null ? 0 : 1);
+  });
   const half = window >> 1;
   return values.map((v, i) => {
     const from = Math.max(0, i - half), to = Math.min(values.length, i + half + 1), count = known[to] - known[from];
@@ -31,25 +43,46 @@ export class Charts {
     for (const { id, heading, whole } of figures) this.boxes.set(id, box.appendChild(figure(id, heading, whole)));
     this.lag = box.appendChild(canvasFigure("lags", "Lag of the trajectories of each step, in versions", "whole"));
     this.line = $("events").appendChild(canvasFigure("events-line", "Events over steps", "whole"));
-    this.list = $("events").appendChild(el("div", { class: "events", tabindex: "0", role: "region", "aria-label": "List of events" }, el("table")));
+    this.list = $("events").appendChild(
+      el("div", { class: "events", tabindex: "0", role: "region", "aria-label": "List of events" }, el("table")),
+    );
     $("smooth").addEventListener("change", () => this.draw());
-    $("log").addEventListener("click", () => { $("log").setAttribute("aria-pressed", String(!this.log)); this.draw(); });
-    const zoom = { whole: () => null, in: r => [r[0] + (r[1] - r[0]) / 4, r[1] - (r[1] - r[0]) / 4], out: r => [r[0] - (r[1] - r[0]) / 2, r[1] + (r[1] - r[0]) / 2],
-      back: r => r.map(x => x - (r[1] - r[0]) / 3), on: r => r.map(x => x + (r[1] - r[0]) / 3) };
-    for (const [name, move] of Object.entries(zoom)) $(`zoom-${name}`).addEventListener("click", () => this.zoom(move(this.shown())));
+    $("log").addEventListener("click", () => {
+      $("log").setAttribute("aria-pressed", String(!this.log));
+      this.draw();
+    });
+    const zoom = {
+      whole: () => null,
+      in: (r) => [r[0] + (r[1] - r[0]) / 4, r[1] - (r[1] - r[0]) / 4],
+      out: (r) => [r[0] - (r[1] - r[0]) / 2, r[1] + (r[1] - r[0]) / 2],
+      back: (r) => r.map((x) => x - (r[1] - r[0]) / 3),
+      on: (r) => r.map((x) => x + (r[1] - r[0]) / 3),
+    };
+    for (const [name, move] of Object.entries(zoom)) {
+      $(`zoom-${name}`).addEventListener("click", () => this.zoom(move(this.shown())));
+    }
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
     let width = 0;
-    new ResizeObserver(() => { if (box.clientWidth && box.clientWidth !== width) { width = box.clientWidth; this.draw(); } }).observe(box);
+    new ResizeObserver(() => {
+      if (box.clientWidth && box.clientWidth !== width) {
+        width = box.clientWidth;
+        this.draw();
+      }
+    }).observe(box);
   }
 
-  get log() { return $("log").getAttribute("aria-pressed") === "true"; }
+  get log() {
+    return $("log").getAttribute("aria-pressed") === "true";
+  }
 
   ends() {
-    const all = [this.run, ...this.run.others].map(each => each.columns.step).filter(steps => steps.length);
-    return [Math.min(0, ...all.map(steps => steps[0])), Math.max(1, ...all.map(steps => steps.at(-1)))];
+    const all = [this.run, ...this.run.others].map((each) => each.columns.step).filter((steps) => steps.length);
+    return [Math.min(0, ...all.map((steps) => steps[0])), Math.max(1, ...all.map((steps) => steps.at(-1)))];
   }
 
-  shown() { return this.range ?? this.ends(); }
+  shown() {
+    return this.range ?? this.ends();
+  }
 
   zoom(range) {
     const [first, last] = this.ends();
@@ -62,22 +95,33 @@ export class Charts {
     this.update();
   }
 
-  window(c) { return Math.round(Number($("smooth").value) * c.step.length); }
+  window(c) {
+    return Math.round(Number($("smooth").value) * c.step.length);
+  }
 
-  logged(figure, column) { return this.log && figure.log ? column.map(v => (v > 0 ? v : null)) : column; }
+  logged(figure, column) {
+    return this.log && figure.log ? column.map((v) => (v > 0 ? v : null)) : column;
+  }
 
   // What a figure holds of the run and of those beside it: tables of steps and lines. A line has its values and what
   // uPlot is told of it, so that the two are never made by different rules.
-  tables(figure) { return [...this.own(figure), ...this.run.others.flatMap((other, i) => this.beside(figure, other, i))]; }
+  tables(figure) {
+    return [...this.own(figure), ...this.run.others.flatMap((other, i) => this.beside(figure, other, i))];
+  }
 
   own(figure) {
     const c = this.run.columns, window = this.window(c);
     const few = { show: () => this.run.columns.step.length < 60, size: 4 };
-    const lines = figure.stacked ? this.stacked(figure, window) : figure.curves.flatMap(({ name, title, color, largest }) => {
-      const values = this.logged(figure, c[name]);
-      if (window <= 1 || largest) return [line(title, color, values, { points: few })];
-      return [line(`${title}, raw`, PALE[color] ?? "line", values, { width: 1, points: NO_POINTS }), line(title, color, smoothed(values, window), { width: 2, points: NO_POINTS })];
-    });
+    const lines = figure.stacked
+      ? this.stacked(figure, window)
+      : figure.curves.flatMap(({ name, title, color, largest }) => {
+        const values = this.logged(figure, c[name]);
+        if (window <= 1 || largest) return [line(title, color, values, { points: few })];
+        return [
+          line(`${title}, raw`, PALE[color] ?? "line", values, { width: 1, points: NO_POINTS }),
+          line(title, color, smoothed(values, window), { width: 2, points: NO_POINTS }),
+        ];
+      });
     return [{ steps: c.step, lines }, ...(figure.held_out ? [heldOut(this.run.events, "held out", "orange")] : [])];
   }
 
@@ -86,24 +130,45 @@ export class Charts {
     return figure.curves.map(({ name, title, color }) => {
       const part = smoothed(this.run.columns[name], window);
       sums = sums.map((sum, k) => sum + (part[k] ?? 0));
-      return line(title, color, sums, { fill: () => css(`--${color}`), points: NO_POINTS, value: (_, v) => seconds(v) });
+      return line(title, color, sums, {
+        fill: () => css(`--${color}`),
+        points: NO_POINTS,
+        value: (_, v) => seconds(v),
+      });
     }).reverse(); // the highest is drawn first
   }
 
   beside(figure, { name, columns: c, events }, i) { // smoothed alone: raw ones of several runs hide each other
-    const window = this.window(c), dash = DASHES[i % DASHES.length], own = OTHER_COLORS[i % OTHER_COLORS.length], plain = { dash, points: NO_POINTS };
+    const window = this.window(c),
+      dash = DASHES[i % DASHES.length],
+      own = OTHER_COLORS[i % OTHER_COLORS.length],
+      plain = { dash, points: NO_POINTS };
     if (figure.stacked) {
       const whole = c.step.map((_, k) => figure.curves.reduce((sum, curve) => sum + (c[curve.name][k] ?? 0), 0));
-      return [{ steps: c.step, lines: [line(`${name}: a whole step`, own, smoothed(whole, window), { ...plain, value: (_, v) => seconds(v) })] }];
+      return [{
+        steps: c.step,
+        lines: [line(`${name}: a whole step`, own, smoothed(whole, window), { ...plain, value: (_, v) => seconds(v) })],
+      }];
     }
-    const lines = figure.curves.map(curve => line(`${name}: ${curve.title}`, figure.curves.length > 1 ? curve.color : own,
-      smoothed(this.logged(figure, c[curve.name]), curve.largest ? 1 : window), plain));
-    return [{ steps: c.step, lines }, ...(figure.held_out ? [heldOut(events, `${name}: held out`, own, { dash })] : [])];
+    const lines = figure.curves.map((curve) =>
+      line(
+        `${name}: ${curve.title}`,
+        figure.curves.length > 1 ? curve.color : own,
+        smoothed(this.logged(figure, c[curve.name]), curve.largest ? 1 : window),
+        plain,
+      )
+    );
+    return [
+      { steps: c.step, lines },
+      ...(figure.held_out ? [heldOut(events, `${name}: held out`, own, { dash })] : []),
+    ];
   }
 
   measured(figure) {
-    return [this.run, ...this.run.others].some(({ columns, events }) => figure.curves.some(({ name }) => columns[name]?.some(v => v != null))
-      || (figure.held_out && events.some(one => one.kind === "evaluation")));
+    return [this.run, ...this.run.others].some(({ columns, events }) =>
+      figure.curves.some(({ name }) => columns[name]?.some((v) => v != null)) ||
+      (figure.held_out && events.some((one) => one.kind === "evaluation"))
+    );
   }
 
   draw() {
@@ -125,20 +190,47 @@ export class Charts {
   }
 
   plot(figure, box) { // anew where there are other lines than those that are drawn
-    const tables = this.tables(figure), lines = tables.flatMap(table => table.lines), labels = lines.map(({ told }) => told.label).join("\n");
-    const parts = tables.map(({ steps, lines }) => [steps, ...lines.map(({ values }) => values)]), data = parts.length > 1 ? uPlot.join(parts) : parts[0];
+    const tables = this.tables(figure),
+      lines = tables.flatMap((table) => table.lines),
+      labels = lines.map(({ told }) => told.label).join("\n");
+    const parts = tables.map(({ steps, lines }) => [steps, ...lines.map(({ values }) => values)]),
+      data = parts.length > 1 ? uPlot.join(parts) : parts[0];
     const drawn = this.plots.get(figure.id);
     if (drawn?.labels === labels) return drawn.plot.setData(data);
     drawn?.plot.destroy();
-    const axis = more => ({ stroke: () => css("--soft"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line") }, font: "12px system-ui, sans-serif", ...more });
-    const plot = new uPlot({
-      width: box.clientWidth, height: figure.whole ? 240 : 170, legend: { live: true },
-      cursor: { sync: { key: "steps" }, drag: { x: true, y: false, setScale: false } },
-      hooks: { setSelect: [u => { if (u.select.width > 3) { this.zoom([u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]); u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false); } }] },
-      scales: { x: { time: false, range: () => this.shown() }, y: this.log && figure.log ? { distr: 3 } : { range: (_, low, high) => scale(figure.zero ? Math.min(0, low) : low, high) } },
-      axes: [axis(), axis({ size: LEFT, values: (_, ticks) => ticks.map(tick) })],
-      series: [{ label: "step", value: (_, v) => number(v) }, ...lines.map(({ told }) => told)],
-    }, data, box);
+    const axis = (more) => ({
+      stroke: () => css("--soft"),
+      grid: { stroke: () => css("--line"), width: 1 },
+      ticks: { stroke: () => css("--line") },
+      font: "12px system-ui, sans-serif",
+      ...more,
+    });
+    const plot = new uPlot(
+      {
+        width: box.clientWidth,
+        height: figure.whole ? 240 : 170,
+        legend: { live: true },
+        cursor: { sync: { key: "steps" }, drag: { x: true, y: false, setScale: false } },
+        hooks: {
+          setSelect: [(u) => {
+            if (u.select.width > 3) {
+              this.zoom([u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]);
+              u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+            }
+          }],
+        },
+        scales: {
+          x: { time: false, range: () => this.shown() },
+          y: this.log && figure.log
+            ? { distr: 3 }
+            : { range: (_, low, high) => scale(figure.zero ? Math.min(0, low) : low, high) },
+        },
+        axes: [axis(), axis({ size: LEFT, values: (_, ticks) => ticks.map(tick) })],
+        series: [{ label: "step", value: (_, v) => number(v) }, ...lines.map(({ told }) => told)],
+      },
+      data,
+      box,
+    );
     const canvas = plot.root.querySelector("canvas");
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", `${figure.heading}, over steps; the line below says it in words`);
@@ -148,22 +240,32 @@ export class Charts {
   words(figure) {
     const c = this.run.columns, format = figure.stacked ? seconds : number;
     if (!c.step.length) return "No step yet.";
-    const own = figure.curves.map(({ title, name }) => `${title}: ${format(atFirst(c[name]))} at first, ${format(atLast(c[name]))} at last`).join("; ");
-    const beside = this.run.others.map(({ name: run, columns }) => `${run}: ${figure.curves.map(({ title, name }) => `${title} ${format(atLast(columns[name]))} at last`).join(", ")}`);
+    const own = figure.curves.map(({ title, name }) =>
+      `${title}: ${format(atFirst(c[name]))} at first, ${format(atLast(c[name]))} at last`
+    ).join("; ");
+    const beside = this.run.others.map(({ name: run, columns }) =>
+      `${run}: ${
+        figure.curves.map(({ title, name }) => `${title} ${format(atLast(columns[name]))} at last`).join(", ")
+      }`
+    );
     return [own, ...beside].join(". ");
   }
 
   drawLag() {
     const c = this.run.columns, canvas = this.lag.querySelector("canvas"), context = sized(canvas, 120);
-    const top = Math.max(1, ...c.lag_max.map(v => v ?? 0)), [from, to] = this.shown(), width = canvas.clientWidth - LEFT - 8;
+    const top = Math.max(1, ...c.lag_max.map((v) => v ?? 0)),
+      [from, to] = this.shown(),
+      width = canvas.clientWidth - LEFT - 8;
     if (!context || !c.step.length) return;
-    const count = c.step.length, x = step => LEFT + ((step - from) / (to - from)) * width;
+    const count = c.step.length, x = (step) => LEFT + ((step - from) / (to - from)) * width;
     const columns = Math.max(1, Math.min(Math.floor(width), Math.ceil(to - from)));
     const sums = Array.from({ length: columns }, () => new Map());
     for (let i = 0; i < count; i++) {
       const at = Math.floor(((c.step[i] - from) / (to - from)) * columns - 1e-9);
       if (at < 0 || at >= columns) continue;
-      for (const [lag, number_] of Object.entries(c.lags[i])) sums[at].set(Number(lag), (sums[at].get(Number(lag)) ?? 0) + number_);
+      for (const [lag, number_] of Object.entries(c.lags[i])) {
+        sums[at].set(Number(lag), (sums[at].get(Number(lag)) ?? 0) + number_);
+      }
     }
     sums.forEach((lags, at) => {
       const total = [...lags.values()].reduce((a, b) => a + b, 0);
@@ -182,18 +284,29 @@ export class Charts {
     context.textAlign = "right";
     context.fillText(number(Math.round(to)), x(to), 116);
     context.textAlign = "left";
-    const shares = (lags, name) => el("span", {}, `${name}: `, ...lastShares(lags).map(([lag, part]) => {
-      const key = el("span", { class: "key" });
-      key.style.background = lagColor(lag, top);
-      return el("span", {}, key, `lag ${lag}: ${share(part)}   `);
-    }));
-    const others = this.run.others.map(other => el("div", {}, shares(other.columns.lags, `${other.name}, which is not drawn`)));
+    const shares = (lags, name) =>
+      el(
+        "span",
+        {},
+        `${name}: `,
+        ...lastShares(lags).map(([lag, part]) => {
+          const key = el("span", { class: "key" });
+          key.style.background = lagColor(lag, top);
+          return el("span", {}, key, `lag ${lag}: ${share(part)}   `);
+        }),
+      );
+    const others = this.run.others.map((other) =>
+      el("div", {}, shares(other.columns.lags, `${other.name}, which is not drawn`))
+    );
     this.lag.querySelector("figcaption").replaceChildren(shares(c.lags, "In the last steps"), ...others);
   }
 
   drawEvents() {
-    const events = this.run.events, kinds = Object.keys(EVENT_COLORS).filter(kind => events.some(e => e.kind === kind));
-    const canvas = this.line.querySelector("canvas"), height = 20 * Math.max(1, kinds.length) + 18, context = sized(canvas, height);
+    const events = this.run.events,
+      kinds = Object.keys(EVENT_COLORS).filter((kind) => events.some((e) => e.kind === kind));
+    const canvas = this.line.querySelector("canvas"),
+      height = 20 * Math.max(1, kinds.length) + 18,
+      context = sized(canvas, height);
     const [from, to] = this.shown(), left = 84, width = canvas.clientWidth - left - 8;
     if (!context) return;
     context.font = "12px system-ui, sans-serif";
@@ -205,57 +318,97 @@ export class Charts {
         if (event.kind !== kind || event.step < from || event.step > to) continue;
         const x = left + ((event.step - from) / (to - from || 1)) * width;
         if (kind === "publish") context.fillRect(x - 0.5, 20 * lane + 4, 1, 12);
-        else { context.beginPath(); context.arc(x, 20 * lane + 10, 4.5, 0, 7); context.fill(); }
+        else {
+          context.beginPath();
+          context.arc(x, 20 * lane + 10, 4.5, 0, 7);
+          context.fill();
+        }
       }
     });
     context.fillStyle = css("--soft");
-    const timed = events.filter(e => e.unix_s != null).sort((a, b) => a.step - b.step);
-    const end = (step, event) => [number(Math.round(step)), event ? when(event.unix_s) : ""].filter(Boolean).join(" · ");
-    context.fillText(end(from, timed.find(e => e.step >= from)), left, height - 4);
+    const timed = events.filter((e) => e.unix_s != null).sort((a, b) => a.step - b.step);
+    const end = (step, event) =>
+      [number(Math.round(step)), event ? when(event.unix_s) : ""].filter(Boolean).join(" · ");
+    context.fillText(end(from, timed.find((e) => e.step >= from)), left, height - 4);
     context.textAlign = "right";
-    context.fillText(end(to, timed.findLast(e => e.step <= to)), left + width, height - 4);
+    context.fillText(end(to, timed.findLast((e) => e.step <= to)), left + width, height - 4);
     context.textAlign = "left";
-    const counts = kinds.map(kind => `${events.filter(e => e.kind === kind).length} × ${kind}`);
+    const counts = kinds.map((kind) => `${events.filter((e) => e.kind === kind).length} × ${kind}`);
     this.line.querySelector("figcaption").textContent = counts.join(", ") || "Nothing has happened yet.";
-    const last = events.filter(e => e.kind !== "publish").slice(-100).sort((a, b) => b.step - a.step);
-    const rows = last.map(({ kind, step, unix_s, ...rest }) => [number(step), ...(timed.length ? [unix_s == null ? "" : when(unix_s)] : []), kind, Object.entries(rest).filter(([, v]) => v != null).map(([k, v]) => `${k} ${number(v)}`).join(", ")]);
-    const target = this.list.querySelector("table"), head = ["step", ...(timed.length ? ["time"] : []), "event", "what"];
-    target.replaceChildren(el("thead", {}, el("tr", {}, head.map(text => el("th", { scope: "col" }, text)))),
-      el("tbody", {}, rows.map(row => el("tr", {}, row.map(text => el("td", {}, text))))));
+    const last = events.filter((e) => e.kind !== "publish").slice(-100).sort((a, b) => b.step - a.step);
+    const rows = last.map((
+      { kind, step, unix_s, ...rest },
+    ) => [
+      number(step),
+      ...(timed.length ? [unix_s == null ? "" : when(unix_s)] : []),
+      kind,
+      Object.entries(rest).filter(([, v]) => v != null).map(([k, v]) => `${k} ${number(v)}`).join(", "),
+    ]);
+    const target = this.list.querySelector("table"),
+      head = ["step", ...(timed.length ? ["time"] : []), "event", "what"];
+    target.replaceChildren(
+      el("thead", {}, el("tr", {}, head.map((text) => el("th", { scope: "col" }, text)))),
+      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((text) => el("td", {}, text))))),
+    );
     this.list.hidden = !rows.length;
   }
 }
 
 function lastShares(lags) { // of the last sixteenth of the steps, by lag
   const all = new Map();
-  lags.slice(-Math.max(1, lags.length >> 4)).forEach(each => Object.entries(each).forEach(([lag, n]) => all.set(Number(lag), (all.get(Number(lag)) ?? 0) + n)));
+  lags.slice(-Math.max(1, lags.length >> 4)).forEach((each) =>
+    Object.entries(each).forEach(([lag, n]) => all.set(Number(lag), (all.get(Number(lag)) ?? 0) + n))
+  );
   const sum = [...all.values()].reduce((a, b) => a + b, 0);
   return [...all].sort((a, b) => a[0] - b[0]).map(([lag, n]) => [lag, n / sum]);
 }
 
 function line(label, color, values, more) {
-  return { values, told: { label, stroke: () => css(`--${color}`), width: 1.5, value: (_, v) => number(v), ...more, points: { fill: () => css(`--${color}`), ...more.points } } };
+  return {
+    values,
+    told: {
+      label,
+      stroke: () => css(`--${color}`),
+      width: 1.5,
+      value: (_, v) => number(v),
+      ...more,
+      points: { fill: () => css(`--${color}`), ...more.points },
+    },
+  };
 }
 
-function heldOut(events, label, color, more = {}) { // the newest of each version, as a table of its own: version 0 is no step
-  const found = [...new Map(events.filter(e => e.kind === "evaluation").map(e => [e.step, e.accuracy]))].sort((a, b) => a[0] - b[0]);
+// The newest of each version, as a table of its own: version 0 is no step.
+function heldOut(events, label, color, more = {}) {
+  const found = [...new Map(events.filter((e) => e.kind === "evaluation").map((e) => [e.step, e.accuracy]))].sort((
+    a,
+    b,
+  ) => a[0] - b[0]);
   const points = { show: true, size: 7, fill: () => css("--paper") };
-  return { steps: found.map(e => e[0]), lines: [line(label, color, found.map(e => e[1]), { spanGaps: true, points, ...more })] };
+  return {
+    steps: found.map((e) => e[0]),
+    lines: [line(label, color, found.map((e) => e[1]), { spanGaps: true, points, ...more })],
+  };
 }
 
 function mean(values) {
-  const known = values.filter(v => v != null);
+  const known = values.filter((v) => v != null);
   return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
 }
 
-const tail = column => Math.max(1, column.length >> 4);
-const atFirst = column => mean(column.slice(0, tail(column))); // of a sixteenth of it
-const atLast = column => mean(column.slice(-tail(column)));
+const tail = (column) => Math.max(1, column.length >> 4);
+const atFirst = (column) => mean(column.slice(0, tail(column))); // of a sixteenth of it
+const atLast = (column) => mean(column.slice(-tail(column)));
 
 const clock = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
-const when = unix_s => clock.format(new Date(1000 * unix_s)); // in the time zone of whoever looks
+const when = (unix_s) => clock.format(new Date(1000 * unix_s)); // in the time zone of whoever looks
 
-const tick = v => (v == null ? "" : v !== 0 && Math.abs(v) < 0.001 ? v.toExponential(0) : Number(v.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: 4 }));
+const tick = (
+  v,
+) => (v == null
+  ? ""
+  : v !== 0 && Math.abs(v) < 0.001
+  ? v.toExponential(0)
+  : Number(v.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: 4 }));
 
 function scale(low, high) {
   if (low == null || high == null) return [0, 1];
@@ -263,15 +416,34 @@ function scale(low, high) {
   return [low === 0 ? 0 : low - room, high + room];
 }
 
-const lagColor = (lag, top) => css(LAG_COLORS[Math.min(LAG_COLORS.length - 1, top < LAG_COLORS.length ? lag : Math.floor((lag / top) * (LAG_COLORS.length - 0.01)))]);
+const lagColor = (lag, top) =>
+  css(
+    LAG_COLORS[
+      Math.min(
+        LAG_COLORS.length - 1,
+        top < LAG_COLORS.length ? lag : Math.floor((lag / top) * (LAG_COLORS.length - 0.01)),
+      )
+    ],
+  );
 
 function figure(id, title, whole) {
-  return el("figure", { class: whole ? "whole" : "", "aria-labelledby": `h-${id}` }, el("h3", { id: `h-${id}` }, title), el("div", { class: "plot" }), el("figcaption"));
+  return el(
+    "figure",
+    { class: whole ? "whole" : "", "aria-labelledby": `h-${id}` },
+    el("h3", { id: `h-${id}` }, title),
+    el("div", { class: "plot" }),
+    el("figcaption"),
+  );
 }
 
 function canvasFigure(id, title, whole) {
-  return el("figure", { class: whole, "aria-labelledby": `h-${id}` }, el("h3", { id: `h-${id}` }, title),
-    el("canvas", { class: "strip", role: "img", "aria-label": `${title}; the line below says it in words` }), el("figcaption"));
+  return el(
+    "figure",
+    { class: whole, "aria-labelledby": `h-${id}` },
+    el("h3", { id: `h-${id}` }, title),
+    el("canvas", { class: "strip", role: "img", "aria-label": `${title}; the line below says it in words` }),
+    el("figcaption"),
+  );
 }
 
 function sized(canvas, height) { // in device pixels, cleared

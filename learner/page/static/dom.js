@@ -1,6 +1,6 @@
 // Elements, numbers and requests. Text only ever enters the page as text: a completion may hold anything.
 
-export const $ = id => document.getElementById(id);
+export const $ = (id) => document.getElementById(id);
 
 export function el(tag, given = {}, ...children) {
   const made = document.createElement(tag);
@@ -10,11 +10,11 @@ export function el(tag, given = {}, ...children) {
     else if (value === true) made.setAttribute(name, "");
     else if (value !== false && value != null) made.setAttribute(name, value);
   }
-  made.append(...children.flat().filter(child => child != null));
+  made.append(...children.flat().filter((child) => child != null));
   return made;
 }
 
-export const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export function number(value, digits = 3) {
   if (value == null || Number.isNaN(value)) return "–";
@@ -33,7 +33,9 @@ export function seconds(value) {
   return `${(value / 3600).toFixed(1)} h`;
 }
 
-export const share = value => (value == null || Number.isNaN(value) ? "–" : `${(100 * value).toFixed(value < 0.1 ? 1 : 0)} %`);
+export const share = (
+  value,
+) => (value == null || Number.isNaN(value) ? "–" : `${(100 * value).toFixed(value < 0.1 ? 1 : 0)} %`);
 
 export class NeedsToken extends Error {}
 
@@ -48,8 +50,9 @@ export async function ask(path, given = {}) {
 
 export function table(target, head, rows, classes = []) {
   target.replaceChildren(
-    el("thead", {}, el("tr", {}, head.map(text => el("th", { scope: "col" }, text)))),
-    el("tbody", {}, rows.map((row, i) => el("tr", { class: classes[i] ?? "" }, row.map(cell => el("td", {}, cell))))));
+    el("thead", {}, el("tr", {}, head.map((text) => el("th", { scope: "col" }, text)))),
+    el("tbody", {}, rows.map((row, i) => el("tr", { class: classes[i] ?? "" }, row.map((cell) => el("td", {}, cell))))),
+  );
 }
 
 // The view and its parameters are in the address behind the #, so that each view can be sent.
@@ -64,4 +67,5 @@ export function address(view, given) {
   return `#/${view}${query ? `?${query}` : ""}`;
 }
 
-export const besides = given => (given.with ?? "").split(",").filter(each => each !== ""); // the numbers of the runs beside the first
+// The numbers of the runs beside the first.
+export const besides = (given) => (given.with ?? "").split(",").filter((each) => each !== "");

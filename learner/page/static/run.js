@@ -1,6 +1,6 @@
 // The run as it goes: numbers, processes, balance, curves and events, kept up to date by one stream of events.
 import { Charts } from "./charts.js";
-import { $, NeedsToken, ask, el, number, seconds, share, table } from "./dom.js";
+import { $, ask, el, NeedsToken, number, seconds, share, table } from "./dom.js";
 
 const NEW_AFTER_MS = 2000;
 const OTHERS_EVERY_MS = 15000; // runs beside this one have no stream of events: of those a browser takes six
@@ -19,7 +19,10 @@ export class RunView {
     this.source = null;
     this.told = null;
     this.total = null;
-    document.addEventListener("visibilitychange", () => { if (document.hidden) this.pause(); else if (this.visible) this.begin(); });
+    document.addEventListener("visibilitychange", () => {
+      if (document.hidden) this.pause();
+      else if (this.visible) this.begin();
+    });
   }
 
   show(run, name, others) {
@@ -32,7 +35,10 @@ export class RunView {
     this.begin();
   }
 
-  hide() { this.visible = false; this.pause(); }
+  hide() {
+    this.visible = false;
+    this.pause();
+  }
 
   pause() { // a hidden tab holds no connection: a browser has six for a server
     this.source?.close();
@@ -41,12 +47,17 @@ export class RunView {
     clearTimeout(this.again);
   }
 
-  async ofOthers() { return Promise.all(this.wanted.map(async other => ({ ...other, ...(await ask("steps", { run: other.run })) }))); }
+  async ofOthers() {
+    return Promise.all(this.wanted.map(async (other) => ({ ...other, ...(await ask("steps", { run: other.run })) })));
+  }
 
   async renew() {
     const turn = this.turn, others = await this.ofOthers().catch(() => null);
     if (turn !== this.turn) return;
-    if (others) { this.others = others; this.later(); }
+    if (others) {
+      this.others = others;
+      this.later();
+    }
     this.again = setTimeout(() => this.renew(), OTHERS_EVERY_MS);
   }
 
@@ -54,7 +65,12 @@ export class RunView {
     this.pause();
     const turn = (this.turn = (this.turn ?? 0) + 1);
     try {
-      const [message, made, others, figures] = await Promise.all([ask("steps", { run: this.run }), ask("made_with", { run: this.run }), this.ofOthers(), this.figures ?? ask("figures")]);
+      const [message, made, others, figures] = await Promise.all([
+        ask("steps", { run: this.run }),
+        ask("made_with", { run: this.run }),
+        this.ofOthers(),
+        this.figures ?? ask("figures"),
+      ]);
       if (turn !== this.turn) return;
       this.total = made.settings?.steps ?? null;
       this.columns = message.columns;
@@ -84,26 +100,33 @@ export class RunView {
       this.timer = setTimeout(() => this.begin(), NEW_AFTER_MS); // an answer other than 200 ends it for good
     };
     source.addEventListener("reset", () => this.begin());
-    source.addEventListener("status", event => {
+    source.addEventListener("status", (event) => {
       this.told = JSON.parse(event.data);
       this.said(this.told.live ? "live" : "ended: from its files");
       this.processes();
       this.tiles();
     });
-    source.onmessage = event => { this.take(JSON.parse(event.data)); this.later(); };
+    source.onmessage = (event) => {
+      this.take(JSON.parse(event.data));
+      this.later();
+    };
   }
 
   take(message) {
     const c = this.columns, more = message.columns;
-    const last = c.step.at(-1) ?? -1, from = more.step.findIndex(step => step > last);
-    if (from >= 0) for (const [name, column] of Object.entries(c)) column.push(...more[name].slice(from));
+    const last = c.step.at(-1) ?? -1, from = more.step.findIndex((step) => step > last);
+    if (from >= 0) { for (const [name, column] of Object.entries(c)) column.push(...more[name].slice(from)); }
     this.events.push(...message.events);
   }
 
   later() { // a burst draws once
     if (this.due) return;
     this.due = true;
-    requestAnimationFrame(() => { this.due = false; this.charts.update(); this.redraw(); });
+    requestAnimationFrame(() => {
+      this.due = false;
+      this.charts.update();
+      this.redraw();
+    });
   }
 
   redraw() {
@@ -117,53 +140,129 @@ export class RunView {
 
   recent(c = this.columns) { // sums over the last steps: their number, seconds and work
     const n = c.step.length, from = Math.max(0, n - Math.max(20, n >> 5));
-    const sum = name => c[name]?.slice(from).reduce((total, v) => total + (v ?? 0), 0) ?? 0;
+    const sum = (name) => c[name]?.slice(from).reduce((total, v) => total + (v ?? 0), 0) ?? 0;
     const wall = sum("wait_s") + sum("train_s") + sum("copy_s");
     return { steps: n - from, wall, sum };
   }
 
-  curves(figure) { return this.figures.find(each => each.id === figure).curves; }
+  curves(figure) {
+    return this.figures.find((each) => each.id === figure).curves;
+  }
 
   tiles() {
-    const c = this.columns, n = c.step.length, last = name => (n ? c[name][n - 1] : null);
-    const { steps, wall, sum } = this.recent(), step = n ? c.step[n - 1] : 0, total = this.told?.learner?.total ?? this.total;
-    const evaluation = this.events.filter(one => one.kind === "evaluation").at(-1);
+    const c = this.columns, n = c.step.length, last = (name) => (n ? c[name][n - 1] : null);
+    const { steps, wall, sum } = this.recent(),
+      step = n ? c.step[n - 1] : 0,
+      total = this.told?.learner?.total ?? this.total;
+    const evaluation = this.events.filter((one) => one.kind === "evaluation").at(-1);
     const left = total && wall ? ((total - step) * wall) / steps : null;
     const tiles = [
-      ["Step", number(step), total ? `of ${number(total)}` : ""], ["Mean reward", number(n ? sum("reward_mean") / steps : null), "last steps"],
+      ["Step", number(step), total ? `of ${number(total)}` : ""],
+      ["Mean reward", number(n ? sum("reward_mean") / steps : null), "last steps"],
       ["Held out", number(evaluation?.accuracy), evaluation ? `version ${evaluation.step}` : "no evaluation"],
-      ["Lag", number(n ? sum("lag_mean") / steps : null), `at most ${number(last("lag_max"))} of ${number(last("lag_bound"))}`],
-      ["Sampled tokens", number(wall ? sum("sampled_tokens") / wall : null), "a second"], ["Completions", number(wall ? sum("trajectories") / wall : null), "a second"],
+      [
+        "Lag",
+        number(n ? sum("lag_mean") / steps : null),
+        `at most ${number(last("lag_max"))} of ${number(last("lag_bound"))}`,
+      ],
+      ["Sampled tokens", number(wall ? sum("sampled_tokens") / wall : null), "a second"],
+      ["Completions", number(wall ? sum("trajectories") / wall : null), "a second"],
       ["A step", seconds(wall ? wall / steps : null), wall ? `${share(sum("wait_s") / wall)} waiting` : ""],
-      ["Left", step >= total ? "–" : seconds(left), this.told?.live === false || step >= total ? "ended" : "at this pace"],
+      [
+        "Left",
+        step >= total ? "–" : seconds(left),
+        this.told?.live === false || step >= total ? "ended" : "at this pace",
+      ],
     ];
-    $("tiles").replaceChildren(...tiles.map(([name, value, more]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, " ", el("small", {}, more)))));
+    $("tiles").replaceChildren(
+      ...tiles.map(([name, value, more]) =>
+        el("div", {}, el("dt", {}, name), el("dd", {}, value, " ", el("small", {}, more)))
+      ),
+    );
   }
 
   sideBySide() { // a row for each run
     $("runs-table").hidden = !this.others.length;
     const rows = [this, ...this.others].map(({ name, columns: c, events }) => {
-      const { steps, wall, sum } = this.recent(c), n = c.step.length, evaluation = events.filter(one => one.kind === "evaluation").at(-1);
-      const a_s = what => number(wall ? sum(what) / wall : null);
-      return [name, number(n ? c.step[n - 1] : 0), number(n ? sum("reward_mean") / steps : null), evaluation ? `${number(evaluation.accuracy)} (version ${evaluation.step})` : "–", number(n ? sum("lag_mean") / steps : null),
-        number(n ? sum("entropy") / steps : null), number(n ? sum("length_mean") / steps : null), a_s("sampled_tokens"), a_s("trajectories"), seconds(wall ? wall / steps : null), wall ? share(sum("wait_s") / wall) : "–", seconds(n ? c.time_s[n - 1] : null)];
+      const { steps, wall, sum } = this.recent(c),
+        n = c.step.length,
+        evaluation = events.filter((one) => one.kind === "evaluation").at(-1);
+      const a_s = (what) => number(wall ? sum(what) / wall : null);
+      return [
+        name,
+        number(n ? c.step[n - 1] : 0),
+        number(n ? sum("reward_mean") / steps : null),
+        evaluation ? `${number(evaluation.accuracy)} (version ${evaluation.step})` : "–",
+        number(n ? sum("lag_mean") / steps : null),
+        number(n ? sum("entropy") / steps : null),
+        number(n ? sum("length_mean") / steps : null),
+        a_s("sampled_tokens"),
+        a_s("trajectories"),
+        seconds(wall ? wall / steps : null),
+        wall ? share(sum("wait_s") / wall) : "–",
+        seconds(n ? c.time_s[n - 1] : null),
+      ];
     });
-    table($("runs-table").querySelector("table"), ["run", "step", "mean reward", "held out", "lag", "entropy", "length", "tokens a second", "completions a second", "a step", "of it waiting", "time so far"], rows);
+    table($("runs-table").querySelector("table"), [
+      "run",
+      "step",
+      "mean reward",
+      "held out",
+      "lag",
+      "entropy",
+      "length",
+      "tokens a second",
+      "completions a second",
+      "a step",
+      "of it waiting",
+      "time so far",
+    ], rows);
   }
 
   balance() {
     const { wall, sum, steps } = this.recent(), told = this.told, bars = [];
     const bar = (title, parts, whole) => {
-      const stack = el("div", { class: "stack", role: "img", "aria-label": `${title}: ${parts.map(([name, value]) => `${name} ${share(value / whole)}`).join(", ")}` },
-        parts.map(([, value, color]) => { const part = el("div", { class: color }); part.style.width = `${(100 * value) / whole}%`; return part; }));
-      bars.push(el("h3", {}, title), stack, el("ul", {}, parts.map(([name, value, color]) => el("li", {}, el("span", { class: `key ${color}` }), `${name} ${share(value / whole)}`))));
+      const stack = el(
+        "div",
+        {
+          class: "stack",
+          role: "img",
+          "aria-label": `${title}: ${parts.map(([name, value]) => `${name} ${share(value / whole)}`).join(", ")}`,
+        },
+        parts.map(([, value, color]) => {
+          const part = el("div", { class: color });
+          part.style.width = `${(100 * value) / whole}%`;
+          return part;
+        }),
+      );
+      bars.push(
+        el("h3", {}, title),
+        stack,
+        el(
+          "ul",
+          {},
+          parts.map(([name, value, color]) =>
+            el("li", {}, el("span", { class: `key ${color}` }), `${name} ${share(value / whole)}`)
+          ),
+        ),
+      );
     };
     if (wall > 0) {
-      bar(`Learner, last ${steps} steps`, this.curves("time").map(({ title, name, color }) => [title, sum(name), `f-${color}`]), wall);
+      bar(
+        `Learner, last ${steps} steps`,
+        this.curves("time").map(({ title, name, color }) => [title, sum(name), `f-${color}`]),
+        wall,
+      );
       const train = sum("train_s"), passes = sum("forward_backward_s"), optimizer = sum("optimizer_s");
-      if (train > 0) bar("Training", [["forward and backward", passes, "f-blue"], ["optimizer", optimizer, "f-violet"], ["making batches, the rest", Math.max(0, train - passes - optimizer), "f-grey"]], Math.max(train, passes + optimizer));
+      if (train > 0) {
+        bar("Training", [["forward and backward", passes, "f-blue"], ["optimizer", optimizer, "f-violet"], [
+          "making batches, the rest",
+          Math.max(0, train - passes - optimizer),
+          "f-grey",
+        ]], Math.max(train, passes + optimizer));
+      }
     }
-    const idle = told?.generators?.filter(one => one.idle_share != null) ?? [];
+    const idle = told?.generators?.filter((one) => one.idle_share != null) ?? [];
     if (idle.length) {
       const mean = idle.reduce((total, one) => total + one.idle_share, 0) / idle.length;
       bar("Generators, since they serve", [["sampling", 1 - mean, "f-green"], ["idle", mean, "f-orange"]], 1);
@@ -173,34 +272,106 @@ export class RunView {
 
   processes() {
     const told = this.told, waits = told?.learner?.waits ?? [], c = this.columns;
-    const { wall, sum, steps } = this.recent(), a_s = (value, unit) => (wall ? `${number(value / wall)} ${unit}/s` : "");
-    const waitsFor = kind => waits.some(wait => kind.test(wait.whom));
-    const card = (place, title, lines) => el("div", { class: `card ${place}` }, el("h3", {}, title), el("ul", {}, lines.map(([text, state]) => el("li", { class: state ?? "" }, text))));
+    const { wall, sum, steps } = this.recent(),
+      a_s = (value, unit) => (wall ? `${number(value / wall)} ${unit}/s` : "");
+    const waitsFor = (kind) => waits.some((wait) => kind.test(wait.whom));
+    const card = (place, title, lines) =>
+      el(
+        "div",
+        { class: `card ${place}` },
+        el("h3", {}, title),
+        el("ul", {}, lines.map(([text, state]) => el("li", { class: state ?? "" }, text))),
+      );
     const arrow = (place, text, held) => el("div", { class: `arrow ${place}${held ? " held" : ""}` }, text);
-    const heard = one => (one.last_heard_s != null && one.last_heard_s > 5 ? `, heard ${seconds(one.last_heard_s)} ago` : "");
-    const state = one => (/serving|groups|answers|open|\bok\b/.test(one.state) ? "ok" : "slow");
-    const peers = (found, describe, none) => (found?.length ? found.map(one => [`${one.name}: ${describe(one)}${heard(one)}`, state(one)]) : [[none, told?.live ? "gone" : ""]]);
+    const heard = (
+      one,
+    ) => (one.last_heard_s != null && one.last_heard_s > 5 ? `, heard ${seconds(one.last_heard_s)} ago` : "");
+    const state = (one) => (/serving|groups|answers|open|\bok\b/.test(one.state) ? "ok" : "slow");
+    const peers = (
+      found,
+      describe,
+      none,
+    ) => (found?.length
+      ? found.map((one) => [`${one.name}: ${describe(one)}${heard(one)}`, state(one)])
+      : [[none, told?.live ? "gone" : ""]]);
     const unknown = told?.live === false ? "the run has ended" : "not known";
-    const learner = told?.learner ? [[`version ${told.learner.version}`, "ok"], ...told.learner.queues.map(each => [`${number(each.depth)} ${each.name}`]), ...told.learner.problems.map(text => [text, "gone"])]
-      : [[`version ${c.step.at(-1) ?? 0}`], [told?.live === false ? "ended" : "does not answer", told?.live === false ? "" : "gone"]];
+    const learner = told?.learner
+      ? [
+        [`version ${told.learner.version}`, "ok"],
+        ...told.learner.queues.map((each) => [`${number(each.depth)} ${each.name}`]),
+        ...told.learner.problems.map((text) => [text, "gone"]),
+      ]
+      : [[`version ${c.step.at(-1) ?? 0}`], [
+        told?.live === false ? "ended" : "does not answer",
+        told?.live === false ? "" : "gone",
+      ]];
     $("processes").replaceChildren(
       card("learner", "Learner", learner),
       arrow("a1", `→ leases\n← groups\n${a_s(sum("groups"), "groups")}`, waitsFor(/batch|group|env/i)),
-      card("env", "Env services", peers(told?.env_services, one => one.state, told?.live ? "none is connected" : unknown)),
+      card(
+        "env",
+        "Env services",
+        peers(told?.env_services, (one) => one.state, told?.live ? "none is connected" : unknown),
+      ),
       arrow("a2", `→ prompts\n← tokens\n${a_s(sum("sampled_tokens"), "tokens")}`, false),
-      card("generator", "Generators", peers(told?.generators, one => `${one.state}${one.version ? ` ${one.version}` : ""}${one.tokens_per_s != null ? `, ${number(one.tokens_per_s)} tokens/s` : ""}${one.idle_share != null ? `, idle ${share(one.idle_share)}` : ""}`, told?.live ? "none serves" : unknown)),
+      card(
+        "generator",
+        "Generators",
+        peers(
+          told?.generators,
+          (one) =>
+            `${one.state}${one.version ? ` ${one.version}` : ""}${
+              one.tokens_per_s != null ? `, ${number(one.tokens_per_s)} tokens/s` : ""
+            }${one.idle_share != null ? `, idle ${share(one.idle_share)}` : ""}`,
+          told?.live ? "none serves" : unknown,
+        ),
+      ),
       arrow("a3", `↓ completions   ↑ rewards\n${a_s(sum("trajectories"), "rewards")}`, false),
-      card("reward", "Reward services", told?.reward_services?.length ? told.reward_services.map(one => [`${one.name}: ${seconds(one.latency_s)} a reward, the last in step ${one.step}`, "ok"]) : [[unknown]]),
+      card(
+        "reward",
+        "Reward services",
+        told?.reward_services?.length
+          ? told.reward_services.map(
+            (one) => [`${one.name}: ${seconds(one.latency_s)} a reward, the last in step ${one.step}`, "ok"],
+          )
+          : [[unknown]],
+      ),
       arrow("a4", "weights: learner → generators", waitsFor(/generator/i)),
-      el("div", { class: "waits" }, waits.length ? el("div", { class: "card" }, el("h3", {}, "The learner waits"), el("ul", {}, waits.map(wait => el("li", { class: "slow" }, `for ${wait.whom}, since ${seconds(wait.since_s)}`)))) : null,
-        ...(told?.learner?.failures?.length ? [el("details", {}, el("summary", {}, `${told.learner.failures.length} warnings lately`), el("ul", {}, told.learner.failures.map(one => el("li", {}, `${seconds(one.age_s)} ago: ${one.text}`))))] : [])),
+      el(
+        "div",
+        { class: "waits" },
+        waits.length
+          ? el(
+            "div",
+            { class: "card" },
+            el("h3", {}, "The learner waits"),
+            el(
+              "ul",
+              {},
+              waits.map((wait) => el("li", { class: "slow" }, `for ${wait.whom}, since ${seconds(wait.since_s)}`)),
+            ),
+          )
+          : null,
+        ...(told?.learner?.failures?.length
+          ? [
+            el(
+              "details",
+              {},
+              el("summary", {}, `${told.learner.failures.length} warnings lately`),
+              el("ul", {}, told.learner.failures.map((one) => el("li", {}, `${seconds(one.age_s)} ago: ${one.text}`))),
+            ),
+          ]
+          : []),
+      ),
     );
   }
 
   lastSteps() {
     const c = this.columns, n = c.step.length, at = Array.from({ length: Math.min(12, n) }, (_, i) => n - 1 - i);
-    const names = ["step", ...this.figures.flatMap(each => each.curves.map(curve => curve.name))].filter(name => at.some(i => c[name][i] != null));
-    const rows = at.map(i => names.map(name => number(c[name][i])));
+    const names = ["step", ...this.figures.flatMap((each) => each.curves.map((curve) => curve.name))].filter((name) =>
+      at.some((i) => c[name][i] != null)
+    );
+    const rows = at.map((i) => names.map((name) => number(c[name][i])));
     table($("table"), names, rows);
   }
 }

@@ -1,16 +1,34 @@
-// Trajectories: those that fit a filter, and one group token by token; of several runs beside each other, where the address
-// names some. All of it is in the address.
-import { NeedsToken, address, ask, el, number, seconds, share } from "./dom.js";
-import { COLORINGS, clean, legend, scaleOf, strip } from "./tokens.js";
+// Trajectories: those that fit a filter, and one group token by token; of several runs beside each other, where the
+// address names some. All of it is in the address.
+import { address, ask, el, NeedsToken, number, seconds, share } from "./dom.js";
+import { clean, COLORINGS, legend, scaleOf, strip } from "./tokens.js";
 
-const FILTERS = [["words", "Words", "search", "text"], ["step", "Step", "number"], ["environment", "Environment", "select"], ["task", "Task", "number"], ["why", "Kept", "select"],
-  ["min_reward", "Reward from", "number"], ["max_reward", "to", "number"], ["min_length", "Tokens from", "number"], ["max_length", "to", "number"],
-  ["min_lag", "Lag from", "number"], ["finish", "Ending", "select"]];
+const FILTERS = [
+  ["words", "Words", "search", "text"],
+  ["step", "Step", "number"],
+  ["environment", "Environment", "select"],
+  ["task", "Task", "number"],
+  ["why", "Kept", "select"],
+  ["min_reward", "Reward from", "number"],
+  ["max_reward", "to", "number"],
+  ["min_length", "Tokens from", "number"],
+  ["max_length", "to", "number"],
+  ["min_lag", "Lag from", "number"],
+  ["finish", "Ending", "select"],
+];
 const PAGE = 50;
 
 const section = (name, children) => el("section", { "aria-label": `Run ${name}` }, el("h2", {}, name), children);
-const asText = (key, run, place) => el("p", {}, el("a", { href: `/page/data/text?${new URLSearchParams({ key, run: run ?? "0", ...(place == null ? {} : { place }) })}`, download: "" }, "the whole text, as a file"));
-const side = sections => el("div", { class: "runs" }, sections);
+const asText = (key, run, place) =>
+  el(
+    "p",
+    {},
+    el("a", {
+      href: `/page/data/text?${new URLSearchParams({ key, run: run ?? "0", ...(place == null ? {} : { place }) })}`,
+      download: "",
+    }, "the whole text, as a file"),
+  );
+const side = (sections) => el("div", { class: "runs" }, sections);
 
 export class Viewer {
   constructor(target, { needsToken }) {
@@ -18,7 +36,7 @@ export class Viewer {
     this.needsToken = needsToken;
     this.given = {};
     this.known = null;
-    document.addEventListener("keydown", event => this.key(event));
+    document.addEventListener("keydown", (event) => this.key(event));
   }
 
   async show(given, name = "", others = []) {
@@ -27,12 +45,20 @@ export class Viewer {
     this.name = name;
     this.others = others;
     try {
-      if (this.run !== run || !this.known) { this.known = await ask("overview", { run }); this.run = run; }
+      if (this.run !== run || !this.known) {
+        this.known = await ask("overview", { run });
+        this.run = run;
+      }
       const made = given.group ? await this.group(given) : await this.list(given);
       if (turn === this.turn) this.put(made);
     } catch (error) {
       if (error instanceof NeedsToken) return this.needsToken();
-      if (turn === this.turn) this.target.replaceChildren(el("p", { role: "alert" }, String(error.message)), el("p", {}, el("a", { href: address("trajectories", { run: given.run }) }, "All trajectories")));
+      if (turn === this.turn) {
+        this.target.replaceChildren(
+          el("p", { role: "alert" }, String(error.message)),
+          el("p", {}, el("a", { href: address("trajectories", { run: given.run }) }, "All trajectories")),
+        );
+      }
     }
   }
 
@@ -40,72 +66,192 @@ export class Viewer {
     const before = document.activeElement, inside = this.target.contains(before);
     this.target.replaceChildren(...made);
     if (!inside) return;
-    const same = [...this.target.querySelectorAll(before.tagName)].find(each => (before.id ? each.id === before.id : each.textContent === before.textContent));
+    const same = [...this.target.querySelectorAll(before.tagName)].find(
+      (each) => (before.id ? each.id === before.id : each.textContent === before.textContent),
+    );
     const heading = this.target.querySelector("h2");
     heading?.setAttribute("tabindex", "-1");
     (same ?? heading)?.focus({ preventScroll: same != null });
   }
 
-  to(change) { return address("trajectories", { ...this.given, ...change }); }
+  to(change) {
+    return address("trajectories", { ...this.given, ...change });
+  }
 
-  filter() { return Object.fromEntries([["run", this.given.run], ...FILTERS.map(([name]) => [name, this.given[name]])]); }
+  filter() {
+    return Object.fromEntries([["run", this.given.run], ...FILTERS.map(([name]) => [name, this.given[name]])]);
+  }
 
   // The list
 
   async list(given) {
     const asked = { ...this.filter(), limit: PAGE, start: given.start, direction: given.direction };
-    const began = performance.now(), found = await ask("rows", asked), took = performance.now() - began, rows = found.rows;
+    const began = performance.now(),
+      found = await ask("rows", asked),
+      took = performance.now() - began,
+      rows = found.rows;
     const first = rows[0]?.key, last = rows.at(-1)?.key, backwards = given.direction === "newer";
-    const newer = given.start && (rows.length || !backwards) && !(backwards && rows.length < PAGE) && el("a", { href: this.to({ start: first ?? given.start, direction: "newer" }), rel: "prev" }, "◀ newer");
-    const older = (backwards || rows.length === PAGE) && last && el("a", { href: this.to({ start: last, direction: null }), rel: "next" }, "older ▶");
-    const pages = () => el("p", { class: "bar noprint" }, newer || null, older || null, given.start ? el("a", { href: this.to({ start: null, direction: null }) }, "newest") : null);
-    const status = el("p", { class: "soft", role: "status" }, rows.length ? `${rows.length} shown, in ${Math.round(took)} ms` : "None that fits.");
-    const own = [...found.unreadable.map(text => el("p", { role: "alert" }, `cannot be read: ${text}`)), status, pages(), rows.length ? this.rows(rows) : null, rows.length > 12 ? pages() : null].filter(Boolean);
+    const newer = given.start && (rows.length || !backwards) && !(backwards && rows.length < PAGE) &&
+      el("a", { href: this.to({ start: first ?? given.start, direction: "newer" }), rel: "prev" }, "◀ newer");
+    const older = (backwards || rows.length === PAGE) && last &&
+      el("a", { href: this.to({ start: last, direction: null }), rel: "next" }, "older ▶");
+    const pages = () =>
+      el(
+        "p",
+        { class: "bar noprint" },
+        newer || null,
+        older || null,
+        given.start ? el("a", { href: this.to({ start: null, direction: null }) }, "newest") : null,
+      );
+    const status = el(
+      "p",
+      { class: "soft", role: "status" },
+      rows.length ? `${rows.length} shown, in ${Math.round(took)} ms` : "None that fits.",
+    );
+    const own = [
+      ...found.unreadable.map((text) => el("p", { role: "alert" }, `cannot be read: ${text}`)),
+      status,
+      pages(),
+      rows.length ? this.rows(rows) : null,
+      rows.length > 12 ? pages() : null,
+    ].filter(Boolean);
     const top = [el("h2", {}, "Trajectories"), this.said(), this.form()];
     if (!this.others.length) return [...top, ...own];
-    return [...top, side([section(this.name, own), ...(await Promise.all(this.others.map(other => this.listOf(other, rows[0]?.step))))])];
+    return [
+      ...top,
+      side([
+        section(this.name, own),
+        ...(await Promise.all(this.others.map((other) => this.listOf(other, rows[0]?.step)))),
+      ]),
+    ];
   }
 
   async listOf(other, newest) { // what fits in a run beside this one, up to the step of this one's newest row
     const { rows } = await ask("rows", { ...this.filter(), run: other.run, max_step: newest, limit: PAGE });
     const until = newest == null ? "" : ` up to step ${number(newest)}`;
-    return section(other.name, [el("p", { class: "soft" }, rows.length ? `${rows.length} shown${until}` : `None that fits${until}.`), rows.length ? this.rows(rows, other.run) : null].filter(Boolean));
+    return section(
+      other.name,
+      [
+        el("p", { class: "soft" }, rows.length ? `${rows.length} shown${until}` : `None that fits${until}.`),
+        rows.length ? this.rows(rows, other.run) : null,
+      ].filter(Boolean),
+    );
   }
 
   said() {
-    const k = this.known, out = k.left_out ? `; ${number(k.left_out)} groups were left out to keep within the share of time` : "";
-    return el("p", { class: "soft" }, k.first_step == null ? "No trajectory is kept of this run." : `Steps ${number(k.first_step)} to ${number(k.last_step)}: ${number(k.trajectories)} trajectories of ${number(k.groups)} groups${out}.`);
+    const k = this.known,
+      out = k.left_out ? `; ${number(k.left_out)} groups were left out to keep within the share of time` : "";
+    return el(
+      "p",
+      { class: "soft" },
+      k.first_step == null
+        ? "No trajectory is kept of this run."
+        : `Steps ${number(k.first_step)} to ${number(k.last_step)}: ${number(k.trajectories)} trajectories of ${
+          number(k.groups)
+        } groups${out}.`,
+    );
   }
 
   form() {
-    const choices = { environment: this.known.environments, why: ["trained", ...this.known.whys], finish: this.known.finishs };
+    const choices = {
+      environment: this.known.environments,
+      why: ["trained", ...this.known.whys],
+      finish: this.known.finishs,
+    };
     const fields = FILTERS.map(([name, label, kind, size]) => {
       const value = this.given[name] ?? "", id = `f-${name}`;
       const input = kind === "select"
-        ? el("select", { id, name, onchange: () => form.requestSubmit() }, el("option", { value: "" }, "any"), choices[name].map(each => el("option", { value: each, selected: each === value }, each)))
-        : el("input", { id, name, type: kind, value, step: "any", class: size ?? "", placeholder: name === "words" ? "a word, or the beginning of one*" : null });
+        ? el(
+          "select",
+          { id, name, onchange: () => form.requestSubmit() },
+          el("option", { value: "" }, "any"),
+          choices[name].map((each) => el("option", { value: each, selected: each === value }, each)),
+        )
+        : el("input", {
+          id,
+          name,
+          type: kind,
+          value,
+          step: "any",
+          class: size ?? "",
+          placeholder: name === "words" ? "a word, or the beginning of one*" : null,
+        });
       return el("label", { for: id }, label, input);
     });
-    const form = el("form", { class: "noprint", "aria-label": "Filter", onsubmit: event => {
-      event.preventDefault();
-      location.hash = address("trajectories", { run: this.given.run, with: this.given.with, color: this.given.color, ...Object.fromEntries(new FormData(form)) });
-    } }, el("div", { class: "row" }, fields, el("button", { type: "submit" }, "Show"), el("a", { href: address("trajectories", { run: this.given.run, with: this.given.with }) }, "no filter")));
+    const form = el(
+      "form",
+      {
+        class: "noprint",
+        "aria-label": "Filter",
+        onsubmit: (event) => {
+          event.preventDefault();
+          location.hash = address("trajectories", {
+            run: this.given.run,
+            with: this.given.with,
+            color: this.given.color,
+            ...Object.fromEntries(new FormData(form)),
+          });
+        },
+      },
+      el(
+        "div",
+        { class: "row" },
+        fields,
+        el("button", { type: "submit" }, "Show"),
+        el("a", { href: address("trajectories", { run: this.given.run, with: this.given.with }) }, "no filter"),
+      ),
+    );
     return form;
   }
 
   first(run) { // the change of the address that makes another run the first one, and this one of those beside it
     const own = this.given.run ?? "0";
-    return run == null || run === own ? {} : { run, with: [own, ...this.others.map(other => other.run)].filter(each => each !== run).join(",") };
+    return run == null || run === own
+      ? {}
+      : { run, with: [own, ...this.others.map((other) => other.run)].filter((each) => each !== run).join(",") };
   }
 
   rows(rows, run) {
-    const open = row => this.to({ ...this.first(run), group: row.group, at: row.key, start: null, direction: null });
-    const narrow = (name, value, text = value) => el("a", { href: this.to({ [name]: value, start: null, direction: null, group: null }), title: `only ${name} ${value}` }, text);
+    const open = (row) => this.to({ ...this.first(run), group: row.group, at: row.key, start: null, direction: null });
+    const narrow = (name, value, text = value) =>
+      el("a", {
+        href: this.to({ [name]: value, start: null, direction: null, group: null }),
+        title: `only ${name} ${value}`,
+      }, text);
     const head = ["step", "reward", "tokens", "lag", "ending", "environment", "task", "kept", "text"];
-    const body = rows.map(row => el("tr", {}, [narrow("step", row.step, number(row.step)), el("a", { href: open(row) }, number(row.reward)), number(row.length), number(row.lag),
-      narrow("finish", row.finish), narrow("environment", row.environment), narrow("task", row.task), narrow("why", row.why || "trained"), this.excerpt(row, open(row))].map(cell => el("td", {}, cell))));
-    return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": ["List of trajectories", this.others.find(other => other.run === run)?.name].filter(Boolean).join(", run ") }, el("table", { class: "list" },
-      el("thead", {}, el("tr", {}, head.map(text => el("th", { scope: "col" }, text)))), el("tbody", {}, body)));
+    const body = rows.map((row) =>
+      el(
+        "tr",
+        {},
+        [
+          narrow("step", row.step, number(row.step)),
+          el("a", { href: open(row) }, number(row.reward)),
+          number(row.length),
+          number(row.lag),
+          narrow("finish", row.finish),
+          narrow("environment", row.environment),
+          narrow("task", row.task),
+          narrow("why", row.why || "trained"),
+          this.excerpt(row, open(row)),
+        ].map((cell) => el("td", {}, cell)),
+      )
+    );
+    return el(
+      "div",
+      {
+        class: "wide",
+        tabindex: "0",
+        role: "region",
+        "aria-label": ["List of trajectories", this.others.find((other) => other.run === run)?.name].filter(Boolean)
+          .join(", run "),
+      },
+      el(
+        "table",
+        { class: "list" },
+        el("thead", {}, el("tr", {}, head.map((text) => el("th", { scope: "col" }, text)))),
+        el("tbody", {}, body),
+      ),
+    );
   }
 
   excerpt(row, href) {
@@ -119,46 +265,106 @@ export class Viewer {
 
   async group(given) {
     const only = given.only ?? null, run = given.run;
-    const [found, before, after] = await Promise.all([ask("group", { run, key: given.group, only, begin: given.begin }), this.beside("newer"), this.beside("older")]);
-    const color = COLORINGS[given.color] ? given.color : "lag", beside = await Promise.all(this.others.map(other => this.counterpart(other, found)));
-    const most = scaleOf(color, [found, ...beside.map(one => one.found).filter(Boolean)]);
-    const link = (row, text, rel) => (row ? el("a", { rel, href: this.to({ group: row.group, at: row.key, only: null, begin: null }) }, text) : el("span", { class: "soft" }, text));
+    const [found, before, after] = await Promise.all([
+      ask("group", { run, key: given.group, only, begin: given.begin }),
+      this.beside("newer"),
+      this.beside("older"),
+    ]);
+    const color = COLORINGS[given.color] ? given.color : "lag",
+      beside = await Promise.all(this.others.map((other) => this.counterpart(other, found)));
+    const most = scaleOf(color, [found, ...beside.map((one) => one.found).filter(Boolean)]);
+    const link = (
+      row,
+      text,
+      rel,
+    ) => (row
+      ? el("a", { rel, href: this.to({ group: row.group, at: row.key, only: null, begin: null }) }, text)
+      : el("span", { class: "soft" }, text));
     this.steps = { before, after };
-    const colors = el("span", { class: "group", role: "group", "aria-label": "Colour of tokens" }, Object.entries(COLORINGS).map(([name, { title }]) =>
-      el("button", { type: "button", "aria-pressed": String(name === color), onclick: () => { location.hash = this.to({ color: name }); } }, title)));
-    const bar = el("p", { class: "bar noprint" }, el("a", { href: this.to({ group: null, at: null, only: null, begin: null }) }, "▲ list"), link(before, "◀ newer", "prev"), link(after, "older ▶", "next"), el("span", { class: "soft" }, "inside of the filter; keys: j, k, u"));
+    const colors = el(
+      "span",
+      { class: "group", role: "group", "aria-label": "Colour of tokens" },
+      Object.entries(COLORINGS).map(([name, { title }]) =>
+        el("button", {
+          type: "button",
+          "aria-pressed": String(name === color),
+          onclick: () => {
+            location.hash = this.to({ color: name });
+          },
+        }, title)
+      ),
+    );
+    const bar = el(
+      "p",
+      { class: "bar noprint" },
+      el("a", { href: this.to({ group: null, at: null, only: null, begin: null }) }, "▲ list"),
+      link(before, "◀ newer", "prev"),
+      link(after, "older ▶", "next"),
+      el("span", { class: "soft" }, "inside of the filter; keys: j, k, u"),
+    );
     const shades = [el("div", { class: "bar noprint" }, colors), legend(color, most)];
     if (!beside.length) return [bar, ...this.head(found), ...shades, ...this.body(found, color, most)];
-    const columns = [{ name: this.name, found }, ...beside].map(one => section(one.name, one.found ? [one.note, ...this.head(one.found), ...this.body(one.found, color, most, one.run)].filter(Boolean) : [one.note]));
+    const columns = [{ name: this.name, found }, ...beside].map((one) =>
+      section(
+        one.name,
+        one.found
+          ? [one.note, ...this.head(one.found), ...this.body(one.found, color, most, one.run)].filter(Boolean)
+          : [one.note],
+      )
+    );
     return [bar, ...shades, side(columns)];
   }
 
-  async counterpart(other, { environment, task, step }) { // the group of the same task in another run: of the same step, else of the next one before it, else the newest
+  // The group of the same task in another run: of the same step, else of the next one before it, else the newest.
+  async counterpart(other, { environment, task, step }) {
     const asked = { run: other.run, environment, task, limit: 1 };
     for (const more of [{ step }, { max_step: step }, {}]) {
       const { rows: [row] } = await ask("rows", { ...asked, ...more });
       if (!row) continue;
-      const note = row.step === step ? null : el("p", { class: "soft" }, `No group of this task is kept of its step ${number(step)}: this one is of step ${number(row.step)}.`);
+      const note = row.step === step ? null : el(
+        "p",
+        { class: "soft" },
+        `No group of this task is kept of its step ${number(step)}: this one is of step ${number(row.step)}.`,
+      );
       return { ...other, note, found: await ask("group", { run: other.run, key: row.group }) };
     }
-    const same = el("a", { href: this.to({ ...this.first(other.run), group: null, at: null, only: null, begin: null, step }) }, `what it keeps of step ${number(step)}`);
+    const same = el("a", {
+      href: this.to({ ...this.first(other.run), group: null, at: null, only: null, begin: null, step }),
+    }, `what it keeps of step ${number(step)}`);
     return { ...other, found: null, note: el("p", { class: "soft" }, "It keeps no group of this task: ", same) };
   }
 
   head(found) {
-    const facts = [`step ${number(found.step)}`, found.environment, `task ${found.task}`, `lease ${found.lease}`, `${found.size} trajectories`, `reward ${number(found.reward_mean)} ± ${number(found.reward_std)}`];
-    const uniform = new Set(found.trajectories.map(one => one.reward)).size === 1;
+    const facts = [
+      `step ${number(found.step)}`,
+      found.environment,
+      `task ${found.task}`,
+      `lease ${found.lease}`,
+      `${found.size} trajectories`,
+      `reward ${number(found.reward_mean)} ± ${number(found.reward_std)}`,
+    ];
+    const uniform = new Set(found.trajectories.map((one) => one.reward)).size === 1;
     return [
       el(this.others.length ? "h3" : "h2", {}, facts.join(" · ")),
       found.why ? el("p", { class: "slow" }, `It was left out of training: ${found.why}`) : null,
-      uniform && found.trajectories.length > 1 ? el("p", { class: "slow" }, "All rewards are equal: nothing is learned from the spread of this group.") : null,
+      uniform && found.trajectories.length > 1
+        ? el("p", { class: "slow" }, "All rewards are equal: nothing is learned from the spread of this group.")
+        : null,
     ].filter(Boolean);
   }
 
   body(found, color, most, run) { // the prompt once, and the trajectories, the best first
-    const ranked = [...found.trajectories].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity) || a.place - b.place);
+    const ranked = [...found.trajectories].sort((a, b) =>
+      (b.reward ?? -Infinity) - (a.reward ?? -Infinity) || a.place - b.place
+    );
     return [
-      el("details", { class: "card", open: found.shared < 400 }, el("summary", {}, `Prompt, ${number(found.shared)} tokens, the same for all`), el("div", { class: "tokens given", dir: "ltr" }, clean(found.prompt)), asText(found.group, run ?? this.given.run)),
+      el(
+        "details",
+        { class: "card", open: found.shared < 400 },
+        el("summary", {}, `Prompt, ${number(found.shared)} tokens, the same for all`),
+        el("div", { class: "tokens given", dir: "ltr" }, clean(found.prompt)),
+        asText(found.group, run ?? this.given.run),
+      ),
       el("div", { class: "siblings" }, ranked.map((one, i) => this.card(one, found, color, most, i, run))),
     ];
   }
@@ -166,35 +372,105 @@ export class Viewer {
   async beside(direction) { // the next trajectory of another group, inside of the filter
     if (!this.given.at) return null;
     const { rows } = await ask("rows", { ...this.filter(), start: this.given.at, direction, limit: 20 });
-    const others = rows.filter(row => row.group !== this.given.group);
+    const others = rows.filter((row) => row.group !== this.given.group);
     return (direction === "newer" ? others.at(-1) : others[0]) ?? null;
   }
 
   card(one, found, color, most, rank, run) {
-    const count = found.trajectories.length, place = rank === 0 ? "best" : rank === count - 1 ? "worst" : `${rank + 1} of ${count}`, { reward, turns, spans, advantage, player } = one.facts;
+    const count = found.trajectories.length,
+      place = rank === 0 ? "best" : rank === count - 1 ? "worst" : `${rank + 1} of ${count}`,
+      { reward, turns, spans, advantage, player } = one.facts;
     const versions = [...new Set(spans.map(([version]) => version))];
-    const head = [`${place}: reward ${number(one.reward)}`, `${number(one.length)} tokens`, one.finish, `lag ${number(one.lag)}`, versions.length > 1 ? `versions ${versions.join(", ")}` : `version ${versions[0] ?? "–"}`,
-      advantage == null ? null : `advantage ${number(advantage)}`, turns.length > 1 ? `${turns.length} turns` : null, player || null];
-    const more = Object.entries(reward).filter(([name, value]) => !["reward", "components"].includes(name) && value !== "" && value != null);
-    const from = (begin, text) => el("a", { href: this.to({ ...this.first(run), group: found.group, at: one.key, only: one.place, begin }) }, text);
-    const open = from(null, `${number(one.total)} tokens: show them`), part = one.tokens && this.part(one, found, from), file = asText(found.group, run ?? this.given.run, one.place);
-    return el("article", { class: `card${run == null && one.key === this.given.at ? " chosen" : ""}`, "aria-label": `${place}, reward ${one.reward}` },
+    const head = [
+      `${place}: reward ${number(one.reward)}`,
+      `${number(one.length)} tokens`,
+      one.finish,
+      `lag ${number(one.lag)}`,
+      versions.length > 1 ? `versions ${versions.join(", ")}` : `version ${versions[0] ?? "–"}`,
+      advantage == null ? null : `advantage ${number(advantage)}`,
+      turns.length > 1 ? `${turns.length} turns` : null,
+      player || null,
+    ];
+    const more = Object.entries(reward).filter(([name, value]) =>
+      !["reward", "components"].includes(name) && value !== "" && value != null
+    );
+    const from = (begin, text) =>
+      el("a", { href: this.to({ ...this.first(run), group: found.group, at: one.key, only: one.place, begin }) }, text);
+    const open = from(null, `${number(one.total)} tokens: show them`),
+      part = one.tokens && this.part(one, found, from),
+      file = asText(found.group, run ?? this.given.run, one.place);
+    return el(
+      "article",
+      {
+        class: `card${run == null && one.key === this.given.at ? " chosen" : ""}`,
+        "aria-label": `${place}, reward ${one.reward}`,
+      },
       el("h3", {}, head.filter(Boolean).join(" · ")),
-      Object.keys(reward.components ?? {}).length ? el("p", { class: "soft" }, Object.entries(reward.components).map(([name, value]) => `${clean(name.slice(0, 100))} ${number(value)}`).join(" · ")) : null,
-      one.tokens ? el("div", {}, part, strip(one, found, color, most)) : el("div", {}, open, file, one.text ? el("div", { class: "tokens", dir: "ltr" }, clean(one.text)) : null),
-      el("details", {}, el("summary", {}, "Reward and turns"), one.tokens ? file : null, el("dl", { class: "facts" },
-        more.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, name === "latency_s" ? seconds(value) : clean(typeof value === "string" ? value : JSON.stringify(value)))]),
-        turns.flatMap((turn, i) => [el("dt", {}, `turn ${i + 1}`), el("dd", {}, `tokens ${turn.completion_start} to ${turn.end}, ${turn.finish_reason}, by ${turn.generator_ids.join(", ")}${turn.reward == null ? "" : `, reward ${number(turn.reward)}`}`)]))));
+      Object.keys(reward.components ?? {}).length
+        ? el(
+          "p",
+          { class: "soft" },
+          Object.entries(reward.components).map(([name, value]) => `${clean(name.slice(0, 100))} ${number(value)}`)
+            .join(" · "),
+        )
+        : null,
+      one.tokens
+        ? el("div", {}, part, strip(one, found, color, most))
+        : el("div", {}, open, file, one.text ? el("div", { class: "tokens", dir: "ltr" }, clean(one.text)) : null),
+      el(
+        "details",
+        {},
+        el("summary", {}, "Reward and turns"),
+        one.tokens ? file : null,
+        el(
+          "dl",
+          { class: "facts" },
+          more.flatMap((
+            [name, value],
+          ) => [
+            el("dt", {}, name),
+            el(
+              "dd",
+              {},
+              name === "latency_s" ? seconds(value) : clean(typeof value === "string" ? value : JSON.stringify(value)),
+            ),
+          ]),
+          turns.flatMap((
+            turn,
+            i,
+          ) => [
+            el("dt", {}, `turn ${i + 1}`),
+            el(
+              "dd",
+              {},
+              `tokens ${turn.completion_start} to ${turn.end}, ${turn.finish_reason}, by ${
+                turn.generator_ids.join(", ")
+              }${turn.reward == null ? "" : `, reward ${number(turn.reward)}`}`,
+            ),
+          ]),
+        ),
+      ),
+    );
   }
 
-  part({ tokens, total }, { shared }, from) { // of one that is too long to be shown at once: where this part is, and the ways to the others
+  // Of one that is too long to be shown at once: where this part is, and the ways to the others.
+  part({ tokens, total }, { shared }, from) {
     const end = tokens.begin + tokens.pieces.length, size = tokens.pieces.length;
     if (tokens.begin === shared && end === total) return null;
-    return el("p", { class: "bar" }, tokens.begin > shared ? from(Math.max(shared, tokens.begin - size), "◀ earlier tokens") : null, el("span", { class: "soft" }, `tokens ${number(tokens.begin)} to ${number(end)} of ${number(total)}`), end < total ? from(end, "later tokens ▶") : null);
+    return el(
+      "p",
+      { class: "bar" },
+      tokens.begin > shared ? from(Math.max(shared, tokens.begin - size), "◀ earlier tokens") : null,
+      el("span", { class: "soft" }, `tokens ${number(tokens.begin)} to ${number(end)} of ${number(total)}`),
+      end < total ? from(end, "later tokens ▶") : null,
+    );
   }
 
   key(event) {
-    if (!this.given.group || this.target.hidden || event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName)) return;
+    if (
+      !this.given.group || this.target.hidden || event.ctrlKey || event.metaKey || event.altKey ||
+      /INPUT|SELECT|TEXTAREA/.test(event.target.tagName)
+    ) return;
     const row = { j: this.steps?.after, k: this.steps?.before }[event.key];
     if (row) location.hash = this.to({ group: row.group, at: row.key, only: null, begin: null });
     if (event.key === "u") location.hash = this.to({ group: null, at: null, only: null, begin: null });
