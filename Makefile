@@ -56,13 +56,27 @@ $(INSTALLED): $(LOCK) requirements/install.py pyproject.toml
 	echo "setup: done"
 
 .PHONY: check
-check: $(INSTALLED) ## formatting, lint, types, import rules, sizes of files, and the links of the documentation
+check: $(INSTALLED) ## formatting, lint, types, import rules, sizes of files, the page's files, and the links of the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_layout.py
+	$(MAKE) --no-print-directory page-check
 	$(MAKE) --no-print-directory docs
+
+# Of the page's JavaScript, styles and HTML. Laid out anew by: .venv/bin/deno fmt --config learner/page/deno.json learner/page
+DENO := DENO_DIR=$(CURDIR)/build/deno DENO_NO_UPDATE_CHECK=1
+OF_PAGE := --config learner/page/deno.json learner/page
+.PHONY: page-check
+page-check: $(FOR_TESTS) ## formatting, lint and types of the page's files
+	@if [[ ! -x $(BIN)/deno ]]; then
+		echo "page-check: the page's files are not checked: the package deno of requirements/tests.lock is not installed" >&2
+		exit 0
+	fi
+	$(DENO) $(BIN)/deno fmt --check $(OF_PAGE)
+	$(DENO) $(BIN)/deno lint $(OF_PAGE)
+	$(DENO) $(BIN)/deno check $(OF_PAGE)/static/main.js
 
 .PHONY: docs
 docs: $(INSTALLED) ## build the documentation as a site in site/; a dead link is an error
@@ -78,7 +92,7 @@ test: check $(FOR_TESTS) ## setup, check, and all tests
 
 $(FOR_TESTS): requirements/tests.lock | $(INSTALLED)
 	@echo "setup: installing $$(grep -c == $<) packages that tests alone use"
-	@if $(BIN)/python requirements/install.py $<; then touch $@; else echo "setup: tests that want them skip" >&2; fi
+	@if $(BIN)/python requirements/install.py $<; then touch $@; else echo "setup: tests and checks that want them skip" >&2; fi
 
 .PHONY: test-tools
 test-tools: $(PROMETHEUS)/promtool ## Debian's headless Chromium (root) and, in build/, Prometheus; tests that want them skip without

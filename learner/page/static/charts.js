@@ -18,6 +18,7 @@ const PALE = { blue: "pale" }; // of what is not smoothed; other colours have no
 const NO_POINTS = { show: false };
 const DASHES = [[7, 4], [2, 3], [12, 3, 2, 3], [4, 8]];
 
+/** @param {Column} values @param {number} window @returns {Column} */
 function smoothed(values, window) { // centred mean of what is known, shorter at the ends
   if (window <= 1) return values;
   const sums = new Float64Array(values.length + 1), known = new Uint32Array(values.length + 1);
@@ -33,11 +34,15 @@ function smoothed(values, window) { // centred mean of what is known, shorter at
 }
 
 export class Charts {
+  /** @param {ShownRun & { others: ShownRun[] }} run @param {FigureSpec[]} figures */
   constructor(run, figures) { // what is drawn is the learner's to say: learner/reports/history.py
     this.run = run;
     this.figures = figures;
+    /** @type {[number, number] | null} */
     this.range = null;
+    /** @type {Map<string, { plot: uPlot, labels: string }>} */
     this.plots = new Map();
+    /** @type {Map<string, HTMLElement>} */
     this.boxes = new Map();
     const box = $("charts");
     for (const { id, heading, whole } of figures) this.boxes.set(id, box.appendChild(figure(id, heading, whole)));
@@ -75,6 +80,7 @@ export class Charts {
     return $("log").getAttribute("aria-pressed") === "true";
   }
 
+  /** @returns {[number, number]} */
   ends() {
     const all = [this.run, ...this.run.others].map((each) => each.columns.step).filter((steps) => steps.length);
     return [Math.min(0, ...all.map((steps) => steps[0])), Math.max(1, ...all.map((steps) => steps.at(-1)))];
@@ -84,6 +90,7 @@ export class Charts {
     return this.range ?? this.ends();
   }
 
+  /** @param {[number, number] | null} range */
   zoom(range) {
     const [first, last] = this.ends();
     if (range) {
@@ -95,20 +102,24 @@ export class Charts {
     this.update();
   }
 
+  /** @param {Columns} c */
   window(c) {
     return Math.round(Number($("smooth").value) * c.step.length);
   }
 
+  /** @param {FigureSpec} figure @param {Column} column @returns {Column} */
   logged(figure, column) {
     return this.log && figure.log ? column.map((v) => (v > 0 ? v : null)) : column;
   }
 
   // What a figure holds of the run and of those beside it: tables of steps and lines. A line has its values and what
   // uPlot is told of it, so that the two are never made by different rules.
+  /** @param {FigureSpec} figure @returns {DrawnTable[]} */
   tables(figure) {
     return [...this.own(figure), ...this.run.others.flatMap((other, i) => this.beside(figure, other, i))];
   }
 
+  /** @param {FigureSpec} figure @returns {DrawnTable[]} */
   own(figure) {
     const c = this.run.columns, window = this.window(c);
     const few = { show: () => this.run.columns.step.length < 60, size: 4 };
@@ -125,6 +136,7 @@ export class Charts {
     return [{ steps: c.step, lines }, ...(figure.held_out ? [heldOut(this.run.events, "held out", "orange")] : [])];
   }
 
+  /** @param {FigureSpec} figure @param {number} window @returns {DrawnLine[]} */
   stacked(figure, window) {
     let sums = this.run.columns.step.map(() => 0);
     return figure.curves.map(({ name, title, color }) => {
@@ -138,6 +150,7 @@ export class Charts {
     }).reverse(); // the highest is drawn first
   }
 
+  /** @param {FigureSpec} figure @param {ShownRun} other @param {number} i @returns {DrawnTable[]} */
   beside(figure, { name, columns: c, events }, i) { // smoothed alone: raw ones of several runs hide each other
     const window = this.window(c),
       dash = DASHES[i % DASHES.length],
@@ -164,6 +177,7 @@ export class Charts {
     ];
   }
 
+  /** @param {FigureSpec} figure */
   measured(figure) {
     return [this.run, ...this.run.others].some(({ columns, events }) =>
       figure.curves.some(({ name }) => columns[name]?.some((v) => v != null)) ||
@@ -189,6 +203,7 @@ export class Charts {
     this.drawEvents();
   }
 
+  /** @param {FigureSpec} figure @param {HTMLElement} box */
   plot(figure, box) { // anew where there are other lines than those that are drawn
     const tables = this.tables(figure),
       lines = tables.flatMap((table) => table.lines),
@@ -237,6 +252,7 @@ export class Charts {
     this.plots.set(figure.id, { plot, labels });
   }
 
+  /** @param {FigureSpec} figure */
   words(figure) {
     const c = this.run.columns, format = figure.stacked ? seconds : number;
     if (!c.step.length) return "No step yet.";
@@ -354,6 +370,7 @@ export class Charts {
   }
 }
 
+/** @param {Record<string, number>[]} lags @returns {[number, number][]} */
 function lastShares(lags) { // of the last sixteenth of the steps, by lag
   const all = new Map();
   lags.slice(-Math.max(1, lags.length >> 4)).forEach((each) =>
@@ -363,6 +380,7 @@ function lastShares(lags) { // of the last sixteenth of the steps, by lag
   return [...all].sort((a, b) => a[0] - b[0]).map(([lag, n]) => [lag, n / sum]);
 }
 
+/** @param {string} label @param {string} color @param {Column} values @returns {DrawnLine} */
 function line(label, color, values, more) {
   return {
     values,
@@ -378,6 +396,7 @@ function line(label, color, values, more) {
 }
 
 // The newest of each version, as a table of its own: version 0 is no step.
+/** @param {RunEvent[]} events @param {string} label @param {string} color @returns {DrawnTable} */
 function heldOut(events, label, color, more = {}) {
   const found = [...new Map(events.filter((e) => e.kind === "evaluation").map((e) => [e.step, e.accuracy]))].sort((
     a,
@@ -390,6 +409,7 @@ function heldOut(events, label, color, more = {}) {
   };
 }
 
+/** @param {Column} values */
 function mean(values) {
   const known = values.filter((v) => v != null);
   return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;

@@ -1,6 +1,7 @@
 // Elements, numbers and requests. Text only ever enters the page as text: a completion may hold anything.
 
-export const $ = (id) => document.getElementById(id);
+/** @param {string} id */
+export const $ = (id) => /** @type {PageElement} */ (document.getElementById(id));
 
 export function el(tag, given = {}, ...children) {
   const made = document.createElement(tag);

@@ -7,17 +7,27 @@ const OTHERS_EVERY_MS = 15000; // runs beside this one have no stream of events:
 
 export class RunView {
   constructor({ needsToken, said }) {
+    /** @type {Columns} */
     this.columns = { step: [], lags: [] };
+    /** @type {RunEvent[]} */
     this.events = [];
     this.needsToken = needsToken;
     this.said = said;
     this.run = "0";
     this.name = "";
+    /** @type {ShownRun[]} */
     this.others = [];
+    /** @type {OtherRun[]} */
     this.wanted = [];
+    /** @type {FigureSpec[] | null} */
+    this.figures = null;
+    /** @type {Charts | null} */
     this.charts = null;
+    /** @type {EventSource | null} */
     this.source = null;
+    /** @type {ProcessesTold | null} */
     this.told = null;
+    /** @type {number | null} */
     this.total = null;
     document.addEventListener("visibilitychange", () => {
       if (document.hidden) this.pause();
@@ -47,7 +57,8 @@ export class RunView {
     clearTimeout(this.again);
   }
 
-  async ofOthers() {
+  /** @returns {Promise<ShownRun[]>} */
+  ofOthers() {
     return Promise.all(this.wanted.map(async (other) => ({ ...other, ...(await ask("steps", { run: other.run })) })));
   }
 
@@ -272,7 +283,7 @@ export class RunView {
 
   processes() {
     const told = this.told, waits = told?.learner?.waits ?? [], c = this.columns;
-    const { wall, sum, steps } = this.recent(),
+    const { wall, sum } = this.recent(),
       a_s = (value, unit) => (wall ? `${number(value / wall)} ${unit}/s` : "");
     const waitsFor = (kind) => waits.some((wait) => kind.test(wait.whom));
     const card = (place, title, lines) =>

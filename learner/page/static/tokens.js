@@ -26,7 +26,7 @@ export const COLORINGS = {
   advantage: { title: "Advantage", of: (t, i) => t.advantages[i], signed: true, unit: "" },
   entropy: { title: "Entropy", of: (t, i) => t.entropies[i], unit: "nats" },
   logprob: { title: "Logprob", of: (t, i) => -t.behavior_logprobs[i], shown: (v) => -v, unit: "nats" },
-  turn: { title: "Turns, masks", of: (t, i, step, turn) => turn, kinds: true },
+  turn: { title: "Turns, masks", of: (_t, _i, _step, turn) => turn, kinds: true },
 };
 const SHADES = 8;
 
@@ -34,6 +34,7 @@ const shown = new Map([["\n", "⏎\n"], ["\t", "⇥\t"]]);
 // Control characters and marks of direction would change what stands around them: they are shown by their numbers.
 export const clean = (text) =>
   text.replace(
+    // deno-lint-ignore no-control-regex
     /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g,
     (c) => shown.get(c) ?? `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`,
   );
@@ -120,6 +121,7 @@ export function strip(one, found, name, most) {
     }),
     told = el("p", { class: "told", "aria-live": "off" }, "\u00a0");
   const runs = [];
+  /** @type {{ kind: string, text: string, from: number, element: HTMLElement } | null} */
   let run = null;
   const flush = () => {
     if (run) {
@@ -133,10 +135,10 @@ export function strip(one, found, name, most) {
     if (run?.kind !== kind) {
       flush();
       run = { kind, text: "", from: i, element: el("span", { class: `t ${kind}` }) };
-      run.element.dataset.from = i;
+      run.element.dataset.from = String(i);
     }
     run.text += t.pieces[i];
-    run.element.dataset.to = i + 1;
+    run.element.dataset.to = String(i + 1);
   }
   flush();
   const tell = (i) => {

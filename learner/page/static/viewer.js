@@ -1,6 +1,6 @@
 // Trajectories: those that fit a filter, and one group token by token; of several runs beside each other, where the
 // address names some. All of it is in the address.
-import { address, ask, el, NeedsToken, number, seconds, share } from "./dom.js";
+import { address, ask, el, NeedsToken, number, seconds } from "./dom.js";
 import { clean, COLORINGS, legend, scaleOf, strip } from "./tokens.js";
 
 const FILTERS = [
@@ -256,6 +256,7 @@ export class Viewer {
 
   excerpt(row, href) {
     const open = el("a", { class: "excerpt", dir: "ltr", href });
+    // deno-lint-ignore no-control-regex
     const parts = (row.excerpt || "(empty)").split(/[\u0002\u0003]/);
     parts.forEach((part, i) => open.append(i % 2 ? el("mark", {}, clean(part)) : clean(part)));
     return open;

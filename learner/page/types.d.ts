@@ -1,0 +1,101 @@
+// What the learner sends to its page, and what is used of uPlot: for the type checker alone, which the browser never sees.
+
+/** Null where a step has no such number. */
+type Column = (number | null)[];
+
+/** Steps as columns, by the names of metrics.jsonl; `lags` counts the trajectories of each step by their lag. */
+interface Columns {
+  step: number[];
+  lags: Record<string, number>[];
+  // deno-lint-ignore no-explicit-any -- which numbers there are is said in learner/reports/history.py
+  [name: string]: any[];
+}
+
+interface RunEvent {
+  kind: string;
+  step: number;
+  unix_s: number | null;
+  accuracy?: number | null;
+}
+
+interface CurveSpec {
+  name: string;
+  title: string;
+  color: string;
+  largest: boolean;
+}
+
+interface FigureSpec {
+  id: string;
+  heading: string;
+  log: boolean;
+  zero: boolean;
+  stacked: boolean;
+  whole: boolean;
+  held_out: boolean;
+  curves: CurveSpec[];
+}
+
+/** A run that is shown: the one of the page, or one beside it. */
+interface ShownRun {
+  name: string;
+  columns: Columns;
+  events: RunEvent[];
+}
+
+interface OtherRun {
+  run: string;
+  name: string;
+}
+
+interface PeerStatus {
+  name: string;
+  url: string;
+  state: string;
+  last_heard_s: number | null;
+  version: string | null;
+  idle_share?: number;
+  tokens_per_s?: number;
+}
+
+/** What the learner says of itself and the others; only whether it lives, where it does not. */
+interface ProcessesTold {
+  live: boolean;
+  learner?: {
+    version: number;
+    total: number | null;
+    queues: { name: string; depth: number }[];
+    problems: string[];
+    waits: { whom: string; since_s: number }[];
+    failures: { age_s: number; text: string }[];
+  };
+  generators?: PeerStatus[];
+  env_services?: PeerStatus[];
+  reward_services?: { name: string; latency_s: number; step: number }[];
+}
+
+/** A line of a figure: its values, and what uPlot is told of it. */
+interface DrawnLine {
+  values: Column;
+  told: { label: string; [option: string]: unknown };
+}
+
+/** Lines over the same steps. */
+interface DrawnTable {
+  steps: number[];
+  lines: DrawnLine[];
+}
+
+/** The elements of index.html: those of a form have a value, links an address. */
+interface PageElement extends HTMLElement {
+  value: string;
+  href: string;
+}
+
+declare class uPlot {
+  static join(tables: unknown[]): unknown;
+  constructor(options: unknown, data: unknown, target: Element);
+  root: HTMLElement;
+  setData(data: unknown): void;
+  destroy(): void;
+}
