@@ -277,7 +277,7 @@ def _run_up(path: Path, words: Sequence[str]) -> int:
 
 def _run_eval(path: Path, words: Sequence[str]) -> int:
     # Deferred for the same reason as the doctor.
-    from headway.doctor_command import EVALUATION_OPTIONS, evaluation_words, to_be_started
+    from headway.evaluation_command import EVALUATION_OPTIONS, evaluation_words, to_be_started
 
     own, overrides = own_options(words, EVALUATION_OPTIONS)
     arguments = evaluation_words(own, split_options(overrides), path=path, tables=read_tables(path))
@@ -289,7 +289,9 @@ def _run_eval(path: Path, words: Sequence[str]) -> int:
 
 def _run_doctor(path: Path, words: Sequence[str]) -> int:
     # Deferred: its HTTP client takes longer to load than everything else here, and `up` does without it.
-    from headway.doctor_command import doctor, options_of, tell_memory
+    from headway.doctor.options import options_of
+    from headway.doctor_command import doctor
+    from headway.memory_table import tell_memory
 
     if path == Path("--memory"):
         return tell_memory(words)
@@ -298,7 +300,8 @@ def _run_doctor(path: Path, words: Sequence[str]) -> int:
 
 
 def _run_status(path: Path, words: Sequence[str]) -> int:
-    from headway.doctor_command import options_of, status  # deferred for the same reason
+    from headway.doctor.options import options_of
+    from headway.status_command import status
 
     options, overrides = options_of(words)
     return status(_load_each(path, split_options(overrides)), options)

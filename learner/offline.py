@@ -28,8 +28,8 @@ from learner.algorithms.presets.dpo_family import preference
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.algorithms.presets.rm import RmConfig
 from learner.config import LearnerConfig
-from learner.data.distillation import CacheKey, cached_reference_logprobs, fingerprint_model, fingerprint_sequences
 from learner.data.examples import Tokenized, Tokenizer, batches, length_statistics
+from learner.data.reference_cache import CacheKey, cached_reference_logprobs, fingerprint_model, fingerprint_sequences
 from learner.journal.checkpoints import Checkpoint, Checkpoints, checkpoints_of
 from learner.journal.files import LineFile, ignore, write_atomically
 from learner.journal.manifest import Signer

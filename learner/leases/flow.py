@@ -22,9 +22,11 @@ import numpy as np
 from learner.journal.journal import DiskRoom, JournalFull, RunLog
 from learner.leases.curriculum import Curriculum, CurriculumRules, MakeCurriculum
 from learner.leases.dead_letters import DeadLetters, RunFailed
+from learner.leases.env_services import EnvServices, Peer
 from learner.leases.evaluation_leases import Evaluator
-from learner.leases.granting import EnvServices, Granting, LeaseTerms, PacingRule, Peer
+from learner.leases.granting import Granting, LeaseTerms
 from learner.leases.incarnations import Belongs, Incarnations, oldest_of, up_to
+from learner.leases.pacing import PacingRule
 from learner.ledger import AttemptId, EndedAttempt, FailureResult, Ledger, Verdict
 from protocol.codec import Frame
 from protocol.messages import Failed, Granted

@@ -18,9 +18,10 @@ from learner.evaluation.results import Evaluation
 from learner.journal.journal import JournalFull, RunLog
 from learner.leases.conversation import MISSED_HEARTBEATS, Conversation
 from learner.leases.dead_letters import DeadLetters
+from learner.leases.env_services import Peer
 from learner.leases.evaluation_leases import Evaluator
 from learner.leases.flow import GroupFlow, IntakeOptions
-from learner.leases.granting import LeaseTerms, Peer
+from learner.leases.granting import LeaseTerms
 from learner.leases.incarnations import Belongs, oldest_of, tokens_of
 from learner.ledger import (
     Batch,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 from learner.journal.journal import FOLDER as JOURNAL
-from learner.leases.granting import Peer
+from learner.leases.env_services import Peer
 from learner.ledger import ATTEMPT_OUTCOMES, LEASE_STATES, Books, Ledger
 from learner.reports.history import CURVES, figure_of
 from learner.reports.tally import StepRecord

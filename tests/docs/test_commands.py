@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway import checking, doctor_command
+from headway import checking, evaluation_command
 from headway import command as umbrella
 from headway.doctor import before
 from headway.own_options import usage
@@ -88,7 +88,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(umbrella, "Supervisor", Started)
     monkeypatch.setattr(umbrella, "examined_apart", lambda configs: None)
     monkeypatch.setattr(checking, "check_port", lambda what, host, port: before.good(what, host))
-    monkeypatch.setattr(doctor_command, "to_be_started", list)
+    monkeypatch.setattr(evaluation_command, "to_be_started", list)
     Started.commands.clear()
     return tmp_path
 

@@ -24,7 +24,7 @@ from headway.doctor.before import (
     examine,
     model_bytes,
 )
-from headway.doctor_command import memory_table
+from headway.memory_table import memory_table
 from learner.config import LearnerConfig
 from services.config.agreements import Listens, ModelFolder, Place, Reaches, disagreements, listened_on, places_of
 from services.config.models import HttpConfig, ProcessConfig, RunConfig

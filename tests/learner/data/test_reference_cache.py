@@ -10,14 +10,14 @@ import pytest
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from learner.data.distillation import (
+from learner.data.examples import Tokenized
+from learner.data.reference_cache import (
     CacheKey,
     cache_file,
     cached_reference_logprobs,
     fingerprint_model,
     fingerprint_sequences,
 )
-from learner.data.examples import Tokenized
 
 KEY = CacheKey(model="m", data="d", temperature=1.0, precision="float32")
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.evaluation.config import EvaluationConfig
+from learner.leases.env_services import Peer
 from learner.leases.evaluation_leases import Evaluator
-from learner.leases.granting import Granting, Peer
+from learner.leases.granting import Granting
 from learner.ledger import ledger as ledger_module
 from learner.ledger.lease import Remaining, blockage, last_without_a_place
 from protocol.messages import Fleet, Goodbye, Lease, Message

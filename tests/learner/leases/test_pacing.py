@@ -1,6 +1,6 @@
 """Pacing: more groups when the trainer waited, fewer when groups lay ready, always between one step and the bound."""
 
-from learner.leases.granting import Pacing, PacingRule
+from learner.leases.pacing import Pacing, PacingRule
 
 
 def pacing(*, max_lag: int = 4, rule: PacingRule = "demand") -> Pacing:

@@ -13,7 +13,7 @@ from learner.algorithms.presets.gdpo import GdpoConfig
 from learner.algorithms.presets.gigpo import GigpoConfig
 from learner.algorithms.presets.grpo import GrpoConfig
 from learner.algorithms.presets.online_dpo import OnlineDpoConfig
-from learner.leases.granting import TaskOrder
+from learner.leases.task_order import TaskOrder
 from learner.training.batch import ComponentMissing, LagBoundBroken, SeveralSequences, Teaching, flatten, sequences_of
 from learner.training.models import TokenScores, credit
 from protocol.trajectories import RewardRecord, Trajectory, Turn, VersionSpan

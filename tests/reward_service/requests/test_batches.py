@@ -5,7 +5,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import cast
 
 from protocol.rewards import ScoreError, ScoreItem, ScoreRequest
-from reward_service.requests.scoring import Batch, OpenLanes, Turns
+from reward_service.requests.batch import Batch
+from reward_service.requests.open_lanes import OpenLanes
+from reward_service.requests.turns import Turns
 from reward_service.verifier.submission import Outcome, Score
 
 RIGHT = Outcome(result=Score(reward=1.0))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway.doctor.asking import Condition
-from headway.doctor_command import evaluation_words, missing, to_be_started
+from headway.evaluation_command import evaluation_words, missing, to_be_started
 from reward_service.config import RewardServiceConfig
 from services.config.models import HttpConfig
 from services.config.sources import PROCESSES, ConfigError

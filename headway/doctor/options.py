@@ -1,0 +1,58 @@
+"""Options that `headway doctor` and `headway status` share, and the processes that they ask."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import get_args
+
+from headway.doctor.asking import Patient, Target, targets_of
+from headway.own_options import own_options
+from protocol.status import Kind, ProgressStatus
+from services.config.models import ProcessConfig
+from services.config.sources import ConfigError
+from services.http.tls import TlsFiles
+
+Progress = dict[str, ProgressStatus]
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """`before`: examine the machine, whatever runs. `more` are processes that the config file does not name."""
+
+    before: bool = False
+    as_json: bool = False
+    more: Sequence[Target] = field(default_factory=tuple)
+
+
+def options_of(words: Sequence[str]) -> tuple[DoctorOptions, list[str]]:
+    """The doctor's own options, and the words that are for the processes' configs. Raises ConfigError."""
+    own, others = own_options(words, {"--before": False, "--json": False, "--url": True})
+    more = tuple(map(_target, own.get("--url", [])))
+    return DoctorOptions(before="--before" in own, as_json="--json" in own, more=more), others
+
+
+def targets(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> list[Target]:
+    """Those of the config file, and those that `--url` names."""
+    known = targets_of(configs)
+    tokens = {target.kind: target.token for target in known}
+    trust = next((target.tls for target in known if target.tls.ca is not None), TlsFiles())
+    more = (Target(kind=one.kind, url=one.url, token=tokens.get(one.kind), tls=trust) for one in options.more)
+    return [*known, *more]
+
+
+def _target(text: str) -> Target:
+    """`generator=http://host:7310`."""
+    name, _, url = text.partition("=")
+    kind = next((kind for kind in get_args(Kind) if kind == name), None)
+    if kind is None or not url.startswith(("http://", "https://")):
+        expected = f"PROCESS=http://HOST:PORT, PROCESS one of {', '.join(get_args(Kind))}"
+        raise ConfigError([f"command line: --url: got {text!r}: expected {expected}"])
+    return Target(kind=kind, url=url.rstrip("/"))
+
+
+def progress_of(patients: Sequence[Patient]) -> Progress:
+    """By name of the process, of those that answered and have a progress."""
+    return {
+        patient.name: patient.status.progress
+        for patient in patients
+        if patient.status is not None and patient.status.progress is not None
+    }

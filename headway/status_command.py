@@ -1,0 +1,164 @@
+"""`headway status`: what the processes of a run do, and how fast."""
+
+import asyncio
+import contextlib
+import importlib
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headway.child_output import clock
+from headway.doctor.asking import Condition, Patient, ask_all, tokens_of
+from headway.doctor.options import DoctorOptions, progress_of, targets
+from protocol.status import ProgressStatus
+from services.config.models import ProcessConfig
+
+_LONGEST_WAIT = 60
+
+
+_LOOK_S = 1.0
+_RATES_OVER_S = 60.0
+_NOBODY = "nobody"
+
+
+def status(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> int:
+    """Prints what the processes do, in a terminal again and again until Ctrl-C; 1 if none of them answers."""
+    try:
+        live = importlib.import_module("rich.live") if sys.stdout.isatty() and not options.as_json else None
+    except ImportError:
+        live = None
+    try:
+        return asyncio.run(_status(configs, options, live))
+    except KeyboardInterrupt:
+        return 0
+
+
+async def _status(configs: Mapping[str, ProcessConfig], options: DoctorOptions, live: Any) -> int:
+    async def look() -> tuple[list[Patient], float]:
+        return await ask_all(targets(configs, options), tokens=tokens_of(configs)), time.monotonic()
+
+    rates = Rates()
+    rates.take(*await look())
+    opened: Any = contextlib.nullcontext() if live is None else live.Live(auto_refresh=False)
+    with opened as screen:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            patients, now = await look()
+            made = rates.take(patients, now)
+            if live is None:
+                sys.stdout.write(status_json(patients, made) if options.as_json else status_text(patients, made))
+                return 0 if any(patient.condition is Condition.ANSWERS for patient in patients) else 1
+            text = f"{time.strftime('%H:%M:%S')}\n{status_text(patients, made, columns=screen.console.width)}"
+            screen.update(_as_wide_as_the_screen(text), refresh=True)
+
+
+def _as_wide_as_the_screen(text: str) -> Any:
+    """A row stays a row in a narrow terminal."""
+    return importlib.import_module("rich.text").Text(text.rstrip("\n"), no_wrap=True, overflow="ellipsis")
+
+
+class Rates:
+    """How much of its progress a process made a second, over the last minute: a step may take longer than a look."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, deque[tuple[float, int]]] = {}
+
+    def take(self, patients: Sequence[Patient], now: float) -> dict[str, float]:
+        """By name of the process, from what was seen of it so far; one that is new, or started anew, has none yet."""
+        found = {}
+        for name, progress in progress_of(patients).items():
+            seen = self._seen.setdefault(name, deque())
+            if seen and progress.done < seen[-1][1]:
+                seen.clear()
+            seen.append((now, progress.done))
+            while now - seen[0][0] > _RATES_OVER_S:
+                seen.popleft()
+            since, done = seen[0]
+            if now > since:
+                found[name] = (progress.done - done) / (now - since)
+        return found
+
+
+def status_json(patients: Sequence[Patient], rates: Mapping[str, float]) -> str:
+    """For scripts: of each process its whole status, if it answered, and its rate a second."""
+    found = [
+        {
+            "process": patient.kind, "url": patient.target.url, "condition": patient.condition.value,
+            "complaint": patient.complaint, "rate_per_s": rates.get(patient.name),
+            "status": None if patient.status is None else patient.status.model_dump(mode="json"),
+        }
+        for patient in patients
+    ]  # fmt: skip
+    return json.dumps(found, indent=1) + "\n"
+
+
+def status_text(patients: Sequence[Patient], rates: Mapping[str, float], *, columns: int | None = None) -> str:
+    """A row for each process, and below them what is wrong and what was said last. Where a row does not fit into
+    `columns`, its last two cells stand below it.
+    """
+    rows = [("process", "version", "progress", "waits for", "last")]
+    rows += [_status_row(patient, rates.get(patient.name)) for patient in patients]
+    lines = _in_columns(rows)
+    if columns is not None and max(map(len, lines)) > columns:
+        whole = _in_columns([row[:3] for row in rows])
+        more = [[], *(_below(row) for row in rows[1:])]
+        lines = [line for head, below in zip(whole, more, strict=True) for line in (head, *below)]
+    for patient in patients:
+        if patient.status is not None:
+            lines += [f"{patient.kind}: {' '.join(text.split())}" for text in patient.status.problems]
+            lines += [
+                f"{patient.kind}, {_ago(failure.age_s)}: {' '.join(failure.text.split())[:200]}"
+                for failure in patient.status.failures[:2]
+            ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _below(row: Sequence[str]) -> list[str]:
+    """What does not fit beside its process, cell by cell."""
+    *_, waits, events = row
+    cells = ("" if waits == _NOBODY else f"waits for {waits}", events)
+    return [f"    {cell}" for cell in cells if cell]
+
+
+def _status_row(patient: Patient, rate: float | None) -> tuple[str, str, str, str, str]:
+    said, name = patient.status, f"{patient.kind} {patient.target.place.removeprefix('localhost')}"
+    if said is None:
+        return name, "", f"{patient.condition}: {patient.complaint}", _NOBODY, ""
+    waits = ", ".join(f"{wait.whom} ({_duration(wait.since_s)})" for wait in said.waits)
+    events = ", ".join(f"{event.name} {_ago(event.age_s)}" for event in said.events)
+    queues = ", ".join(f"{queue.depth:,} {queue.name}" for queue in said.queues)
+    progress = "stopping" if said.stopping else _progress_text(said.progress, rate) or queues
+    return name, said.policy_version or "", progress, _cut(waits) or _NOBODY, events
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_WAIT else f"{text[: _LONGEST_WAIT - 1]}…"
+
+
+def _progress_text(progress: ProgressStatus | None, rate: float | None) -> str:
+    if progress is None:
+        return ""
+    of = "" if progress.total is None else f" of {progress.total:,}"
+    text = f"{progress.done:,}{of} {progress.unit}"
+    if not rate:
+        return text
+    text = f"{text}, {f'{rate:,.0f}' if rate >= 100 else f'{rate:.2g}'}/s"
+    if progress.total is None:
+        return text
+    return f"{text}, {clock((progress.total - progress.done) / rate)} left"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else clock(seconds)
+
+
+def _ago(seconds: float) -> str:
+    return f"{_duration(seconds)} ago"

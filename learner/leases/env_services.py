@@ -1,0 +1,214 @@
+"""Env_services that said hello: by name and by address, their running leases, and what is sent to them."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from learner.ledger import AttemptId, EndedAttempt
+from protocol.messages import (
+    MOST_LEASES,
+    Cancelled,
+    EnvironmentInfo,
+    Fleet,
+    Hello,
+    Message,
+    RunningLease,
+    ServingGenerator,
+)
+from services.zmq.sockets import PeerGone, RouterSocket, SocketError
+
+logger = logging.getLogger(__name__)
+
+
+_SEND_S = 0.5
+"""Longest wait for room in one peer's queue: the others' messages wait with it."""
+_TELLING_SHARE = 0.05
+_LONGEST_QUIET_S = 5.0
+
+
+@dataclass
+class Peer:
+    """An env_service under its socket's address. `running` are its training leases, `evaluated_last` tells that its
+    last grant was of an evaluation.
+    """
+
+    peer: str
+    hello: Hello
+    last_seen: float
+    running: set[AttemptId] = field(default_factory=set)
+    evaluated_last: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.hello.env_id
+
+    def environment(self, name: str | None) -> EnvironmentInfo | None:
+        """The environment of that name, or the only one if no name is given; None if it is not offered."""
+        offered = self.hello.environments
+        if name is None:
+            return offered[0] if len(offered) == 1 else None
+        return next((info for info in offered if info.name == name), None)
+
+    def agreed(self, name: str | None) -> EnvironmentInfo:
+        """The same, of an env_service that offers it: one that does not is not taken in."""
+        info = self.environment(name)
+        assert info is not None, (self.name, name)
+        return info
+
+
+class EnvServices:
+    """All env_services, by name and by address. Sends hardly wait: what a peer does not take is lost, and its leases
+    expire. `on_the_wire` names an attempt as its holder knows it.
+    """
+
+    def __init__(
+        self,
+        socket: RouterSocket,
+        *,
+        on_the_wire: Callable[[AttemptId], RunningLease],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._socket = socket
+        self._on_the_wire = on_the_wire
+        self._clock = clock
+        self._fleet = Fleet(generators=())
+        self._all_told = True
+        self._quiet_until = -math.inf
+        self._by_name: dict[str, Peer] = {}
+        self._names: dict[str, str] = {}
+        self._may_have_room: dict[str, None] = {}
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(list(self._by_name.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def at(self, peer: str) -> Peer | None:
+        """Who speaks from this address."""
+        return self._by_name.get(self._names.get(peer, ""))
+
+    def named(self, env_id: str) -> Peer | None:
+        """Who goes by this name."""
+        return self._by_name.get(env_id)
+
+    def has(self, holder: Peer) -> bool:
+        """Whether it is still there, under the same address."""
+        return self._by_name.get(holder.name) is holder
+
+    def with_room(self) -> Iterator[Peer]:
+        """Those that may have room for more leases: all but who was found `full` and has ended nothing since."""
+        for name in list(self._may_have_room):
+            holder = self._by_name.get(name)
+            if holder is not None:  # it may have left while another one's grant was sent
+                yield holder
+
+    def full(self, holder: Peer) -> None:
+        """It has no room for a lease, as was just seen."""
+        self._may_have_room.pop(holder.name, None)
+
+    def look_again(self) -> None:
+        """Any of them may have room."""
+        self._may_have_room = dict.fromkeys(self._by_name)
+
+    def ended(self, holder: Peer, attempts: Iterable[AttemptId] = ()) -> None:
+        """This one does not run these training attempts any more, or has ended one of an evaluation."""
+        holder.running.difference_update(attempts)
+        if holder.name in self._by_name:
+            self._may_have_room[holder.name] = None
+
+    def welcome(self, *, peer: str, hello: Hello, now: float) -> tuple[Peer, bool]:
+        """Takes an env_service in; also says whether it is a new one. One that comes again keeps its leases."""
+        known = self._by_name.get(hello.env_id)
+        if known is not None:
+            self._names.pop(known.peer, None)
+        holder = Peer(peer=peer, hello=hello, last_seen=now, running=known.running if known else set())
+        self._by_name[hello.env_id] = holder
+        self._names[peer] = hello.env_id
+        self._may_have_room[hello.env_id] = None
+        return holder, known is None
+
+    def part(self, holder: Peer) -> None:
+        """Forgets an env_service."""
+        self._by_name.pop(holder.name, None)
+        self._names.pop(holder.peer, None)
+        self._may_have_room.pop(holder.name, None)
+
+    def stood_still(self, seconds: float) -> None:
+        """The learner did nothing for so long, and heard nothing either."""
+        for holder in self._by_name.values():
+            holder.last_seen += seconds
+
+    def release(self, ended: Iterable[EndedAttempt]) -> None:
+        """These attempts are over. Those that nobody runs any more may still be in somebody's books."""
+        unheld: set[AttemptId] = set()
+        for attempt in ended:
+            named = AttemptId(attempt.lease_id, attempt.attempt)
+            holder = self._by_name.get(attempt.holder or "")
+            if holder is not None:
+                self.ended(holder, (named,))
+            elif attempt.holder is None:
+                unheld.add(named)
+        for holder in self._by_name.values() if unheld else ():
+            if not unheld.isdisjoint(holder.running):
+                self.ended(holder, unheld)
+
+    async def send(self, holder: Peer, message: Message) -> None:
+        """Sends, or notes that the peer is gone: its leases then expire."""
+        await self.answer(holder.peer, message)
+
+    async def answer(self, peer: str, message: Message) -> bool:
+        """Sends to an address that need not be a holder's; False if nobody is connected there any more."""
+        try:
+            await self._socket.send(peer, message, deadline_s=_SEND_S)
+        except SocketError as error:
+            logger.debug("a %s could not be sent: %s", message.kind, error)
+            return not isinstance(error, PeerGone)
+        return True
+
+    async def broadcast(self, message: Message) -> bool:
+        """Sends to all, encoded once; those that take nothing are waited for together. False if one took nothing."""
+        return not await self._socket.send_to_all([holder.peer for holder in self], message, deadline_s=_SEND_S)
+
+    async def tell_fleet(self, serving: Iterable[ServingGenerator]) -> None:
+        """Tells all who serves, if that has changed. Telling a thousand of a thousand takes a while: so that only a
+        small share of the time is spent on it, what changes soon after is left to a later call; so is one that did not
+        take it.
+        """
+        began = self._clock()
+        if began < self._quiet_until:
+            return
+        generators = tuple(serving)
+        if self._all_told and generators == self._fleet.generators:
+            return
+        self._fleet, self._all_told, self._quiet_until = Fleet(generators=generators), False, math.inf
+        try:
+            self._all_told = await self.broadcast(self._fleet)
+        finally:
+            ended = self._clock()
+            self._quiet_until = ended + min((ended - began) / _TELLING_SHARE, _LONGEST_QUIET_S)
+
+    async def tell_fleet_to(self, holder: Peer) -> None:
+        """Tells one that has come what the others were told last."""
+        await self.send(holder, self._fleet)
+
+    async def cancel(self, ended: Iterable[EndedAttempt]) -> None:
+        """These attempts are over; tells their holders that nobody waits for them any more."""
+        ended = tuple(ended)
+        self.release(ended)
+        by_holder: dict[str, list[RunningLease]] = {}
+        for attempt in ended:
+            if attempt.holder is not None:
+                lease = self._on_the_wire(AttemptId(attempt.lease_id, attempt.attempt))
+                by_holder.setdefault(attempt.holder, []).append(lease)
+        for name, leases in by_holder.items():
+            holder = self._by_name.get(name)
+            if holder is not None:
+                await self.tell_cancelled(holder, leases)
+
+    async def tell_cancelled(self, holder: Peer, leases: Sequence[RunningLease]) -> None:
+        """Nobody waits for these any more."""
+        for start in range(0, len(leases), MOST_LEASES):
+            await self.send(holder, Cancelled(leases=tuple(leases[start : start + MOST_LEASES])))
