@@ -12,6 +12,7 @@ that says little to whoever wrote the ten lines at its end. Here it is a sentenc
     ZeroDivisionError: division by zero
 """
 
+import asyncio
 import linecache
 import math
 import sys
@@ -55,6 +56,24 @@ def checked_number(value: object) -> float:
     number = number_of(value)
     assert number is not None, "it was looked at before"
     return number
+
+
+def is_being_cancelled() -> bool:
+    """Tells whether somebody cancels the task that asks, so that a CancelledError is for it and not the user code's."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def let_out(error: BaseException) -> str:
+    """Says of code that ends more than itself, by a SystemExit or a CancelledError of its own, what it did and where.
+
+    It follows the name of that code in a sentence.
+    """
+    frames = user_frames(error) or traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    said = ": ".join(filter(None, (type(error).__name__, str(error))))
+    hint = ", such as that of a task which it cancelled" if isinstance(error, asyncio.CancelledError) else ""
+    return f"let out {said}{place}{hint}; expected a result or an Exception: catch it there"
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:

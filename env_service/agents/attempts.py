@@ -22,13 +22,13 @@ from env_service.environments.interface import (
     Verification,
 )
 from env_service.rollouts.conversation import Fault, Speaker, fault_of_step
-from env_service.rollouts.environment_calls import is_being_cancelled, resolved_by_others
+from env_service.rollouts.environment_calls import resolved_by_others
 from env_service.rollouts.outcomes import RolloutFailure
 from env_service.rollouts.rollout import Attempt, Attempts
 from env_service.rollouts.speech import Transcript
 from protocol.messages import WaitsFor
 from protocol.trajectories import CUT_OFF, CutOff
-from services.user_code import checked_number, number_of
+from services.user_code import checked_number, is_being_cancelled, number_of
 
 
 class WentSilent(Exception):

@@ -133,7 +133,7 @@ class AgentProgram:
     def _judged(self, returned: AgentResult | float | None, task: Task) -> AgentResult | float | None:
         if self._options.verifier is None:
             return returned
-        result = returned if isinstance(returned, AgentResult) else AgentResult(returned or 0.0)
+        result = returned if isinstance(returned, AgentResult) else AgentResult(0.0 if returned is None else returned)
         if result.verification is not None:
             return result
         arguments = task.data.get("arguments")

@@ -25,7 +25,11 @@ _Number = Annotated[float, Field(allow_inf_nan=False)]
 class RewardPosted(WireModel):
     """`POST /v1/sessions/{id}/reward`: the reward, or the verifier that gives it; what ends the session."""
 
-    reward: float = Field(0.0, allow_inf_nan=False, description="the trajectory's reward; a verifier's is added")
+    reward: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        description="the trajectory's reward; a verifier's and those of completions are added",
+    )
     rewards: Annotated[list[_Number], Field(max_length=MOST_COMPLETIONS)] | dict[str, _Number] = Field(
         default_factory=list,
         description="of each completion, in the order of the requests, or by its id; added to the trajectory's",
@@ -75,9 +79,12 @@ def checked_result(returned: object) -> AgentResult:
     rewards = returned.rewards
     if not isinstance(rewards, dict | list | tuple):
         raise Nonsense(f"the agent gives {type(rewards).__name__} as its rewards, expected a list, or a dict by id")
+    if returned.reward is None and returned.verification is None and not rewards:
+        raise Nonsense("the agent ended without a reward; expected `reward`, `rewards` of completions, or a verifier")
     each = rewards.items() if isinstance(rewards, dict) else enumerate(rewards)
     of_completions = ((f"reward of completion {which}", number) for which, number in each)
-    for name, given in (("reward", returned.reward), *returned.metrics.items(), *of_completions):
+    whole = () if returned.reward is None else (("reward", returned.reward),)
+    for name, given in (*whole, *returned.metrics.items(), *of_completions):
         plain = number_of(given)
         if plain is None or not math.isfinite(plain):
             raise Nonsense(f"the agent gives {given!r} as its {name}, expected a finite number")

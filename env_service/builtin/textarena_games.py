@@ -19,6 +19,7 @@ from env_service.environments.interface import (
     Action,
     Aggregation,
     ChatMessage,
+    EnvironmentFailed,
     Opening,
     Role,
     Round,
@@ -94,7 +95,7 @@ class TextArenaEnvironment:
 
     def _ended(self) -> Step:
         rewards, info = self._env.close()
-        reward, facts = float(rewards.get(0, 0.0)), info.get(0, {})
+        reward, facts = _reward_of(0, rewards), info.get(0, {})
         invalid = bool(facts.get("invalid_move"))
         metrics = {"success": float(reward >= 1), "moves": float(not invalid)}
         stop = "invalid_move" if invalid else "won" if reward >= 1 else "lost"
@@ -157,7 +158,7 @@ class TextArenaMatch:
 
     def _ended(self) -> Round:
         given, info = self._env.close()
-        rewards = {name: float((given or {}).get(number, 0.0)) for number, name in enumerate(self.players)}
+        rewards = {name: _reward_of(number, given) for number, name in enumerate(self.players)}
         facts = [info.get(number, {}) if info else {} for number in range(len(self.players))]
         invalid = any(bool(fact.get("invalid_move")) for fact in facts)
         best = max(rewards.values())
@@ -166,6 +167,14 @@ class TextArenaMatch:
         metrics = {name: {"success": float(not draw and name in winners)} for name in self.players}
         stop = "invalid_move" if invalid else "draw" if draw else f"{winners[0]}_won"
         return Round(stop=stop, rewards=rewards, metrics=metrics, invalid=invalid)
+
+
+def _reward_of(number: int, rewards: Mapping[int, float] | None) -> float:
+    """The reward that the game gives a player at its end. Raises EnvironmentFailed if it gives none."""
+    reward = (rewards or {}).get(number)
+    if reward is None:
+        raise EnvironmentFailed("nonsense", f"TextArena's game ended without a reward for player {number}")
+    return float(reward)
 
 
 class _Chance:

@@ -261,13 +261,13 @@ class Environment(Protocol):
 @dataclass(frozen=True)
 class AgentResult:
     """An agent's word at its end: the trajectory's `reward`, and why it ended. A `verification` judges what the policy
-    said last, on top of the reward.
+    said last, on top of the reward. A reward of None is none: without a `verification` or `rewards`, it is missing.
 
     `rewards` are those of its completions: one for each, in the order of the requests, or by the id that the answer
     had (those that are not named have 0). They are the turns' own, and add up with `reward`.
     """
 
-    reward: float = 0.0
+    reward: float | None = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     stop: str = "finished"
     verification: Verification | None = None

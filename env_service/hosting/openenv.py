@@ -91,6 +91,7 @@ class OpenEnvEnvironment:
         self._session: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._field_type: object = None
+        self._rewarded = False
 
     async def reset(self, task: Task, seed: int) -> Opening:
         """Raises EnvironmentUnavailable if the server is away or full, EnvironmentFailed if its environment raises."""
@@ -106,10 +107,18 @@ class OpenEnvEnvironment:
             seen = await self._ask("step", {**self._options.action, **self._fields(action)})
         except _Invalid as invalid:
             return Step((ChatMessage("user", f"Not an action: {invalid}"),), invalid=True)
+        self._rewarded = self._rewarded or seen.reward is not None
+        reward = 0.0 if seen.reward is None else seen.reward
         if seen.done:
             await self.close()
-            return Step(reward=seen.reward or 0.0, stop="done")
-        return Step((ChatMessage("user", _shown(self._options.template, seen)),), reward=seen.reward or 0.0)
+            if not self._rewarded:
+                raise EnvironmentFailed(
+                    "nonsense",
+                    f"the OpenEnv server at {self._url} ended the session without a reward in any of its steps; "
+                    "expected a number in one of them: its environment sets `reward` of the observation",
+                )
+            return Step(reward=reward, stop="done")
+        return Step((ChatMessage("user", _shown(self._options.template, seen)),), reward=reward)
 
     async def close(self) -> None:
         """End the session."""

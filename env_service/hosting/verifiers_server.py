@@ -9,6 +9,7 @@ The policy is asked like by any agent (env_service/agents), so tokens, logprobs 
 """
 
 import asyncio
+import logging
 import secrets
 from itertools import count
 from pathlib import Path
@@ -30,6 +31,8 @@ from protocol.codec import MalformedMessage, describe, pack_value, unpack_value
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
 from services.zmq.sockets import PlainDealer, SendTimeout
+
+logger = logging.getLogger(__name__)
 
 _PASSING = ("ProviderError", "InterceptionError", "TunnelError", "SandboxError", "ToolsetError")
 _NO_KEY = "HEADWAY_NO_SUCH_VARIABLE"
@@ -189,7 +192,7 @@ class _Episode:
         if not traces or not all(trace.ok for trace in traces):
             self._fail(troubles)
         rewards = [worth for trace in traces for worth in trace.rewards.values()]
-        if not all(rewards):
+        if not rewards or not all(rewards):
             self._fail(troubles)
         metrics = {key: value for trace in traces for key, value in trace.metrics.items() if value is not None}
         parts = {key: worth.score for trace in traces for key, worth in trace.rewards.items() if worth is not None}
@@ -213,7 +216,10 @@ class _Episode:
 
     async def _cancel(self) -> None:
         request = pack_value({"request_id": self._id.decode()})
-        await self._send(secrets.token_hex(16).encode(), b"cancel", request)
+        try:
+            await self._send(secrets.token_hex(16).encode(), b"cancel", request)
+        except EnvironmentUnavailable as error:  # what ended the episode here, such as a cancellation, counts
+            logger.info("an episode could not be cancelled: %s", error)
 
     async def _send(self, *frames: bytes) -> None:
         try:

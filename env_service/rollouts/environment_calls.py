@@ -20,6 +20,7 @@ from typing import Generic, TypeVar, cast
 
 from env_service.environments.interface import EnvironmentFailed
 from env_service.rollouts.outcomes import DataFailure
+from services.user_code import is_being_cancelled, let_out
 
 logger = logging.getLogger(__name__)
 
@@ -203,18 +204,9 @@ async def resolved_by_others(given: Awaitable[T]) -> T:
         raise _as_fault(error) from error
 
 
-def is_being_cancelled() -> bool:
-    """Tells whether somebody cancels the task that asks, so that a CancelledError is for it."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 def _as_fault(error: BaseException) -> EnvironmentFailed:
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
-    said = ": ".join(filter(None, (type(error).__name__, str(error))))
-    text = f"its code let out {said}{place}; expected a result or an Exception: catch it there"
-    return EnvironmentFailed("raised", text, traceback="".join(traceback.format_exception(error)))
+    whole = "".join(traceback.format_exception(error))
+    return EnvironmentFailed("raised", f"its code {let_out(error)}", traceback=whole)
 
 
 def _beside(each: Awaitable[T], places: asyncio.Semaphore) -> "asyncio.Task[T]":

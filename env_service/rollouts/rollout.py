@@ -37,7 +37,7 @@ from env_service.environments.interface import (
 from env_service.environments.tokenization import Tokenization
 from env_service.rollouts.completions import Progress, continues
 from env_service.rollouts.conversation import LET_OUT, Conversation, Speaker, as_opening, blame_unless_over
-from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls, closed, is_being_cancelled
+from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls, closed
 from env_service.rollouts.generation import Generation, beside_each_other
 from env_service.rollouts.judging import Judged, Judging, Scoring, text_of_task
 from env_service.rollouts.match import Match, Opponent, Table, how_it_opens, sides_of_the_policy
@@ -49,6 +49,7 @@ from protocol.messages import Failed, Finished, Lease
 from protocol.trajectories import Trajectory, TrajectoryGroup, group_of
 from services.http.backoff import Backoff
 from services.tracing import span
+from services.user_code import is_being_cancelled
 
 logger = logging.getLogger(__name__)
 

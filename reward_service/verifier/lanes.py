@@ -30,6 +30,7 @@ from reward_service.verifier.submission import (
 )
 from reward_service.verifier.worker_pool import Job, PoolSettings, WorkerPool
 from services.http.metrics import Metrics
+from services.user_code import is_being_cancelled
 
 _LATENCY_BUCKETS_S = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1000.0, 3600.0)
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -264,8 +265,7 @@ class EventLoopLane(Lane):
                 value = await self._function(submission, arguments)
             return Outcome(result=to_score(value))
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_being_cancelled():
                 raise
             return Outcome(result=error_of(cancelled_itself(error)))
         except Exception as error:  # noqa: BLE001  whatever a verifier raises becomes an error of this item alone

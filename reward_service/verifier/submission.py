@@ -33,7 +33,7 @@ from pydantic_core import ErrorDetails
 from protocol.rewards import ScoreError
 from protocol.trajectories import ErrorKind
 from services.config.options import nearest
-from services.user_code import hidden_by, in_a_sentence, number_of, user_frames
+from services.user_code import hidden_by, in_a_sentence, let_out, number_of, user_frames
 
 MAX_MESSAGE_CHARS = 1000
 
@@ -318,12 +318,7 @@ def error_of(exception: Exception) -> ScoreError:
 
 def cancelled_itself(error: asyncio.CancelledError) -> DataError:
     """Stands for a CancelledError that a verifier lets out while nobody cancels it."""
-    frames = user_frames(error)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
-    return DataError(
-        f"the verifier let out a CancelledError{place}, such as that of a task which it cancelled; expected a number "
-        "or an Exception: catch it there"
-    )
+    return DataError(f"the verifier {let_out(error)}")
 
 
 def _sendable(message: str) -> str:

@@ -15,6 +15,7 @@ from env_service.environments.interface import AgentClient, AgentResult, Task
 from tests.env_service.agents.raw_calls import said_to
 from tests.env_service.agents.served import MakeAgentBench, Saying
 from tests.env_service.peers import lease
+from tests.env_service.test_several_turns import counted
 
 PROGRAM = Path(__file__).parent / "sample_program.py"
 
@@ -102,3 +103,24 @@ async def test_a_program_prints_them_as_its_last_line(
     (trajectory,) = (await made.finished(lease(environment="agent", group_size=1))).group.trajectories
     assert [turn.reward for turn in trajectory.turns] == [0.5]
     assert (trajectory.reward.reward, trajectory.stop_reason) == (1.5, "solved")
+
+
+async def test_a_post_without_a_reward_is_no_reward_of_zero(agents: MakeAgentBench, chat_model: Path) -> None:
+    async def run(task: Task, client: AgentClient) -> AgentResult:
+        await said_to(client, "chat/completions", json.dumps({"messages": [{"role": "user", "content": "go"}]}))
+        headers = {"Authorization": f"Bearer {client.key}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as http,
+            http.post(f"{client.anthropic_url}/reward", json={"stop": "done"}) as answer,
+        ):
+            assert answer.status == 200
+        return await client.posted()
+
+    made = await agents(Saying(chat_model, lambda _: "one"), run=run)
+    failed = await made.failed(lease(environment="agent", group_size=1))
+
+    assert failed.data_fault
+    assert (
+        "the agent ended without a reward; expected `reward`, `rewards` of completions, or a verifier" in failed.reason
+    )
+    assert counted(made, "environment_faults_total", environment="agent", kind="nonsense") == 1

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from env_service.environments import catalog
 from env_service.environments.imported import EnvironmentFault
-from env_service.environments.interface import Action, Environment, Opening, Step, Task
+from env_service.environments.interface import Action, Environment, EnvironmentFailed, Opening, Step, Task
 from env_service.environments.task_configs import ClassTasks
 
 TOYS = {"FrozenLake-v1": "ldru", "CliffWalking-v1": "urdl", "Taxi-v4": "snewpo", "Blackjack-v1": "sh"}
@@ -170,6 +170,14 @@ class TestTextArena:
             assert not step.invalid
 
         assert (step.stop, step.reward, step.metrics["success"]) == ("won", 1.0, 1.0)
+
+    def test_a_game_that_ends_without_a_reward_is_at_fault(self) -> None:
+        environment, _ = begun("textarena", id="TowerOfHanoi-v0")
+        environment._env.close = lambda: ({}, {})
+
+        act(environment, "no move")
+        with pytest.raises(EnvironmentFailed, match="ended without a reward for player 0"):
+            act(environment, "none either")
 
     def test_the_second_invalid_move_in_a_row_loses(self) -> None:
         environment, _ = begun("textarena", id="TowerOfHanoi-v0")
