@@ -8,12 +8,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from tests.e2e.processes import ROOT
 from tests.mutants.catalog import Mutant, all_mutants, fault_of
-from tests.mutants.table import Result, keep, kept_results, table
+from tests.mutants.table import Result, former_finders, keep, kept_results, table
 from tests.mutants.trying import CopyOfTree, Finding, Unusable
 
 _TESTS_TIMEOUT_S = 300.0
@@ -92,11 +93,21 @@ class _Trials:
         plain = self._tree.pytest(_together(mutants), timeout_s=_PLAIN_TIMEOUT_S)
         if plain.by is not None:
             raise Unusable(f"{plain.by} fails without any fault: mend it first")
+        finders = {} if self._arguments.kept is None else former_finders(self._arguments.kept)
         for number, mutant in enumerate(mutants, start=1):
             with self._tree.planted(mutant):
-                found = self._tree.pytest(mutant.tests, timeout_s=_TESTS_TIMEOUT_S)
+                found = self._found(mutant, first=finders.get(mutant.id))
             _note(mutant, found, f"{number} of {len(mutants)}")
             self._keep(replace(self._of(mutant), tests=found))
+
+    def _found(self, mutant: Mutant, *, first: str | None) -> Finding:
+        """By the test that found it before, if that is one of its tests still and fails still; else by any of them."""
+        if first is not None and any(_is_of(first, each) for each in mutant.tests):
+            with suppress(Unusable):  # it has another name now
+                found = self._tree.pytest([first], timeout_s=_TESTS_TIMEOUT_S)
+                if found.by is not None:
+                    return found
+        return self._tree.pytest(mutant.tests, timeout_s=_TESTS_TIMEOUT_S)
 
     def _by_seeds(self, mutants: Sequence[Mutant]) -> None:
         if not mutants:
@@ -124,6 +135,10 @@ def _together(mutants: Sequence[Mutant]) -> list[str]:
     """The tests of all of them, each once: what is part of a folder or file that is named, too, is left out."""
     named = sorted({test for mutant in mutants for test in mutant.tests})
     return [test for test in named if not any(test.startswith((f"{other}/", f"{other}::")) for other in named)]
+
+
+def _is_of(test: str, named: str) -> bool:
+    return test == named or test.startswith((f"{named}/", f"{named}::"))
 
 
 def _note(mutant: Mutant, found: Finding, which: str) -> None:
