@@ -5,7 +5,7 @@
                              a while: one that changes is alive, one that does not is of a process that has died
 
 A lease is made with O_EXCL under a number of its own, so that of two who take a dead one over only one succeeds. Who
-finds a higher number than his own has lost the folder, and must not write there any more.
+finds a higher number than his own, or his own lease removed, has lost the folder, and must not write there any more.
 """
 
 import asyncio
@@ -179,6 +179,11 @@ class RunLock:
                 f"{claim.folder} was taken over by {taken_by}, while this process stood still: it ends without writing "
                 "there"
             )
+        elif claim.is_removed() and claim is self._claim and not self._ended.is_set():
+            self._lost = FolderLost(
+                f"{claim.folder} was taken over while this process stood still, by one that has ended since: its lease "
+                "was removed, and it ends without writing there"
+            )
         self._looked_at = now
 
     @contextlib.contextmanager
@@ -276,6 +281,10 @@ class _Claim:
         """Whose lease has a higher number."""
         higher = [number for number in _leases(self.folder) if number > self._number]
         return _holder(_lease_path(self.folder, max(higher))) if higher else None
+
+    def is_removed(self) -> bool:
+        """Tells whether somebody has removed the lease: who took the folder over, and may be gone again."""
+        return self._lease >= 0 and os.fstat(self._lease).st_nlink == 0
 
     def give_up(self) -> None:
         """Removes the lease, and a folder of which nothing else is left."""

@@ -144,6 +144,18 @@ async def test_who_was_taken_over_while_standing_still_writes_no_more(folder: Pa
     assert names(folder, "lease-*") == ["lease-4.json"], "the other's lease stays"
 
 
+async def test_who_was_taken_over_by_one_that_has_ended_since_writes_no_more(folder: Path) -> None:
+    """That one may have trained there, and has taken its lease with it."""
+    (folder / "journal").mkdir(parents=True)
+    with await RunLock.held(folder, pace=Pace(beat_s=1000.0, silence_s=0.0)) as lock:
+        lock.check()
+        successor = lease_of_another_machine(folder)
+        (folder / "lease-1.json").unlink()
+        successor.unlink()
+        with pytest.raises(FolderLost, match="its lease was removed"):
+            lock.check()
+
+
 async def test_a_loop_ends_who_was_taken_over(folder: Path) -> None:
     with await RunLock.held(folder, pace=Pace(beat_s=0.001, silence_s=1000.0)) as lock:
         lease_of_another_machine(folder)
