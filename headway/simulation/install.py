@@ -53,7 +53,10 @@ def _monotonic() -> float:
 
 def _time() -> float:
     world = World.active
-    return _REAL_TIME() if world is None else _EPOCH + world.now
+    if world is None:
+        return _REAL_TIME()
+    here = _inside() if world.jumps else None
+    return _EPOCH + world.now + (world.jumps.get(here.host, 0.0) if here is not None else 0.0)
 
 
 def _localtime(seconds: float | None = None) -> time.struct_time:
@@ -290,8 +293,26 @@ def _take_hold_of_what_is_watched(service: Any) -> None:
     _put(fleet, "expel", told_of("expelled", fleet.expel))
     _put(fleet, "lost", told_of("dropped", fleet.lost))
     _put(conversation, "_replace", told_of("replaced", conversation._replace))
+    _put(ledger, "grant", told_of("granted", ledger.grant))
+    journal: Any = importlib.import_module("learner.journal.journal").Journal
+    _put(journal, "sync", _told_what_is_durable(journal.sync))
     _put(service, "recover", told_of("recovered", service.recover))
     _put(service, "open_run_folder", _asked_first(service.open_run_folder))
+
+
+def _told_what_is_durable(real: Any) -> Any:
+    """Tells the watcher which groups a sync has put on the disk: those that were there when it began."""
+    from headway.simulation.checking.invariants import Watcher
+
+    def sync(journal: Any) -> None:
+        world = World.active
+        watcher = world.part(Watcher) if world is not None and world.has(Watcher) else None
+        held = frozenset() if watcher is None else watcher.held()
+        real(journal)
+        if watcher is not None:
+            watcher.synced(held)
+
+    return sync
 
 
 def _asked_first(real: Any) -> Any:

@@ -8,7 +8,8 @@ from tests.mutants.trying import Finding
 
 def test_results_are_of_one_commit_and_who_found_a_fault_is_known_at_the_next(tmp_path: Path) -> None:
     file = tmp_path / "kept.jsonl"
-    assert former_finders(file) == kept_results(file, code="b") == {}
+    assert not former_finders(file)
+    assert not kept_results(file, code="b")
     for id, by in (("found", "tests/a.py::test_of[a case]"), ("found", "tests/b.py::test"), ("survived", None)):
         keep(Result(id=id, tests=Finding(by, "", 1.0)), file, code="commit a")
     keep(Result(id="hung", tests=Finding("tests/a.py tests/b.py", "not done within 300 s", 300.0)), file, code="b")

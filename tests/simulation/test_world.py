@@ -134,6 +134,8 @@ def test_a_host_that_goes_down_loses_the_last_names_that_were_not_synced(tmp_pat
     disk = Disk(tmp_path, world, host="one")
     world.current = _process(world, "one")
     names = [folder / name for name in ("kept", "a", "b", "c")]
+    told: list[str] = []
+    disk.expecting = [("k", lambda: told.append("k")), ("a", lambda: told.append("a"))]
     for path in names:
         path.with_suffix(".new").write_text("new")
         path.write_text("old")
@@ -144,6 +146,7 @@ def test_a_host_that_goes_down_loses_the_last_names_that_were_not_synced(tmp_pat
             disk.names_synced(folder, among=disk.renames)
     lost = [each for each in disk.lose_unsynced(folder) if each.startswith("the name")]
     texts = [path.read_text() for path in names]
+    assert told == ["k"], "what is not on the disk is not told of"
     assert disk.renames == []
     assert len(lost) == texts.count("old") <= 3
     assert texts == sorted(texts), "the last ones are lost"

@@ -6,12 +6,13 @@ Scripted environments and reward services: well, slow, hanging, failing, lying.
 import asyncio
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from env_service.environments.interface import Action, OfferedEnvironment, Step, Task, Verification
+from env_service.environments.rules import Rules
 from headway.simulation.actors.engine import EngineScript, EngineScripts
 from headway.simulation.world.clock import World, active
 from headway.simulation.world.http import FakeListener, serve_http
@@ -33,6 +34,8 @@ class EnvironmentScript:
     slow_s: float = 0.2
     hangs: set[int] = field(default_factory=set)
     raises: set[int] = field(default_factory=set)
+    redundant: int = 0
+    """Conversations of a group that are begun beyond its size."""
 
 
 class ScriptedTasks:
@@ -81,7 +84,12 @@ class ScriptedEnvironment:
 
 def environments(script: EnvironmentScript) -> Mapping[str, OfferedEnvironment]:
     """What an env_service offers."""
-    offered = OfferedEnvironment(name=NAME, tasks=ScriptedTasks(script), start=lambda: ScriptedEnvironment(script))
+    offered = OfferedEnvironment(
+        name=NAME,
+        tasks=ScriptedTasks(script),
+        start=lambda: ScriptedEnvironment(script),
+        rules=Rules(max_turns=1, redundant=script.redundant),
+    )
     return {NAME: offered}
 
 
@@ -97,12 +105,16 @@ class RewardScript:
     lies: int = 0
     uniform: float = 0.1
     errors: float = 0.0
+    unjudged: Collection[int] = ()
+    """Tasks whose completions no verifier can judge."""
 
     def judge(self, *, task: int, completion: str) -> dict[str, object]:
         """One item's reward, or its error."""
         if self.lies > 0:
             self.lies -= 1
             return {"reward": ABSURD}
+        if task in self.unjudged:
+            return {"error": {"kind": "data", "message": "the task's answer cannot be read"}}
         if active().random.random() < self.errors:
             return {"error": {"kind": "infrastructure", "message": "a worker died"}}
         return {"reward": reward_of(task=task, completion=completion, uniform=self.uniform)}

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,6 +22,9 @@ from headway.simulation.world.clock import Stuck
 from headway.simulation.world.http import Directory
 from headway.simulation.world.process import Process
 
+Held = tuple[int, int]
+"""A lease, and the attempt whose group was accepted."""
+
 Told = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
 
 
@@ -29,9 +33,13 @@ class Watcher:
     """Each is told the result of a call, and its arguments: a ledger or a guard was made, a run was taken up from its
     folder, a generator was expelled, or left the fleet, a process took an env_service's name over. Before a learner
     opens its folder `may_begin` is told, and may raise. `bound` is that of a process on the lag of its next step.
+    `held` are the accepted groups of who runs now, and `synced` is told those of them that a sync has put on the disk.
     """
 
     bound: Callable[[Any], float]
+    held: Callable[[], "frozenset[Held]"]
+    synced: Callable[["frozenset[Held]"], None]
+    granted: Told
     may_begin: Told
     guard_made: Told
     replaced: Told
@@ -61,6 +69,7 @@ _MISTAKES = (
     ValueError,
     asyncio.InvalidStateError,
 )
+_REASONS = {"dropped"}
 _MOST_SEGMENTS = 12
 _MOST_FILES = 400
 _MOST_TASKS = 300
@@ -82,6 +91,8 @@ class Learned:
     callbacks: int = 0
     afresh: int = 0
     """How often a learner took an env_service for one that was started afresh."""
+    durable: set[Held] = field(default_factory=set)
+    """Groups that no loss of power takes."""
 
     def ledger_made(self, ledger: Any) -> None:
         """A learner begins to keep books."""
@@ -106,18 +117,40 @@ class Learned:
                 "nothing is lost",
                 f"version {trained} was trained, and the learner resumes at {result.replayed_version}",
             )
-        if not self.stage.unsynced_lost:
-            self._groups_kept(self.ledgers[before], result)
+        held = _held(self.ledgers[before])
+        if self.stage.unsynced_lost:
+            self._groups_kept(held & self.durable, result)
+        else:
+            self._groups_kept(held, result)
             self._closed_kept(self.ledgers[before], result.ledger)
         self.stage.unsynced_lost = False
 
-    def _groups_kept(self, ledger: Any, result: Any) -> None:
+    def held(self) -> frozenset[Held]:
+        """The accepted groups of the learner that runs now."""
+        process = self.stage.world.current
+        ledger = self.ledgers.get(process.name) if isinstance(process, Process) else None
+        return frozenset() if ledger is None else _held(ledger)
+
+    def synced(self, groups: frozenset[Held]) -> None:
+        """These are on the disk."""
+        self.durable |= groups
+
+    def granted(self, grants: Any, ledger: Any) -> None:
+        """While nothing has gone wrong, no lease is granted again, but for what was too old or cannot succeed."""
+        for grant in grants if not (self.stage.faults or self.stage.network.vanished) else ():
+            lease = ledger._table.leases[grant.lease_id]
+            ended = [str(outcome) for outcome in lease.attempts[: grant.attempt]]
+            if not set(ended) <= _REASONS and not lease.failures.get("data"):
+                what = f"lease {grant.lease_id} is granted again, though nothing went wrong: {', '.join(ended)}"
+                self.stage.broken("no work twice", what)
+
+    def _groups_kept(self, held: frozenset[Held], result: Any) -> None:
         spare = result.spare_groups
         kept = {group.lease_id for group in (spare() if callable(spare) else spare)}
         for batch in result.batches:
             kept |= set(batch.lease_ids) if hasattr(batch, "lease_ids") else {group.lease_id for group in batch.groups}
         kept |= {lease for history in self.stage.trained for batch in history for lease in batch}
-        lost = sorted(set(ledger._table.buffered) - kept)
+        lost = sorted({lease for lease, _ in held} - kept)
         if lost:
             self.stage.broken(
                 "nothing is lost", f"the groups of leases {lost} were accepted and are not in the journal"
@@ -166,6 +199,10 @@ class Learned:
                 self.stage.broken("books", str(error)[:300])
 
 
+def _held(ledger: Any) -> frozenset[Held]:
+    return frozenset((lease, group.attempt) for lease, group in ledger._table.buffered.items())
+
+
 def _closed(ledger: Any) -> set[int]:
     """Leases that are trained, filtered or given up."""
     return set(range(ledger._table.cursor)) - set(ledger._table.leases)
@@ -186,6 +223,9 @@ def watch(stage: Stage) -> Learned:
     stage.world.add(
         Watcher(
             bound=learned.bound,
+            held=learned.held,
+            synced=learned.synced,
+            granted=lambda result, args, kwargs: learned.granted(result, args[0]),
             guard_made=lambda result, args, kwargs: learned.guard_made(args[0]),
             replaced=lambda result, args, kwargs: learned.replaced(),
             may_begin=lambda result, args, kwargs: may_begin(stage, resume=kwargs["resume"]),
@@ -359,11 +399,24 @@ def simulate(scenario: Scenario) -> Result:
         stage.cluster.thread_s, stage.disk.sync_s = scenario.paces.thread_s, scenario.paces.sync_s
         for script in stage.engines:
             script.token_s, script.lengths = scenario.paces.token_s, scenario.paces.lengths
+        stage.network.vanished, stage.environment.redundant = scenario.vanished, scenario.redundant
+        _poison(stage, scenario.poison)
         begin(stage)
         watch(stage)
         schedule(stage, scenario.faults)
         live(stage)
         return result_of(stage)
+
+
+def _poison(stage: Stage, share: float) -> None:
+    dice = random.Random(f"poisoned tasks of {stage.world.seed}")
+    for task in range(stage.environment.tasks):
+        draw = dice.random()
+        if draw < share / 2:
+            stage.environment.raises.add(task)
+        elif draw < share:
+            for rewards in stage.rewards:
+                rewards.unjudged = {*rewards.unjudged, task}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from headway.simulation.checking.stage import Stage
 from headway.simulation.world.network import LinkRates
 
 HEARTBEAT_S = 12.0
+CHECKPOINT = "checkpoint-"
+"""How the names of checkpoints begin."""
 
 
 @dataclass(frozen=True)
@@ -153,11 +155,58 @@ def _disk(name: str, value: bool) -> Apply:
 
 
 def _power(stage: Stage, fault: Fault) -> None:
-    """The learner's host goes down: what was not synced is lost in part."""
+    """At once, or within so many seconds of the next checkpoint, which is when the disk holds least of what follows."""
+    if fault.amount:
+        _within(stage, fault.amount, lambda: _goes_down(stage, fault))
+    else:
+        _goes_down(stage, fault)
+
+
+def _within(stage: Stage, seconds: float, action: Callable[[], object]) -> None:
+    """Has it happen so many seconds after the next checkpoint has its name, or sooner."""
+
+    def named() -> None:
+        stage.world.after(stage.world.random.random() * seconds, action)
+
+    stage.disk.expecting.append((CHECKPOINT, named))
+
+
+def _goes_down(stage: Stage, fault: Fault) -> None:
+    """The learner's host does: what was not synced is lost in part."""
     _kill(stage, Fault(fault.at, "kill", LEARNER))
-    stage.unsynced_lost = True
+    stage.unsynced_lost, stage.quiet_since = True, stage.world.now
     lost = stage.disk.lose_unsynced(stage.cluster.run_folder) if stage.cluster.run_folder.exists() else []
     stage.world.note(LEARNER, f"its host went down; lost were {', '.join(lost) or 'no bytes'}")
+
+
+def _damage(stage: Stage, fault: Fault) -> None:
+    """Soon after the next checkpoint."""
+    _within(stage, _AIM_S, lambda: _damaged(stage, fault))
+
+
+def _damaged(stage: Stage, fault: Fault) -> None:
+    """A file of the newest checkpoint is not what was written, where an older one stands, and the learner dies."""
+    checkpoints = sorted(path for path in stage.cluster.run_folder.glob(f"{CHECKPOINT}*") if path.is_dir())
+    if len(checkpoints) < 2:
+        _damage(stage, fault)
+        return
+    files = sorted(path for path in checkpoints[-1].rglob("*") if path.is_file() and path.stat().st_size)
+    weights = [path for path in files if path.parent != checkpoints[-1]]  # of a real one nearly all bytes
+    _kill(stage, Fault(fault.at, "kill", LEARNER))
+    stage.quiet_since = stage.world.now
+    path = stage.world.random.choice([*files, *weights, *weights, *weights])
+    data = bytearray(path.read_bytes())
+    at = stage.world.random.randrange(len(data))
+    if fault.amount:
+        data[at : at + int(fault.amount)] = bytes(len(data[at : at + int(fault.amount)]))
+    else:
+        data[at] ^= 1
+    path.write_bytes(data)
+    stage.world.note(LEARNER, f"its disk holds {'zeros' if fault.amount else 'another byte'} at {at} of {path.name}")
+
+
+def _clock(stage: Stage, fault: Fault) -> None:
+    stage.world.jumps[fault.target] = stage.world.jumps.get(fault.target, 0.0) + fault.amount
 
 
 def _hanging_task(stage: Stage, fault: Fault) -> None:
@@ -195,13 +244,18 @@ KINDS: dict[str, tuple[Apply, Apply]] = {
     "disk full": (_disk("full", True), _disk("full", False)),
     "disk fails": (_disk("failing", True), _disk("failing", False)),
     "power loss": (_power, _nothing),
+    "damaged checkpoint": (_damage, _nothing),
+    "clock jumps": (_clock, _nothing),
     "task hangs": (_hanging_task, _task_recovers),
     "task raises": (_raising_task, _nothing),
 }
 """By name: how each begins, and how it ends."""
 
-PERMANENT = ("shared gap", "task hangs", "task raises", "second env_service")
+PERMANENT = ("shared gap", "clock jumps", "task hangs", "task raises", "second env_service")
 """What a run has to go on with, so that it excuses no standstill."""
+
+HARMLESS = ("clock jumps",)
+"""What nothing may go wrong by: not even what is borne after a fault."""
 
 
 def schedule(stage: Stage, faults: tuple[Fault, ...]) -> None:
@@ -214,7 +268,7 @@ def _begin(stage: Stage, fault: Fault) -> None:
     if stage.violation is not None:
         return
     stage.world.note("FAULT", str(fault))
-    stage.faults += 1
+    stage.faults += fault.kind not in HARMLESS
     stage.active.add(fault)
     KINDS[fault.kind][0](stage, fault)
     if fault.kind in PERMANENT and not fault.lasts_s:
@@ -233,6 +287,11 @@ def _end(stage: Stage, fault: Fault) -> None:
 
 
 _LONGEST_S = 90.0
+_LONGER, _RARELY = 15.0, 0.06
+"""So many times longer some outages are."""
+_SELDOM = 0.12
+_AIM_S = 0.3
+"""Within so many seconds of a checkpoint."""
 _LEARNER_KINDS = ("kill", "terminate", "stop", "power loss", "disk full", "disk fails", "cut off", "slow link")
 _GENERATOR_KINDS = ("kill", "terminate", "stop", "cut off", "engine hangs", "load fails", "loads wrong", "slow link")
 _OTHERS = (
@@ -276,6 +335,10 @@ class Scenario:
     step_s: float = 2.0
     weights: int = 8
     unhealthy: float = 0.0
+    poison: float = 0.0
+    """Share of the tasks that can never be made, and of those that no reward service can judge."""
+    redundant: int = 0
+    vanished: float = 0.0
     faults: tuple[Fault, ...] = ()
 
     @property
@@ -301,15 +364,16 @@ def scenario_of(seed: int) -> Scenario:
     )  # fmt: skip
     if random.Random(f"health of {seed}").random() < 0.2:
         base = replace(base, unhealthy=0.7)
+    base = _spoiled(base)
     base = replace(base, paces=_paces(random.Random(f"paces of {seed}"), settings, step_s=base.step_s))
     if draw < 0.08:
         return replace(base, profile="calm")
     if draw < 0.30:
         kind = dice.choice((*_LEARNER_KINDS, *_OTHERS, *_GENERATOR_KINDS))
         faults = tuple(_fault(dice, settings, base.lasts_s, kind=kind) for _ in range(dice.randint(1, 3)))
-        return replace(base, profile="one kind", faults=_in_order(faults))
+        return _with_older_ones(replace(base, profile="one kind", faults=_more(base, faults)))
     faults = tuple(_fault(dice, settings, base.lasts_s) for _ in range(dice.randint(2, 6)))
-    return replace(base, faults=_in_order(faults))
+    return _with_older_ones(replace(base, faults=_more(base, faults)))
 
 
 def _settings(dice: random.Random) -> Settings:
@@ -364,6 +428,51 @@ def _big_crowd(seed: int) -> Scenario:
     """More generators than an HTTP client has connections."""
     settings = Settings(generators=260, steps=8, announce_every_s=30.0, silence_s=120.0, max_lag=4, groups_per_step=8)
     return Scenario(seed=seed, profile="big crowd", settings=settings, step_s=30.0)
+
+
+def _spoiled(scenario: Scenario) -> Scenario:
+    """With what is wrong from the first moment on."""
+    dice = random.Random(f"what is wrong with {scenario.seed}")
+    return replace(
+        scenario,
+        poison=dice.choice((0.0, 0.0, 0.0, 0.05, 0.15)),
+        redundant=dice.choice((0, 0, 0, 1)),
+        vanished=dice.choice((0.0, 0.0, 0.0, 0.0, 0.02)),
+    )
+
+
+def _more(scenario: Scenario, faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """In order, with some that come beside them. Of outages some last for many minutes; of losses of power half are
+    aimed at a checkpoint.
+    """
+    dice = random.Random(f"more faults of {scenario.seed}")
+    more = [_made_longer(dice, fault) for fault in faults]
+    if dice.random() < _SELDOM:
+        amount = dice.choice((0.0, 8.0))
+        more.append(Fault(_moment(dice, scenario), "damaged checkpoint", amount=amount))
+    if dice.random() < _SELDOM:
+        hosts = (LEARNER, LEARNER, "env-0", *(f"gen-{index}" for index in range(scenario.settings.generators)))
+        amount = dice.choice((-3600.0, -3600.0, 5.0, 3600.0))
+        more.append(Fault(_moment(dice, scenario), "clock jumps", dice.choice(hosts), amount=amount))
+    return _in_order(tuple(more))
+
+
+def _with_older_ones(scenario: Scenario) -> Scenario:
+    """Who keeps one checkpoint has none to fall back to when it is damaged."""
+    damaged = any(fault.kind == "damaged checkpoint" for fault in scenario.faults)
+    kept = max(scenario.settings.checkpoints_kept, 1 + damaged)
+    return replace(scenario, settings=replace(scenario.settings, checkpoints_kept=kept))
+
+
+def _made_longer(dice: random.Random, fault: Fault) -> Fault:
+    longer, aimed = dice.random() < _RARELY, dice.random() < 0.5
+    if fault.kind == "power loss":
+        return replace(fault, amount=_AIM_S if aimed else 0.0)
+    return replace(fault, lasts_s=round(_LONGER * fault.lasts_s, 3)) if longer else fault
+
+
+def _moment(dice: random.Random, scenario: Scenario) -> float:
+    return round(1.0 + dice.random() * scenario.lasts_s, 3)
 
 
 def _in_order(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
@@ -440,6 +549,8 @@ def smaller(scenario: Scenario) -> Iterator[Scenario]:
             yield replace(scenario, paces=replace(scenario.paces, **{name: getattr(plain, name)}))
     if scenario.doubled or scenario.unhealthy or scenario.lost:
         yield replace(scenario, doubled=0.0, unhealthy=0.0, lost=0.0)
+    if scenario.poison or scenario.redundant or scenario.vanished:
+        yield replace(scenario, poison=0.0, redundant=0, vanished=0.0)
     for index, fault in enumerate(faults):
         if fault.lasts_s > 2:
             shorter = replace(fault, lasts_s=round(fault.lasts_s / 2, 3))

@@ -59,6 +59,8 @@ class World:
         self.random = random.Random(seed)
         self.now = 0.0
         self.history: list[Event] = []
+        self.jumps: dict[str, float] = {}
+        """By host: seconds by which its clock on the wall is ahead."""
         self.masked: dict[str, str] = {}
         """What a history does not tell, and what stands there instead."""
         self.callbacks = 0

@@ -55,6 +55,8 @@ class Disk:
     writes: int = 0
     sync_s: float = 0.0
     """Mean seconds of a sync; now and then ten times as long."""
+    expecting: list[tuple[str, Callable[[], object]]] = field(default_factory=list)
+    """How a name begins, and who is told, once, when one that begins so is on the disk."""
 
     def check_alive(self) -> None:
         """Raises Killed where a dead process goes on."""
@@ -124,8 +126,13 @@ class Disk:
 
     def names_synced(self, folder: Path, *, among: Sequence[Rename]) -> None:
         """Of these renames, the names in a folder are on the disk."""
-        done = {id(rename) for rename in among if rename.target.parent == folder}
+        done = {id(rename): rename for rename in among if rename.target.parent == folder}
         self.renames = [rename for rename in self.renames if id(rename) not in done]
+        for rename in done.values():
+            due = [each for each in self.expecting if rename.target.name.startswith(each[0])]
+            self.expecting = [each for each in self.expecting if each not in due]
+            for _, tell in due:
+                tell()
 
     def release(self, process: Process) -> None:
         """Closes what a dead process held open."""

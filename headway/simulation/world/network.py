@@ -27,12 +27,14 @@ _RETRANSMISSIONS_S = (0.2, 0.4, 0.8, 1.6, 3.2)
 @dataclass
 class Network:
     """Who reaches whom. `doubled` is the share of messages that arrive twice where the protocol above allows for it,
-    `lost` that of packets which have to be sent again.
+    `vanished` that of those which never do though the connection lasts, `lost` that of packets which have to be sent
+    again.
     """
 
     world: World
     rates: LinkRates = field(default_factory=LinkRates)
     doubled: float = 0.0
+    vanished: float = 0.0
     lost: float = 0.0
     slowness: dict[str, float] = field(default_factory=dict)
     """By host: how many times longer everything takes to and from it."""

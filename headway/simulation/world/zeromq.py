@@ -219,6 +219,8 @@ class FakeSocket:
 
     def _pass(self, pipe: Pipe, target: "FakeSocket", parts: list[bytes]) -> None:
         network = self.board.network
+        if network.vanished and network.world.random.random() < network.vanished:
+            return
         times = 2 if network.doubled and network.world.random.random() < network.doubled else 1
         for _ in range(times):
             pipe.send(lambda: target.take(parts))
