@@ -1,17 +1,22 @@
 """The command `generator`."""
 
+import logging
 import os
 import signal
 from types import FrameType
 from urllib.parse import urlsplit
 
 from generator.config import GeneratorConfig
+from generator.engine.fitting import engine_faults
 from generator.engine.options import EngineOptions, prepare_environment
+from services.config.devices import visible
 from services.config.models import load_or_exit
 from services.logs import configure_logging
 from services.nccl import keep_to_interface_of
 from services.network import LOOPBACK, address_to
-from services.process import leave, run_process
+from services.process import WRONG_SETTINGS, leave, run_process
+
+log = logging.getLogger(__name__)
 
 
 def main() -> None:
@@ -20,6 +25,7 @@ def main() -> None:
     configure_logging("generator", level=config.log.level, format=config.log.format)
     if config.collective == "nccl" and config.join.learner is not None:
         keep_to_interface_of(address_to(config.join.learner) or urlsplit(config.join.learner).hostname or LOOPBACK)
+    _refuse_what_vllm_lacks(config)
     options = engine_options(config)
     prepare_environment(options)
     os.nice(config.engine.niceness)
@@ -29,6 +35,15 @@ def main() -> None:
     from generator.service import serve
 
     leave(run_process("generator", lambda stop: serve(config, options, stop), finish_s=config.drain_s + 5.0))
+
+
+def _refuse_what_vllm_lacks(config: GeneratorConfig) -> None:
+    """Ends the process where its engine would die, or could not be started: loading it takes ten seconds and more."""
+    on_cpu = not visible(os.environ)
+    faults = list(engine_faults(config.model, on_cpu=on_cpu, extra=config.engine.extra))
+    if faults:
+        log.critical("stopped by an error: [generator] %s", "; ".join(faults))
+        leave(WRONG_SETTINGS)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -24,6 +24,7 @@ from headway.doctor.before import (
     resources_text,
     shape_problems,
 )
+from headway.doctor.model import token_problems, unserved
 from headway.doubts import doubts, few_tasks
 from protocol.fleet import template_file
 from services.config.agreements import ModelFolder, listened_on, places_of
@@ -86,6 +87,8 @@ def examine(configs: Configs, *, patience_s: float = 0.0, elsewhere: bool = Fals
     _each(found, _model_problems, configs)
     _if_installed(found, _look_at_template, configs)
     _each(found, shape_problems, configs)
+    _each(found, partial(unserved, elsewhere=elsewhere), configs)
+    _each(found, token_problems, configs)
     looked = _if_installed(found, partial(_look, generator=generator), configs.get("env-service"))
     verifiers = _if_installed(found, partial(_verifiers, elsewhere=elsewhere), configs.get("reward-service"))
     if looked is not None and verifiers is not None:

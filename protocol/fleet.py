@@ -253,9 +253,22 @@ def chat_template(model: Path) -> str:
     return template if isinstance(template, str) else json.dumps(template, sort_keys=True)
 
 
+def language_config(model: Path) -> dict[str, Any]:
+    """A model's config.json, with what it says of its language model (`text_config`) in front of the rest.
+
+    Raises FileNotFoundError that names the missing file, and ValueError for one that cannot be read.
+    """
+    config = _read_json(model / "config.json")
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, dict) else config
+
+
 def vocabulary_size(model: Path) -> int:
-    """The number of token ids that the model knows. Raises FileNotFoundError that names the missing file."""
-    return int(_read_json(model / "config.json")["vocab_size"])
+    """The number of token ids that the model knows. Raises as `language_config`."""
+    size = language_config(model).get("vocab_size")
+    if not isinstance(size, int):
+        raise ValueError(f"{model / 'config.json'} does not say how many tokens the model has: expected vocab_size")
+    return size
 
 
 def positions(model: Path) -> int | None:
@@ -304,7 +317,7 @@ def quantization(model: Path) -> str | None:
 
 def _size_in_config(model: Path, key: str) -> int | None:
     try:
-        size = _read_json(model / "config.json").get(key)
+        size = language_config(model).get(key)
     except (OSError, ValueError):
         return None
     return size if isinstance(size, int) and size > 0 else None

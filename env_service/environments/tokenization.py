@@ -302,6 +302,17 @@ class Tokenization:
         texts = {self._tokenizer.id_to_token(number) for number in ids} | {named}
         return frozenset(text for text in texts if text)
 
+    @cached_property
+    def largest_id(self) -> int:
+        """The largest id that it can come to."""
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return max(vocabulary.values(), default=-1)
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token's text; None if it is no token."""
+        number: int | None = self._tokenizer.token_to_id(token)
+        return number
+
     def render(self, prompt: Prompt, *, tools: Sequence[Tool] = (), now: datetime | None = None) -> str:
         """The text that the policy continues: a plain prompt as it is, messages through the chat template.
 

@@ -3,9 +3,6 @@
 Nothing here imports vllm or torch, so that a command can parse its config first.
 """
 
-import ast
-import functools
-import importlib.util
 import logging
 import os
 import re
@@ -14,9 +11,9 @@ import select
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
+from generator.engine.installed import vllm_arguments
 from services.config.options import nearest
 
 _SAID_CHARS = 300
@@ -98,22 +95,6 @@ def extra_fault(extra: Mapping[str, object]) -> str | None:
             hint = f"; did you mean {guess}?" if guess else ": expected a field of vLLM's AsyncEngineArgs"
             return f"engine.extra: vLLM has no argument {name}{hint}"
     return None
-
-
-@functools.cache
-def vllm_arguments() -> frozenset[str]:
-    """The names of vLLM's engine arguments, read from its source: to import it takes ten seconds. Empty without it."""
-    found = importlib.util.find_spec("vllm")
-    path = Path(found.origin).parent / "engine" / "arg_utils.py" if found is not None and found.origin else None
-    if path is None or not path.exists():
-        return frozenset()
-    classes = [
-        node
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")
-    ]
-    fields = (node.target for one in classes for node in one.body if isinstance(node, ast.AnnAssign))
-    return frozenset(target.id for target in fields if isinstance(target, ast.Name))
 
 
 # What vLLM says of arguments that are settings here, in the words of its releases of 2025 and later.

@@ -3,7 +3,8 @@
 import pytest
 
 from generator.config import EngineConfig
-from generator.engine.options import EngineOptions, extra_fault, in_settings, vllm_arguments
+from generator.engine.installed import vllm_arguments
+from generator.engine.options import EngineOptions, extra_fault, in_settings
 
 OPTIONS = EngineOptions(model="models/mine", max_model_len=4096, dtype="bfloat16", tensor_parallel_size=3)
 

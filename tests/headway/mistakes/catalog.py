@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tests.headway.mistakes.small_model import small_config
+
 RUN = """\
 [run]
 name = "mine"
@@ -108,6 +110,11 @@ def _environment(
 def _template(name: str, text: str | None, *names: str, entry: str = ENVIRONMENT) -> Mistake:
     change = {'name = "mine"': 'name = "mine"\nchat_template = "mine.jinja"', ENVIRONMENT: entry}
     return Mistake(name, change=change, names=names, files={} if text is None else {"mine.jinja": text})
+
+
+def _of_a_model(name: str, *names: str, **fields: object) -> Mistake:
+    """With these fields in the model's config.json."""
+    return Mistake(name, files={"model/config.json": small_config(**{"vocab_size": 24} | fields)}, names=names)
 
 
 def _learner(name: str, line: str, *names: str, files: Mapping[str, str] | None = None) -> Mistake:
@@ -405,6 +412,23 @@ MISTAKES = (
     ),
     _learner("nothing to resume", "resume = true", "resume", "runs/mine"),
     Mistake("a reward in quotes with a dot", change={"reward:digits": "reward.digits"}, names=("reward:digits",)),
+    # The model.
+    _of_a_model("heads that vLLM's attention on a CPU lacks", "have 16 numbers", "32, 64, 80", head_dim=16),
+    _of_a_model("a tokenizer with more ids than the model has rows", "ids up to 23", "20 rows", vocab_size=20),
+    Mistake(
+        "no end token",
+        files={
+            "model/config.json": small_config(vocab_size=24, eos_token_id=None),
+            "model/tokenizer_config.json": "{}",
+        },
+        names=("names no end token", "rollouts.stop_token_ids"),
+    ),
+    _of_a_model(
+        "a model of a kind that vLLM lacks",
+        "is a LlamaForTomorrow",
+        "LlamaForCausalLM",
+        architectures=["LlamaForTomorrow"],
+    ),
     # The machine.
     Mistake(
         "NCCL without a GPU",

@@ -1,0 +1,109 @@
+"""Faults of a model that the installed vLLM cannot serve, found in its config.json before an engine is started.
+
+Heads of a size that attention on a CPU lacks would be found out by the first request, which ends the engine. Loads
+neither vllm nor torch, but transformers for an architecture that vLLM has no code of its own for.
+"""
+
+import difflib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from generator.engine.installed import architectures, cpu_head_sizes, latent_kinds
+from protocol.fleet import language_config
+
+_HEAD_KEYS = ("head_dim", "hidden_size_per_head", "attention_head_dim")
+_OTHER_HEADS = "global_head_dim"
+"""Of those layers of a model that look further than the others."""
+_GENERATING = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
+"""vLLM takes a model of one of these names for one of another of them."""
+_ALIKE = 3
+_USUAL = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM")
+_OTHER_CODE = ("model_impl", "hf_overrides", "trust_remote_code")
+"""Arguments of vLLM's under which config.json does not say what it runs."""
+
+
+def engine_faults(model: Path, *, on_cpu: bool, extra: Mapping[str, object]) -> Iterator[str]:
+    """What vLLM lacks for a model, a line each; `extra` are arguments for vLLM. Raises ModuleNotFoundError without it.
+
+    A config.json that cannot be read has no fault here.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise ModuleNotFoundError("vLLM is not installed here", name="vllm")
+    if any(extra.get(name) for name in _OTHER_CODE):
+        return
+    try:
+        config = language_config(model)
+    except (OSError, ValueError):
+        return
+    yield from _architecture_fault(model, config)
+    if on_cpu:
+        yield from _head_faults(model, config)
+
+
+def _architecture_fault(model: Path, config: Mapping[str, Any]) -> Iterator[str]:
+    known, given = architectures(), config.get("architectures")
+    names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+    if not known or not names or config.get("auto_map") or any(_is_known(name, known) for name in names):
+        return
+    if not any(_runs_by_transformers(name) for name in names):
+        kind = names[0]
+        yield (
+            f"model: {model} is a {kind}, and the installed vLLM serves no such model: expected one of its "
+            f"{len(known)} architectures, such as {', '.join(_likest(kind, known))}; take a model of one of them"
+        )
+
+
+def _is_known(name: str, known: frozenset[str]) -> bool:
+    ends = [end for end in _GENERATING if name.endswith(end)]
+    return name in known or any(name.removesuffix(ends[0]) + other in known for other in _GENERATING if ends)
+
+
+def _runs_by_transformers(name: str) -> bool:
+    """Whether vLLM runs it with the code of transformers, as it does where it has none of its own."""
+    import transformers
+
+    model = getattr(transformers, name, None)
+    return model is not None and bool(model.is_backend_compatible() or model._can_set_attn_implementation())
+
+
+def _likest(name: str, known: frozenset[str]) -> list[str]:
+    """The nearest that generate, or some that are in wide use."""
+    generating = sorted(one for one in known if one.endswith(_GENERATING))
+    return difflib.get_close_matches(name, generating, n=_ALIKE) or list(_USUAL)
+
+
+def _head_faults(model: Path, config: Mapping[str, Any]) -> Iterator[str]:
+    is_latent = config.get("model_type") in latent_kinds() and config.get("kv_lora_rank") is not None
+    has_other_latent = config.get("kv_lora_rank") is not None and not is_latent
+    can = cpu_head_sizes(latent=is_latent)
+    if not can or has_other_latent:
+        return
+    sizes = _latent_head(config) if is_latent else _heads(config)
+    for key, size in sizes.items():
+        if size and size not in can:
+            yield (
+                f"model: the attention heads of {model} have {size} numbers each ({key} in its config.json), and "
+                f"vLLM's attention on a CPU has no code for that: its engine would die at the first request; expected "
+                f"one of {', '.join(map(str, sorted(can)))}. Take a model with such heads, or a GPU"
+            )
+
+
+def _latent_head(config: Mapping[str, Any]) -> dict[str, int]:
+    parts = ("kv_lora_rank", "qk_rope_head_dim")
+    return {" + ".join(parts): sum(_whole(config.get(key)) for key in parts)}
+
+
+def _heads(config: Mapping[str, Any]) -> dict[str, int]:
+    """As vLLM itself takes them from a configuration, by where they stand there; none where there is no attention."""
+    heads, width = _whole(config.get("num_attention_heads")), _whole(config.get("hidden_size"))
+    if not heads:
+        return {}
+    key = next((key for key in _HEAD_KEYS if _whole(config.get(key))), None)
+    usual = {"hidden_size / num_attention_heads": width // heads} if key is None else {key: _whole(config[key])}
+    return usual | {_OTHER_HEADS: _whole(config.get(_OTHER_HEADS))}
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
