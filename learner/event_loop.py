@@ -214,6 +214,7 @@ class Parts:
             config.run.folder / DEAD_LETTERS,
             largest_share=config.leases.max_dead_letter_share,
             failed=measures.failed_write,
+            may_write=records.may_write,
         )
         self.intake = self._make_intake(incarnation, socket)
         measures.books(self.intake.books)
@@ -241,7 +242,12 @@ class Parts:
         given = self.config.samples
         if not given.enabled or self.config.evaluation.only:
             return None
-        return TrajectoryStore(self.config.run.folder, budget_bytes=given.budget_mb << 20, share=given.time_share)
+        return TrajectoryStore(
+            self.config.run.folder,
+            budget_bytes=given.budget_mb << 20,
+            share=given.time_share,
+            may_write=self.records.may_write,
+        )
 
     def _make_fleet(self, incarnation: int) -> Fleet:
         return Fleet(

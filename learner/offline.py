@@ -31,7 +31,7 @@ from learner.config import LearnerConfig
 from learner.data.examples import Tokenized, Tokenizer, batches, length_statistics
 from learner.data.reference_cache import CacheKey, cached_reference_logprobs, fingerprint_model, fingerprint_sequences
 from learner.journal.checkpoints import Checkpoint, Checkpoints, checkpoints_of
-from learner.journal.files import LineFile, ignore, write_atomically
+from learner.journal.files import LineFile, anyone, ignore, write_atomically
 from learner.journal.manifest import Signer
 from learner.journal.run_folder import (
     NothingToResume,
@@ -165,7 +165,7 @@ async def train_offline(config: LearnerConfig, stop: Stop) -> None:
         async def work() -> None:
             trainer = await thread.run(partial(ranks.open_trainer, should_stop=thread.stopping))
             stop.finish_s = FINISH_S
-            await thread.run(partial(_train, config, trainer, stop, trackers.take))
+            await thread.run(partial(_train, config, trainer, stop, trackers.take, lock.check))
 
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(lock.watch(), name="run_lock")
@@ -181,7 +181,14 @@ def tokenizer_of(config: LearnerConfig) -> Tokenizer:
     return cast(Tokenizer, tokenizer)
 
 
-def _train(config: LearnerConfig, trainer: Trainer, stop: Stop | None = None, told: Told = ignore) -> None:
+def _train(
+    config: LearnerConfig,
+    trainer: Trainer,
+    stop: Stop | None = None,
+    told: Told = ignore,
+    may_write: Callable[[], None] = anyone,
+) -> None:
+    """`may_write` raises once the run's folder is another process's."""
     tokenizer = tokenizer_of(config)
     examples = _with_reference(config, trainer, read_units(config, tokenizer))
     config = _with_steps(config, examples)
@@ -189,15 +196,16 @@ def _train(config: LearnerConfig, trainer: Trainer, stop: Stop | None = None, to
     if examples.form is not None:  # an export of a checkpoint needs it, too
         write_reward_input(config.run.folder, RewardInput(format=examples.form, tokenize="apart"))
     begun = _begun(config, trainer, examples)
-    metrics = LineFile(config.run.folder / "metrics.jsonl", end=begun.metrics_bytes, told=told)
+    metrics = LineFile(config.run.folder / "metrics.jsonl", end=begun.metrics_bytes, told=told, may_write=may_write)
     try:
         if begun.before is None:
             begun = replace(begun, before=_measured(config, trainer, examples, metrics, step=0))
-        step = _steps(config, trainer, examples, metrics, begun, _End(stop, config.time_limit_s))
+        step = _steps(config, trainer, examples, metrics, begun, _End(stop, config.time_limit_s), may_write)
         cut = stop is not None and stop.requested  # who asked for an end waits for it
         after = {} if cut else _measured(config, trainer, examples, metrics, step=step)
     finally:
         metrics.close()
+    may_write()
     trainer.export(config.exported_model)
     if examples.form is not None:
         write_reward_input(config.exported_model, RewardInput(format=examples.form, tokenize="apart"))
@@ -292,12 +300,19 @@ class _End:
 
 
 def _steps(
-    config: LearnerConfig, trainer: Trainer, examples: Examples, metrics: LineFile, begun: _Begun, end: _End
+    config: LearnerConfig,
+    trainer: Trainer,
+    examples: Examples,
+    metrics: LineFile,
+    begun: _Begun,
+    end: _End,
+    may_write: Callable[[], None],
 ) -> int:
     """Trains until the last step, or the end that comes before it; returns the number of the last one."""
     data, keep = config.data, config.checkpoint.keep
     order = batches(examples.training, size=data.batch_size, seed=data.seed, first=begun.step)
-    checkpoints = Checkpoints(config.run.folder, keep=keep, signer=Signer.read(config.leases.secret_key_file))
+    signer = Signer.read(config.leases.secret_key_file)
+    checkpoints = Checkpoints(config.run.folder, keep=keep, signer=signer, may_write=may_write)
     began = said = time.monotonic()
     for step in range(begun.step + 1, config.steps + 1):
         made = trainer.train_step(in_step(next(order)), version=step - 1)

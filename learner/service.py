@@ -74,7 +74,13 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
         trackers = Trackers(trackers_of(**dict(config.trackers)), TrackedRun(config.run.name, folder, settings))
         measures.trackers(stack.enter_context(trackers).dropped)
         records = stack.enter_context(
-            Records(folder=folder, total_steps=config.steps, failed_write=measures.failed_write, told=trackers.take)
+            Records(
+                folder=folder,
+                total_steps=config.steps,
+                failed_write=measures.failed_write,
+                told=trackers.take,
+                may_write=lock.check,
+            )
         )
         recovered = recover(
             folder, config=ledger_config(config), resume=config.resume is True, incarnation=incarnation,
@@ -170,6 +176,7 @@ async def _train(parts: Parts, trainer: Trainer, thread: TrainerThread, stop: St
             journal=parts.journal,
             whole_journal=config.checkpoint.whole_journal,
             signer=Signer.read(config.leases.secret_key_file),
+            may_write=parts.records.may_write,
         ),
         samples=parts.samples,
         guard=Guard(config.guard, max_lag=config.max_lag, state=recovered.guard),
@@ -216,6 +223,7 @@ def _close(parts: Parts, *, train_wall_s: float) -> None:
         generator_idle_share=parts.idle.share,
         success_reward=config.evaluation.success_reward,
     )
+    records.may_write()
     write_summary(summary, folder)
     title = f"{config.run.name}: {config.algo.type}, max_lag {config.max_lag}"
     draw_curves(records, title=title, path=folder / "curves.png")

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from learner.journal.files import sync_folder, sync_tree, unused, write_atomically
+from learner.journal.files import anyone, sync_folder, sync_tree, unused, write_atomically
 from learner.journal.journal import FOLDER, NoJournal, RunLog
 from learner.journal.manifest import Signer, manifest_fault, write_manifest
 from learner.journal.segments import Segment
@@ -102,7 +102,10 @@ class Checkpoints:
         journal: RunLog | None = None,
         whole_journal: bool = False,
         signer: Signer | None = None,
+        may_write: Callable[[], None] = anyone,
     ) -> None:
+        """`may_write` is called before anything is written or removed, and raises once the folder is another's."""
+        self._may_write = may_write
         self._folder = folder
         self._keep = keep
         self._keep_best = keep_best
@@ -125,8 +128,9 @@ class Checkpoints:
         """Writes a checkpoint of `version`, whose journal segment has begun; then removes what is not kept.
 
         Training on files has no ledger. `progress` is what else a resume needs, as JSON. Raises OSError, and then there
-        is no such checkpoint.
+        is no such checkpoint; and what `may_write` does: what another process has in the folder is left alone.
         """
+        self._may_write()
         self._remove_drafts()
         self._check_room()
         draft = self._folder / f"{_DRAFT}{version}"
@@ -141,6 +145,7 @@ class Checkpoints:
             segment = Segment.named(self._folder / FOLDER, version).path.name
             write_manifest(draft, version=version, journal=segment, signer=self._signer)
             sync_tree(draft)
+            self._may_write()  # saving takes long enough to lose the folder meanwhile
             final = self._folder / f"{_PREFIX}{version:08d}"
             self._remove(final)
             draft.rename(final)
@@ -151,6 +156,7 @@ class Checkpoints:
         finally:
             self._size_then = self._journal.size()
         with self._lock:
+            self._may_write()
             self._prune()
         return final
 
@@ -161,6 +167,7 @@ class Checkpoints:
     def evaluated(self, result: Evaluated) -> None:
         """Notes an evaluation beside the checkpoint of its version, if there is one. Raises OSError."""
         with self._lock:
+            self._may_write()
             checkpoint = self.at(result.version)
             if checkpoint is not None:
                 write_atomically(checkpoint.evaluation, json.dumps(asdict(result)) + "\n")

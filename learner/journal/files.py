@@ -163,11 +163,16 @@ def ignore(name: object) -> None:
     """Takes note of nothing."""
 
 
+def anyone() -> None:
+    """Nobody else can have the folder."""
+
+
 class LineFile:
     """Appends lines from any thread. A line that a crash cut short is removed at opening.
 
     `failed` is told the file's name for each line that could not be written; the first one is said in the log. `told`
-    gets each entry, written or not, which is not changed any more.
+    gets each entry, written or not, which is not changed any more. `may_write` is called before each, and raises if the
+    folder is not this process's any more.
     """
 
     def __init__(
@@ -177,9 +182,11 @@ class LineFile:
         failed: Callable[[str], None] = ignore,
         end: int | None = None,
         told: Callable[[Mapping[str, object]], None] = ignore,
+        may_write: Callable[[], None] = anyone,
     ) -> None:
         """`end`: the bytes of the file that stay; all whole lines if left out."""
         self._told = told
+        self._may_write = may_write
         self._path = path
         self._failed = failed
         self._file = AppendFile(path, end=end_of_lines(path) if end is None else end)
@@ -189,7 +196,8 @@ class LineFile:
         """Lines that could not be written."""
 
     def write(self, entry: Mapping[str, object]) -> bool:
-        """True if the entry is in the file now, as a line."""
+        """True if the entry is in the file now, as a line. Raises what `may_write` does."""
+        self._may_write()
         line = json.dumps(entry, ensure_ascii=False) + "\n"
         self._told(entry)
         try:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
-from learner.journal.files import AppendFile, ignore, sync_folder
+from learner.journal.files import AppendFile, anyone, ignore, sync_folder
 from learner.journal.segments import (
     JournalDamaged,
     JournalUnknown,
@@ -116,10 +116,6 @@ class RunLog(Protocol):
         """Removes what no checkpoint of `version` or later needs."""
 
 
-def _anyone() -> None:
-    """Nobody else can have the folder."""
-
-
 def _unheeded(seconds: float) -> None:
     """Nobody wants to know how long the disk took."""
 
@@ -136,7 +132,7 @@ class Journal:
         segment: Segment,
         *,
         end: int,
-        may_write: Callable[[], None] = _anyone,
+        may_write: Callable[[], None] = anyone,
         synced: Callable[[float], None] = _unheeded,
     ) -> None:
         self._may_write = may_write
@@ -154,7 +150,7 @@ class Journal:
 
     @classmethod
     def open(
-        cls, folder: Path, *, may_write: Callable[[], None] = _anyone, synced: Callable[[float], None] = _unheeded
+        cls, folder: Path, *, may_write: Callable[[], None] = anyone, synced: Callable[[float], None] = _unheeded
     ) -> Self:
         """Goes on with the newest segment, its torn tail cut; an empty journal begins at version 0.
 

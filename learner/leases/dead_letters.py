@@ -4,11 +4,13 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from learner.journal.files import LineFile, ignore, lines_backwards
+from learner.journal.files import LineFile, anyone, ignore, lines_backwards
 from learner.ledger import Ledger
 from protocol.messages import Failed
+from services.run_lock import FolderLost
 
 DEAD_LETTERS = "dead_letters.jsonl"
 """The dead-letter file's name in the run's folder."""
@@ -23,13 +25,21 @@ class RunFailed(RuntimeError):
 class DeadLetters:
     """Appends one JSON object a line: the failure, its task and the time in seconds since 1970.
 
-    A resumed run needs them: while the disk takes none they are kept here. `failed` is told of each failed write.
+    A resumed run needs them: while the disk takes none they are kept here. `failed` and `may_write` are as for a
+    LineFile.
     """
 
-    def __init__(self, path: Path, *, largest_share: float, failed: Callable[[str], None] = ignore) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        largest_share: float,
+        failed: Callable[[str], None] = ignore,
+        may_write: Callable[[], None] = anyone,
+    ) -> None:
         self._path = path
         self._largest_share = largest_share
-        self._lines = LineFile(path, failed=failed)
+        self._lines = LineFile(path, failed=failed, may_write=may_write)
         self._unwritten: deque[dict[str, object]] = deque()
 
     def append(self, failed: Failed, *, task_index: int, version: int) -> None:
@@ -46,7 +56,8 @@ class DeadLetters:
 
     def close(self) -> None:
         """Closes the file, after a last try to write what is left."""
-        self.write_later()
+        with suppress(FolderLost):  # what is left is the other process's to find out
+            self.write_later()
         self._lines.close()
 
     def verdict(self, ledger: Ledger) -> RunFailed | None:

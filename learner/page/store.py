@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,14 +152,28 @@ def _own_columns(trajectory: Trajectory) -> Columns:
     }
 
 
+def _anyone() -> None:
+    """Nobody else can have the folder."""
+
+
 class TrajectoryStore:
     """Takes trajectories from any thread; a context manager. `folder` is the run's.
 
     At most `share` of the time goes into it, by the CPU clocks of its thread and of those that call it: beyond that one
-    group of a step is kept, beyond twice that none. Over `budget_bytes` the oldest part goes.
+    group of a step is kept, beyond twice that none. Over `budget_bytes` the oldest part goes. `may_write`
+    is called before anything is written or removed, and raises if the folder is not this process's any more.
     """
 
-    def __init__(self, folder: Path, *, budget_bytes: int, share: float, part_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        budget_bytes: int,
+        share: float,
+        part_bytes: int = 64 << 20,
+        may_write: Callable[[], None] = _anyone,
+    ) -> None:
+        self._may_write = may_write
         self._folder, self._budget_bytes, self._share = folder / FOLDER, budget_bytes, share
         self._part_bytes = min(part_bytes, max(1 << 20, budget_bytes // 4))
         self._queue: queue.Queue[TakenStep | None] = queue.Queue(maxsize=_QUEUED_STEPS)
@@ -292,6 +306,7 @@ class TrajectoryStore:
         self._database = None
 
     def _write_steps(self, steps: Sequence[TakenStep]) -> None:
+        self._may_write()
         database = self._open(steps[0].step)
         with self._lock:
             missed, self._missed = self._missed, {}

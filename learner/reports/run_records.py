@@ -22,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 
 from learner.evaluation.results import EvaluationResult
-from learner.journal.files import LineFile, ignore
+from learner.journal.files import LineFile, anyone, ignore
 from learner.reports.history import Entry, RunHistory, lines_of
 from learner.reports.tally import RewardsSeen, StepRecord, Tally
 from learner.training.guard import GuardChange
@@ -168,11 +168,13 @@ class Records:
         total_steps: int,
         failed_write: Callable[[str], None] = ignore,
         told: Callable[[Mapping[str, object]], None] = ignore,
+        may_write: Callable[[], None] = anyone,
     ) -> None:
-        """`told` gets each line of `metrics.jsonl`."""
+        """`told` gets each line of `metrics.jsonl`; `may_write` raises once the folder is another process's."""
+        self.may_write = may_write
         self._total_steps = total_steps
-        self._metrics = LineFile(folder / "metrics.jsonl", failed=failed_write, told=told)
-        self._samples = LineFile(folder / "samples.jsonl", failed=failed_write)
+        self._metrics = LineFile(folder / "metrics.jsonl", failed=failed_write, told=told, may_write=may_write)
+        self._samples = LineFile(folder / "samples.jsonl", failed=failed_write, may_write=may_write)
         self._folder = folder
         self._said_at = 0.0
         self._unsaid: list[StepRecord] = []
