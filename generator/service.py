@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from generator.announcer import announce, announce_leave
 from generator.config import GeneratorConfig
-from generator.engine.engine import Engine, EngineGone
+from generator.engine.engine import Engine
 from generator.engine.options import EngineOptions, in_settings
 from generator.logprobs import Scoring
 from generator.openai_routes import mount_openai_routes
@@ -78,7 +78,7 @@ async def watch_life(engine: Engine) -> None:
     while True:
         await asyncio.sleep(_EVERY_S)
         if not engine.is_alive:
-            raise EngineGone("the engine's process has died; restart this generator")
+            raise engine.death()
 
 
 async def watch_answers(engine: Engine, *, serving: Serving) -> None:
@@ -104,7 +104,7 @@ async def watch_answers(engine: Engine, *, serving: Serving) -> None:
 
 
 async def serve(config: GeneratorConfig, options: EngineOptions, stop: Stop) -> None:
-    """Serves until a stop is requested, then drains. Raises JoinRefusedByLearner, EngineGone, OSError."""
+    """Serves until a stop is requested, then drains. Raises JoinRefusedByLearner, NeverServed, EngineGone, OSError."""
     waits, metrics = Waiting(start=_STARTING), Metrics("generator", run=config.run.name)
     async with AsyncExitStack() as stack:
         stack.enter_context(exporting_traces("generator", **config.run.traces))

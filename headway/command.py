@@ -195,7 +195,7 @@ def up(
     bar = Bar.where_possible(_progress(configs[_LEADER])) if _LEADER in configs else None
     supervisor = Supervisor(commands, limits=Limits(restarts=restarts), bar=bar)
     code = supervisor.run()
-    unfinished = supervisor.was_stopped or code not in (0, 2)
+    unfinished = supervisor.was_stopped or (code not in (0, 2) and not supervisor.is_hopeless)
     if unfinished and _LEADER in configs and (configs[_LEADER].run.folder / "incarnation").exists():
         again = shlex.join(["headway", "up", str(path), *written, "--resume"])
         sys.stderr.write(f"headway: the run can go on: {again}\n")

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,7 +28,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from headway.child_output import Bar, Sink, Source, turn
-from services.process import START_AGAIN, WRONG_SETTINGS, parent_death_signal
+from services.process import NEVER_SERVED, START_AGAIN, WRONG_SETTINGS, parent_death_signal
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +132,7 @@ def kill_children(wanted: Callable[[Relative], bool], *, deadline: float) -> boo
 _FLUSH_S = 0.25
 _KILL_S = 0.5
 _UNREADABLE = 2
+_NUMBER = re.compile(r"\d+")
 _STOPPED_BY = "stopped by an error: "
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -166,7 +168,8 @@ class Supervisor:
     """Runs `commands` until the leader has ended, SIGINT, SIGTERM or SIGHUP comes, or a child cannot be kept alive.
 
     A child that ends is started again, the leader only if a signal has ended it or it asks for it by its code. One that
-    ends with code 78 or 2 (wrong settings) ends all, and why is said once more at the end. A second SIGINT kills what
+    ends with code 78 or 2 (wrong settings) ends all, as does one that has died twice of the same before it was ever of
+    use (code 70), and why is said once more at the end. A second SIGINT kills what
     has not stopped yet. To be made and run in the main thread, once. The bar is shown until they are stopped.
     """
 
@@ -179,7 +182,9 @@ class Supervisor:
         self._bar = bar
         self._strangers: frozenset[int] = frozenset()
         self.was_stopped = False  # by a signal, and not by the leader's end
+        self.is_hopeless = False  # it would end again as it did
         self._last_sentence = ""
+        self._died_of: dict[str, str] = {}
 
     def run(self) -> int:
         """Blocks until all have ended; returns the leader's exit code (128 + n if signal n ended it).
@@ -249,7 +254,20 @@ class Supervisor:
             return _UNREADABLE
         if command.is_leader and code >= 0 and code != START_AGAIN:
             return code
+        if self._died_so_before(child, code):
+            log.error("%s has died twice of the same, and has never served: stopping all", command.name)
+            self._last_sentence, self.is_hopeless = child.complaint(), True
+            return 1
         return self._again(child, code)
+
+    def _died_so_before(self, child: "_Child", code: int) -> bool:
+        """Tells of a child's first two deaths that they are the same, but for numbers, before it was of any use.
+
+        One that has ended otherwise may have served, and what it dies of then may pass.
+        """
+        said = _NUMBER.sub("0", child.complaint()) if code == NEVER_SERVED else ""
+        before = self._died_of.setdefault(child.command.name, said)
+        return bool(said) and said == before and self._restarts.count(child.command.name) == 1
 
     def _again(self, child: "_Child", code: int) -> int | None:
         """Has a child that has died started again, unless it did so too often: then an exit code for all."""

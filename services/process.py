@@ -46,15 +46,20 @@ is trained and are in no cycles: at Python's own 700 the learner looked through 
 """
 FINISH_S = 60.0
 """How long a learner may take after a stop for the end of its step, its model and its summary."""
-ENDED, FAILED, START_AGAIN, WRONG_SETTINGS = 0, 1, 75, 78  # the last as EX_TEMPFAIL and EX_CONFIG in sysexits.h
-"""Exit codes: it ended well, or as it was asked to; an error; what was lost may be there again, so start it again (a
-learner with `--resume true`), as after a signal; settings with which it cannot run, so that no new start would help. A
-configuration that cannot be read at all is 2, as of a wrong command line.
+ENDED, FAILED, NEVER_SERVED, START_AGAIN, WRONG_SETTINGS = 0, 1, 70, 75, 78
+"""Exit codes, the last three as in sysexits.h (EX_SOFTWARE, EX_TEMPFAIL, EX_CONFIG): it ended well, or as it was asked
+to; an error; one before it had been of any use, so that the same one again is no accident; what was lost may be there
+again, so start it again (a learner with `--resume true`), as after a signal; settings with which it cannot run, so that
+no new start would help. A configuration that cannot be read at all is 2, as of a wrong command line.
 """
 
 
 class StartAgain(Exception):
     """Something outside of this process is gone, and a new start may do without it or find it again."""
+
+
+class NeverServed(Exception):
+    """The process ended before it had been of any use. A class of errors that are of this kind derives from it."""
 
 
 class WrongSettings(Exception):
@@ -102,11 +107,11 @@ Main = Callable[[Stop], Awaitable[None]]
 def run_process(name: str, main: Main, *, finish_s: float = 0.0, clean_up_s: float = 8.0) -> int:
     """Run `main` until it ends, raises, or SIGTERM or SIGINT arrives; returns the exit code.
 
-    0: it returned, or a stop was requested and it ended. 1: it raised, or 75 for StartAgain and 78 for WrongSettings;
-    the reason is logged in one line, with the traceback at debug. After a request, `main` has `finish_s` seconds, or
-    what it has set in its Stop, to return by itself, is then cancelled, and has `clean_up_s` seconds; if it still runs
-    then, its tasks and threads are logged and the process exits at once with 1. A second SIGINT ends it at once, with
-    130.
+    0: it returned, or a stop was requested and it ended. 1: it raised, or 70 for NeverServed, 75 for StartAgain and 78
+    for WrongSettings; the reason is logged in one line, with the traceback at debug. After a request, `main` has
+    `finish_s` seconds, or what it has set in its Stop, to return by itself, is then cancelled, and has `clean_up_s`
+    seconds; if it still runs then, its tasks and threads are logged and the process exits at once with 1. A second
+    SIGINT ends it at once, with 130.
     """
     _allow_many_files()
     gc.freeze()  # what is imported by now stays: without this, each full collection looks at all of it
@@ -294,6 +299,8 @@ def exit_code_of(error: BaseException) -> int:
         return START_AGAIN
     if isinstance(error, WrongSettings):
         return WRONG_SETTINGS
+    if isinstance(error, NeverServed):
+        return NEVER_SERVED
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     if isinstance(error, LoopCrashed) and error.__cause__ is not None:
         inner = (error.__cause__,)

@@ -22,6 +22,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from generator.engine.gated_llm import GatedLLM, HandedBack, TurnedAway, entered_under
+from generator.engine.last_words import LastWords, root_sentence
 from generator.engine.options import CommitReport, EngineCounters, EngineOptions, ScoredSequence
 from generator.engine.records import (
     dtype_name,
@@ -35,6 +36,7 @@ from generator.engine.records import (
 from generator.weights.plan import LoadReport, WeightSyncError, check_plan
 from protocol.fleet import JoinGroup, Prepare
 from protocol.generation import GeneratePart, Sampling
+from services.process import NeverServed
 
 POLL_FIRST_S = 0.002
 POLL_MOST_S = 0.02
@@ -44,6 +46,14 @@ Answer = TypeVar("Answer")
 
 class EngineGone(Exception):
     """The engine's process has died. The generator has to be started again."""
+
+
+class DiedUnused(EngineGone, NeverServed):
+    """It has died before it had answered any request."""
+
+
+class EngineNotStarted(NeverServed):
+    """vLLM could not start: why, in its own words."""
 
 
 class EngineCalls:
@@ -102,9 +112,10 @@ class Engine:
     Requests that come during a commit wait, so that none is sampled under a version other than its prefix cache's.
     """
 
-    def __init__(self, *, options: EngineOptions, llm: GatedLLM) -> None:
+    def __init__(self, *, options: EngineOptions, llm: GatedLLM, last_words: LastWords) -> None:
         self._options = options
         self._llm = llm
+        self._last_words = last_words
         self._calls = EngineCalls(llm=llm, stall_timeout_s=options.stall_timeout_s)
         self._sync_lock = asyncio.Lock()
         self._unloaded = False
@@ -114,12 +125,18 @@ class Engine:
 
     @classmethod
     async def start(cls, *, options: EngineOptions) -> "Engine":
-        """Load the model and start the worker; takes tens of seconds. Raises RuntimeError if vLLM cannot start.
+        """Load the model and start the worker; takes tens of seconds. Raises EngineNotStarted if vLLM cannot start.
 
         If cancelled, it ends what has been started.
         """
-        llm = await _started(options)
-        engine = cls(options=options, llm=llm)
+        last_words = LastWords()
+        try:
+            llm = await _started(options, last_words)
+        except Exception as error:
+            said = last_words.said()
+            last_words.close()
+            raise EngineNotStarted(said or root_sentence(error)) from error
+        engine = cls(options=options, llm=llm, last_words=last_words)
         await llm.update_weight_version(options.initial_version)
         llm.cache_version = options.initial_version
         return engine
@@ -142,6 +159,18 @@ class Engine:
     @property
     def is_alive(self) -> bool:
         return not self._llm.errored
+
+    @property
+    def has_served(self) -> bool:
+        """True once it has answered a request: whether a model can be computed shows at the first one."""
+        counters = self._llm.counters()
+        return counters.tokens_total > 0 or counters.completions_total > 0
+
+    def death(self) -> EngineGone:
+        """Why its process has died, as far as that said it."""
+        said = self._last_words.said()
+        text = f"the engine's process has died: {said}" if said else "the engine's process has died"
+        return EngineGone(f"{text}; restart this generator") if self.has_served else DiedUnused(text)
 
     async def generate(
         self,
@@ -223,8 +252,11 @@ class Engine:
         return self._calls.stall_timeout_s + (self._options.pause_ttl_s if self._loading else 0.0)
 
     async def ping(self) -> None:
-        """Returns when the engine's process has answered, however long that takes."""
-        await self._llm.get_weight_version()
+        """Returns when the engine's process has answered, however long that takes. Raises EngineGone."""
+        try:
+            await self._llm.get_weight_version()
+        except EngineDeadError as error:
+            raise self.death() from error
 
     async def hand_back(self, *, stopped: bool = False) -> None:
         """End every request with what it has so far; a completion's last part is an "abort".
@@ -314,6 +346,7 @@ class Engine:
     async def shutdown(self) -> None:
         """Abort what is in flight, and end the engine's processes."""
         await self._llm.stop(timeout_s=SHUTDOWN_S)
+        self._last_words.close()
 
     async def _commit(self, *, version: str) -> CommitReport:
         async with self._sync_lock:
@@ -382,8 +415,9 @@ class Engine:
             raise
 
 
-async def _started(options: EngineOptions) -> GatedLLM:
-    starting = asyncio.ensure_future(asyncio.to_thread(GatedLLM.from_engine_args, engine_args(options)))
+async def _started(options: EngineOptions, last_words: LastWords) -> GatedLLM:
+    arguments = engine_args(options, last_words=last_words.path)
+    starting = asyncio.ensure_future(asyncio.to_thread(GatedLLM.from_engine_args, arguments))
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from generator.engine.installed import vllm_arguments
+from generator.engine.last_words import note_errors
 from services.config.options import nearest
 
 _SAID_CHARS = 300
@@ -219,28 +220,32 @@ class EngineCounters:
 
 
 class OwnerTie:
-    """A value of vLLM's `additional_config`. Unpickled in another process than `owner_pid`'s, it ties that process.
+    """A value of vLLM's `additional_config`. Unpickled in another process than `owner_pid`'s, it ties that process, and
+    has it note its errors in the owner's file `last_words`, if that is given.
 
     vLLM leaves the processes of an engine behind. The tie travels within its config and takes hold when a child
     unpickles that: before the child waits for its parent, which it otherwise does for minutes after an early death.
     """
 
-    def __init__(self, *, owner_pid: int) -> None:
+    def __init__(self, *, owner_pid: int, last_words: str = "") -> None:
         self._owner_pid = owner_pid
+        self._last_words = last_words
 
     def compute_hash(self) -> str:
         """vLLM asks what this changes in a compiled model: nothing."""
         return ""
 
-    def __reduce__(self) -> "tuple[Callable[[int], OwnerTie], tuple[int]]":
-        return tied_to, (self._owner_pid,)
+    def __reduce__(self) -> "tuple[Callable[[int, str], OwnerTie], tuple[int, str]]":
+        return tied_to, (self._owner_pid, self._last_words)
 
 
-def tied_to(owner_pid: int) -> OwnerTie:
-    """Watch the owner from a thread of this process, unless this process is the owner."""
+def tied_to(owner_pid: int, last_words: str = "") -> OwnerTie:
+    """Watch the owner from a thread of this process, and note errors for it, unless this process is the owner."""
     if owner_pid != os.getpid():
+        if last_words:
+            note_errors(last_words)
         threading.Thread(target=_exit_after, args=(owner_pid,), name="headway-owner", daemon=True).start()
-    return OwnerTie(owner_pid=owner_pid)
+    return OwnerTie(owner_pid=owner_pid, last_words=last_words)
 
 
 def _exit_after(owner_pid: int) -> None:

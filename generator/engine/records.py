@@ -22,8 +22,8 @@ from protocol.trajectories import FinishReason, VersionSpan
 T = TypeVar("T")
 
 
-def engine_args(options: EngineOptions) -> AsyncEngineArgs:
-    """What vLLM is started with."""
+def engine_args(options: EngineOptions, *, last_words: str = "") -> AsyncEngineArgs:
+    """What vLLM is started with; its processes note their errors in the file `last_words`, if it is given."""
     return AsyncEngineArgs(
         **options.extra,
         model=options.model,
@@ -47,7 +47,7 @@ def engine_args(options: EngineOptions) -> AsyncEngineArgs:
         enable_prefix_caching=True,
         # A seeded request whose prompt is cut in two kills the CPU engine: its random generator cannot be rewound.
         enable_chunked_prefill=False if current_platform.is_cpu() else None,
-        additional_config=OwnerTie(owner_pid=os.getpid()),
+        additional_config=OwnerTie(owner_pid=os.getpid(), last_words=last_words),
         worker_extension_cls="generator.weights.worker.WorkerExtension",
         weight_transfer_config=WeightTransferConfig(backend="headway"),
         disable_log_stats=True,

@@ -291,6 +291,51 @@ def test_a_child_with_wrong_settings_ends_all_at_once_and_its_sentence_is_the_la
     assert "started again" not in output
 
 
+DIES = """
+import os, sys
+lives = open({path!r}, "a+"); lives.write("x"); lives.flush(); lives.seek(0); life = len(lives.read())
+code, said = {lives!r}[min(life, len({lives!r})) - 1]
+sys.stderr.write(f"12:00:00 generator CRITICAL stopped by an error: {{said}}\\n")
+sys.exit(code)
+"""
+
+
+def dying(tmp_path: Path, *lives: tuple[int, str]) -> Command:
+    """Its lives end in turn with these codes and words, all further ones as the last of them."""
+    return helper(DIES.format(path=str(tmp_path / "lives"), lives=lives))
+
+
+def test_the_same_death_twice_before_it_ever_served_ends_all_with_its_sentence(
+    cleaned: list[Running], tmp_path: Path
+) -> None:
+    deaths = (
+        (70, "the engine's process has died: no head_dim=16 at 0x1"),
+        (70, "the engine's process has died: no head_dim=16 at 0x2"),
+    )
+    code, output = start(cleaned, dying(tmp_path, *deaths), leader(IDLE)).end()
+    assert code == 1
+    assert output.count("started again in 0 s") == 1
+    assert "ERROR helper has died twice of the same, and has never served: stopping all" in output
+    assert output.strip().endswith("ERROR helper: the engine's process has died: no head_dim=16 at 0x2")
+
+
+@pytest.mark.parametrize(
+    "lives",
+    [
+        ((70, "no memory"), (70, "no room")),  # another death
+        ((1, "no memory"), (70, "no room"), (70, "no room")),  # it may have served in its first life
+        ((1, "no room"), (1, "no room")),  # it has served
+    ],
+)
+def test_other_deaths_have_all_their_restarts(
+    lives: tuple[tuple[int, str], ...], cleaned: list[Running], tmp_path: Path
+) -> None:
+    code, output = start(cleaned, dying(tmp_path, *lives), leader(IDLE), restarts={"most": 3}).end()
+    assert code == 1
+    assert "(3 of 3)" in output
+    assert "twice of the same" not in output
+
+
 def test_a_command_that_cannot_be_started_ends_all(cleaned: list[Running]) -> None:
     code, output = start(cleaned, polite("helper"), Command("broken", ("/nowhere/broken",))).end()
     assert code == 1

@@ -211,7 +211,7 @@ def test_sealed_descriptors_are_in_no_child_of_the_event_loop() -> None:
 
 
 ASKING = """
-from services.process import StartAgain, WrongSettings
+from services.process import NeverServed, StartAgain, WrongSettings
 async def ask():
     raise {name}("what is gone")
 async def main(stop):
@@ -221,7 +221,9 @@ sys.exit(run_process("learner", main))
 """
 
 
-@pytest.mark.parametrize(("name", "expected"), [("StartAgain", 75), ("WrongSettings", 78), ("ValueError", 1)])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("NeverServed", 70), ("StartAgain", 75), ("WrongSettings", 78), ("ValueError", 1)]
+)
 def test_an_error_says_by_the_exit_code_whether_a_new_start_may_help(name: str, expected: int) -> None:
     code, log = run_child(ASKING.format(name=name))
     assert code == expected, log
