@@ -1,14 +1,23 @@
-"""The environment in docs/environments.md: it is that of the example, and it can be played."""
+"""The environments in docs/environments.md: one is that of an example, and all can be played."""
 
+import importlib
+import random
 import re
+import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from env_service.config import EnvServiceConfig
 from env_service.environments import catalog
-from env_service.environments.interface import Action, Opening, Step, Task
+from env_service.environments.interface import Action, ChatMessage, Opening, Step, Task
+from headway import checking, command
+from headway.doctor import before
+from headway.new_project import make_project
+from headway.own_options import split_options
 from services.config.models import load_config
 
 ROOT = Path(__file__).parents[2]
@@ -60,3 +69,60 @@ def test_it_can_be_played(monkeypatch: pytest.MonkeyPatch) -> None:
     invalid = player.step(Action("seven?"))
     assert isinstance(invalid, Step)
     assert invalid.invalid
+
+
+@pytest.mark.parametrize(("name", "prompt"), [("Total", "3+1="), ("TotalInChat", "3+1")])
+def test_the_environments_of_the_tutorial_reward_each_right_total(
+    name: str, prompt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = _of_the_tutorial(tmp_path, monkeypatch)[name]()
+    seed = next(seed for seed in range(10_000) if random.Random(seed).choices(range(5), k=4) == [3, 1, 4, 0])
+
+    def text_of(said: str | tuple[ChatMessage, ...]) -> str:
+        return said if isinstance(said, str) else said[0].content
+
+    opening = environment.reset(Task(seed=seed), 0)
+    steps = [environment.step(Action(text)) for text in ("4", "7", "8")]
+
+    assert [text_of(opening.prompt), *(text_of(step.observation) for step in steps[:2])] == [
+        prompt,
+        prompt.replace("3+1", "+4"),
+        prompt.replace("3+1", "+0"),
+    ]
+    assert ([step.reward for step in steps], steps[-1].stop) == ([1.0, 0.0, 1.0], "done")
+
+
+@pytest.mark.parametrize("form", ["in plain text", "in chat"])
+def test_the_tutorial_makes_a_run_file_that_a_check_finds_good(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_project([str(tmp_path / "sums")])
+    capsys.readouterr()
+    _of_the_tutorial(tmp_path / "sums", monkeypatch)
+    path = tmp_path / "sums" / "run.toml"
+    shown = re.findall(r"^```toml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    plain, chat = (next(block for block in shown if f'"mine:{name}"' in block) for name in ("Total", "TotalInChat"))
+    head = path.read_text(encoding="utf-8").partition("[reward-service]")[0] + '[env-service]\nmodel = "model"\n'
+    if form == "in chat":
+        (template,) = re.findall(r"^```jinja\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+        (tmp_path / "sums" / "chat.jinja").write_text(template, encoding="utf-8")
+        run, _, environment = chat.partition("\n\n")
+        path.write_text(f"{head.replace('[run]', run)}{environment}", encoding="utf-8")
+    else:
+        path.write_text(head + plain, encoding="utf-8")
+    monkeypatch.setattr(checking, "check_port", lambda what, host, port: before.good(what, host))
+    monkeypatch.setattr(checking, "resources", lambda configs: [])
+
+    command.check(path, split_options([]))
+
+    assert "good for learner, generator, env-service" in capsys.readouterr().out
+
+
+def _of_the_tutorial(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[], Any]]:
+    """The classes of the tutorial, in a module `mine` in the folder."""
+    folder.mkdir(exist_ok=True)
+    (code,) = re.findall(r"^```python\n(# mine.py\n.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    (folder / "mine.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return vars(importlib.import_module("mine"))

@@ -17,7 +17,7 @@ FILES = sorted(
 )
 PAGES = [path for path in FILES if path.suffix == ".md" and path.parent.name not in ("results", "reference")]
 PACKAGES = ("protocol", "services", "learner", "generator", "reward_service", "env_service", "headway")
-EXAMPLES = {"mine.py", "reward.py"}
+EXAMPLES = {"mine.py", "outside.py", "reward.py"}
 """Files of the reader's."""
 
 

@@ -1,5 +1,6 @@
 """The Python that the docs show is run, as its page says that it is used. A new block needs a test here."""
 
+import random
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 import torch
 from pydantic import JsonValue
 
-from env_service.environments.interface import Action, ChatMessage, Round, Task, TurnOf
+from env_service.environments.interface import Action, ChatMessage, Opening, Round, Step, Task, ToolCall, TurnOf
+from env_service.environments.rules import Rules
 from learner.algorithms.preset import ScoredBatch
 from learner.algorithms.presets.custom import CustomConfig
 from protocol.rewards import ScoreItem
@@ -28,7 +30,8 @@ VERIFIERS: Mapping[tuple[str, str], tuple[dict[str, JsonValue], Mapping[str, flo
 USED_HERE = (
     *VERIFIERS,
     ("docs/algorithms.md", "def only_good"),
-    ("docs/environments.md", "class Countdown"),
+    ("docs/environments-how-to.md", "class Countdown"),
+    ("docs/environments-how-to.md", "class Dice"),
     ("docs/from-zero.md", "for_trl"),
     ("docs/rewards.md", "RewardClient"),
 )
@@ -38,6 +41,11 @@ OF_AN_EXAMPLE = {
 }
 """Blocks that are files of examples, and who runs these."""
 ELSEWHERE = {
+    ("docs/environments.md", "class Total:"): "tests/docs/test_environments.py puts it into a project and plays it",
+    (
+        "docs/environments-how-to.md",
+        "def solve_one",
+    ): "tests/docs/test_own_agent.py asks an env_service for a task with it",
     ("docs/from-zero.md", "headway.train("): "a whole system: tests/e2e/test_from_python.py makes these calls",
 }
 """Blocks that are not run here, and why."""
@@ -123,7 +131,7 @@ def test_the_algorithm_trains_only_what_did_better_than_its_group(
 
 
 def test_the_game_says_whose_turn_it_is() -> None:
-    text = block("docs/environments.md", "class Countdown")
+    text = block("docs/environments-how-to.md", "class Countdown")
     game = run(text, Task=Task, Action=Action, ChatMessage=ChatMessage, TurnOf=TurnOf, Round=Round).Countdown()
 
     opening = game.reset(Task(prompt=""), 0)
@@ -131,6 +139,21 @@ def test_the_game_says_whose_turn_it_is() -> None:
     following = game.step(Action("1"))
     assert following.next.player == "second"
     assert "There are 5." in following.next.observation[0].content
+
+
+def test_the_environment_with_a_tool_rewards_what_the_tool_said() -> None:
+    text = block("docs/environments-how-to.md", "class Dice")
+    names = {one.__name__: one for one in (Action, ChatMessage, Opening, Rules, Step, Task)}
+    dice = run(text, random=random, **names).Dice()
+
+    opening = dice.reset(Task(seed=3), 0)
+    called = dice.step(Action("", calls=(ToolCall("roll", {}, id="a1"),)))
+    (result,) = called.observation
+    said = dice.step(Action(f"It is {result.content}."))
+
+    assert opening.tools[0]["function"]["name"] == result.name == "roll"
+    assert (result.role, result.tool_call_id) == ("tool", "a1")
+    assert (said.reward, said.stop) == (1.0, "said")
 
 
 def test_the_reward_functions_of_other_trainers_judge() -> None:
