@@ -154,7 +154,9 @@ def _by_formula(
 
 ATTENTION_NAME = "headway_packed"
 # What transformers passes that changes nothing: places are in the queries, and nothing is cached or shown.
-_HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"})
+_HARMLESS = frozenset(
+    {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits"}
+)
 # A bucket may hold this share of padding. More padding costs arithmetic, more buckets cost calls.
 MAX_PADDING = 0.2
 

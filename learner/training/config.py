@@ -106,6 +106,20 @@ class LoraConfig(BaseModel):
         return self.rank > 0
 
 
+class RouterConfig(BaseModel):
+    """How the routers of a mixture of experts are trained."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    aux_loss_coef: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the load-balancing loss (arXiv 2101.03961), beside that of the algorithm; a model's own "
+        "config says what it was pretrained with, as router_aux_loss_coef. Above 0 an update of several microbatches "
+        "costs a forward pass more. 0 turns it off.",
+    )
+
+
 class ReferenceConfig(BaseModel):
     """The frozen policy that a KL penalty or a preference loss compares with."""
 
@@ -175,6 +189,7 @@ class TrainingConfig(BaseModel):
         "zero_stage 1 or more), or all (parameters too; needs zero_stage 3).",
     )
     lora: LoraConfig = Field(default_factory=LoraConfig, description="Low-rank adapters.")
+    router: RouterConfig = Field(default_factory=RouterConfig, description="Routers of a mixture of experts.")
     reference: ReferenceConfig = Field(default_factory=ReferenceConfig, description="The reference policy.")
     critic: CriticConfig = Field(default_factory=CriticConfig, description="The critic, of algorithms that have one.")
     head_seed: int = Field(0, ge=0, description="Seed of a reward model's new head.")
@@ -217,6 +232,15 @@ class TrainingConfig(BaseModel):
     def moves_within_step(self) -> bool:
         """Whether a step has updates after its first one, for which the policy is no longer that of its beginning."""
         return self.updates_per_step * self.epochs_per_step > 1
+
+    @model_validator(mode="after")
+    def _routers_that_are_trained(self) -> TrainingConfig:
+        if self.router.aux_loss_coef and self.lora.enabled:
+            raise ValueError(
+                "router.aux_loss_coef is set and lora.rank is above 0: routers have no adapters, and stay as they are. "
+                "Leave aux_loss_coef out, or set lora.rank to 0."
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_stage_that_can_offload(self) -> TrainingConfig:

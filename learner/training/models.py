@@ -26,6 +26,7 @@ from learner.training.packing import Microbatch
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm, torch_dtype
 from learner.training.ranks import summed_over_ranks
 from learner.training.reference import Reference, open_reference
+from learner.training.routing import ExpertWatch, RoutingSums
 from learner.training.score_model import (
     Critic,
     CriticHead,
@@ -278,7 +279,7 @@ def token_values(batch: FlatBatch, made: Credit, parts: Sequence[tuple[Tensor, T
     )
 
 
-Output = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
+Output = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, RoutingSums | None]
 """What a trained model returns: see PolicyModel.forward and ScoreModel.forward."""
 
 
@@ -368,10 +369,12 @@ def open_models(
     """Loads what the preset needs onto `device`. The process group must be open."""
     if preset.trains_scores:
         scores = new_score_model(path, config=config)
+        scores.watch = _watch_of(scores.classifier, path, config=config)
         engine: Engine[Output] = Engine(scores, config=config, device=device)
         return Models(trained=scores, engine=engine, reference=None, teachers=LocalTeachers(()), critic=None)
     entropy = (config.report_entropy, preset.entropy_gradient)
     policy = new_policy(path, config=config, entropy=entropy, adapted=config.lora.enabled)
+    policy.watch = _watch_of(policy.causal_lm, path, config=config)
     if preset.passes.values and config.critic.kind == "head":
         policy.settings = replace(policy.settings, with_states=True)
     engine = Engine(policy, config=config, device=device)
@@ -436,6 +439,14 @@ def new_policy(path: Path, *, config: TrainingConfig, entropy: tuple[bool, bool]
         entropy_gradient=entropy[1],
     )
     return PolicyModel(causal_lm, settings=settings)
+
+
+def _watch_of(model: nn.Module, path: Path, *, config: TrainingConfig) -> ExpertWatch | None:
+    """None for a model without experts. Raises ValueError for one that lacks the loss that `config` asks for."""
+    watch = ExpertWatch(model)
+    if config.router.aux_loss_coef:
+        watch.check_loss(path)
+    return watch or None
 
 
 def _checkpoint_gradients(causal_lm: nn.Module) -> None:

@@ -69,13 +69,14 @@ class Microbatch:
     `places` int64, of the target among the batch's tokens; `sequences` int64, which of the row's K sequences it is of;
     `behavior_logprobs` float32; `lags` int64; `current` bool, true where exactly one policy version sampled the
     sequence and that version is the learner's own. `candidates` int64 [N, C] are further tokens whose logprobs are
-    wanted. [K]: `members` int64, the sequences' numbers in the batch; `teachers` int64, whom to ask. `pairs` int64
-    [P, 2]: chosen and rejected.
+    wanted. `counts` int64 [T]: how many of the sequences have the token. [K]: `members` int64, the sequences' numbers
+    in the batch; `teachers` int64, whom to ask. `pairs` int64 [P, 2]: chosen and rejected.
     """
 
     token_ids: Tensor
     positions: Tensor
     index: PackedIndex
+    counts: Tensor
     rows: Tensor
     targets: Tensor
     places: Tensor
@@ -204,6 +205,7 @@ def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, prefixes: Prefixes) 
     kept = position < lengths[owner] - 1
     rows_of_sequences = np.split(row_of_token[kept], np.cumsum(lengths - 1)[:-1]) if len(sequences) else []
     rows_of_sequences = [rows for rows in rows_of_sequences if len(rows)]
+    counts = np.bincount(row_of_token[kept], minlength=max(len(inputs), 1))
     if not len(inputs):
         inputs, positions = np.zeros(1, np.int32), np.zeros(1, np.int64)
         rows_of_sequences = [np.zeros(1, np.int64)]
@@ -211,6 +213,7 @@ def pack(batch: FlatBatch, sequences: NDArray[np.int64], *, prefixes: Prefixes) 
         token_ids=torch.from_numpy(inputs.astype(np.int64)),
         positions=torch.from_numpy(positions.astype(np.int64)),
         index=build_packed_index(rows_of_sequences, tokens=len(inputs)),
+        counts=torch.from_numpy(counts.astype(np.int64)),
         rows=torch.from_numpy(row_of_token[trained - 1].astype(np.int64)),
         targets=torch.from_numpy(batch.token_ids[target].astype(np.int64)),
         places=torch.from_numpy(target.astype(np.int64)),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -23,24 +23,33 @@ from learner.training.config import Dtype
 from learner.training.finite import all_finite
 from learner.training.logprobs import Chunking, LogprobHead, TopTokens
 from learner.training.packing import Microbatch
+from learner.training.routing import ExpertWatch, RoutingSums
 from learner.weights.process_group import BucketWriter, LaidOut, Rooms
 
 
-def predicting_states(model: nn.Module, microbatch: Microbatch) -> Tensor:
-    """The last hidden states [N, H] from which the microbatch's N targets are predicted; one if there is no target.
+def predicting_states(
+    model: nn.Module, microbatch: Microbatch, *, watch: ExpertWatch | None = None
+) -> tuple[Tensor, RoutingSums | None]:
+    """The last hidden states [N, H] from which the microbatch's N targets are predicted; one if there is no target. And
+    what `watch` saw of the routers.
 
     A row that trains nothing predicts from one token all the same, and its caller drops the result: every rank has to
     run the same modules in the same order, forward and backward, or the collectives of sharded parameters come apart.
     """
     decoder = model.base_model
     assert isinstance(decoder, nn.Module), "a model of transformers has a decoder"
-    hidden: Tensor = decoder(
-        input_ids=microbatch.token_ids[None],
-        position_ids=microbatch.positions[None],
-        use_cache=False,
-        packed_index=microbatch.index,
-    ).last_hidden_state[0]
-    return hidden.index_select(0, microbatch.rows) if len(microbatch.rows) else hidden[:1]
+    asked = {"output_router_logits": True} if watch is not None and watch.has_softmax else {}
+    with nullcontext() if watch is None else watch.watching():
+        output = decoder(
+            input_ids=microbatch.token_ids[None],
+            position_ids=microbatch.positions[None],
+            use_cache=False,
+            packed_index=microbatch.index,
+            **asked,
+        )
+    hidden: Tensor = output.last_hidden_state[0]
+    states = hidden.index_select(0, microbatch.rows) if len(microbatch.rows) else hidden[:1]
+    return states, None if watch is None else watch.sums(output.router_logits if asked else (), microbatch.counts)
 
 
 def one_at_least(token_ids: Tensor) -> Tensor:
@@ -72,6 +81,8 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.causal_lm = causal_lm
         self.settings = settings
+        self.watch: ExpertWatch | None = None
+        """Set where somebody wants to know how a mixture of experts routes."""
         linear = _call(causal_lm, "get_output_embeddings")
         assert isinstance(linear, nn.Linear), f"an output projection of an unknown kind: {type(linear).__name__}"
         _call(causal_lm, "set_output_embeddings", LogprobHead.sharing(linear))
@@ -90,14 +101,16 @@ class PolicyModel(nn.Module):
         """H, the size of a hidden state."""
         return self._head().in_features
 
-    def forward(self, microbatch: Microbatch) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """Logprobs [N] of the targets, the entropy [N] of their predictions, logprobs [N, C] of the candidates, and
-        the states [N, H] that they are predicted from.
+    def forward(
+        self, microbatch: Microbatch
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, RoutingSums | None]:
+        """Logprobs [N] of the targets, the entropy [N] of their predictions, logprobs [N, C] of the candidates, the
+        states [N, H] that they are predicted from, and what `watch` saw of the routers.
 
         Candidates are those of the microbatch, if it has any. All but the entropy carry a gradient; it does if set so.
         """
         candidates = microbatch.candidates
-        states = predicting_states(self.causal_lm, microbatch)
+        states, routing = predicting_states(self.causal_lm, microbatch, watch=self.watch)
         logprobs, entropy, of_candidates = self._head()(
             states,
             one_at_least(microbatch.targets),
@@ -113,6 +126,7 @@ class PolicyModel(nn.Module):
             None if entropy is None else entropy[:count],
             None if of_candidates is None else of_candidates[:count],
             states[:count] if self.settings.with_states else None,
+            routing,
         )
 
     def top_candidates(self, microbatch: Microbatch, *, count: int) -> TopTokens:
@@ -123,7 +137,7 @@ class PolicyModel(nn.Module):
         head = self._head()
         with torch.no_grad():
             token_ids, logprobs = head(
-                predicting_states(self.causal_lm, microbatch),
+                predicting_states(self.causal_lm, microbatch)[0],
                 top=min(count, head.out_features),
                 temperature=self.settings.temperature,
                 chunking=self.settings.chunking,

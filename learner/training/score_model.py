@@ -37,6 +37,7 @@ from learner.training.logprobs import accumulation_dtype
 from learner.training.packing import Microbatch
 from learner.training.policy import TextFiles, WeightSnapshot, predicting_states, torch_dtype, write_model_directory
 from learner.training.ranks import summed_over_ranks
+from learner.training.routing import ExpertWatch, RoutingSums
 
 HEAD = "score"
 
@@ -72,6 +73,8 @@ class ScoreModel(nn.Module):
         assert isinstance(linear, nn.Linear), f"a head of an unknown kind: {type(linear).__name__}"
         assert linear.out_features == 1, f"a head to {linear.out_features} numbers"
         setattr(classifier, HEAD, ScoreHead.sharing(linear))
+        self.watch: ExpertWatch | None = None
+        """Set where somebody wants to know how a mixture of experts routes."""
 
     @property
     def head(self) -> ScoreHead:
@@ -80,10 +83,13 @@ class ScoreModel(nn.Module):
         assert isinstance(head, ScoreHead), "set when the model was made"
         return head
 
-    def forward(self, microbatch: Microbatch) -> tuple[Tensor, None, None, None]:
-        """The score [N], float32, of the state from which each of the microbatch's targets is predicted."""
-        scores: Tensor = self.head(predicting_states(self.classifier, microbatch))
-        return scores[: len(microbatch.rows), 0], None, None, None
+    def forward(self, microbatch: Microbatch) -> tuple[Tensor, None, None, None, RoutingSums | None]:
+        """The score [N], float32, of the state from which each of the microbatch's targets is predicted, and what
+        `watch` saw of the routers.
+        """
+        states, routing = predicting_states(self.classifier, microbatch, watch=self.watch)
+        scores: Tensor = self.head(states)
+        return scores[: len(microbatch.rows), 0], None, None, None, routing
 
 
 def load_score_model(path: Path, *, dtype: torch.dtype, head_seed: int | None = None) -> ScoreModel:
@@ -235,7 +241,7 @@ class Critic:
         self._config = config.critic
         self._clip = value_clip
         model = load_score_model(config.critic.model or path, dtype=torch_dtype(config.dtype))
-        self.engine: Engine[tuple[Tensor, None, None, None]] = Engine(
+        self.engine: Engine[tuple[Tensor, None, None, None, RoutingSums | None]] = Engine(
             model, config=config, device=device, optimizer=config.critic.optimizer
         )
 

@@ -44,6 +44,7 @@ from learner.training.models import (
 )
 from learner.training.packing import Microbatch, Prefixes, pack, plan, shared_prefixes, slices_of
 from learner.training.ranks import Ranks, any_rank, summed_over_ranks
+from learner.training.routing import RoutingMeasures, RoutingSums, routing_measures, total
 from learner.training.score_model import Critic, CriticHead, freezes_policy
 
 
@@ -73,7 +74,7 @@ class TokenMeans:
 
 
 @dataclass(frozen=True)
-class StepMetrics(TokenMeans):
+class StepMetrics(TokenMeans, RoutingMeasures):
     """One step, over all ranks.
 
     `grad_norm`: before clipping, the mean over the updates. `learning_rate`: of the last update. `microbatches`: those
@@ -105,6 +106,7 @@ class MicrobatchRecord:
     corrected: Tensor | None
     means: Mapping[str, Mean]
     microbatch: Microbatch
+    routing: RoutingSums | None = None
 
 
 def token_means(
@@ -254,6 +256,7 @@ class Step:
             samples_policy=self._preset.samples_policy,
             ratio_moves=len(updates) > 1 or self._preset.moves_at_once,
         )
+        seen = [record.routing for update in updates for record in update.records if record.routing is not None]
         if self.keeps_tokens:
             began = time.thread_time()
             # Of the first epoch, in which most is still as the step found it.
@@ -265,6 +268,7 @@ class Step:
             self.carried = data.credit.carried
         return StepMetrics(
             **vars(replace(means, means={**measures, **means.means})),
+            **vars(routing_measures(seen)),
             grad_norm=sum(update.grad_norm for update in updates) / len(updates),
             learning_rate=rates[-1],
             tokens=int(batch.lengths.sum()),
@@ -296,7 +300,8 @@ class Step:
 
     def _moves(self, data: StepData) -> NDArray[np.bool_]:
         """Whether a sequence has a gradient, [S]: all may, where the loss does not rest on advantages alone."""
-        if not self._preset.rests_on_advantages or self._models.critic is not None:
+        others = self._models.critic is not None or self._config.router.aux_loss_coef > 0
+        if not self._preset.rests_on_advantages or others:
             return np.ones(len(data.batch.lengths), dtype=np.bool_)
         return data.credit.moves(data.batch)
 
@@ -356,11 +361,12 @@ class Step:
         started = time.perf_counter()
         if idle is None:
             idle = tuple(self._measure(data, microbatch) for microbatch in row.idle)
+        routed = self._routed(row.learned)
         records = []
         for index, microbatch in enumerate(row.learned, start=1):
             self._reached(f"update {number}, microbatch {index} of {len(row.learned)}")
             self._stop_if_asked()
-            records.append(self._accumulate(data, microbatch, last=index == len(row.learned)))
+            records.append(self._accumulate(data, microbatch, routed, last=index == len(row.learned)))
         middle = time.perf_counter()
         norm = self._engine.update(learning_rate=rate)
         critic = self._models.critic
@@ -383,24 +389,48 @@ class Step:
         self._reached("what has no gradient")
         self._stop_if_asked()
         with torch.no_grad():
-            logprobs, entropy, *_ = self._engine.forward(microbatch)
+            logprobs, entropy, *_, routing = self._engine.forward(microbatch)
             tokens = loss_tokens(data, microbatch, logprobs=logprobs, entropy=entropy)
-            return _record(self._preset.loss(tokens), tokens, microbatch)
+            return _record(self._preset.loss(tokens), tokens, microbatch, routing)
 
     def _discard_gradients(self) -> None:
         self._engine.discard_gradients()
         if isinstance(self._models.critic, CriticHead):
             self._models.critic.discard_gradients()
 
-    def _accumulate(self, data: StepData, microbatch: Microbatch, *, last: bool) -> MicrobatchRecord:
+    def _routed(self, microbatches: Sequence[Microbatch]) -> RoutingSums | None:
+        """How an update's tokens are routed on all ranks, as the load-balancing loss has to know beforehand; None
+        without that loss, and of a single microbatch, whose own pass says it.
+        """
+        if not self._config.router.aux_loss_coef or len(microbatches) == 1:
+            return None
+        parts = []
+        for microbatch in microbatches:
+            self._reached("how tokens are routed")
+            self._stop_if_asked()
+            with torch.no_grad():
+                parts.append(_sums(self._engine.forward(microbatch)[-1]))
+        return total(parts)
+
+    def _even_load(self, routing: RoutingSums | None, routed: RoutingSums | None) -> Tensor | float:
+        """What a microbatch adds to the load-balancing loss of its update, times the coefficient."""
+        if not self._config.router.aux_loss_coef:
+            return 0.0
+        part = _sums(routing)
+        return self._config.router.aux_loss_coef * (routed or total([part])).loss_of(part)
+
+    def _accumulate(
+        self, data: StepData, microbatch: Microbatch, routed: RoutingSums | None, *, last: bool
+    ) -> MicrobatchRecord:
         microbatch, of_teacher = self._with_candidates(data, microbatch)
-        logprobs, entropy, candidates, states = self._engine.forward(microbatch)
+        logprobs, entropy, candidates, states, routing = self._engine.forward(microbatch)
         tokens = loss_tokens(data, microbatch, logprobs=logprobs, entropy=entropy)
         tokens = replace(tokens, candidate_logprobs=candidates, teacher_logprobs=of_teacher)
         loss = self._preset.loss(tokens)
         below_head = self._learn_values(data, microbatch, states, last=last)
-        self._engine.backward(loss.total if below_head is None else loss.total + below_head, last=last)
-        return _record(loss, tokens, microbatch)
+        whole = loss.total + self._even_load(routing, routed)
+        self._engine.backward(whole if below_head is None else whole + below_head, last=last)
+        return _record(loss, tokens, microbatch, routing)
 
     def _learn_values(
         self, data: StepData, microbatch: Microbatch, states: Tensor | None, *, last: bool
@@ -437,7 +467,12 @@ def _row(
     return _Row(learned=cut(sequences[moving]), idle=cut(sequences[~moving]))
 
 
-def _record(loss: Loss, tokens: LossTokens, microbatch: Microbatch) -> MicrobatchRecord:
+def _sums(routing: RoutingSums | None) -> RoutingSums:
+    assert routing is not None, "a model with the loss has experts that are chosen: checked when it was loaded"
+    return routing
+
+
+def _record(loss: Loss, tokens: LossTokens, microbatch: Microbatch, routing: RoutingSums | None) -> MicrobatchRecord:
     return MicrobatchRecord(
         loss=loss.total.detach(),
         proximal_logprobs=tokens.proximal_logprobs,
@@ -446,4 +481,5 @@ def _record(loss: Loss, tokens: LossTokens, microbatch: Microbatch) -> Microbatc
         corrected=loss.corrected,
         means=loss.means,
         microbatch=microbatch,
+        routing=None if routing is None else RoutingSums(*(each.detach() for each in routing)),
     )
