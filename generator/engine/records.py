@@ -1,5 +1,6 @@
 """Between our records and vLLM's: how an engine is started, how it samples, what it answers."""
 
+import logging
 import os
 import platform
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from typing import TypeVar
 
 import torch
 import vllm
+from transformers import AutoConfig
 from vllm.config import VllmConfig
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -20,6 +22,9 @@ from protocol.generation import MOST_TOP_LOGPROBS, GeneratePart, Sampling
 from protocol.trajectories import FinishReason, VersionSpan
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+_OF_LAYERS = ("layer_types", "layers_block_type", "block_types")
 
 
 def engine_args(options: EngineOptions, *, last_words: str = "") -> AsyncEngineArgs:
@@ -44,7 +49,7 @@ def engine_args(options: EngineOptions, *, last_words: str = "") -> AsyncEngineA
         logprobs_mode="processed_logprobs",
         max_logprobs=MOST_TOP_LOGPROBS,
         generation_config="vllm",
-        enable_prefix_caching=True,
+        enable_prefix_caching=_caches_prefixes(options),
         # A seeded request whose prompt is cut in two kills the CPU engine: its random generator cannot be rewound.
         enable_chunked_prefill=False if current_platform.is_cpu() else None,
         additional_config=OwnerTie(owner_pid=os.getpid(), last_words=last_words),
@@ -53,6 +58,30 @@ def engine_args(options: EngineOptions, *, last_words: str = "") -> AsyncEngineA
         disable_log_stats=True,
         enable_log_requests=False,
     )
+
+
+def _caches_prefixes(options: EngineOptions) -> bool:
+    """True but for recurrent layers on a CPU: vLLM caches their states with prompts that are cut alone, see there."""
+    if not current_platform.is_cpu() or not has_recurrent_layers(options.model):
+        return True
+    logger.info(
+        "%s has layers with a recurrent state: on a CPU there is no cache of prefixes for it, so that a group's "
+        "prompt is computed for each completion",
+        options.model,
+    )
+    return False
+
+
+def has_recurrent_layers(model: str) -> bool:
+    """Whether the config of a model's folder names layers other than attention; False if it cannot be read."""
+    try:
+        config = AutoConfig.from_pretrained(model, local_files_only=True).get_text_config(decoder=True)
+    except (OSError, ValueError):
+        return False
+    kinds = [kind for name in _OF_LAYERS for kind in getattr(config, name, None) or ()]
+    if kinds:
+        return any("attention" not in kind or kind == "linear_attention" for kind in kinds)
+    return any(name.startswith("mamba_") for name in config.to_dict())
 
 
 def engine_kind(config: VllmConfig) -> str:
