@@ -51,8 +51,8 @@ def total(parts: Sequence[RoutingSums]) -> RoutingSums:
     rows = [torch.cat([each.detach().double().flatten() for each in part]) for part in parts]
     sums = summed_over_ranks(torch.stack(rows).sum(0))
     layers, experts = parts[0].chosen.shape
-    chosen, probabilities, entropy, tokens = sums.split([layers * experts, experts, 1, 1])
-    return RoutingSums(chosen.view(layers, experts), probabilities, entropy[0], tokens[0].clamp(min=1))
+    chosen, probabilities = sums[:-2].view(layers + 1, experts).tensor_split([layers])
+    return RoutingSums(chosen, probabilities[0], sums[-2], sums[-1].clamp(min=1))
 
 
 @dataclass(frozen=True, kw_only=True)

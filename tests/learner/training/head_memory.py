@@ -68,7 +68,7 @@ def main() -> None:
     torch.set_num_threads(1)
     policy, row = small_policy(Path(sys.argv[1])), microbatch()
     before = peak_bytes()
-    logprobs, entropy, candidates, _ = policy(row)
+    logprobs, entropy, candidates, *_ = policy(row)
     assert len(logprobs) == SEQUENCES * LENGTH
     (logprobs.mean() + entropy.mean() + candidates.mean()).backward()
     print(peak_bytes() - before)

@@ -98,7 +98,7 @@ def test_a_packed_row_and_its_gradients_are_those_of_each_sequence_in_plain_tran
     dtype = torch.float32 if name == "GptOss" else torch.float64  # experts have no product of float64
     model = load_causal_lm(folder, dtype=dtype)
     batch = flatten(sequences)
-    found = predicting_states(model, pack(batch, torch.arange(6).numpy(), prefixes=shared_prefixes(batch)))
+    found, _ = predicting_states(model, pack(batch, torch.arange(6).numpy(), prefixes=shared_prefixes(batch)))
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").train()
     parts = []
     for sequence in sequences:

@@ -76,7 +76,7 @@ def test_logprobs_entropy_candidates_and_all_gradients_are_those_of_the_plain_mo
     sequences = sequences_with_candidates(6)
     microbatch = packed(sequences)
     policy = policy_in_float64(tiny_llama)
-    logprobs, entropy, of_candidates, _ = policy(microbatch)
+    logprobs, entropy, of_candidates, *_ = policy(microbatch)
     combined(logprobs, entropy, of_candidates).backward()  # type: ignore[no-untyped-call]
 
     plain = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float64)
@@ -109,7 +109,7 @@ def test_without_candidates_and_without_entropy_there_are_only_logprobs(tied_lla
     policy = PolicyModel(load_causal_lm(tied_llama, dtype=torch.float32), settings=settings)
     mask = np.array([False, True, True])
     plain = TrainSequence.supervised(token_ids=np.array([3, 4, 5], dtype=np.int32), loss_mask=mask)
-    logprobs, entropy, of_candidates, _ = policy(packed([plain]))
+    logprobs, entropy, of_candidates, *_ = policy(packed([plain]))
     assert logprobs.shape == (2,)
     assert entropy is None
     assert of_candidates is None
@@ -118,7 +118,7 @@ def test_without_candidates_and_without_entropy_there_are_only_logprobs(tied_lla
 def test_a_row_that_trains_nothing_gives_nothing_and_reaches_every_parameter(tied_llama: Path) -> None:
     policy = policy_in_float64(tied_llama)
     empty = packed(sequences_with_candidates(2), members=[])
-    logprobs, entropy, of_candidates, _ = policy(empty)
+    logprobs, entropy, of_candidates, *_ = policy(empty)
     assert logprobs.shape == entropy.shape == (0,)
     assert of_candidates.shape == (0, COUNT)
     (logprobs.sum() + entropy.sum() + of_candidates.sum()).backward()
@@ -134,7 +134,7 @@ def test_sharded_parameters_move_by_the_same_gradients(commands: CommandChannel,
         config = TrainingConfig(zero_stage=stage, optimizer=OptimizerConfig(epsilon=1e-3))
         policy = PolicyModel(load_causal_lm(tiny_llama, dtype=torch.float32), settings=SETTINGS)
         engine: Engine[Output] = Engine(policy, config=config, device=torch.device("cpu"))
-        logprobs, entropy, of_candidates, _ = engine.forward(microbatch)
+        logprobs, entropy, of_candidates, *_ = engine.forward(microbatch)
         engine.backward(combined(logprobs, known(entropy), known(of_candidates)), last=True)
         engine.update(learning_rate=1e-2)
         moved.append({tensor.name: tensor.value for tensor in host_copy(engine, dtype="float32", keep=True).tensors})
