@@ -160,7 +160,12 @@ def _in_threads(name: str, function: Callable[..., object]) -> Verifier:
     async def judge(submission: Any, arguments: Any) -> object:
         return await asyncio.to_thread(read.function, submission, arguments)
 
-    opener = on_event_loop(read.coroutine or judge)
+    async def judge_together(submissions: Any, arguments: Any) -> object:
+        assert read.together is not None, "a function that takes one submission"
+        return await asyncio.to_thread(read.together, submissions, arguments)
+
+    together = read.together if read.coroutine or read.together is None else judge_together
+    opener = on_event_loop(read.coroutine or judge, together=together)
     return Verifier(name=name, version="0", description=read.description, arguments=read.arguments, open=opener)
 
 

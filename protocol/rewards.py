@@ -17,7 +17,8 @@ from protocol.trajectories import MAX_EXPLANATION_CHARS, ErrorKind, fault_of_rew
 class ScoreItem(WireModel):
     """One completion to be scored by a named verifier. `arguments` are the verifier's own (the answer, say).
 
-    `deadline_s`, if given, is the item's own limit in seconds; the request's holds all the same.
+    `deadline_s`, if given, is the item's own limit in seconds; the request's holds all the same. `group`: a name for
+    the `group_size` items of one task, for verifiers that compare them; empty for an item by itself.
     """
 
     id: str = Field(max_length=256)
@@ -26,6 +27,8 @@ class ScoreItem(WireModel):
     prompt: str = Field(default="", max_length=1 << 20)
     arguments: dict[str, JsonValue] = Field(default_factory=dict, max_length=64)
     deadline_s: float | None = Field(default=None, gt=0, le=3600)
+    group: str = Field(default="", max_length=64, exclude_if=lambda name: not name)
+    group_size: int = Field(default=1, ge=1, le=4096, exclude_if=lambda size: size == 1)
 
 
 class ScoreRequest(WireModel):

@@ -103,7 +103,9 @@ def _custom(given: CustomVerifier) -> Verifier:
         version=given.version,
         description=loaded.description,
         arguments=loaded.arguments,
-        open=on_event_loop(loaded.coroutine) if loaded.coroutine else in_workers(given.function, trusted=True),
+        open=on_event_loop(loaded.coroutine, together=loaded.together)
+        if loaded.coroutine
+        else in_workers(given.function, trusted=True, takes_groups=loaded.together is not None),
     )
 
 

@@ -4,6 +4,8 @@ Reward services score a group's completions: answers become records, failures th
 """
 
 import json
+import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
@@ -167,15 +169,16 @@ class Judging:
     ) -> Mapping[int, RewardRecord]:
         """What verifiers say, by the conversation's index."""
         asked = [
-            (each.index, _item(each, each.verification, prompt=prompt))
+            (each, _item(each, each.verification, prompt=prompt))
             for each in conversations
             if each.verification is not None
         ]
         if not asked:
             return {}
+        items = _grouped([item for _, item in asked], players=[_player(each) for each, _ in asked])
         with progress.waiting_for("rewards"), self._metrics.scoring_s.time(), span("scoring"):
-            records = await self._scoring.score([item for _, item in asked])
-        return {index: record for (index, _), record in zip(asked, records, strict=True)}
+            records = await self._scoring.score(items)
+        return {each.index: record for (each, _), record in zip(asked, records, strict=True)}
 
     def _trajectory(self, conversation: Judged, judged: RewardRecord | None) -> Trajectory:
         record = _record(conversation, judged)
@@ -221,6 +224,17 @@ def _item(conversation: Judged, verification: Verification, *, prompt: str) -> S
         prompt=_own_prompt(conversation) or prompt,
         arguments=verification.arguments,
     )
+
+
+def _grouped(items: Sequence[ScoreItem], *, players: Sequence[str]) -> list[ScoreItem]:
+    """The items, those of one verifier and player named as one group: some verifiers compare them."""
+    keys = [(item.verifier, player) for item, player in zip(items, players, strict=True)]
+    sizes = Counter(keys)
+    names = {key: secrets.token_hex(8) for key, size in sizes.items() if size > 1}
+    return [
+        item.model_copy(update={"group": names[key], "group_size": sizes[key]}) if key in names else item
+        for item, key in zip(items, keys, strict=True)
+    ]
 
 
 def _player(conversation: Judged) -> str:

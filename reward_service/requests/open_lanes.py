@@ -1,7 +1,7 @@
 """The lanes of all verifiers, opened together."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from protocol.rewards import ScoreItem
@@ -33,6 +33,15 @@ class OpenLanes:
         except UserError as error:
             return Outcome(result=error_of(error))
         raise AssertionError(f"no lane is open for {item.verifier}")
+
+    def judge_together(self, items: Sequence[ScoreItem], *, deadline: float) -> Awaitable[Sequence[Outcome]]:
+        """What the lane of a verifier that takes groups makes of one."""
+        return self._lanes[items[0].verifier].judge_together(items, deadline=deadline)
+
+    def takes_groups(self, verifier: str) -> bool:
+        """True if the verifier judges the items of a group at once."""
+        lane = self._lanes.get(verifier)
+        return lane is not None and lane.takes_groups
 
     def judge_part(self, item: ScoreItem, *, deadline: float) -> Outcome | Awaitable[Outcome]:
         """As `judge`, for a verifier that asks others; what they say is counted by their own names."""

@@ -6,7 +6,7 @@ at a deadline. All of them are counted in ScoringMetrics.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,9 +22,11 @@ from reward_service.verifier.program import Sandbox
 from reward_service.verifier.submission import (
     Outcome,
     Submission,
+    Together,
     UserError,
     cancelled_itself,
     error_of,
+    outcome_of,
     to_score,
     validate_arguments,
 )
@@ -128,6 +130,15 @@ class Lane(ABC):
 
         What is to be waited for is awaited once, or closed if nobody wants it any more; being cancelled, it stops.
         """
+
+    @property
+    def takes_groups(self) -> bool:
+        """Whether the items of a group are judged at once, by `judge_together`."""
+        return False
+
+    async def judge_together(self, items: Sequence[ScoreItem], *, deadline: float) -> Sequence[Outcome]:
+        """The outcomes of a whole group, of a lane that takes groups; as `judge`."""
+        raise NotImplementedError(f"{type(self).__name__} takes no groups")
 
     def share(self) -> int:
         """Most items of one request in the lane at once: the others wait, so that requests take turns."""
@@ -245,8 +256,16 @@ AsyncFunction = Callable[..., Awaitable[object]]
 class EventLoopLane(Lane):
     """At most `concurrency` items are judged at a time; others wait, up to their deadlines."""
 
-    def __init__(self, *, function: AsyncFunction, arguments: type[BaseModel], concurrency: int) -> None:
+    def __init__(
+        self,
+        *,
+        function: AsyncFunction,
+        arguments: type[BaseModel],
+        concurrency: int,
+        together: Together | None = None,
+    ) -> None:
         self._function = function
+        self._together = together
         self._arguments = arguments
         self._concurrency = concurrency
         self._places = asyncio.Semaphore(concurrency)
@@ -255,28 +274,60 @@ class EventLoopLane(Lane):
         """As many as are judged at a time."""
         return self._concurrency
 
+    @property
+    def takes_groups(self) -> bool:
+        """If its function does."""
+        return self._together is not None
+
     async def judge(self, item: ScoreItem, *, deadline: float) -> Outcome:
         """The outcome, at the deadline at the latest."""
-        limit = asyncio.timeout_at(deadline)
-        submission = Submission(completion=item.completion, prompt=item.prompt)
-        try:
+
+        async def judged() -> Outcome:
             arguments = validate_arguments(model=self._arguments, arguments=item.arguments)
-            async with limit, self._places:
-                value = await self._function(submission, arguments)
-            return Outcome(result=to_score(value))
+            async with self._places:
+                return Outcome(result=to_score(await self._function(_submission(item), arguments)))
+
+        found = await self._in_time(judged, deadline=deadline)
+        return Outcome(result=found) if isinstance(found, ScoreError) else found
+
+    async def judge_together(self, items: Sequence[ScoreItem], *, deadline: float) -> Sequence[Outcome]:
+        """The outcomes, at the deadline at the latest."""
+        together = self._together
+        assert together is not None, "a function that takes one submission"
+
+        async def judged() -> Sequence[Outcome]:
+            arguments = [validate_arguments(model=self._arguments, arguments=item.arguments) for item in items]
+            async with self._places:
+                values = await together([_submission(item) for item in items], arguments)
+            return [outcome_of(value) for value in values]
+
+        found = await self._in_time(judged, deadline=deadline)
+        return [Outcome(result=found)] * len(items) if isinstance(found, ScoreError) else found
+
+    async def _in_time(self, judged: Callable[[], Awaitable[T]], *, deadline: float) -> T | ScoreError:
+        """What was judged by the deadline, or why not."""
+        limit = asyncio.timeout_at(deadline)
+        try:
+            async with limit:
+                return await judged()
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise
-            return Outcome(result=error_of(cancelled_itself(error)))
-        except Exception as error:  # noqa: BLE001  whatever a verifier raises becomes an error of this item alone
+            return error_of(cancelled_itself(error))
+        except Exception as error:  # noqa: BLE001  whatever a verifier raises becomes an error of its items alone
             if limit.expired():
-                late = ScoreError(kind="infrastructure", message="deadline: the verifier took too long")
-                return Outcome(result=late)
-            return Outcome(result=error_of(error))
+                return ScoreError(kind="infrastructure", message="deadline: the verifier took too long")
+            return error_of(error)
 
 
-def on_event_loop(function: AsyncFunction) -> Opener:
-    """Judge with an async function that never blocks; it is cancelled at the item's deadline."""
+def _submission(item: ScoreItem) -> Submission:
+    return Submission(completion=item.completion, prompt=item.prompt)
+
+
+def on_event_loop(function: AsyncFunction, *, together: Together | None = None) -> Opener:
+    """Judge with an async function that never blocks; it is cancelled at the item's deadline. `together` judges the
+    items of a group.
+    """
 
     @asynccontextmanager
     async def opened(surroundings: Surroundings) -> AsyncIterator[Lane]:
@@ -284,6 +335,7 @@ def on_event_loop(function: AsyncFunction) -> Opener:
             function=function,
             arguments=surroundings.verifier.arguments,
             concurrency=surroundings.config.async_concurrency,
+            together=together,
         )
 
     return opened
@@ -302,8 +354,7 @@ class InlineLane(Lane):
         """The outcome, at once."""
         try:
             arguments = validate_arguments(model=self._arguments, arguments=item.arguments)
-            submission = Submission(completion=item.completion, prompt=item.prompt)
-            return Outcome(result=to_score(self._function(submission, arguments)))
+            return Outcome(result=to_score(self._function(_submission(item), arguments)))
         except Exception as error:  # noqa: BLE001  whatever a verifier raises becomes an error of this item alone
             return Outcome(result=error_of(error))
 
@@ -321,9 +372,15 @@ def inline(function: Callable[..., object]) -> Opener:
 class WorkerLane(Lane):
     """Arguments that do not fit are refused without troubling a worker."""
 
-    def __init__(self, *, pool: WorkerPool, arguments: type[BaseModel]) -> None:
+    def __init__(self, *, pool: WorkerPool, arguments: type[BaseModel], takes_groups: bool = False) -> None:
         self._pool = pool
         self._arguments = arguments
+        self._takes_groups = takes_groups
+
+    @property
+    def takes_groups(self) -> bool:
+        """If the workers' function does."""
+        return self._takes_groups
 
     def judge(self, item: ScoreItem, *, deadline: float) -> Outcome | Awaitable[Outcome]:
         """The outcome of a worker, at the deadline at the latest."""
@@ -331,8 +388,17 @@ class WorkerLane(Lane):
             validate_arguments(model=self._arguments, arguments=item.arguments)
         except UserError as error:
             return Outcome(result=error_of(error))
-        job = Job(completion=item.completion, prompt=item.prompt, arguments=item.arguments)
-        return self._pool.run(job=job, deadline=deadline)
+        return self._pool.run(job=_job(item), deadline=deadline)
+
+    async def judge_together(self, items: Sequence[ScoreItem], *, deadline: float) -> Sequence[Outcome]:
+        """The outcomes of one worker, at the deadline at the latest."""
+        try:
+            for item in items:
+                validate_arguments(model=self._arguments, arguments=item.arguments)
+        except UserError as error:
+            return [Outcome(result=error_of(error))] * len(items)
+        first, *others = map(_job, items)
+        return await self._pool.run_together(job=first.model_copy(update={"beside": tuple(others)}), deadline=deadline)
 
     def share(self) -> int:
         """One in each worker, and one for each that waits for it."""
@@ -347,8 +413,12 @@ class WorkerLane(Lane):
         return self._pool.busy, self._pool.size
 
 
-def in_workers(path: str, *, unsafe: str | None = None, trusted: bool = False) -> Opener:
-    """Judge in worker processes by the function at the import path `package.module:function`.
+def _job(item: ScoreItem) -> Job:
+    return Job(completion=item.completion, prompt=item.prompt, arguments=item.arguments)
+
+
+def in_workers(path: str, *, unsafe: str | None = None, trusted: bool = False, takes_groups: bool = False) -> Opener:
+    """Judge in worker processes by the function at the import path `package.module:function`, which may take groups.
 
     `unsafe`: the function in its place where the operator has said sandbox = "unsafe". `trusted`: the workers see the
     service's environment variables. The service itself never imports the module.
@@ -363,7 +433,7 @@ def in_workers(path: str, *, unsafe: str | None = None, trusted: bool = False) -
             on_kill=surroundings.metrics.killed_workers.labels(verifier.name).inc,
         )
         async with pool:
-            yield WorkerLane(pool=pool, arguments=verifier.arguments)
+            yield WorkerLane(pool=pool, arguments=verifier.arguments, takes_groups=takes_groups)
 
     return opened
 

@@ -9,9 +9,10 @@ A verifier of one's own is a plain function, sync or async, whose second paramet
         \"\"\"1 when the completion contains the word.\"\"\"
         return float(arguments.word in submission.completion)
 
-TRL's reward functions are taken, too: `def reward(completions, **kwargs)` gets lists of one completion and one prompt,
-both as text, and each argument of the task as a list of one; `log_metric` and `log_extra` go into the score. There is
-no `completion_ids` and no `trainer_state` here, and no other completion of the group: one that needs them is refused.
+TRL's reward functions are taken, too: `def reward(completions, **kwargs)` gets the completions of a group and their
+prompts as lists, as text, and each argument of the tasks as a list; `log_metric` and `log_extra` go into the scores. An
+item that is in no group comes by itself. There is no `completion_ids` and no `trainer_state` here: one that needs them
+is refused.
 
 It may return a number, a bool or a `Score`. When it cannot judge, it raises: an exception becomes an error of the item,
 never a reward of 0. A sync function runs in a worker process that is killed at its deadline; an async one runs on the
@@ -25,6 +26,7 @@ import math
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, model_validator
@@ -101,14 +103,23 @@ class Outcome:
     version: str | None = None
 
 
+Together = Callable[[Sequence[Submission], Sequence[BaseModel]], Any]
+"""Judges several submissions at once: what it returns, or what an async one does, has for each what its function
+returned, or the VerifierError that it is to raise.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class VerifierFunction:
-    """A verifier's code with what its signature says about it; `coroutine` is the function if it is async."""
+    """A verifier's code with what its signature says about it; `coroutine` is the function if it is async. `together`
+    judges a whole group, of one that is called with it.
+    """
 
     function: Callable[..., object]
     arguments: type[BaseModel]
     coroutine: Callable[..., Awaitable[object]] | None
     description: str
+    together: Together | None = None
 
 
 def load_function(path: str) -> VerifierFunction:
@@ -141,10 +152,15 @@ def inspect_function(*, function: Callable[..., object], path: str) -> VerifierF
     """
     description = (inspect.getdoc(function) or "").partition("\n")[0]
     if "completions" in inspect.signature(function).parameters:
-        listed = _of_lists(function, path)
-        coroutine = listed if inspect.iscoroutinefunction(function) else None
-        arguments = _columns(frozenset(_needed(function) - _LOGS - {"prompts", "completions"}))
-        return VerifierFunction(function=listed, arguments=arguments, coroutine=coroutine, description=description)
+        together = _of_lists(function, path)
+        alone = _alone(together, is_async=inspect.iscoroutinefunction(function))
+        return VerifierFunction(
+            function=alone,
+            arguments=_columns(frozenset(_needed(function) - _LOGS - {"prompts", "completions"})),
+            coroutine=alone if inspect.iscoroutinefunction(function) else None,
+            description=description,
+            together=together,
+        )
     parameters = list(inspect.signature(function).parameters)
     model = typing.get_type_hints(function).get(parameters[1]) if len(parameters) == 2 else None
     if not (inspect.isclass(model) and issubclass(model, BaseModel)):
@@ -185,75 +201,110 @@ def _columns(needed: frozenset[str]) -> type[BaseModel]:
     return Columns
 
 
-def _of_lists(function: Callable[..., object], path: str) -> Callable[..., Any]:
-    """A reward function over lists, as TRL's are, for one submission. The columns of the data set are the arguments."""
+def _of_lists(function: Callable[..., object], path: str) -> Together:
+    """A reward function over lists, as TRL's are, for submissions. The columns of the data set are the arguments."""
     parameters = inspect.signature(function).parameters
     takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
     needed = _needed(function) - _LOGS
     if absent := sorted(_NOT_HERE & needed):
         raise UserError(
-            f"verifier {path!r} takes {', '.join(absent)}, which a reward service does not have: it judges a text by "
-            "itself, apart from the trainer; give the parameter a default, or judge by completions and columns"
+            f"verifier {path!r} takes {', '.join(absent)}, which a reward service does not have: it judges texts, "
+            "apart from the trainer; give the parameter a default, or judge by completions and columns"
         )
 
-    def lists(submission: Submission, arguments: BaseModel, noted: "_Noted") -> dict[str, object]:
-        columns = {**(arguments.model_extra or {}), "prompts": submission.prompt, "completions": submission.completion}
-        if missing := sorted(needed - columns.keys()):
+    def lists(
+        submissions: Sequence[Submission], arguments: Sequence[BaseModel], noted: "_Noted"
+    ) -> Mapping[str, object]:
+        rows = [
+            {**(each.model_extra or {}), "prompts": one.prompt, "completions": one.completion}
+            for one, each in zip(submissions, arguments, strict=True)
+        ]
+        if missing := sorted(name for name in needed if not all(name in row for row in rows)):
             raise UserError(
                 f"verifier {path!r} takes {', '.join(missing)}, which the task does not hold: add it to the task's "
                 "arguments, or give the parameter a default"
             )
-        given: dict[str, object] = {name: [value] for name, value in columns.items()}
+        given: dict[str, object] = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain(*rows))}
         given |= {"log_metric": noted.log_metric, "log_extra": noted.log_extra}
         return {name: value for name, value in given.items() if takes_all or name in parameters}
 
     if inspect.iscoroutinefunction(function):
 
-        async def judge_later(submission: Submission, arguments: BaseModel) -> object:
-            noted = _Noted()
-            return noted.beside(_only(await function(**lists(submission, arguments, noted)), path))
+        async def judge_later(submissions: Sequence[Submission], arguments: Sequence[BaseModel]) -> Sequence[object]:
+            noted = _Noted(len(submissions))
+            return noted.beside(_each(await function(**lists(submissions, arguments, noted)), len(submissions), path))
 
         return judge_later
 
-    def judge(submission: Submission, arguments: BaseModel) -> object:
-        noted = _Noted()
-        return noted.beside(_only(function(**lists(submission, arguments, noted)), path))
+    def judge(submissions: Sequence[Submission], arguments: Sequence[BaseModel]) -> Sequence[object]:
+        noted = _Noted(len(submissions))
+        return noted.beside(_each(function(**lists(submissions, arguments, noted)), len(submissions), path))
 
     return judge
 
 
-class _Noted:
-    """Notes that a function makes by the ways that TRL gives it, beside its reward: numbers and columns by name."""
+def _alone(together: Together, *, is_async: bool) -> Callable[..., Any]:
+    """For one submission. Raises what its judgement says."""
 
-    def __init__(self) -> None:
+    async def judge_later(submission: Submission, arguments: BaseModel) -> object:
+        return _settled((await together([submission], [arguments]))[0])
+
+    def judge(submission: Submission, arguments: BaseModel) -> object:
+        return _settled(together([submission], [arguments])[0])
+
+    return judge_later if is_async else judge
+
+
+def _settled(value: object) -> object:
+    if isinstance(value, VerifierError):
+        raise value
+    return value
+
+
+class _Noted:
+    """Notes that a function makes by the ways that TRL gives it, beside its `count` rewards: numbers, which are those
+    of all of them, and columns by name.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
         self._numbers: dict[str, float] = {}
-        self._texts: dict[str, str] = {}
+        self._columns: dict[str, Sequence[object]] = {}
 
     def log_metric(self, name: str, value: object) -> None:
-        """A number of this completion becomes a component of its score."""
+        """A number becomes a component of the scores."""
         self._numbers[str(name)] = _number(value)
 
     def log_extra(self, column: str, values: Iterable[object]) -> None:
-        """A column, which has one row here, becomes a line of the score's explanation."""
-        self._texts[str(column)] = ", ".join(map(str, values))
+        """A column, which has a row for each completion, becomes a line of each score's explanation."""
+        self._columns[str(column)] = list(values)
 
-    def beside(self, reward: object) -> object:
-        """The reward, as a score if something was noted."""
-        if not self._numbers and not self._texts:
+    def beside(self, rewards: Sequence[object]) -> Sequence[object]:
+        """The rewards, as scores if something was noted."""
+        if not self._numbers and not self._columns:
+            return rewards
+        return [self._noted(place, reward) for place, reward in enumerate(rewards)]
+
+    def _noted(self, place: int, reward: object) -> object:
+        if isinstance(reward, VerifierError):
             return reward
-        explanation = "\n".join(f"{column}: {text}" for column, text in self._texts.items())
+        shown = {
+            column: rows[place : place + 1] if len(rows) == self._count else rows
+            for column, rows in self._columns.items()
+        }
+        explanation = "\n".join(f"{column}: {', '.join(map(str, rows))}" for column, rows in shown.items())
         return Score(reward=_number(reward), components=self._numbers, explanation=explanation)
 
 
-def _only(rewards: object, path: str) -> object:
-    """The reward of the one completion; None is TRL's word for one that the function does not judge."""
+def _each(rewards: object, count: int, path: str) -> Sequence[object]:
+    """A reward for each completion; None is TRL's word for one that the function does not judge."""
     values = list(rewards) if isinstance(rewards, Iterable) and not isinstance(rewards, str | bytes | Mapping) else None
-    if values is None or len(values) != 1:
-        raise UserError(f"verifier {path!r} returned {rewards!r:.80} for one completion, expected a list of one number")
-    if values[0] is None:
-        raise DataError(f"verifier {path!r} returned None: it does not judge this completion")
-    value = values[0]
-    return value.item() if hasattr(value, "item") else value
+    if values is None or len(values) != count:
+        whose = "one completion, expected a list of one number"
+        whose = whose if count == 1 else f"{count} completions, expected a list of as many numbers"
+        raise UserError(f"verifier {path!r} returned {rewards!r:.80} for {whose}")
+    unjudged = DataError(f"verifier {path!r} returned None: it does not judge this completion")
+    return [unjudged if each is None else each.item() if hasattr(each, "item") else each for each in values]
 
 
 def validate_arguments(*, model: type[BaseModel], arguments: Mapping[str, JsonValue]) -> BaseModel:
@@ -305,6 +356,14 @@ def _number(value: object) -> float:
     if number is not None:
         return number
     raise UserError(f"the verifier returned {type(value).__name__}, expected a number or a Score")
+
+
+def outcome_of(value: object) -> Outcome:
+    """What a verifier returned for one of several submissions, or was to raise."""
+    try:
+        return Outcome(result=to_score(_settled(value)))
+    except VerifierError as error:
+        return Outcome(result=error_of(error))
 
 
 def error_of(exception: Exception) -> ScoreError:

@@ -7,13 +7,18 @@ order. It ends with its input, and it is killed with its parent. It has no deadl
 import asyncio
 import resource
 import sys
+from collections.abc import Sequence
 
+from protocol.rewards import ScoreError
 from reward_service.verifier.submission import (
+    Outcome,
+    Score,
     Submission,
     VerifierFunction,
     cancelled_itself,
     error_of,
     load_function,
+    outcome_of,
     to_score,
     validate_arguments,
 )
@@ -29,32 +34,56 @@ def main() -> None:
         _limit_memory(mib=memory_limit_mib)
         return load_function(path)
 
+    def answered(verifier: VerifierFunction, line: bytes) -> bytes:
+        job = Job.model_validate_json(line)
+        return _line(answer(verifier=verifier, job=job), job)
+
     serve_lines(
         parent=parent,
         load=load,
-        answer=lambda verifier, line: _line(answer(verifier=verifier, job=Job.model_validate_json(line))),
+        answer=answered,
         describe=lambda error: error_of(error).message,
     )
 
 
 def answer(*, verifier: VerifierFunction, job: Job) -> Reply:
     """The verifier's score of the job, or its error. Never raises what the verifier raises."""
-    submission = Submission(completion=job.completion, prompt=job.prompt)
     try:
-        arguments = validate_arguments(model=verifier.arguments, arguments=job.arguments)
-        score = to_score(verifier.function(submission, arguments))
+        first, *others = map(_reply, _judged(verifier, (job, *job.beside)))
     except asyncio.CancelledError as error:
-        return Reply(error=error_of(cancelled_itself(error)))
-    except Exception as error:  # noqa: BLE001  whatever a verifier raises becomes an error of this item alone
-        return Reply(error=error_of(error))
-    return Reply(reward=score.reward, components=dict(score.components), explanation=score.explanation)
+        return _failed(job, error_of(cancelled_itself(error)))
+    except Exception as error:  # noqa: BLE001  whatever a verifier raises becomes an error of these items alone
+        return _failed(job, error_of(error))
+    return first.model_copy(update={"beside": tuple(others)})
 
 
-def _line(reply: Reply) -> bytes:
+def _judged(verifier: VerifierFunction, jobs: Sequence[Job]) -> Sequence[Outcome]:
+    """Raises what the verifier raises."""
+    submissions = [Submission(completion=job.completion, prompt=job.prompt) for job in jobs]
+    arguments = [validate_arguments(model=verifier.arguments, arguments=job.arguments) for job in jobs]
+    if len(jobs) == 1:
+        return [Outcome(result=to_score(verifier.function(submissions[0], arguments[0])))]
+    assert verifier.together is not None, "several submissions for a function that takes one"
+    return [outcome_of(value) for value in verifier.together(submissions, arguments)]
+
+
+def _reply(outcome: Outcome) -> Reply:
+    match outcome.result:
+        case ScoreError() as error:
+            return Reply(error=error)
+        case Score() as score:
+            return Reply(reward=score.reward, components=dict(score.components), explanation=score.explanation)
+
+
+def _failed(job: Job, error: ScoreError) -> Reply:
+    return Reply(error=error, beside=tuple(Reply(error=error) for _ in job.beside))
+
+
+def _line(reply: Reply, job: Job) -> bytes:
     line = reply.model_dump_json().encode()
     if len(line) < MAX_LINE_BYTES:
         return line
-    return Reply(error=error_of(ValueError("the result is too large"))).model_dump_json().encode()
+    return _failed(job, error_of(ValueError("the result is too large"))).model_dump_json().encode()
 
 
 def _limit_memory(*, mib: int) -> None:

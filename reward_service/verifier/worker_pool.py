@@ -9,7 +9,7 @@ deadline.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -25,20 +25,24 @@ logger = logging.getLogger(__name__)
 
 
 class Job(WireModel):
-    """One submission to be judged, with the verifier's arguments as they came."""
+    """One submission to be judged, with the verifier's arguments as they came; of a group, the first, and `beside` it
+    the others.
+    """
 
     completion: str
     prompt: str
     arguments: dict[str, JsonValue]
+    beside: "tuple[Job, ...]" = ()
 
 
 class Reply(WireModel):
-    """A worker's answer to a job."""
+    """A worker's answer to a job; of a group, that to the first, and `beside` it those to the others."""
 
     reward: float | None = None
     components: dict[str, float] = Field(default_factory=dict)
     error: ScoreError | None = None
     explanation: str = ""
+    beside: "tuple[Reply, ...]" = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +95,24 @@ class WorkerPool:
 
     async def run(self, *, job: Job, deadline: float) -> Outcome:
         """The outcome of a job. `deadline` is on the event loop's clock; a job that kills its worker is tried again."""
+        (outcome,) = await self.run_together(job=job, deadline=deadline)
+        return outcome
+
+    async def run_together(self, *, job: Job, deadline: float) -> Sequence[Outcome]:
+        """The outcomes of a job and of those beside it, as `run`."""
         for attempt in range(1, self._settings.max_attempts + 1):
             try:
                 reply = await self._attempt(job=job, deadline=deadline)
-                return Outcome(result=_result_of(reply), attempts=attempt)
+                return [Outcome(result=_result_of(each), attempts=attempt) for each in (reply, *reply.beside)]
             except WorkerDied:
                 logger.warning("a worker of %s died in the middle of a job (attempt %d)", self._path, attempt)
             except (InfrastructureError, WorkerUnavailable) as error:
-                return Outcome(result=ScoreError(kind="infrastructure", message=str(error)), attempts=attempt)
-        message = f"the worker died at each of {attempt} attempts"
-        return Outcome(result=ScoreError(kind="infrastructure", message=message), attempts=attempt)
+                why = str(error)
+                break
+        else:
+            why = f"the worker died at each of {attempt} attempts"
+        failed = Outcome(result=ScoreError(kind="infrastructure", message=why), attempts=attempt)
+        return [failed] * (1 + len(job.beside))
 
     async def _attempt(self, *, job: Job, deadline: float) -> Reply:
         try:
@@ -125,7 +137,7 @@ class WorkerPool:
         completed = False
         try:
             async with asyncio.timeout_at(min(limit, deadline)):
-                reply = _reply_of(await worker.exchange(job.model_dump_json().encode()))
+                reply = _reply_of(await worker.exchange(job.model_dump_json().encode()), count=1 + len(job.beside))
             completed = True
             return reply
         except TimeoutError:
@@ -146,11 +158,14 @@ def _worker(path: str, settings: PoolSettings) -> WorkerProcess:
     )
 
 
-def _reply_of(line: bytes) -> Reply:
+def _reply_of(line: bytes, *, count: int) -> Reply:
     try:
-        return Reply.model_validate_json(line)
+        reply = Reply.model_validate_json(line)
     except ValueError as error:  # no reply of ours
         raise WorkerDied("its answer is none of ours") from error
+    if 1 + len(reply.beside) != count:
+        raise WorkerDied(f"it answered {1 + len(reply.beside)} of {count} submissions")
+    return reply
 
 
 def _result_of(reply: Reply) -> Score | ScoreError:

@@ -207,7 +207,7 @@ class Rounds:
     def _remember(self, item: ScoreItem) -> None:
         """The last one that a verifier judged; of many verifiers, those that did so last."""
         self._answered.pop(item.verifier, None)
-        self._answered[item.verifier] = item
+        self._answered[item.verifier] = item.model_copy(update={"group": "", "group_size": 1})
         if len(self._answered) > _VERIFIERS_KNOWN:
             del self._answered[next(iter(self._answered))]
 

@@ -442,3 +442,17 @@ async def test_a_rollout_that_ends_in_its_environment_is_a_fault_of_the_data(ben
         True,
         "not finished within 0.2 s: it was waiting for its environment",
     )
+
+
+async def test_what_one_verifier_judges_of_a_task_is_asked_as_a_group(bench: MakeBench) -> None:
+    made = await bench()
+
+    await made.finished(lease(group_size=4))
+    await made.finished(lease(lease_id=1, group_size=4))
+    await made.finished(lease(lease_id=2, group_size=1))
+
+    first, second, alone = (request.items for request in made.rewards[0].requests)
+    assert [item.group_size for item in (*first, *second, *alone)] == [4] * 8 + [1]
+    assert [len({item.group for item in each}) for each in (first, second)] == [1, 1]
+    assert first[0].group != second[0].group
+    assert alone[0].group == ""

@@ -38,6 +38,10 @@ def logs(completions: list[str], log_metric: Callable[[str, float], None], **col
     return [float(len(completions[0]))]
 
 
+def best(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(one) == max(map(len, completions))) for one in completions]
+
+
 def wants_more(completions: list[str], level: list[int]) -> list[float]:
     return [float(one) for one in level]
 
@@ -50,6 +54,7 @@ def server() -> Iterator[RewardServer]:
         "not_mine": not_mine,
         "wants_more": wants_more,
         "logs": logs,
+        "best": best,
     }
     with serving(functions) as running:
         yield running
@@ -77,6 +82,17 @@ def test_what_such_a_function_logs_goes_into_its_score(server: RewardServer) -> 
 
     assert (scored.reward, scored.components) == (3.0, {"letters": 3.0})
     assert scored.explanation == "first: a"
+
+
+def test_such_a_function_is_called_once_with_all_of_a_group(server: RewardServer) -> None:
+    group = {"group": "g", "group_size": 3}
+    items = [_item("logs", text).model_copy(update={"id": text, **group}) for text in ("a", "bb", "ccc")]
+
+    refused = server.score(items)
+    compared = server.score([item.model_copy(update={"verifier": "best"}) for item in items])
+
+    assert [one.reward for one in compared] == [0.0, 0.0, 1.0]
+    assert all(one.error is not None and "for 3 completions" in one.error.message for one in refused)
 
 
 @pytest.mark.parametrize("name", ["completion_ids", "trainer_state"])

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -153,3 +154,36 @@ def explained(submission: Submission, arguments: NoArguments) -> Score:
     """The completion's length, in words, too."""
     length = len(submission.completion)
     return Score(reward=length, explanation=f"{length} characters")
+
+
+def best_of_group(
+    completions: list[str], prompts: list[str], answer: list[int], log_metric: Any, log_extra: Any
+) -> list[float | None]:
+    """1 for the longest of a group; none for an empty completion."""
+    log_metric("completions", len(completions))
+    log_extra("seen", [f"{prompt} {one}" for prompt, one in zip(prompts, answer, strict=True)])
+    most = max(map(len, completions))
+    return [float(len(each) == most) if each else None for each in completions]
+
+
+async def best_of_group_async(
+    completions: list[str], prompts: list[str], answer: list[int], log_metric: Any, log_extra: Any
+) -> list[float | None]:
+    """The same."""
+    return best_of_group(completions, prompts, answer, log_metric, log_extra)
+
+
+def breaks_on_groups(completions: list[str], **columns: object) -> list[float]:
+    """Raises."""
+    raise KeyError(len(completions))
+
+
+def dies_on_groups(completions: list[str], **columns: object) -> list[float]:
+    """Kills its process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return []
+
+
+def short_of_one(completions: list[str], **columns: object) -> list[float]:
+    """Returns a reward too few."""
+    return [1.0] * (len(completions) - 1)
