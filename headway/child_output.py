@@ -22,6 +22,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
+from learner.reports.growing import Mark, Restarted, lines_after
+
 _LONGEST_LINE = 64 << 10
 _LARGEST_HOLD = 256 << 10
 _LARGEST_QUEUE = 256 << 10
@@ -45,29 +47,22 @@ class Progress:
         self.total = total
         self.step: int | None = None
         self.values: dict[str, float] = {}
-        self._rest = b""
         self._seconds = deque[float](maxlen=_STEPS_MEANT)
         self._is_first = True
         self._step_at = self._began = time.monotonic()
-        self._file = self._found()
-        self._at = self._file[1]
+        self._mark = Mark.at_end_of(path)
 
     def look(self) -> None:
         """Reads what has been added, at most a part of a long file. A file that is another one is read anew."""
-        found = self._found()
-        if found[0] != self._file[0] or found[1] < self._at:
-            self._at, self._rest = 0, b""
-        self._file = found
-        if found[1] <= self._at:
-            return
-        with contextlib.suppress(OSError), self._path.open("rb") as file:
-            file.seek(self._at)
-            data = file.read(_MOST_READ)
-            self._at += len(data)
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines:
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    self._take(json.loads(line))
+        try:
+            lines, self._mark = lines_after(self._path, self._mark)
+        except Restarted:
+            lines, self._mark = [], Mark()
+        except OSError:
+            lines = []
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                self._take(json.loads(line))
 
     def words(self) -> list[str]:
         """What is known, in words, what matters most first."""
@@ -94,13 +89,6 @@ class Progress:
             if not self._is_first:
                 self._seconds.append(sum(float(entry[name]) for name in ("wait_s", "train_s", "copy_s")))
             self._is_first = False
-
-    def _found(self) -> tuple[int, int]:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return 0, 0
-        return found.st_ino, found.st_size
 
 
 def clock(seconds: float) -> str:
@@ -198,7 +186,6 @@ class Bar:
 
 
 _STEPS_MEANT = 20
-_MOST_READ = 1 << 20
 _SHOWN = (("reward", "reward_mean", ".3f"), ("lag", "lag_mean", ".1f"), ("loss", "loss", ".4g"))
 _BAR_EVERY_S = 1.0
 _ERASE = b"\r\x1b[K"

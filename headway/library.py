@@ -8,7 +8,6 @@ The processes are started beside this one, and end with the call; what they say 
 not in their way.
 """
 
-import contextlib
 import json
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from learner.reports.history import objects_in
 from services.process import parent_death_signal
 
 _TABLES = {"run": "run", "learner": "learner", "generator": "generator"}
@@ -52,17 +52,11 @@ class Run:
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, or those of a kind: step, publish, evaluation and others."""
-        return [line for line in self._lines("metrics.jsonl") if kind is None or line.get("kind") == kind]
+        return [line for line in objects_in(self.folder / "metrics.jsonl") if kind is None or line.get("kind") == kind]
 
     def samples(self) -> list[dict[str, Any]]:
         """The lines of samples.jsonl."""
-        return list(self._lines("samples.jsonl"))
-
-    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
-        path = self.folder / name
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            with contextlib.suppress(ValueError):  # the last one, of a run that goes on
-                yield json.loads(line)
+        return list(objects_in(self.folder / "samples.jsonl"))
 
 
 def train(path: str | Path, /, *, resume: bool = False, quiet: bool = False, **settings: Settings) -> Run:

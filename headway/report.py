@@ -6,10 +6,8 @@ Curves are SVG within it; nothing is loaded from outside, and a policy in its he
 not hold is left out.
 """
 
-import contextlib
 import html
 import importlib
-import itertools
 import json
 import math
 import sys
@@ -21,11 +19,9 @@ from string import Template
 from typing import Any
 
 from headway.own_options import own_options
-from learner.reports.history import FIGURES, CurveSpec, FigureSpec, RunHistory, curves_in, is_number, points_of
+from learner.reports.history import FIGURES, FigureSpec, Points, RunHistory, curves_in, is_number, lines_in, objects_in
 from services.config import made_with
 from services.config.sources import ConfigError
-
-Points = Sequence[tuple[float, float]]
 
 _WIDTH, _HEIGHT = 720, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 26
@@ -44,11 +40,6 @@ class ReportedRun:
     summary: Mapping[str, Any]
     made: Mapping[str, Any]
     samples: Sequence[Mapping[str, Any]]
-
-    def curve(self, curve: CurveSpec) -> Points:
-        """Its values by step, and but for one of largest values a moving mean over a twentieth of the run."""
-        rows = points_of(((entry["step"], entry) for entry in self.steps), curve.name)
-        return rows if curve.largest else _smoothed(rows)
 
 
 def report(words: Sequence[str]) -> int:
@@ -78,20 +69,8 @@ def read_run(folder: Path) -> ReportedRun:
         evaluations=history.events,
         summary=_object(folder / "summary.json"),
         made=made_with.read(folder),
-        samples=list(_lines(folder / "samples.jsonl")),
+        samples=list(objects_in(folder / "samples.jsonl")),
     )
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Its objects; a line that a death cut short is left out."""
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with contextlib.suppress(ValueError):
-                entry = json.loads(line)
-                if isinstance(entry, dict):
-                    yield entry
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -100,15 +79,6 @@ def _object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _smoothed(rows: Points) -> Points:
-    half, sums = len(rows) // 40, [0.0, *itertools.accumulate(y for _, y in rows)]
-    found = []
-    for place, (x, _) in enumerate(rows):
-        first, end = max(0, place - half), min(len(rows), place + half + 1)
-        found.append((x, (sums[end] - sums[first]) / (end - first)))
-    return found if half else rows
 
 
 # The balance
@@ -268,14 +238,13 @@ def chart(title: str, curves: Mapping[str, Points]) -> str:
 
 def _charts(runs: Sequence[ReportedRun]) -> str:
     def curves_of(run: ReportedRun, figure: FigureSpec) -> Iterator[tuple[str, Points]]:
-        named = [(curve.title, run.curve(curve)) for curve in curves_in(figure.id)]
-        if figure.held_out:
-            named.append(("held out", points_of(((each["step"], each) for each in run.evaluations), "accuracy")))
-        yield from ((name if len(runs) == 1 else f"{run.name}: {name}", points) for name, points in named)
+        for curve, points in lines_in(figure, ((entry["step"], entry) for entry in run.steps), run.evaluations):
+            yield curve.title if len(runs) == 1 else f"{run.name}: {curve.title}", points
 
-    drawn = [figure for figure in FIGURES if figure.drawn]
     return "".join(
-        chart(figure.heading, dict(pair for run in runs for pair in curves_of(run, figure))) for figure in drawn
+        chart(figure.heading, dict(pair for run in runs for pair in curves_of(run, figure)))
+        for figure in FIGURES
+        if figure.drawn
     )
 
 

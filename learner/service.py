@@ -226,7 +226,7 @@ def _close(parts: Parts, *, train_wall_s: float) -> None:
     records.may_write()
     write_summary(summary, folder)
     title = f"{config.run.name}: {config.algo.type}, max_lag {config.max_lag}"
-    draw_curves(records, title=title, path=folder / "curves.png")
+    draw_curves(folder, title=title)
     parts.closing_words = f"\n{table(summary, folder=folder)}\n"
 
 

@@ -4,12 +4,13 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 from typing import Literal
 
 from benchmarks.soak.run_files import Ports
+from learner.reports.growing import Mark, lines_after
 from tests.chaos.faults import send, tree
 from tests.chaos.journal_reader import Place, journal_end
 from tests.e2e.processes import Launched, kill_marked, script
@@ -41,22 +42,15 @@ class Progress:
 
     path: Path
     steps: int = 0
-    end: int = 0
+    mark: Mark = field(default_factory=Mark)
 
     def read(self) -> int:
         """The newest step that was trained."""
-        if self.path.exists():
-            with self.path.open("rb") as file:
-                file.seek(self.end)
-                for line in file:
-                    if line.endswith(b"\n"):
-                        self.end += len(line)
-                        self._note(line)
+        while (found := lines_after(self.path, self.mark))[0]:
+            lines, self.mark = found
+            steps = (int(json.loads(line)["step"]) for line in lines if line.startswith(b'{"kind": "step"'))
+            self.steps = max(self.steps, *steps, 0)
         return self.steps
-
-    def _note(self, line: bytes) -> None:
-        if line.startswith(b'{"kind": "step"'):
-            self.steps = max(self.steps, int(json.loads(line)["step"]))
 
 
 @dataclass

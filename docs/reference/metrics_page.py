@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from docs.reference.processes import Described
 from docs.reference.tables import table
-from learner.reports.history import FIGURES, curves_in
+from learner.reports.history import CURVES, FIGURES, curves_in
 
 _HEAD = """\
 # Metrics
@@ -22,8 +22,8 @@ these metrics are in `deploy/prometheus/rules.yml` and `deploy/grafana/dashboard
 _CURVES = """\
 ## Curves
 
-The numbers of the steps that are drawn, by their names in `metrics.jsonl` ([what each means](../run-files.md)), and
-where each is found. Figures without a measured value are left out."""
+The numbers of the steps that are drawn, by their names in `metrics.jsonl` ([what each means](../run-files.md)): on the
+run's page, in `headway report` and in `curves.png`. Figures without a measured value are left out."""
 
 
 def metrics_page(processes: Mapping[str, Described]) -> str:
@@ -39,18 +39,12 @@ def metrics_page(processes: Mapping[str, Described]) -> str:
 
 
 def _curves() -> list[str]:
-    rows = (
-        (
-            f"`{curve.name}`",
-            curve.title,
-            figure.heading if figure.drawn else "",
-            "yes" if curve.picture else "",
-            f"`{figure.id}/{curve.name}`",
-            f"`headway_learner_{curve.gauge}`" if curve.gauge else "",
-        )
-        for figure in FIGURES
-        for curve in curves_in(figure.id)
-    )
+    metric = {curve.name: f"`headway_learner_{curve.gauge}`" for curve in CURVES if curve.gauge}
     return table(
-        ("in metrics.jsonl", "title", "figure of page and report", "curves.png", "TensorBoard", "metric"), rows
+        ("in metrics.jsonl", "title", "figure", "metric"),
+        (
+            (f"`{curve.name}`", curve.title, figure.heading if figure.drawn else "", metric.get(curve.name, ""))
+            for figure in FIGURES
+            for curve in curves_in(figure.id)
+        ),
     )

@@ -1,17 +1,16 @@
 """The curves and events of a run for its page, read from metrics.jsonl as it grows.
 
-The file is the one truth: a learner that was started again, a run that has ended and a copied one are read alike. A
-`Mark` is how far somebody has read: the file's identity and the byte after its last whole line.
+The file is the one truth: a learner that was started again, a run that has ended and a copied one are read alike.
 """
 
 import json
-import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from learner.reports.growing import Mark, Restarted, lines_after
 from learner.reports.history import CURVES, FIGURES, CurveSpec, Entry, RunHistory, curves_in
 
 FILE = "metrics.jsonl"
@@ -28,8 +27,6 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
 
 MOST_STEPS = 20_000
 """Of a curve that is sent at once; in a longer one neighbours are made one."""
-
-_CHUNK_BYTES = 4 << 20
 
 
 def figures() -> list[dict[str, Any]]:
@@ -96,49 +93,6 @@ def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
         for lag, count in each.items():
             found[lag] = found.get(lag, 0) + count
     return found
-
-
-@dataclass(frozen=True)
-class Mark:
-    """How far a reader is: `inode` 0 before the file was there."""
-
-    inode: int = 0
-    at: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.inode}-{self.at}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Mark":
-        """What `str` made. Raises ValueError."""
-        inode, at = text.split("-")
-        return cls(int(inode), int(at))
-
-
-class Restarted(Exception):
-    """The file is another one, or shorter than what was read of it, or a resume took steps back: begin anew."""
-
-
-def lines_after(path: Path, mark: Mark) -> tuple[list[bytes], Mark]:
-    """The whole lines after a mark, at most some MiB of them, and the new mark. Raises Restarted.
-
-    A half-written line waits for its end; a file that is not there is an empty one.
-    """
-    try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if mark.inode and (status.st_ino != mark.inode or status.st_size < mark.at):
-                raise Restarted
-            file.seek(mark.at)
-            data = file.read(_CHUNK_BYTES)
-            while data and b"\n" not in data and len(data) % _CHUNK_BYTES == 0 and (more := file.read(_CHUNK_BYTES)):
-                data += more
-    except FileNotFoundError:
-        if mark.inode:
-            raise Restarted from None
-        return [], mark
-    end = data.rfind(b"\n") + 1
-    return data[:end].splitlines(), Mark(status.st_ino, mark.at + end)
 
 
 class RunCurves:

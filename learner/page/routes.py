@@ -33,8 +33,9 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
-from learner.page.curves import Mark, Restarted, RunCurves, figures
+from learner.page.curves import RunCurves, figures
 from learner.page.reading import MOST_ROWS, Filter, Key, decoder_of, group, overview, page, whole_text
+from learner.reports.growing import Mark, Restarted
 from protocol.model import PolicyVersion
 from protocol.status import FailureStatus, Readiness, Report, WaitStatus
 from services.config import made_with

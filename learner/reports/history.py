@@ -8,15 +8,17 @@ of later ones is lost, and no part of the history of the present weights.
 """
 
 import contextlib
+import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 S = TypeVar("S")
 Entry = Mapping[str, Any]
+Points = Sequence[tuple[float, float]]
 
 _NO_NUMBERS = ("kind", "step", "version", "lag_counts", "token_lag_counts", "lease_ids", "generator_id", "unix_s")
 
@@ -50,7 +52,7 @@ class CurveSpec:
     """A number of the steps: its name in `metrics.jsonl`, its title in words, its figure and its colour there.
 
     `largest`: of steps that are joined to one point the largest is shown, and not the mean; it is never smoothed.
-    `picture`: it has a panel in `curves.png`. `gauge`: its name as a Prometheus metric of the newest step.
+    `gauge`: its name as a Prometheus metric of the newest step.
     """
 
     name: str
@@ -58,12 +60,12 @@ class CurveSpec:
     figure: str
     color: str = "blue"
     largest: bool = False
-    picture: bool = False
     gauge: str = ""
 
 
 FIGURES = (
     FigureSpec("reward", "Reward", whole=True, held_out=True),
+    FigureSpec("spread", "Spread of rewards", zero=True),
     FigureSpec("kl", "KL of sampling to learning policy", "nats a token", log=True),
     FigureSpec("ratio", "Importance ratio", log=True),
     FigureSpec("entropy", "Entropy", "nats a token"),
@@ -74,7 +76,6 @@ FIGURES = (
     FigureSpec("experts", "Experts of a mixture", drawn=False),
     FigureSpec("lag", "Lag", "versions", zero=True),
     FigureSpec("time", "Time of a step", "seconds", zero=True, stacked=True),
-    FigureSpec("spread", "Spread of rewards", drawn=False),
     FigureSpec("optimizer", "Optimizer", drawn=False),
     FigureSpec("training", "Time of training", "seconds", drawn=False),
     FigureSpec("volume", "Volume", drawn=False),
@@ -82,18 +83,19 @@ FIGURES = (
 
 CURVES = (
     CurveSpec("reward_mean", "mean reward", "reward", gauge="reward_mean"),
-    CurveSpec("behavior_kl", "KL with lag", "kl", picture=True, gauge="behavior_kl_nats"),
+    CurveSpec("reward_std", "standard deviation", "spread"),
+    CurveSpec("behavior_kl", "KL with lag", "kl", gauge="behavior_kl_nats"),
     CurveSpec("mismatch_kl", "KL of numerics alone", "kl", "orange", gauge="mismatch_kl_nats"),
     CurveSpec("importance_ratio_mean", "mean ratio", "ratio", gauge="importance_ratio_mean"),
     CurveSpec("importance_ratio_max", "largest ratio", "ratio", "orange", largest=True, gauge="importance_ratio_max"),
-    CurveSpec("entropy", "entropy", "entropy", picture=True, gauge="entropy_nats"),
-    CurveSpec("length_mean", "mean length", "length", picture=True),
-    CurveSpec("truncated_share", "cut off", "share", "orange", picture=True),
+    CurveSpec("entropy", "entropy", "entropy", gauge="entropy_nats"),
+    CurveSpec("length_mean", "mean length", "length"),
+    CurveSpec("truncated_share", "cut off", "share", "orange"),
     CurveSpec("uniform_groups_share", "groups without spread", "share", "grey"),
     CurveSpec("effective_sample_share", "effective samples", "share", "green", gauge="effective_sample_share"),
     CurveSpec("solved_share", "solved", "share", "violet"),
     CurveSpec("loss", "loss", "loss"),
-    CurveSpec("grad_norm", "gradient norm", "gradient", picture=True),
+    CurveSpec("grad_norm", "gradient norm", "gradient"),
     CurveSpec("expert_load_max", "largest load over an even one", "experts", largest=True, gauge="expert_load_max"),
     CurveSpec("dead_experts", "without a token", "experts", "red", largest=True, gauge="dead_experts"),
     CurveSpec("router_entropy", "routers' entropy in nats", "experts", "green", gauge="router_entropy_nats"),
@@ -104,7 +106,6 @@ CURVES = (
     CurveSpec("train_s", "training", "time"),
     CurveSpec("copy_s", "copying weights", "time", "grey"),
     CurveSpec("wait_s", "waiting for groups", "time", "orange"),
-    CurveSpec("reward_std", "spread of rewards", "spread", picture=True),
     CurveSpec("learning_rate", "learning rate", "optimizer"),
     CurveSpec("clip_fraction", "clipped", "optimizer"),
     CurveSpec("forward_backward_s", "forward and backward", "training"),
@@ -115,6 +116,12 @@ CURVES = (
     CurveSpec("groups", "groups", "volume"),
 )
 """All curves. Another one is a line here, beside the field that writes it."""
+
+HELD_OUT = (
+    CurveSpec("accuracy", "held out", "reward", "orange", largest=True),
+    CurveSpec("reward", "held-out reward", "reward", "grey", largest=True),
+)
+"""Of evaluations; a reward that is the accuracy is drawn once."""
 
 _FIGURE_OF = {curve.name: next(figure for figure in FIGURES if figure.id == curve.figure) for curve in CURVES}
 
@@ -138,6 +145,27 @@ def words_of(curve: CurveSpec) -> str:
 def group_of(name: str) -> str:
     """The figure of a number of a step; `step` for one that is no curve."""
     return _FIGURE_OF[name].id if name in _FIGURE_OF else "step"
+
+
+def lines_in(
+    figure: FigureSpec, steps: Iterable[tuple[int, Entry]], evaluations: Iterable[Entry]
+) -> list[tuple[CurveSpec, Points]]:
+    """The curves of a figure that have a point. But for those of largest values, a moving mean over a twentieth."""
+    rows, measured = list(steps), [(each["step"], each) for each in evaluations]
+    found = [(curve, points_of(rows, curve.name)) for curve in curves_in(figure.id)]
+    if figure.held_out:
+        accuracy, reward = (points_of(measured, curve.name) for curve in HELD_OUT)
+        found += zip(HELD_OUT, (accuracy, reward if reward != accuracy else []), strict=True)
+    return [(curve, points if curve.largest else _smoothed(points)) for curve, points in found if points]
+
+
+def _smoothed(rows: Points) -> Points:
+    half, sums = len(rows) // 40, [0.0, *itertools.accumulate(y for _, y in rows)]
+    found = []
+    for place, (x, _) in enumerate(rows):
+        first, end = max(0, place - half), min(len(rows), place + half + 1)
+        found.append((x, (sums[end] - sums[first]) / (end - first)))
+    return found
 
 
 class RunHistory(Generic[S]):
@@ -217,6 +245,14 @@ def lines_of(path: Path, *, at: int = 0) -> Iterator[bytes]:
         yield from file
 
 
+def objects_in(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of lines; a line that a death cut short is left out."""
+    for line in lines_of(path):
+        with contextlib.suppress(ValueError):
+            if isinstance(entry := json.loads(line), dict):
+                yield entry
+
+
 def _step_of(entry: Entry) -> int:
     """The step of a line, or the version after it. Raises KeyError or TypeError for one that has neither."""
     return int(entry["step"] if "step" in entry else entry["version"])
@@ -227,9 +263,9 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def points_of(steps: Iterable[tuple[int, Entry]], name: str) -> list[tuple[int, float]]:
+def points_of(steps: Iterable[tuple[int, Entry]], name: str) -> list[tuple[float, float]]:
     """A number by step, where it was measured."""
-    return [(step, float(entry[name])) for step, entry in steps if is_number(entry.get(name))]
+    return [(float(step), float(entry[name])) for step, entry in steps if is_number(entry.get(name))]
 
 
 def numbers_of(entry: Entry) -> tuple[int, dict[str, float]] | None:

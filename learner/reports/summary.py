@@ -1,4 +1,4 @@
-"""The end of a run: `summary.json` for scripts, a table for people, and `curves.png` (reward, accuracy, lag, time)."""
+"""The end of a run: `summary.json` for scripts, a table for people, and `curves.png`."""
 
 import json
 import logging
@@ -6,21 +6,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from learner.evaluation.results import EvaluationResult
 from learner.ledger import Books
-from learner.reports.history import CURVES, RunHistory, curves_in, points_of, words_of
+from learner.reports.history import CURVES, FIGURES, HELD_OUT, CurveSpec, FigureSpec, Points, RunHistory, lines_in
 from learner.reports.run_records import Records
 
 log = logging.getLogger(__name__)
 
 _MAX_STEPS = 2048
-_BLUE, _ORANGE, _GREY = "#1f6fb4", "#d95f02", "#8a8a8a"
-_COLORS = {"blue": _BLUE, "orange": _ORANGE, "grey": _GREY}
+_COLORS = {"blue": "#1f6fb4", "orange": "#d95f02", "grey": "#8a8a8a", "green": "#1a7037", "violet": "#6b3fa0"}
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Summary:
     """The numbers of a run. Shares are of the time between the first and the last training step, times in seconds.
 
     Accuracies are those of the evaluations of version 0 and of the last step, which are there whole as well. What was
-    not measured is None. The medians of a long run are those of an even selection of its steps and publishes.
+    not measured is None. Medians and rewards of a long run are those of an even selection of its steps and publishes.
     `books` counts leases and attempts over the history of the final weights, so over all starts of the learner.
     A held-out reward of at least `success_reward` counts as right.
     `lag_histogram` counts trained trajectories by the lag of their oldest token, `token_lag_histogram` trained tokens.
@@ -78,7 +75,7 @@ def summarize(
     """The summary of a run of at least one step."""
     tally = records.tally
     assert tally.steps, "a run of no steps has no summary"
-    edge = max(1, tally.steps // 20)
+    reward_first, reward_last = tally.reward.ends()
     before, after = (tally.evaluations.of_version(version) for version in (0, tally.last_step))
     publish_s_median, publish_s_max, pause_s_median = tally.publish_times()
     return Summary(
@@ -86,8 +83,8 @@ def summarize(
         accuracy_after=None if after is None else after.accuracy,
         evaluation_before=before,
         evaluation_after=after,
-        reward_first=tally.curve.reward_of_first(edge),
-        reward_last=tally.curve.reward_of_last(edge),
+        reward_first=reward_first,
+        reward_last=reward_last,
         steps=tally.steps,
         train_wall_s=train_wall_s,
         completions_per_s=tally.trajectories / train_wall_s,
@@ -189,86 +186,47 @@ def _histogram(counts: dict[int, int]) -> str:
     return "  ".join(f"{lag}: {count / total:.0%}" for lag, count in counts.items())
 
 
-def health_of(metrics: Path) -> dict[str, list[tuple[int, float]]]:
-    """Each curve that is pictured by step, of the history of the present weights, thinned to a picture's worth."""
-    names = [curve.name for curve in CURVES if curve.picture]
-    history = RunHistory(lambda entry: {name: entry.get(name) for name in names}, max_steps=_MAX_STEPS).read(metrics)
-    return {name: points_of(history.steps.items(), name) for name in names}
+def draw_curves(folder: Path, *, title: str) -> None:
+    """Writes `curves.png`: a panel for each figure of which `metrics.jsonl` holds a value, of the present weights.
 
-
-def draw_curves(records: Records, *, title: str, path: Path) -> None:
-    """Writes a PNG: reward, held-out accuracy, lag and time of the steps, and below what shows why nothing is learned.
-
-    The lower panels are of `metrics.jsonl` in the same folder; one without a measured value is left empty.
+    A long run is thinned to a picture's worth.
     """
-    points = records.tally.curve.points
-    steps = np.array([point.last for point in points])
-    figure = Figure(figsize=(9.0, 11.0), layout="constrained")
-    figure.suptitle(title)
-    upper, lower = np.asarray(figure.subfigures(2, 1, height_ratios=(7.0, 4.0))).ravel()
-    panels = upper.subplots(3, 1, sharex=True, height_ratios=(3, 1.4, 1.4))
-    _draw_reward(panels[0], records, steps)
-    _draw_lag(panels[1], records, steps)
-    _draw_times(panels[2], records, steps)
-    health = health_of(path.parent / "metrics.jsonl")
-    small = lower.subplots(2, 3, sharex=True).ravel()
-    for axes, curve in zip(small, (curve for curve in CURVES if curve.picture), strict=True):
-        rows = health[curve.name]
-        axes.plot([step for step, _ in rows], _smoothed([value for _, value in rows]) if rows else [], color=_BLUE)
-        axes.set_title(words_of(curve), fontsize="small")
-    for axes in (*panels, *small):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
+    names = [curve.name for curve in CURVES]
+    history = RunHistory(
+        lambda entry: {name: entry.get(name) for name in names},
+        lambda kind, entry: entry if kind == "evaluation" else None,
+        max_steps=_MAX_STEPS,
+    ).read(folder / "metrics.jsonl")
+    panels = [
+        (figure, lines)
+        for figure in FIGURES
+        if figure.drawn and (lines := lines_in(figure, history.steps.items(), history.events))
+    ]
+    picture = Figure(figsize=(10.0, 2.5 * (len(panels) + 2) / 2), layout="constrained")
+    picture.suptitle(title)
+    grid, place = picture.add_gridspec((len(panels) + 2) // 2, 2), 0
+    for figure, lines in panels:
+        width = 2 if figure.whole else 1
+        _draw(picture.add_subplot(grid[place // 2, place % 2 : place % 2 + width]), figure, lines)
+        place += width
+    picture.savefig(folder / "curves.png", dpi=110)
 
 
-def _draw_reward(axes: Axes, records: Records, steps: npt.NDArray[np.int64]) -> None:
-    points = records.tally.curve.points
-    reward = np.array([point.reward for point in points]) / np.array([point.steps for point in points])
-    axes.plot(steps, reward, color=_BLUE, alpha=0.25, linewidth=0.8)
-    axes.plot(steps, _smoothed(reward), color=_BLUE, label="reward of training rollouts (smoothed)")
-    evaluations = records.tally.evaluations
-    seen = [*reward]
-    if evaluations.rewards != evaluations.points:
-        axes.plot(*_columns(evaluations.rewards), "s--", color=_GREY, markersize=4, label="held-out reward")
-        seen += [value for _, value in evaluations.rewards]
-    axes.plot(*_columns(evaluations.points), "o-", color=_ORANGE, markersize=4, label="held-out accuracy")
-    axes.set_ylabel("reward, accuracy")
-    axes.legend(loc="best", frameon=False)
-    axes.set_ylim(min(0.0, *seen), max(1.0, *seen))
-
-
-def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    return [version for version, _ in points], [value for _, value in points]
-
-
-def _draw_lag(axes: Axes, records: Records, steps: npt.NDArray[np.int64]) -> None:
-    points = records.tally.curve.points
-    counts = np.array([point.steps for point in points])
-    axes.fill_between(steps, [point.lag_max for point in points], color=_GREY, alpha=0.3, label="largest", step="mid")
-    axes.plot(steps, _smoothed(np.array([point.lag for point in points]) / counts), color=_BLUE, label="mean")
-    axes.set_ylabel("lag (versions)")
-    axes.legend(loc="upper left", frameon=False, ncols=2)
-    axes.set_ylim(0, 1.4 * max(1, max(point.lag_max for point in points)))
-
-
-def _draw_times(axes: Axes, records: Records, steps: npt.NDArray[np.int64]) -> None:
-    points = records.tally.curve.points
-    counts = np.array([point.steps for point in points])
-    parts = curves_in("time")
-    axes.stackplot(
-        steps,
-        [_smoothed(np.array([getattr(point, part.name) for point in points]) / counts) for part in parts],
-        labels=[part.title for part in parts], colors=[_COLORS[part.color] for part in parts], alpha=0.7,
-    )  # fmt: skip
-    axes.set_ylabel("seconds per step")
-    axes.set_xlabel("step")
-    axes.legend(loc="upper right", frameon=False, ncols=3)
-    axes.set_ylim(0, 1.25 * axes.get_ylim()[1])  # the legend has room above
-
-
-def _smoothed(values: npt.NDArray[np.float64] | Sequence[float]) -> npt.NDArray[np.float64]:
-    """A centred moving mean over a twentieth of the run, shorter at its ends."""
-    row = np.asarray(values, dtype=np.float64)
-    window = max(1, len(row) // 20)
-    kernel = np.ones(window)
-    return np.convolve(row, kernel, "same") / np.convolve(np.ones_like(row), kernel, "same")
+def _draw(axes: Axes, figure: FigureSpec, lines: Sequence[tuple[CurveSpec, Points]]) -> None:
+    if figure.stacked:
+        steps = sorted({step for _, points in lines for step, _ in points})
+        rows = [[dict(points).get(step, 0.0) for step in steps] for _, points in lines]
+        axes.stackplot(
+            steps, rows, labels=[curve.title for curve, _ in lines], colors=[_COLORS[curve.color] for curve, _ in lines]
+        )
+    for curve, points in () if figure.stacked else lines:
+        style, width = "o-" if curve in HELD_OUT else "-", 0.6 if curve.largest else 1.5
+        axes.plot(
+            *zip(*points, strict=True), style,
+            color=_COLORS[curve.color], label=curve.title, linewidth=width, markersize=4,
+        )  # fmt: skip
+    if figure.zero:
+        axes.set_ylim(bottom=min(0.0, *(y for _, points in lines for _, y in points)))
+    axes.set_title(figure.heading, fontsize="small")
+    axes.legend(loc="best", edgecolor="none", framealpha=0.7, fontsize="small")
+    axes.spines[["top", "right"]].set_visible(False)

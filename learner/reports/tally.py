@@ -6,7 +6,7 @@ It remembers steps, publishes and evaluations: as much after a million of them a
 import dataclasses
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,17 +136,13 @@ def _token_lags(trajectories: Sequence[Trajectory], *, version: int) -> dict[int
     return dict(sorted(counts.items()))
 
 
-MOST_POINTS = 2048
-"""Of a curve; a longer one has its neighbours made one."""
-
 _MOST_VALUES = 2048
-_MOST_EVALUATIONS = 1024
 
 
 class _Kept(BaseModel):
-    """A part of what a checkpoint keeps, as JSON."""
+    """A part of what a checkpoint keeps, as JSON. What an earlier version kept besides is not read."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="ignore")
 
 
 class Thinned(_Kept):
@@ -166,108 +162,27 @@ class Thinned(_Kept):
         if len(self.values) > _MOST_VALUES:
             self.values, self.stride = self.values[::2], 2 * self.stride
 
+    def ends(self) -> tuple[float, float]:
+        """The means of the first and of the last twentieth of the values that are kept; there is one at least."""
+        edge = max(1, len(self.values) // 20)
+        return statistics.fmean(self.values[:edge]), statistics.fmean(self.values[-edge:])
+
     def median(self) -> float | None:
         """Of the values that are kept; None of an empty row."""
         return statistics.median(self.values) if self.values else None
 
 
-class Point(_Kept):
-    """Sums over `steps` steps that follow each other, up to `last`; of the lags' maxima the largest."""
-
-    last: int
-    steps: int
-    reward: float
-    lag: float
-    lag_max: int
-    wait_s: float
-    train_s: float
-    copy_s: float
-
-    @classmethod
-    def of(cls, record: StepRecord) -> "Point":
-        """One step."""
-        return cls(
-            last=record.step,
-            steps=1,
-            reward=record.reward_mean,
-            lag=record.lag_mean,
-            lag_max=record.lag_max,
-            wait_s=record.wait_s,
-            train_s=record.train_s,
-            copy_s=record.copy_s,
-        )
-
-    def joined(self, later: "Point") -> "Point":
-        """Both together."""
-        return Point(
-            last=later.last,
-            steps=self.steps + later.steps,
-            reward=self.reward + later.reward,
-            lag=self.lag + later.lag,
-            lag_max=max(self.lag_max, later.lag_max),
-            wait_s=self.wait_s + later.wait_s,
-            train_s=self.train_s + later.train_s,
-            copy_s=self.copy_s + later.copy_s,
-        )
-
-
-class Curve(_Kept):
-    """The steps of a run, `width` of them in a point."""
-
-    width: int = 1
-    points: list[Point] = Field(default_factory=list)
-
-    def add(self, point: Point) -> None:
-        """Takes the next step."""
-        if self.points and self.points[-1].steps < self.width:
-            self.points[-1] = self.points[-1].joined(point)
-        else:
-            self.points.append(point)
-        if len(self.points) > MOST_POINTS:
-            pairs = zip(self.points[::2], self.points[1::2], strict=False)
-            left = self.points[-1:] if len(self.points) % 2 else []
-            self.points, self.width = [*(first.joined(second) for first, second in pairs), *left], 2 * self.width
-
-    def reward_of_first(self, steps: int) -> float:
-        """The mean reward of the first points that hold at least so many steps."""
-        return _reward_of(iter(self.points), steps)
-
-    def reward_of_last(self, steps: int) -> float:
-        """The same of the last ones."""
-        return _reward_of(reversed(self.points), steps)
-
-
-def _reward_of(points: Iterator[Point], steps: int) -> float:
-    taken = [next(points)]
-    while sum(point.steps for point in taken) < steps:
-        taken.append(next(points))
-    return sum(point.reward for point in taken) / sum(point.steps for point in taken)
-
-
 class Evaluations(_Kept):
-    """The newest evaluation of version 0, the newest of all, and each `stride`-th as (version, accuracy).
+    """The newest evaluation of version 0, and the newest of all."""
 
-    `rewards` are the mean rewards of the same ones.
-    """
-
-    count: int = 0
-    stride: int = 1
     before: EvaluationResult | None = None
     newest: EvaluationResult | None = None
-    points: list[tuple[int, float]] = Field(default_factory=list)
-    rewards: list[tuple[int, float]] = Field(default_factory=list)
 
     def add(self, result: EvaluationResult) -> None:
         """Takes the next one."""
-        if self.count % self.stride == 0:
-            self.points.append((result.version, result.accuracy))
-            self.rewards.append((result.version, result.reward))
-        self.count += 1
         self.newest = result
         if result.version == 0:
             self.before = result
-        if len(self.points) > _MOST_EVALUATIONS:
-            self.points, self.rewards, self.stride = self.points[::2], self.rewards[::2], 2 * self.stride
 
     def of_version(self, version: int) -> EvaluationResult | None:
         """The newest of version 0, or of the version that was evaluated last."""
@@ -295,7 +210,7 @@ class Tally(_Kept):
     lag_counts: dict[int, int] = Field(default_factory=dict)
     token_lag_counts: dict[int, int] = Field(default_factory=dict)
     train_s: Thinned = Field(default_factory=Thinned)
-    curve: Curve = Field(default_factory=Curve)
+    reward: Thinned = Field(default_factory=Thinned)
     publish_s: Thinned = Field(default_factory=Thinned)
     pause_s: Thinned = Field(default_factory=Thinned)
     probe_gap: Thinned = Field(default_factory=Thinned)
@@ -319,7 +234,7 @@ class Tally(_Kept):
         self.lag_counts = _added(self.lag_counts, record.lag_counts)
         self.token_lag_counts = _added(self.token_lag_counts, record.token_lag_counts)
         self.train_s.add(record.train_s)
-        self.curve.add(Point.of(record))
+        self.reward.add(record.reward_mean)
 
     def timed(self, time_s: float) -> None:
         """A step of the present life ended so long after its first one began."""

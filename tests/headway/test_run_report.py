@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from headway.report import ReportedRun, advice, balance_of, chart, page, read_run, report, round_ticks, thinned
-from learner.reports.history import curves_in
 from services.config.sources import ConfigError
 
 HOSTILE = '<script>alert("1")</script><img src=x onerror=alert(1)>&amp;'
@@ -113,7 +112,7 @@ def test_steps_that_a_resume_took_back_are_not_shown_and_a_torn_line_is_left_out
     run = read_run(write_run(tmp_path / "run", *lines))
 
     assert [entry["step"] for entry in run.steps] == [1, 2, 3, 4]
-    assert run.curve(curves_in("reward")[0])[2] == (3.0, 0.3)
+    assert run.steps[2]["reward_mean"] == 0.3
 
 
 def test_settings_that_differ_from_the_defaults_come_first(tmp_path: Path) -> None:

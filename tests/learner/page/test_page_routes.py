@@ -10,8 +10,9 @@ import pytest
 from fastapi import FastAPI
 from pydantic import SecretStr
 
-from learner.page.curves import Mark, _row, message
+from learner.page.curves import _row, message
 from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, _named, serve_runs
+from learner.reports.growing import Mark
 from learner.reports.history import RunHistory
 from protocol.status import Readiness
 from services.config.sources import ConfigError

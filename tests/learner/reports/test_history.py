@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from learner.reports.history import CURVES, FIGURES, Entry, RunHistory, curves_in, group_of, points_of, words_of
+from learner.reports.history import (
+    CURVES,
+    FIGURES,
+    Entry,
+    RunHistory,
+    curves_in,
+    group_of,
+    lines_in,
+    points_of,
+    words_of,
+)
 from learner.reports.tally import StepRecord
 from learner.training.step import StepMetrics
 
@@ -79,6 +89,28 @@ def test_a_long_history_is_thinned_evenly_and_a_resume_cuts_it_too() -> None:
     assert 50 < len(history.steps) <= 100
     assert len(apart) == 1
     assert list(history.steps)[-1] > 880
+
+
+def test_a_figure_has_the_curves_that_were_measured_smoothed_but_for_the_largest() -> None:
+    figure = next(each for each in FIGURES if each.id == "lag")
+    steps = [(step, {"lag_mean": step % 2, "lag_max": step % 2, "lag_bound": None}) for step in range(1, 201)]
+
+    lines = {curve.name: dict(points) for curve, points in lines_in(figure, steps, [])}
+
+    assert lines.keys() == {"lag_mean", "lag_max"}
+    assert lines["lag_mean"][100] == pytest.approx(6 / 11)
+    assert lines["lag_max"][100] == 0
+
+
+def test_a_held_out_reward_that_is_the_accuracy_is_drawn_once() -> None:
+    """A reward with steps in between moves long before anything is solved."""
+    reward = next(each for each in FIGURES if each.held_out)
+    same, other = ([{"step": 0, "accuracy": 0.0, "reward": value}] for value in (0.0, 0.175))
+
+    assert [curve.title for curve, _ in lines_in(reward, [], same)] == ["held out"]
+    assert [(curve.title, points) for curve, points in lines_in(reward, [], other)][1:] == [
+        ("held-out reward", [(0.0, 0.175)])
+    ]
 
 
 def test_points_are_the_finite_numbers() -> None:

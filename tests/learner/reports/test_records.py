@@ -12,8 +12,8 @@ import pytest
 from learner.evaluation.results import EvaluationResult
 from learner.ledger import Books
 from learner.reports.run_records import Doubts, Records
-from learner.reports.summary import draw_curves, health_of, summarize, table, write_summary
-from learner.reports.tally import MOST_POINTS, Point, RewardsSeen, StepRecord, Tally, Timing, step_record
+from learner.reports.summary import draw_curves, summarize, table, write_summary
+from learner.reports.tally import RewardsSeen, StepRecord, Tally, Timing, step_record
 from learner.training.guard import GuardChange, Reading
 from learner.training.step import StepMetrics
 from learner.weights.published import PublishReport
@@ -243,19 +243,14 @@ def test_a_resumed_run_has_no_accuracy_before_and_may_have_published_nothing(tmp
     assert "held-out accuracy       not measured before, 50.0% after" in table(summary, folder=tmp_path)
 
 
-def test_the_table_and_the_curves_have_the_held_out_reward_where_it_is_not_the_accuracy(tmp_path: Path) -> None:
+def test_the_table_has_the_held_out_reward_where_it_is_not_the_accuracy(tmp_path: Path) -> None:
     """A reward with steps in between moves long before anything is solved."""
     with Records(folder=tmp_path, total_steps=1) as records:
         records.evaluation(evaluated(0, 0.0, reward=0.175))
         records.step(record(1), step_metrics(), two_groups())
         records.evaluation(evaluated(1, 0.0, reward=-0.66))
         summary = summarize(records, books=BOOKS, max_lag=4, train_wall_s=1.0, generator_idle_share=None)
-        draw_curves(records, title="a run", path=tmp_path / "with.png")
-        assert records.tally.evaluations.rewards == [(0, 0.175), (1, -0.66)]
-        records.tally.evaluations.rewards = records.tally.evaluations.points
-        draw_curves(records, title="a run", path=tmp_path / "without.png")
     assert "  held-out reward         0.175 before, -0.660 after\n" in table(summary, folder=tmp_path)
-    assert (tmp_path / "with.png").read_bytes() != (tmp_path / "without.png").read_bytes()
 
 
 def test_every_entry_is_a_line_of_json_that_says_its_kind(tmp_path: Path) -> None:
@@ -305,33 +300,17 @@ def test_curves_are_drawn(tmp_path: Path, steps: int) -> None:
         for step in range(1, steps + 1):
             records.step(record(step=step, reward_mean=-1.0 + step / steps), step_metrics(), two_groups())
         records.evaluation(evaluated(steps, 0.5))
-        draw_curves(records, title="a run", path=tmp_path / "curves.png")
+        draw_curves(tmp_path, title="a run")
     data = (tmp_path / "curves.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     assert len(data) > 10_000
 
 
-def test_the_panels_of_health_follow_the_history_of_the_weights(tmp_path: Path) -> None:
-    lines = [{"kind": "step", "step": step, "grad_norm": float(step), "entropy": None} for step in (1, 2, 3)]
-    lines += [{"kind": "resume", "version": 2}, {"kind": "replay", "step": 3, "grad_norm": 30.0}]
-    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "step", "st'
-    (tmp_path / "metrics.jsonl").write_text(text)
+def test_a_checkpoint_of_an_earlier_version_may_hold_more() -> None:
+    kept = Tally().model_dump(mode="json")
+    kept["curve"] = {"width": 1, "points": [{"last": 1, "steps": 1, "reward": 0.5, "lag": 1.0}]}
 
-    health = health_of(tmp_path / "metrics.jsonl")
-
-    assert health["grad_norm"] == [(1, 1.0), (2, 2.0), (3, 30.0)]
-    assert health["entropy"] == [], "what was not measured has no point"
-    assert health_of(tmp_path / "none.jsonl")["grad_norm"] == []
-
-
-def test_the_panels_of_a_long_run_hold_as_much_as_those_of_a_short_one(tmp_path: Path) -> None:
-    lines = (json.dumps({"kind": "step", "step": step, "grad_norm": 1.0}) + "\n" for step in range(1, 9001))
-    (tmp_path / "metrics.jsonl").write_text("".join(lines))
-
-    rows = health_of(tmp_path / "metrics.jsonl")["grad_norm"]
-
-    assert 1000 < len(rows) <= 2048
-    assert rows[-1][0] > 8900
+    assert Tally.model_validate(kept) == Tally()
 
 
 def entries_in(folder: Path) -> list[dict[str, Any]]:
@@ -349,7 +328,7 @@ def test_a_resumed_run_knows_the_records_of_its_former_lives(tmp_path: Path) -> 
         records.replay(record(step=3), step_metrics())
         records.step(record(step=4), step_metrics(), two_groups())
         summary = summarize(records, books=BOOKS, max_lag=4, train_wall_s=records.former_s, generator_idle_share=None)
-        assert [each.last for each in records.tally.curve.points] == [1, 2, 3, 4]
+        assert (records.tally.steps, len(records.tally.reward.values)) == (4, 4)
         assert records.former_steps == 2
         assert records.former_s == 9.0
     assert (summary.accuracy_before, summary.steps) == (0.125, 4)
@@ -361,8 +340,7 @@ def test_a_resumed_run_knows_the_records_of_its_former_lives(tmp_path: Path) -> 
 
     with Records(folder=tmp_path, total_steps=4) as records:
         records.take_up(version=4, incarnation=3)
-        assert [each.last for each in records.tally.curve.points] == [1, 2, 3, 4]
-        assert records.tally.curve.points[0] == Point.of(record(step=1, reward_mean=0.25, lag_max=0))
+        assert (records.tally.steps, records.tally.reward.values[0]) == (4, 0.25)
 
 
 def test_steps_of_versions_that_are_lost_do_not_count(tmp_path: Path) -> None:
@@ -370,12 +348,12 @@ def test_steps_of_versions_that_are_lost_do_not_count(tmp_path: Path) -> None:
         run_of_two_steps(records)
     with Records(folder=tmp_path, total_steps=4) as records:
         records.take_up(version=1, incarnation=2)
-        assert [each.last for each in records.tally.curve.points] == [1]
-        assert records.tally.evaluations.points == [(0, 0.125), (1, 0.5)]
+        assert records.tally.reward.values == [0.25]
+        assert records.tally.evaluations.newest == evaluated(1, 0.5)
         records.step(record(step=2, reward_mean=0.5), step_metrics(), two_groups())
     with Records(folder=tmp_path, total_steps=4) as records:
         records.take_up(version=2, incarnation=3)
-        assert [(each.last, each.reward) for each in records.tally.curve.points] == [(1, 0.25), (2, 0.5)]
+        assert (records.tally.last_step, records.tally.reward.values) == (2, [0.25, 0.5])
 
 
 def test_an_evaluation_that_was_noted_with_fewer_numbers_is_read_back(tmp_path: Path) -> None:
@@ -424,11 +402,8 @@ def test_what_is_remembered_does_not_grow_with_the_length_of_a_run() -> None:
         many_steps(tally, range(first + 1, first + 5_001))
         kept.append(len(tally.model_dump_json()))
     assert max(kept) < 2 * kept[0], "bytes after 5000, 10000, 15000 and 20000 steps"
-    assert len(tally.curve.points) <= MOST_POINTS
-    assert (tally.steps, tally.curve.points[-1].last) == (20_000, 20_000)
-    assert sum(point.steps for point in tally.curve.points) == 20_000
-    assert tally.curve.reward_of_first(1000) == pytest.approx(0.025, abs=0.001)
-    assert tally.curve.reward_of_last(1000) == pytest.approx(0.975, abs=0.001)
+    assert (tally.steps, tally.last_step, tally.reward.count) == (20_000, 20_000, 20_000)
+    assert tally.reward.ends() == pytest.approx((0.025, 0.975), abs=0.001)
     assert (tally.train_s.median(), tally.train_s.largest) == (3.0, 6.0)
     assert tally.publish_times() == (2.0, 4.0, 0.1)
     assert Tally.model_validate(json.loads(tally.model_dump_json())) == tally
@@ -450,7 +425,7 @@ def test_a_resume_reads_only_what_was_written_since_its_checkpoint(tmp_path: Pat
         assert (records.former_steps, records.former_s) == (3, 11.0)
     with Records(folder=tmp_path, total_steps=4) as records:
         records.take_up(version=2, incarnation=3, progress=progress)
-        assert [each.last for each in records.tally.curve.points] == [1, 2], "the third step is lost"
+        assert (records.tally.last_step, records.tally.steps) == (2, 2), "the third step is lost"
 
 
 def doubts_of(**changes: Any) -> list[list[str]]:
