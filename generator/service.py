@@ -23,7 +23,7 @@ from generator.openai_routes import mount_openai_routes
 from generator.routes import add_token_routes, add_weight_routes, refused_while_starting
 from generator.serving import Measures, Serving
 from generator.weight_sync import Puller, WeightSync
-from protocol.fleet import Announcement, fingerprint_directory, vocabulary_size
+from protocol.fleet import PROBE_TIMEOUT_S, Announcement, fingerprint_directory, vocabulary_size, with_size
 from protocol.model import PROTOCOL_VERSION
 from protocol.status import PeerStatus, ProgressStatus, QueueStatus, Report
 from services.http.app import create_app
@@ -217,7 +217,14 @@ def _weight_sync(
         return None
     puller = Puller(client=client, learner=learner)
     folder = config.join.download_folder
-    return WeightSync(engine=engine, serving=serving, measures=measures, puller=puller, folder=folder)
+    return WeightSync(
+        engine=engine,
+        serving=serving,
+        measures=measures,
+        puller=puller,
+        folder=folder,
+        probe_s=with_size(PROBE_TIMEOUT_S, config.model),
+    )
 
 
 async def _add_routes(

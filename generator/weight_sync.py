@@ -20,6 +20,7 @@ from generator.serving import Measures, Serving
 from generator.weights.plan import WeightSyncError
 from protocol.fleet import (
     CHUNK_HASH_HEADER,
+    PROBE_TIMEOUT_S,
     PULL_TOOK_TOO_LONG,
     PULLED_EPOCH,
     Commit,
@@ -98,18 +99,24 @@ def _write(file: int, chunk: bytes, offset: int) -> None:
         rest, offset = rest[written:], offset + written
 
 
-PROBE_TIMEOUT_S = 15.0
-
-
 class WeightSync:
     """One sync at a time. A step of an epoch that is not the current one is refused: its learner has moved on.
 
-    While the generator is not able (it leaves, or its engine does not answer) only a commit is taken.
+    While the generator is not able (it leaves, or its engine does not answer) only a commit is taken. The probe has
+    `probe_s` seconds.
     """
 
     def __init__(
-        self, *, engine: Engine, serving: Serving, measures: Measures, puller: Puller, folder: Path | None
+        self,
+        *,
+        engine: Engine,
+        serving: Serving,
+        measures: Measures,
+        puller: Puller,
+        folder: Path | None,
+        probe_s: float = PROBE_TIMEOUT_S,
     ) -> None:
+        self._probe_s = probe_s
         self._engine = engine
         self._serving = serving
         self._measures = measures
@@ -219,10 +226,10 @@ class WeightSync:
             for number, text in enumerate(request.probe)
         ]
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
+            async with asyncio.timeout(self._probe_s):
                 scored = await asyncio.gather(*works)
         except (HandedBack, TimeoutError) as error:
-            why = str(error) or f"the engine did not come to it within {PROBE_TIMEOUT_S:g} s"
+            why = str(error) or f"the engine did not come to it within {self._probe_s:.0f} s"
             log.warning("the probe of version %s has no answer: %s", request.version, why)
             return ()
         except ValueError as error:

@@ -184,7 +184,12 @@ class WeightsConfig(ConfigModel):
     bucket_mb: int = Field(64, ge=1, le=2048, description="size of one broadcast, in MiB")
     bucket_timeout_s: float = Field(10.0, gt=0, description="longest wait for one bucket, in seconds")
     meet_timeout_s: float = Field(10.0, gt=0, description="longest wait for all generators to meet, in seconds")
-    commit_timeout_s: float = Field(20.0, gt=0, description="longest wait for a generator to load weights, in seconds")
+    commit_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="longest wait for a generator to load weights and answer the probe, in seconds; if none, 20, and "
+        "20 more for each GB of the model's files",
+    )
     pull_timeout_s: float = Field(
         120.0, gt=0, description="longest time of a generator's download, beside what its bytes take, in seconds"
     )

@@ -29,7 +29,7 @@ from learner.teachers.teachers import Teachers
 from learner.weights.fleet import Fleet, IdleWatch, TrustedUrls
 from learner.weights.published import JoinReport, PublisherOptions, PublishReport, Shelf, add_routes
 from learner.weights.publisher import Publisher
-from protocol.fleet import Fingerprints, fingerprint_directory, vocabulary_size
+from protocol.fleet import Fingerprints, fingerprint_directory, vocabulary_size, with_size
 from protocol.generation import Sampling
 from protocol.trajectories import TrajectoryGroup
 from services.http.app import create_app
@@ -79,7 +79,7 @@ def publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOptio
         port=weights.port,
         bucket_timeout_s=weights.bucket_timeout_s,
         meet_timeout_s=weights.meet_timeout_s,
-        commit_timeout_s=weights.commit_timeout_s,
+        commit_timeout_s=commit_limit_s(config),
         pull_timeout_s=weights.pull_timeout_s,
         parallel_pulls=weights.parallel_pulls,
         slowest_pull_bytes_per_s=weights.pull_mb_per_s * 1e6,
@@ -87,6 +87,12 @@ def publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOptio
         dtype=training.publish_dtype,
         as_computed=training.dtype == training.publish_dtype and not merged,
     )
+
+
+def commit_limit_s(config: LearnerConfig) -> float:
+    """What a generator has for a commit: it goes through the weights once to load them, and once for the probe."""
+    given = config.weights.commit_timeout_s
+    return given if given is not None else with_size(with_size(_COMMIT_S, config.model), config.model)
 
 
 def evaluator(config: LearnerConfig, incarnation: int) -> Evaluator:
@@ -167,6 +173,7 @@ def lease_terms(config: LearnerConfig) -> LeaseTerms:
 
 
 _SILENCE_TICK_S = 1.0
+_COMMIT_S = 20.0
 _STARTING = "the ranks load the model and make their optimizer, which takes minutes for a large one"
 
 

@@ -34,6 +34,10 @@ BUCKET_ALIGNMENT = 16
 PULL_TOOK_TOO_LONG = "pull_took_too_long"
 """The kind of a refusal by a generator whose download was not done in time."""
 MOST_PROBE_TEXTS = 64
+PROBE_TIMEOUT_S = 15.0
+"""What a generator has for the probe of a small model."""
+SLOWEST_BYTES_PER_S = 1e8
+"""What loading weights, or the probe, gets through at least, of a model on a busy machine without a GPU."""
 TOLD_ALIKE = ", and with the same chat_template and chat_template_kwargs in [run]"
 """The end of a remedy for chat templates of different fingerprints."""
 CHUNK_HASH_HEADER = "X-Headway-Xxh3"
@@ -261,6 +265,16 @@ def language_config(model: Path) -> dict[str, Any]:
     config = _read_json(model / "config.json")
     inner = config.get("text_config")
     return {**config, **inner} if isinstance(inner, dict) else config
+
+
+def model_bytes(model: Path) -> int:
+    """The size of a model's weights on disk, in bytes; 0 if there are none."""
+    return sum(path.stat().st_size for path in model.glob("*.safetensors"))
+
+
+def with_size(least_s: float, model: Path) -> float:
+    """A limit in seconds for what goes through all weights of a model once: `least_s`, and more for a large one."""
+    return least_s + model_bytes(model) / SLOWEST_BYTES_PER_S
 
 
 def vocabulary_size(model: Path) -> int:

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
+from protocol.fleet import model_bytes
 from protocol.model import PROTOCOL_VERSION
 from services.config.agreements import ModelFolder, Place, Reaches, disagreements, listened_on, places_of
 from services.config.devices import visible
@@ -214,11 +215,6 @@ def check_model(what: str, folder: Path) -> Finding:
     if missing:
         return bad(what, f"{folder} lacks {', '.join(missing)}", "copy or download the model again")
     return good(what, f"{folder}, {model_bytes(folder) >> 20} MiB of weights")
-
-
-def model_bytes(folder: Path) -> int:
-    """The size of a model's weights on disk, in bytes; 0 if there are none."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 def check_key(what: str, path: Path) -> Finding:

@@ -1,10 +1,12 @@
 """What the learner's parts are told, from its configuration."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
 from learner.config import LearnerConfig, RolloutConfig
-from learner.event_loop import group_filter
+from learner.event_loop import commit_limit_s, group_filter
 from learner.leases.flow import GroupFilter
 from learner.training.config import GuardConfig
 from learner.training.guard import Guard
@@ -84,3 +86,15 @@ def test_settings_of_models_that_the_algorithm_has_are_taken() -> None:
         ({"type": "ppo"}, {"critic": {"warmup_steps": 1}}),
     ):
         LearnerConfig.model_validate({"model": "m", "algo": algo, "training": training})
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"), [({}, 20.0 + 2 * 20.0), ({"commit_timeout_s": 7.0}, 7.0)], ids=["by size", "as it is set"]
+)
+def test_a_commit_has_the_time_that_the_model_s_bytes_take(
+    weights: dict[str, object], expected: float, tmp_path: Path
+) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(2_000_000_000)  # a hole, which takes no disk
+    config = LearnerConfig.model_validate({"model": tmp_path, "weights": weights})
+    assert commit_limit_s(config) == pytest.approx(expected)

@@ -22,10 +22,10 @@ from headway.doctor.before import (
     check_releases,
     check_shared_memory,
     examine,
-    model_bytes,
 )
 from headway.memory_table import memory_table
 from learner.config import LearnerConfig
+from protocol.fleet import model_bytes
 from services.config.agreements import Listens, ModelFolder, Place, Reaches, disagreements, listened_on, places_of
 from services.config.models import HttpConfig, ProcessConfig, RunConfig
 
