@@ -116,6 +116,17 @@ def test_the_loss_and_its_gradient_are_those_of_transformers_however_the_step_is
     assert (metrics.microbatches > 1) == (changes["microbatch_tokens"] == 48)
 
 
+def test_what_has_no_advantage_has_a_load_all_the_same(mixture: Path, commands: CommandChannel) -> None:
+    """The loss adds its own gradient to that of the algorithm, of the sequences without an advantage as well."""
+    sequences = [
+        replace(each, group=n // 4, reward=float(n == 0)) for n, each in enumerate(random_sequences(8, seed=4))
+    ]
+    _, gradients = reference(mixture, sequences)
+    _, without = trained(mixture, sequences, commands, config_with(router={}))
+    _, moved = trained(mixture, sequences, commands, config_with(microbatch_tokens=48))
+    assert_moved_by({name: moved[name] - without[name] for name in moved}, gradients)
+
+
 @pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "granite moe"])
 def test_other_mixtures_have_the_loss_too(name: str, commands: CommandChannel, tmp_path: Path) -> None:
     changes = {"logits_scaling": 1.0} if name == "granite moe" else {"sliding_window": 128} if name == "gpt-oss" else {}
