@@ -289,8 +289,8 @@ def _run_eval(path: Path, words: Sequence[str]) -> int:
 
 def _run_doctor(path: Path, words: Sequence[str]) -> int:
     # Deferred: its HTTP client takes longer to load than everything else here, and `up` does without it.
-    from headway.doctor.options import options_of
     from headway.doctor_command import doctor
+    from headway.doctor_options import options_of
     from headway.memory_table import tell_memory
 
     if path == Path("--memory"):
@@ -300,7 +300,7 @@ def _run_doctor(path: Path, words: Sequence[str]) -> int:
 
 
 def _run_status(path: Path, words: Sequence[str]) -> int:
-    from headway.doctor.options import options_of
+    from headway.doctor_options import options_of
     from headway.status_command import status
 
     options, overrides = options_of(words)

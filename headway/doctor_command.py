@@ -9,7 +9,7 @@ from pathlib import Path
 from headway.doctor.asking import Condition, Patient, ask_all, tokens_of
 from headway.doctor.before import Level, examine
 from headway.doctor.diagnosis import Diagnosis, as_json, diagnose, findings_json, findings_text, table, verdict
-from headway.doctor.options import DoctorOptions, progress_of, targets
+from headway.doctor_options import DoctorOptions, progress_of, targets
 from services.config.models import ProcessConfig
 from services.local_processes import command_of
 from services.run_lock import holder_of

@@ -12,7 +12,7 @@ from typing import Any
 
 from headway.child_output import clock
 from headway.doctor.asking import Condition, Patient, ask_all, tokens_of
-from headway.doctor.options import DoctorOptions, progress_of, targets
+from headway.doctor_options import DoctorOptions, progress_of, targets
 from protocol.status import ProgressStatus
 from services.config.models import ProcessConfig
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.doctor.asking import Condition, Patient
-from headway.doctor.options import DoctorOptions
+from headway.doctor_options import DoctorOptions
 from headway.status_command import Rates, status, status_json, status_text
 from protocol.status import EventStatus, Kind, ProgressStatus, QueueStatus
 from services.config.models import HttpConfig, ProcessConfig
