@@ -76,17 +76,18 @@ class _ByHand(torch.autograd.Function):
         probabilities = _probabilities(folded, key_rows, scaling)
         kept = (probabilities,) if key.shape[2] <= _LONGEST_KEPT else ()
         ctx.save_for_backward(folded, key_rows, value_rows, *kept)
-        ctx.shapes = (query.shape, key.shape)  # type: ignore[attr-defined]
+        ctx.shapes = (query.shape, key.shape, value.shape)  # type: ignore[attr-defined]
         ctx.scaling = scaling  # type: ignore[attr-defined]
-        return torch.bmm(probabilities, value_rows).view(query.shape)
+        # Values of latent attention have another width than queries and keys.
+        return torch.bmm(probabilities, value_rows).view(*query.shape[:3], value.shape[3])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         folded, key_rows, value_rows, *kept = ctx.saved_tensors  # type: ignore[attr-defined]
-        of_query, of_key = ctx.shapes  # type: ignore[attr-defined]
+        of_query, of_key, of_value = ctx.shapes  # type: ignore[attr-defined]
         scaling: float = ctx.scaling  # type: ignore[attr-defined]
-        grad = grads[0].reshape(folded.shape)
+        grad = grads[0].reshape(*folded.shape[:2], of_value[3])
         probabilities = kept[0] if kept else _probabilities(folded, key_rows, scaling)
         grad_value = torch.bmm(probabilities.transpose(1, 2), grad)
         grad_scores = torch._softmax_backward_data(
@@ -94,7 +95,7 @@ class _ByHand(torch.autograd.Function):
         )
         grad_query = torch.bmm(grad_scores, key_rows).mul_(scaling)
         grad_key = torch.bmm(grad_scores.transpose(1, 2), folded).mul_(scaling)
-        return grad_query.view(of_query), grad_key.view(of_key), grad_value.view(of_key), None
+        return grad_query.view(of_query), grad_key.view(of_key), grad_value.view(of_value), None
 
 
 def _folded(query: Tensor, key: Tensor) -> Tensor:

@@ -6,11 +6,13 @@ by a running log-sum-exp over spans of the vocabulary, and computed again in the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from learner.training.logits import LogitRules
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -23,13 +25,19 @@ def spans(total: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, total)) for start in range(0, total, size)]
 
 
-def span_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, span: slice, *, temperature: float) -> Tensor:
+_PLAIN = LogitRules()
+
+
+def span_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, span: slice, *, temperature: float, rules: LogitRules = _PLAIN
+) -> Tensor:
     """[t, H] x [V, H] to the logits of the vocabulary span, [t, v], in the accumulation type, over the temperature.
 
     The result is the caller's to overwrite.
     """
-    logits = nn.functional.linear(hidden, weight[span], None if bias is None else bias[span])
-    logits = logits.to(accumulation_dtype(hidden.dtype))
+    products = nn.functional.linear(hidden, weight[span], None if bias is None else bias[span])
+    # A copy where the types are the same would be one more tensor of this size, and nobody else has the product.
+    logits = rules.apply_(products.to(accumulation_dtype(hidden.dtype)))
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
@@ -111,8 +119,9 @@ def token_logprobs(
     chunking: Chunking,
     with_entropy: bool,
     entropy_gradient: bool = False,
+    rules: LogitRules = _PLAIN,
 ) -> TokenLogprobs:
-    """log softmax((hidden weight^T + bias) / temperature) at `target`, and at each of `candidates`.
+    """log softmax(rules(hidden weight^T + bias) / temperature) at `target`, and at each of `candidates`.
 
     hidden [T, H], weight [V, H], bias [V] or none, target int64 [T], candidates int64 [T, C] or none; a token may occur
     several times in a row. Gradients reach hidden, weight and bias, from the entropy only with `entropy_gradient`,
@@ -128,6 +137,7 @@ def token_logprobs(
         chunking,
         with_entropy or entropy_gradient,
         entropy_gradient,
+        rules,
     )
     return TokenLogprobs(
         logprobs=logprobs[:, 0],
@@ -145,12 +155,13 @@ def _forward_rows(
     temperature: float,
     vocabulary: int,
     with_entropy: bool,
+    rules: LogitRules,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of t rows the logprobs of `tokens` [t, P], the log-sum-exp [t] and the entropy [t] (zeros if not wanted)."""
     softmax = RunningSoftmax(hidden, with_entropy=with_entropy)
     chosen = torch.zeros_like(tokens, dtype=accumulation_dtype(hidden.dtype))
     for span in spans(weight.shape[0], vocabulary):
-        logits = span_logits(hidden, weight, bias, span, temperature=temperature)
+        logits = span_logits(hidden, weight, bias, span, temperature=temperature, rules=rules)
         columns, inside = span_columns(tokens, span)
         chosen += torch.where(inside, logits.gather(1, columns), 0)
         softmax.add(logits)
@@ -171,6 +182,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         chunking: Chunking,
         with_entropy: bool,
         entropy_gradient: bool,
+        rules: LogitRules,
     ) -> tuple[Tensor, Tensor]:
         parts = [
             _forward_rows(
@@ -181,13 +193,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 temperature=temperature,
                 vocabulary=chunking.vocabulary,
                 with_entropy=with_entropy,
+                rules=rules,
             )
             # Without tokens there is one chunk all the same, of none.
             for rows in spans(hidden.shape[0], chunking.tokens) or [slice(0, 0)]
         ]
         logprobs, normalizer, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
         ctx.save_for_backward(hidden, weight, bias, tokens, normalizer, entropy)  # type: ignore[arg-type]
-        ctx.temperature, ctx.chunking = temperature, chunking  # type: ignore[attr-defined]
+        ctx.temperature, ctx.chunking, ctx.rules = temperature, chunking, rules  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
@@ -196,10 +209,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: torch.autograd.function.FunctionCtx, *grads: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None, None, None]:
         hidden, weight, bias, tokens, normalizer, entropy = ctx.saved_tensors  # type: ignore[attr-defined]
         temperature: float = ctx.temperature  # type: ignore[attr-defined]
         chunking: Chunking = ctx.chunking  # type: ignore[attr-defined]
+        rules: LogitRules = ctx.rules  # type: ignore[attr-defined]
         slopes = _Slopes(
             tokens,
             normalizer=normalizer,
@@ -208,6 +222,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if grads[0] is None
             else grads[0] / temperature,
             to_entropy=None if grads[1] is None else grads[1] / temperature,
+            to_products=lambda logits: rules.slope(logits, temperature=temperature),
         )
         sums = _GradientSums(hidden, weight, bias, wanted=ctx.needs_input_grad)  # type: ignore[attr-defined]
         for rows in spans(hidden.shape[0], chunking.tokens):
@@ -215,32 +230,44 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 # Without names, so that no chunk outlives its turn.
                 sums.add(
                     slopes.of(
-                        span_logits(hidden[rows], weight, bias, span, temperature=temperature), rows=rows, span=span
+                        span_logits(hidden[rows], weight, bias, span, temperature=temperature, rules=rules),
+                        rows=rows,
+                        span=span,
                     ),
                     rows=rows,
                     span=span,
                 )
-        return *sums.results(), None, None, None, None, None
+        return *sums.results(), None, None, None, None, None, None
 
 
 class _Slopes:
-    """Gradients with respect to the logits before the temperature, from those of logprobs [T, P] and entropy [T].
+    """Gradients with respect to the products that logits are made of, from those of logprobs [T, P] and entropy [T].
 
-    Those that are given are already over the temperature.
+    Those that are given are already over the temperature. `to_products` gives from logits what their gradient is
+    multiplied by, None for 1.
     """
 
     def __init__(
-        self, tokens: Tensor, *, normalizer: Tensor, entropy: Tensor, to_logprobs: Tensor, to_entropy: Tensor | None
+        self,
+        tokens: Tensor,
+        *,
+        normalizer: Tensor,
+        entropy: Tensor,
+        to_logprobs: Tensor,
+        to_entropy: Tensor | None,
+        to_products: Callable[[Tensor], Tensor | float | None],
     ) -> None:
         self._tokens = tokens
         self._normalizer = normalizer[:, None]
         self._entropy = entropy[:, None]
         self._to_logprobs = to_logprobs
         self._to_entropy = None if to_entropy is None else to_entropy[:, None]
+        self._to_products = to_products
 
     def of(self, logits: Tensor, *, rows: slice, span: slice) -> Tensor:
         """The gradient [t, v] of a chunk with these `logits`, which are overwritten."""
         to_logprobs = self._to_logprobs[rows]
+        factor = self._to_products(logits)
         # d logprob / d logit is onehot - softmax.
         common = -to_logprobs.sum(dim=1, keepdim=True)
         logits -= self._normalizer[rows]
@@ -251,7 +278,8 @@ class _Slopes:
             slope = logits.exp()
             slope *= logits.add_(self._entropy[rows]).mul_(-self._to_entropy[rows]).add_(common)
         columns, inside = span_columns(self._tokens[rows], span)
-        return slope.scatter_add_(1, columns, torch.where(inside, to_logprobs, 0))
+        slope.scatter_add_(1, columns, torch.where(inside, to_logprobs, 0))
+        return slope if factor is None else slope.mul_(factor)
 
 
 class _GradientSums:
@@ -296,9 +324,16 @@ class TopTokens:
 
 
 def top_tokens(
-    *, hidden: Tensor, weight: Tensor, bias: Tensor | None, count: int, temperature: float, chunking: Chunking
+    *,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    count: int,
+    temperature: float,
+    chunking: Chunking,
+    rules: LogitRules = _PLAIN,
 ) -> TopTokens:
-    """The `count` largest of log softmax((hidden weight^T + bias) / temperature), without gradient.
+    """The `count` largest of log softmax(rules(hidden weight^T + bias) / temperature), without gradient.
 
     hidden [T, H], weight [V, H], bias [V] or none, 1 <= count <= V. The logprobs are normalised over the whole
     vocabulary. Which of several equally probable tokens come first, and which are in, is not specified.
@@ -306,7 +341,15 @@ def top_tokens(
     assert 1 <= count <= weight.shape[0], f"the top {count} of a vocabulary of {weight.shape[0]}"
     with torch.no_grad():
         parts = [
-            _top_rows(hidden[rows], weight, bias, count=count, temperature=temperature, vocabulary=chunking.vocabulary)
+            _top_rows(
+                hidden[rows],
+                weight,
+                bias,
+                count=count,
+                temperature=temperature,
+                vocabulary=chunking.vocabulary,
+                rules=rules,
+            )
             # Without tokens there is one chunk all the same, of none.
             for rows in spans(hidden.shape[0], chunking.tokens) or [slice(0, 0)]
         ]
@@ -316,13 +359,20 @@ def top_tokens(
 
 
 def _top_rows(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, *, count: int, temperature: float, vocabulary: int
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    count: int,
+    temperature: float,
+    vocabulary: int,
+    rules: LogitRules,
 ) -> TopTokens:
     softmax = RunningSoftmax(hidden, with_entropy=False)
     best = hidden.new_empty(hidden.shape[0], 0, dtype=accumulation_dtype(hidden.dtype))
     token_ids = torch.empty_like(best, dtype=torch.int64)
     for span in spans(weight.shape[0], vocabulary):
-        logits = span_logits(hidden, weight, bias, span, temperature=temperature)
+        logits = span_logits(hidden, weight, bias, span, temperature=temperature, rules=rules)
         highest, columns = logits.topk(min(count, logits.shape[1]))
         softmax.add(logits)
         token_ids = torch.cat([token_ids, columns + span.start], dim=1)
@@ -341,12 +391,17 @@ class LogprobHead(nn.Linear):
     returns plain tuples, which those hooks look into.
     """
 
+    rules: LogitRules = _PLAIN
+
     @classmethod
-    def sharing(cls, linear: nn.Linear) -> LogprobHead:
-        """A head with the very parameters of `linear`, so that ties to an embedding stay."""
+    def sharing(cls, linear: nn.Linear, *, rules: LogitRules = _PLAIN) -> LogprobHead:
+        """A head with the very parameters of `linear`, so that ties to an embedding stay. `rules` are the model's for
+        its logits, which plain logits are returned without: the model applies them itself.
+        """
         head = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
         head.weight = linear.weight
         head.bias = linear.bias
+        head.rules = rules
         return head
 
     def forward(  # type: ignore[override]
@@ -366,6 +421,7 @@ class LogprobHead(nn.Linear):
         with `target` [T], the target's logprobs [T], the entropy [T] and the logprobs of `candidates` [T, C]; with
         `top`, the token ids [T, top] and logprobs [T, top] of the most probable tokens.
         """
+        input = input.to(self.weight.dtype)  # Mamba 2 ends in float32
         if target is not None:
             result = token_logprobs(
                 hidden=input,
@@ -377,6 +433,7 @@ class LogprobHead(nn.Linear):
                 chunking=chunking,
                 with_entropy=with_entropy,
                 entropy_gradient=entropy_gradient,
+                rules=self.rules,
             )
             return result.logprobs, result.entropy, result.candidates
         if top:
@@ -387,6 +444,7 @@ class LogprobHead(nn.Linear):
                 count=top,
                 temperature=temperature,
                 chunking=chunking,
+                rules=self.rules,
             )
             return best.token_ids, best.logprobs
         return super().forward(input)

@@ -25,7 +25,7 @@ from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm, torch_dtype
 from learner.training.ranks import summed_over_ranks
-from learner.training.reference import Reference, open_reference
+from learner.training.reference import Reference, first_of, open_reference
 from learner.training.routing import ExpertWatch, RoutingSums
 from learner.training.score_model import (
     Critic,
@@ -35,6 +35,7 @@ from learner.training.score_model import (
     load_score_model,
     value_measures,
 )
+from learner.training.self_check import check_policy, check_scores
 
 Score = Callable[[Microbatch], Tensor]
 """A number for each of the microbatch's N targets, [N]."""
@@ -371,6 +372,7 @@ def open_models(
         scores = new_score_model(path, config=config)
         scores.watch = _watch_of(scores.classifier, path, config=config)
         engine: Engine[Output] = Engine(scores, config=config, device=device)
+        check_scores(scores, path, compute=lambda microbatch: engine.forward(microbatch)[0])
         return Models(trained=scores, engine=engine, reference=None, teachers=LocalTeachers(()), critic=None)
     entropy = (config.report_entropy, preset.entropy_gradient)
     policy = new_policy(path, config=config, entropy=entropy, adapted=config.lora.enabled)
@@ -378,10 +380,14 @@ def open_models(
     if preset.passes.values and config.critic.kind == "head":
         policy.settings = replace(policy.settings, with_states=True)
     engine = Engine(policy, config=config, device=device)
+    check_policy(policy, path, compute=lambda microbatch: engine.forward(microbatch)[0])
 
     def frozen(folder: Path) -> PolicyModel:
         model = new_policy(folder, config=config, entropy=(False, False), adapted=False).to(device)
-        return model.requires_grad_(False).eval()
+        model.requires_grad_(False).eval()
+        if folder != path:
+            check_policy(model, folder, compute=lambda microbatch: first_of(model(microbatch)))
+        return model
 
     return Models(
         trained=policy,
@@ -406,7 +412,11 @@ def _critic(
     device: torch.device,
 ) -> Critic | CriticHead:
     if config.critic.kind == "model":
-        return Critic(path, config=config, device=device, value_clip=preset.value_clip)
+        critic = Critic(path, config=config, device=device, value_clip=preset.value_clip)
+        scores = critic.engine.model
+        assert isinstance(scores, ScoreModel), "what a critic's engine trains"
+        check_scores(scores, config.critic.model or path, compute=critic.values)
+        return critic
 
     def states(microbatch: Microbatch) -> Tensor:
         found = engine.forward(microbatch)[3]

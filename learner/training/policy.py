@@ -6,21 +6,28 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from learner.training.adapters import Adapter, MergedWeight, merged_weights
-from learner.training.architectures import check_modules, check_packable
+from learner.training.architectures import (
+    check_trainable,
+    say_unpacked,
+    why_modules_are_not_packed,
+    why_not_packed,
+)
 from learner.training.attention import ATTENTION_NAME, register_packed_attention
 from learner.training.config import Dtype
 from learner.training.finite import all_finite
+from learner.training.layouts import last_states, without_dropout
+from learner.training.logits import LogitRules, logit_rules
 from learner.training.logprobs import Chunking, LogprobHead, TopTokens
 from learner.training.packing import Microbatch
 from learner.training.routing import ExpertWatch, RoutingSums
@@ -36,20 +43,9 @@ def predicting_states(
     A row that trains nothing predicts from one token all the same, and its caller drops the result: every rank has to
     run the same modules in the same order, forward and backward, or the collectives of sharded parameters come apart.
     """
-    decoder = model.base_model
-    assert isinstance(decoder, nn.Module), "a model of transformers has a decoder"
-    asked = {"output_router_logits": True} if watch is not None and watch.has_softmax else {}
-    with nullcontext() if watch is None else watch.watching():
-        output = decoder(
-            input_ids=microbatch.token_ids[None],
-            position_ids=microbatch.positions[None],
-            use_cache=False,
-            packed_index=microbatch.index,
-            **asked,
-        )
-    hidden: Tensor = output.last_hidden_state[0]
+    hidden, routing = last_states(model, microbatch, watch=watch)
     states = hidden.index_select(0, microbatch.rows) if len(microbatch.rows) else hidden[:1]
-    return states, None if watch is None else watch.sums(output.router_logits if asked else (), microbatch.counts)
+    return states, routing
 
 
 def one_at_least(token_ids: Tensor) -> Tensor:
@@ -70,6 +66,10 @@ class LogprobSettings:
     with_entropy: bool
     entropy_gradient: bool = False
     with_states: bool = False
+    own_logits: bool = False
+    """Logprobs come from whole logits that transformers' own code makes, of sequences as `layouts.plain_attention` has
+    them; without anything else. For a self-check.
+    """
 
 
 class PolicyModel(nn.Module):
@@ -85,7 +85,7 @@ class PolicyModel(nn.Module):
         """Set where somebody wants to know how a mixture of experts routes."""
         linear = _call(causal_lm, "get_output_embeddings")
         assert isinstance(linear, nn.Linear), f"an output projection of an unknown kind: {type(linear).__name__}"
-        _call(causal_lm, "set_output_embeddings", LogprobHead.sharing(linear))
+        _call(causal_lm, "set_output_embeddings", LogprobHead.sharing(linear, rules=_rules_of(causal_lm)))
 
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
@@ -109,6 +109,8 @@ class PolicyModel(nn.Module):
 
         Candidates are those of the microbatch, if it has any. All but the entropy carry a gradient; it does if set so.
         """
+        if self.settings.own_logits:
+            return self._own_logprobs(microbatch), None, None, None, None
         candidates = microbatch.candidates
         states, routing = predicting_states(self.causal_lm, microbatch, watch=self.watch)
         logprobs, entropy, of_candidates = self._head()(
@@ -128,6 +130,12 @@ class PolicyModel(nn.Module):
             states[:count] if self.settings.with_states else None,
             routing,
         )
+
+    def _own_logprobs(self, microbatch: Microbatch) -> Tensor:
+        """Of a microbatch of one sequence."""
+        logits: Tensor = self.causal_lm(input_ids=microbatch.token_ids[None], use_cache=False).logits[0]
+        logprobs = logits[microbatch.rows].float().div(self.settings.temperature).log_softmax(dim=-1)
+        return logprobs.gather(1, microbatch.targets[:, None])[:, 0]
 
     def top_candidates(self, microbatch: Microbatch, *, count: int) -> TopTokens:
         """The `count` tokens [N, count] that the policy finds most probable in place of each target. No gradient.
@@ -151,6 +159,12 @@ class PolicyModel(nn.Module):
         return head
 
 
+def _rules_of(causal_lm: nn.Module) -> LogitRules:
+    config = causal_lm.config
+    assert isinstance(config, PreTrainedConfig), "a model of transformers has a config"
+    return logit_rules(config)
+
+
 def _call(model: nn.Module, method: str, *arguments: object) -> object:
     """A method that every causal language model of transformers has, but no type that mypy sees."""
     function = getattr(model, method)
@@ -160,15 +174,47 @@ def _call(model: nn.Module, method: str, *arguments: object) -> object:
 
 
 def load_causal_lm(path: Path, *, dtype: torch.dtype) -> nn.Module:
-    """The model in `path`, packed attention, in training mode; no download. ValueError: it would be wrong packed."""
-    check_packable(path)
+    """The model in `path`, in training mode without dropout; no download. ValueError: it cannot be trained rightly."""
+    return load_decoder(path, AutoModelForCausalLM, dtype=dtype)[0]
+
+
+class _PretrainedClass(Protocol):
+    def from_pretrained(self, path: Path, **settings: object) -> tuple[object, dict[str, set[str]]]: ...
+
+
+def load_decoder(
+    path: Path, kind: type, *, dtype: torch.dtype, **settings: object
+) -> tuple[nn.Module, Collection[str]]:
+    """The model in `path` as `kind`, a class of transformers, makes it, and the names of weights that the folder lacks.
+
+    It takes packed rows if all of its layers can. Raises ValueError for what cannot be trained as it is sampled.
+    """
+    check_trainable(path)
     register_packed_attention()
-    model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
-    )
-    assert isinstance(model, nn.Module), "transformers returned something else than a module"
-    check_modules(path, model)
-    return model.train()
+    loader = cast(_PretrainedClass, kind)
+
+    def loaded(attention: str | None) -> tuple[nn.Module, Collection[str]]:
+        model, report = loader.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation=attention,
+            local_files_only=True,
+            output_loading_info=True,
+            **settings,
+        )
+        assert isinstance(model, nn.Module), "transformers returned something else than a module"
+        return model, report["missing_keys"]
+
+    reason = why_not_packed(path)
+    model, missing = loaded(None if reason else ATTENTION_NAME)
+    if reason is None:
+        reason = why_modules_are_not_packed(model)
+        if reason is not None:
+            model, missing = loaded(None)
+    if reason is not None:
+        say_unpacked(path, model, reason)
+    without_dropout(model)
+    return model.train(), missing
 
 
 # Parameters are gathered in groups of about this size, so that ZeRO-3 never has the whole model on one device.

@@ -74,7 +74,7 @@ class AdaptersOff:
     def logprobs(self, microbatch: Microbatch) -> Tensor:
         """Logprobs [N] by the frozen weights alone."""
         with torch.no_grad(), adapters_off(self._policy), _no_entropy(self._policy):
-            return _first(self._engine.forward(microbatch))
+            return first_of(self._engine.forward(microbatch))
 
     def after_step(self) -> None:
         """The frozen weights never move."""
@@ -103,7 +103,7 @@ class ReferenceCopy:
     def logprobs(self, microbatch: Microbatch) -> Tensor:
         """Logprobs [N] by the copy."""
         with torch.no_grad(), _no_entropy(self._model):
-            return _first(self._model(microbatch))
+            return first_of(self._model(microbatch))
 
     def after_step(self) -> None:
         """Averages the policy in, or copies it when its time has come."""
@@ -157,7 +157,8 @@ def _no_entropy(policy: PolicyModel) -> Iterator[None]:
         policy.settings = usual
 
 
-def _first(output: object) -> Tensor:
+def first_of(output: object) -> Tensor:
+    """The logprobs of what a policy returned."""
     assert isinstance(output, tuple), "a policy returns logprobs and more"
     logprobs = output[0]
     assert isinstance(logprobs, Tensor), "the first are the logprobs"

@@ -29,13 +29,18 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from learner.algorithms.policy_loss import explained_variance, value_loss
-from learner.training.architectures import check_modules, check_packable
-from learner.training.attention import ATTENTION_NAME, register_packed_attention
 from learner.training.config import TrainingConfig
 from learner.training.engine import Engine, learning_rate
 from learner.training.logprobs import accumulation_dtype
 from learner.training.packing import Microbatch
-from learner.training.policy import TextFiles, WeightSnapshot, predicting_states, torch_dtype, write_model_directory
+from learner.training.policy import (
+    TextFiles,
+    WeightSnapshot,
+    load_decoder,
+    predicting_states,
+    torch_dtype,
+    write_model_directory,
+)
 from learner.training.ranks import summed_over_ranks
 from learner.training.routing import ExpertWatch, RoutingSums
 
@@ -69,6 +74,10 @@ class ScoreModel(nn.Module):
     def __init__(self, classifier: nn.Module) -> None:
         super().__init__()
         self.classifier = classifier
+        self.probed = False
+        """Gives in place of scores how far states point into a fixed direction. For a self-check: a new head of a
+        critic gives 0 for any state.
+        """
         linear = getattr(classifier, HEAD)
         assert isinstance(linear, nn.Linear), f"a head of an unknown kind: {type(linear).__name__}"
         assert linear.out_features == 1, f"a head to {linear.out_features} numbers"
@@ -88,8 +97,16 @@ class ScoreModel(nn.Module):
         `watch` saw of the routers.
         """
         states, routing = predicting_states(self.classifier, microbatch, watch=self.watch)
-        scores: Tensor = self.head(states)
+        scores: Tensor = _directions(states) if self.probed else self.head(states)
         return scores[: len(microbatch.rows), 0], None, None, None, routing
+
+
+def _directions(states: Tensor) -> Tensor:
+    """[N, H] to [N, 1], each about 1 in size."""
+    states = states.float()
+    drawn = torch.randn(states.shape[1], 1, generator=torch.Generator().manual_seed(0)).to(states.device)
+    lengths: Tensor = states.norm(dim=1, keepdim=True)
+    return (states @ drawn).div(lengths.clamp(min=1e-12))
 
 
 def load_score_model(path: Path, *, dtype: torch.dtype, head_seed: int | None = None) -> ScoreModel:
@@ -99,26 +116,15 @@ def load_score_model(path: Path, *, dtype: torch.dtype, head_seed: int | None = 
     zeros, as a critic wants it, which then starts from the value 0; or with `head_seed`, as a reward model wants it,
     normal with variance 1/(H + 1) (arXiv 2009.01325). Raises ValueError for a model that cannot be either.
     """
-    check_packable(path)
-    register_packed_attention()
     _check_labels(path)
     # transformers draws a head of its own, and says so; no one else should notice.
     with torch.random.fork_rng(devices=[]), _without_load_report():
-        classifier, report = AutoModelForSequenceClassification.from_pretrained(
-            path,
-            num_labels=1,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    assert isinstance(classifier, nn.Module), "transformers returned something else than a module"
-    check_modules(path, classifier)
-    _check_complete(path, classifier, report["missing_keys"])
+        classifier, missing = load_decoder(path, AutoModelForSequenceClassification, dtype=dtype, num_labels=1)
+    _check_complete(path, classifier, missing)
     # Set only now: an embedding that is made with a padding token gives that token no gradient.
     _config_of(classifier).pad_token_id = _padding_token(path, classifier)
-    model = ScoreModel(classifier.train())
-    if report["missing_keys"]:
+    model = ScoreModel(classifier)
+    if missing:
         _initialise(model.head, seed=head_seed)
     return model
 
@@ -158,6 +164,12 @@ def _is_no_load_report(record: logging.LogRecord) -> bool:
 
 def _check_labels(path: Path) -> None:
     config = AutoConfig.from_pretrained(path, local_files_only=True)
+    if type(config) not in AutoModelForSequenceClassification._model_mapping:
+        raise ValueError(
+            f"{path}: transformers has no sequence classifier of model_type {config.model_type}, which a reward model "
+            "and a critic are made of: expected a decoder such as Llama's or Qwen's. Name another model, or give a "
+            'policy\'s critic a head on the policy with critic.kind = "head".'
+        )
     classifies = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
     if classifies and config.num_labels != 1:
         raise ValueError(

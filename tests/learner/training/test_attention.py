@@ -74,6 +74,13 @@ def test_by_hand_is_the_formula_and_its_derivative(shape: tuple[int, int, int, i
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
+def test_by_hand_takes_values_of_another_width_than_queries() -> None:
+    case = drawn(3, 4, 2, 7, 16).to(torch.float64)
+    narrow = Case(case.query, case.key, case.value[..., :10].contiguous(), case.grad[..., :10].contiguous())
+    for found, expected in zip(narrow.run(scaled(by_hand)), narrow.run(written_out), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES.values() if shape[3] > 1], ids=lambda shape: f"{shape}")
 def test_by_hand_in_bfloat16_errs_from_float32_by_its_rounding_alone(shape: tuple[int, int, int, int, int]) -> None:
     case = drawn(*shape)

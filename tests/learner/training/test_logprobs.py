@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from learner.training.logits import LogitRules
 from learner.training.logprobs import Chunking, LogprobHead, TokenLogprobs, token_logprobs
 
 TOKENS, VOCABULARY, CANDIDATES = 7, 11, 4
@@ -66,6 +67,38 @@ def test_chunked_logprobs_and_their_gradients_are_those_of_log_softmax(chunking:
     ours = torch.autograd.grad((SLOPES * result.logprobs).sum(), (hidden, weight, bias))
     expected = torch.autograd.grad((SLOPES * whole.gather(1, target[:, None])[:, 0]).sum(), (hidden, weight, bias))
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rules", [LogitRules(factor=0.3), LogitRules(factor=1.5, softcap=2.0)], ids=str)
+@pytest.mark.parametrize("chunking", CHUNKINGS)
+def test_scaled_and_capped_logits_have_the_gradients_of_their_formula(rules: LogitRules, chunking: Chunking) -> None:
+    hidden, weight, bias, target = problem()
+    result = token_logprobs(
+        hidden=hidden,
+        weight=weight,
+        bias=bias,
+        target=target,
+        candidates=candidates_of(target),
+        temperature=0.7,
+        chunking=chunking,
+        with_entropy=True,
+        entropy_gradient=True,
+        rules=rules,
+    )
+    logits = rules.factor * (hidden @ weight.T + bias)
+    logits = logits if rules.softcap is None else rules.softcap * torch.tanh(logits / rules.softcap)
+    whole = torch.log_softmax(logits / 0.7, dim=1)
+    of_entropy = -(whole.exp() * whole).sum(1)
+    of_candidates = whole.gather(1, candidates_of(target))
+    torch.testing.assert_close(result.logprobs, whole.gather(1, target[:, None])[:, 0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(known(result.candidates), of_candidates, rtol=0, atol=1e-12)
+
+    def total(entropy: Tensor, candidates: Tensor) -> Tensor:
+        return (SLOPES * entropy).sum() + (CANDIDATE_SLOPES * candidates).sum()
+
+    ours = torch.autograd.grad(total(known(result.entropy), known(result.candidates)), (hidden, weight, bias))
+    expected = torch.autograd.grad(total(of_entropy, of_candidates), (hidden, weight, bias))
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("chunking", CHUNKINGS)

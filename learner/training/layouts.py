@@ -1,0 +1,129 @@
+"""Layouts in which a decoder meets a microbatch: its packed row, or rectangles of whole sequences.
+
+Where each layer keeps the sequences of a row apart, the row goes through the model as it is. A layer with a recurrent
+state, a convolution over tokens, or attention of a kind of its own would run from one sequence into the next: such a
+model meets rectangles [sequences, longest], padded on the right, where it sees nothing but what it knows. No token of
+such a model sees what comes after it, so padding changes nothing. A prompt that sequences share is computed for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from learner.training.attention import ATTENTION_NAME, LengthBucket, PackedIndex
+from learner.training.packing import Microbatch
+from learner.training.routing import ExpertWatch, RoutingSums
+
+
+def takes_packed_rows(model: nn.Module) -> bool:
+    """True if the attention that the model of transformers was loaded with is that of packed rows."""
+    return _attention_of(model) == ATTENTION_NAME
+
+
+def last_states(
+    model: nn.Module, microbatch: Microbatch, *, watch: ExpertWatch | None = None
+) -> tuple[Tensor, RoutingSums | None]:
+    """The last hidden states [T, H] of the microbatch's T tokens, in the layout that the model takes, and what `watch`
+    saw of the routers.
+    """
+    decoder = _decoder_of(model)
+    if takes_packed_rows(model):
+        named = {"position_ids": microbatch.positions[None], "packed_index": microbatch.index}
+        hidden, routing = _run(decoder, microbatch.token_ids[None], watch=watch, counts=microbatch.counts, **named)
+        return hidden[0], routing
+    states, sums = [], []
+    for bucket in _rectangles(model, microbatch.index):
+        rows = microbatch.token_ids.index_select(0, bucket.rectangle).view(bucket.sequences, bucket.longest)
+        counts = torch.zeros_like(bucket.rectangle)
+        counts[bucket.places] = microbatch.counts[bucket.rectangle[bucket.places]].to(counts)
+        # Positions are left to the model: each row begins at 0.
+        hidden, routing = _run(decoder, rows, watch=watch, counts=counts)
+        states.append(hidden.flatten(0, 1).index_select(0, bucket.places))
+        sums.append(routing)
+    found = states[0] if len(states) == 1 else torch.cat(states)
+    order = microbatch.index.order
+    return found if order is None else found.index_select(0, order), _added(sums)
+
+
+def _run(
+    decoder: nn.Module, rows: Tensor, *, watch: ExpertWatch | None, counts: Tensor, **named: object
+) -> tuple[Tensor, RoutingSums | None]:
+    asked = {"output_router_logits": True} if watch is not None and watch.has_softmax else {}
+    with nullcontext() if watch is None else watch.watching():
+        output = decoder(input_ids=rows, use_cache=False, **named, **asked)
+    hidden: Tensor = output.last_hidden_state
+    return hidden, None if watch is None else watch.sums(output.router_logits if asked else (), counts)
+
+
+def _added(parts: Sequence[RoutingSums | None]) -> RoutingSums | None:
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    return RoutingSums(*(torch.stack(each).sum(0) for each in zip(*known, strict=True)))
+
+
+def _decoder_of(model: nn.Module) -> nn.Module:
+    decoder: object = model.base_model
+    if decoder is model:  # the prefix of Llama 4's text model names none of its modules
+        decoder = getattr(model, "model", None)
+    assert isinstance(decoder, nn.Module), "a model of transformers has a decoder"
+    return decoder
+
+
+def _rectangles(model: nn.Module, index: PackedIndex) -> tuple[LengthBucket, ...]:
+    """The index's buckets; of a sharded model one alone, since all ranks have to call it the same number of times."""
+    sharded = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+    return (one_rectangle(index),) if sharded and len(index.buckets) > 1 else index.buckets
+
+
+def one_rectangle(index: PackedIndex) -> LengthBucket:
+    """All buckets of the index as one, whose kept places come in the same order."""
+    longest = max(bucket.longest for bucket in index.buckets)
+    rows, places, above = [], [], 0
+    for bucket in index.buckets:
+        rectangle = bucket.rectangle.view(bucket.sequences, bucket.longest)
+        rows.append(nn.functional.pad(rectangle, (0, longest - bucket.longest)))
+        sequence, column = bucket.places // bucket.longest, bucket.places % bucket.longest
+        places.append((above + sequence) * longest + column)
+        above += bucket.sequences
+    return LengthBucket(sequences=above, longest=longest, rectangle=torch.cat(rows).flatten(), places=torch.cat(places))
+
+
+@contextmanager
+def plain_attention(model: nn.Module, name: str = "eager") -> Iterator[None]:
+    """Within it the model computes in rectangles, with attention as its own code writes it out: others of transformers'
+    kernels leave out what they do not know, as that of torch does with a softcap. `name` is another one of those.
+    """
+    usual = _attention_of(model)
+    replaced = usual in (ATTENTION_NAME, "sdpa") and usual != name
+    if replaced:
+        _set_attention(model, name)
+    try:
+        yield
+    finally:
+        if replaced:
+            _set_attention(model, str(usual))
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Has the model never drop anything: a policy is sampled without, and is trained as it is sampled."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+                setattr(module, name, 0.0)
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+
+def _attention_of(model: nn.Module) -> object:
+    return getattr(getattr(model, "config", None), "_attn_implementation", None)
+
+
+def _set_attention(model: nn.Module, name: str) -> None:
+    set_implementation = getattr(model, "set_attn_implementation", None)
+    assert callable(set_implementation), "a model of transformers"
+    set_implementation(name)

@@ -1,0 +1,187 @@
+"""A check of a model, as it is loaded, that it computes sequences together as transformers computes each by itself.
+
+A row of several random sequences, one of them longer than the model's window if that is affordable, goes through the
+model as training has it, and each sequence alone through the code of transformers with its plain attention. All ranks
+take part alike, and nothing is left behind: no gradient, no mode, no drawn number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from learner.training.batch import FlatBatch, TrainSequence, flatten
+from learner.training.layouts import plain_attention
+from learner.training.packing import Microbatch, pack, shared_prefixes
+from learner.training.policy import PolicyModel
+from learner.training.ranks import summed_over_ranks
+from learner.training.score_model import ScoreModel
+
+# In nats, or in a score's unit: the mean over the tokens of a piece. Random models that are computed wrongly are off by
+# 0.1 to 4.
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+# Rounding of bfloat16 grows with a model's depth; it is told from a mistake by how far two right ways are apart.
+_TIMES_ROUNDING = 3.0
+_MOST_ROUNDING = 0.25
+_PIECE = 16
+# Tokens times parameters: about a second.
+_WORK = {"cpu": 2e10, "cuda": 1e13}
+_SHORTEST, _LONGEST = 24, 2048
+_OTHERS = (9, 17, 5)
+_BEYOND_WINDOW = 16
+_SEED = 20
+
+Compute = Callable[[Microbatch], Tensor]
+"""Numbers [N] of a microbatch's targets, without gradient."""
+
+
+@dataclass(frozen=True)
+class PackingGap:
+    """How far the worst piece of a sequence is off on average, and how far it may be."""
+
+    found: float
+    allowed: float
+
+    @property
+    def passes(self) -> bool:
+        """False for one that is not a number, too."""
+        return self.found <= self.allowed
+
+
+def check_policy(policy: PolicyModel, path: Path, *, compute: Compute) -> PackingGap:
+    """Raises ValueError, with the name `path`, for a policy whose logprobs come out wrong. `compute` runs it: itself,
+    or the engine that it is under. All ranks must call it.
+    """
+    settings = policy.settings
+
+    def together(microbatch: Microbatch) -> Tensor:
+        policy.settings = replace(settings, with_entropy=False, entropy_gradient=False, with_states=False)
+        return compute(microbatch)
+
+    def alone(microbatch: Microbatch) -> Tensor:
+        policy.settings = replace(settings, own_logits=True)
+        return compute(microbatch)
+
+    try:
+        return _check(policy, policy.causal_lm, path, together=together, alone=alone)
+    finally:
+        policy.settings = settings
+
+
+def check_scores(scores: ScoreModel, path: Path, *, compute: Compute) -> PackingGap:
+    """Raises ValueError for a reward model or critic whose states come out wrong. All ranks must call it."""
+    scores.probed = True
+    try:
+        return _check(scores, scores.classifier, path, together=compute, alone=compute)
+    finally:
+        scores.probed = False
+
+
+def _check(model: nn.Module, inner: nn.Module, path: Path, *, together: Compute, alone: Compute) -> PackingGap:
+    parameter = next(model.parameters())
+    batch = probe(inner, device=parameter.device)
+    everything = np.arange(len(batch.lengths))
+
+    def of(sequences: Sequence[int], compute: Compute) -> list[Tensor]:
+        row = pack(batch, np.array(sequences, dtype=np.int64), prefixes=shared_prefixes(batch)).to(parameter.device)
+        values = compute(row).float().cpu()
+        owners = row.sequences.cpu()
+        return [values[owners == sequence] for sequence in range(len(sequences))]
+
+    def singly(compute: Compute) -> list[Tensor]:
+        return [of([int(sequence)], compute)[0] for sequence in everything]
+
+    with _undisturbed(model):
+        found = of(everything.tolist(), together)
+        with plain_attention(inner):
+            expected = singly(alone)
+        gap = PackingGap(
+            found=_gap(found, expected), allowed=TOLERANCES.get(parameter.dtype, TOLERANCES[torch.float32])
+        )
+        if not gap.passes and parameter.dtype == torch.bfloat16:
+            gap = replace(gap, allowed=max(gap.allowed, _rounding(inner, lambda: singly(alone), expected)))
+    if not gap.passes:
+        raise ValueError(
+            f"{path}: {type(inner).__name__} computes several sequences together otherwise than transformers computes "
+            f"each alone: a self-check found {gap.found:.2g} between them, expected at most {gap.allowed:.2g}. It "
+            "would be trained otherwise than it is sampled. Name another model."
+        )
+    return gap
+
+
+def _rounding(inner: nn.Module, by: Callable[[], Sequence[Tensor]], expected: Sequence[Tensor]) -> float:
+    """A gap that rounding alone explains: some times that between two of transformers' own kernels."""
+    if not getattr(inner, "_supports_sdpa", False):
+        return 0.0
+    with plain_attention(inner, "sdpa"):
+        return min(_TIMES_ROUNDING * _gap(by(), expected), _MOST_ROUNDING)
+
+
+def _gap(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The mean over the worst piece of all sequences, the worst of all ranks' alike."""
+    pieces = [
+        piece.mean()
+        for one, other in zip(found, expected, strict=True)
+        for piece in torch.split((one - other).abs(), _PIECE)
+        if len(piece)
+    ]
+    worst = torch.stack(pieces).max()
+    # Each rank sees the same sequences; the mean of what they found is the same number on every one of them.
+    return float(summed_over_ranks(worst.reshape(1))) / torch.distributed.get_world_size()
+
+
+def probe(model: nn.Module, *, device: torch.device) -> FlatBatch:
+    """Random sequences for a model of transformers: short ones, two of them with the same beginning, and a long one."""
+    config = model.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
+    drawn = np.random.default_rng(_SEED)
+    parameters = sum(int(getattr(value, "ds_numel", value.numel())) for value in model.parameters())
+    vocabulary = int(config.vocab_size)
+    long = _long(config, parameters=parameters, device=device)
+    prompt = drawn.integers(0, vocabulary, 4)
+    sequences = []
+    for place, length in enumerate((*_OTHERS[:2], long, *_OTHERS[2:])):
+        ids = drawn.integers(0, vocabulary, length)
+        if place < 2:
+            ids[: len(prompt)] = prompt
+        mask = np.arange(length) >= len(prompt)
+        sequences.append(
+            TrainSequence(
+                token_ids=ids.astype(np.int32),
+                loss_mask=mask,
+                behavior_logprobs=np.zeros(length, dtype=np.float32),
+                reward=0.0,
+                lags=np.zeros(length, dtype=np.int32),
+                mixed_versions=False,
+            )
+        )
+    return flatten(sequences)
+
+
+def _long(config: object, *, parameters: int, device: torch.device) -> int:
+    work = _WORK.get(device.type, _WORK["cpu"])
+    # Each token goes through the model twice.
+    affordable = int(work / max(parameters, 1) / 2) - sum(_OTHERS)
+    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    wanted = max((window + _BEYOND_WINDOW for window in windows if window), default=4 * _SHORTEST)
+    most = getattr(config, "max_position_embeddings", None) or _LONGEST
+    return max(min(wanted, affordable, _LONGEST, most), min(_SHORTEST, most))
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Without gradient and dropout, in a copy of the random state; modules' modes are put back one by one."""
+    modes = {module: module.training for module in model.modules()}
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            model.eval()
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
