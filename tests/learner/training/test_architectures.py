@@ -17,6 +17,7 @@ from learner.training.layouts import last_states, one_rectangle, takes_packed_ro
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch, pack, shared_prefixes
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
+from learner.training.routing import ExpertWatch
 from learner.training.score_model import load_score_model
 from tests.learner.training.tiny_model import random_sequences
 from tests.learner.training.tiny_models import ARCHITECTURES, WINDOW, tiny_config, write_tiny_model
@@ -104,10 +105,10 @@ def sequences_with_a_shared_prompt() -> list[TrainSequence]:
     return [*sequences[:3], *shared]
 
 
-def row_of(sequences: list[TrainSequence]) -> Microbatch:
+def row_of(sequences: list[TrainSequence], *, shares: bool = True) -> Microbatch:
     batch = flatten(sequences)
     row = pack(batch, torch.arange(len(sequences)).numpy(), prefixes=shared_prefixes(batch))
-    assert len(row.token_ids) < sum(len(sequence.token_ids) - 1 for sequence in sequences)
+    assert (len(row.token_ids) < sum(len(sequence.token_ids) - 1 for sequence in sequences)) == shares
     return row
 
 
@@ -179,6 +180,19 @@ def test_one_rectangle_has_the_states_of_several(name: str, tmp_path: Path) -> N
     assert len(row.index.buckets) > 1
     one = replace(row, index=replace(row.index, buckets=(one_rectangle(row.index),)))
     torch.testing.assert_close(last_states(model, one)[0], last_states(model, row)[0], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["qwen3 moe", "qwen3.5 moe"])
+def test_routers_are_watched_as_over_each_sequence_alone(name: str, tmp_path: Path) -> None:
+    model = load_causal_lm(write_tiny_model(name, tmp_path), dtype=torch.float32)
+    watch = ExpertWatch(model)
+    assert watch
+    sequences = sequences_with_a_shared_prompt()
+    _, found = last_states(model, row_of(sequences), watch=watch)
+    assert found is not None
+    alone = [last_states(model, row_of([each], shares=False), watch=watch)[1] for each in sequences]
+    for ours, *parts in zip(found, *(each for each in alone if each is not None), strict=True):
+        torch.testing.assert_close(ours, torch.stack(parts).sum(0), rtol=1e-4, atol=1e-4)
 
 
 def test_what_takes_no_packed_rows_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,21 @@ import torch
 from torch import nn
 
 import learner.training.attention as attention
+from learner.algorithms.presets.grpo import GrpoConfig
+from learner.algorithms.presets.opd import OpdConfig
+from learner.algorithms.presets.ppo import PpoConfig
+from learner.algorithms.presets.registry import AlgorithmConfig
+from learner.algorithms.presets.rm import RmConfig
 from learner.training.attention import ScoreRules
+from learner.training.config import TrainingConfig
 from learner.training.logits import LogitRules
 from learner.training.logprobs import Chunking
+from learner.training.models import open_models
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
 from learner.training.ranks import Ranks, close_process_group, open_process_group
 from learner.training.score_model import ScoreModel, load_score_model
 from learner.training.self_check import PackingGap, check_policy, check_scores, probe
+from tests.learner.training.tiny_model import write_tiny_llama
 from tests.learner.training.tiny_models import ARCHITECTURES, WINDOW, write_tiny_model
 
 SETTINGS = LogprobSettings(temperature=0.7, chunking=Chunking(tokens=16, vocabulary=13), with_entropy=True)
@@ -103,6 +112,32 @@ def test_a_critic_whose_head_is_zero_is_checked_by_its_states(tmp_path: Path, mo
     with pytest.raises(ValueError, match="computes several sequences together"):
         scores_checked(scores)
     assert not scores.probed
+
+
+@pytest.mark.parametrize("preset", ["grpo", "rm", "ppo", "teacher"])
+def test_each_model_of_a_run_is_checked_as_it_is_loaded(
+    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, other = write_tiny_llama(tmp_path / "policy", tied=True), write_tiny_model("mistral", tmp_path / "other")
+    critic = {"critic": {"model": other}} if preset == "ppo" else {}
+    algorithm: AlgorithmConfig = {
+        "grpo": GrpoConfig(),
+        "rm": RmConfig(),
+        "ppo": PpoConfig(),
+        "teacher": OpdConfig(),
+    }[preset]
+    opened = partial(
+        open_models,
+        other if preset in ("grpo", "rm") else policy,
+        config=TrainingConfig.model_validate(critic),
+        preset=algorithm.preset(),
+        teachers=[other] if preset == "teacher" else [],
+        device=torch.device("cpu"),
+    )
+    opened().close()
+    monkeypatch.setattr(attention, "_window_of", lambda module, given: None)
+    with pytest.raises(ValueError, match=rf"{other}: Mistral.* computes several sequences together"):
+        opened()
 
 
 def test_numbers_that_are_none_fail() -> None:
