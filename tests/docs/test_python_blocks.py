@@ -29,7 +29,7 @@ VERIFIERS: Mapping[tuple[str, str], tuple[dict[str, JsonValue], Mapping[str, flo
 """A verifier's arguments, and the reward of each completion."""
 USED_HERE = (
     *VERIFIERS,
-    ("docs/algorithms.md", "def only_good"),
+    ("docs/own-loss.md", "def only_good"),
     ("docs/environments-how-to.md", "class Countdown"),
     ("docs/environments-how-to.md", "class Dice"),
     ("docs/from-zero.md", "for_trl"),
@@ -41,6 +41,7 @@ OF_AN_EXAMPLE = {
 }
 """Blocks that are files of examples, and who runs these."""
 ELSEWHERE = {
+    ("docs/own-loss.md", "def tethered"): "tests/docs/test_own_loss.py trains a policy of three actions with it",
     ("docs/environments.md", "class Total:"): "tests/docs/test_environments.py puts it into a project and plays it",
     (
         "docs/environments-how-to.md",
@@ -106,7 +107,7 @@ async def test_a_verifier_gives_the_rewards_that_its_page_speaks_of(
 def test_the_algorithm_trains_only_what_did_better_than_its_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module(block("docs/algorithms.md", "def only_good"), tmp_path, monkeypatch)
+    module(block("docs/own-loss.md", "def only_good"), tmp_path, monkeypatch)
     preset = CustomConfig(type="custom", path="mine:only_good", options={"clip_high": 0.25}).preset()
     numbers = torch.arange(4)
     scored = ScoredBatch(
