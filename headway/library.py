@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learner.reports.history import objects_in
 from services.process import parent_death_signal
 
 _TABLES = {"run": "run", "learner": "learner", "generator": "generator"}
@@ -52,11 +51,11 @@ class Run:
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, or those of a kind: step, publish, evaluation and others."""
-        return [line for line in objects_in(self.folder / "metrics.jsonl") if kind is None or line.get("kind") == kind]
+        return [line for line in _objects_in(self.folder / "metrics.jsonl") if kind is None or line.get("kind") == kind]
 
     def samples(self) -> list[dict[str, Any]]:
         """The lines of samples.jsonl."""
-        return list(objects_in(self.folder / "samples.jsonl"))
+        return list(_objects_in(self.folder / "samples.jsonl"))
 
 
 def train(path: str | Path, /, *, resume: bool = False, quiet: bool = False, **settings: Settings) -> Run:
@@ -157,3 +156,10 @@ def _show(process: "subprocess.Popen[str]", last: "deque[str]", *, quiet: bool) 
         last.append(line)
         if not quiet:
             sys.stdout.write(line)
+
+
+def _objects_in(path: Path) -> Iterator[dict[str, Any]]:
+    # Deferred: `import headway` is light, and the simulation takes hold of the clock before it loads the product.
+    from learner.reports.history import objects_in
+
+    yield from objects_in(path)

@@ -208,7 +208,7 @@ def _records() -> types.ModuleType:
         return ScoredSequence(logprobs=output.logprobs, top_token_ids=(), top_logprobs=(), version=version)
 
     members: dict[str, object] = {
-        "engine_args": lambda options: options,
+        "engine_args": lambda options, **_: options,
         "dtype_name": lambda config: "float32",
         "engine_kind": lambda config: "scripted",
         "generate_part": lambda part, *, instance, oldest_cache: part.signed(instance, oldest_cache=oldest_cache),
