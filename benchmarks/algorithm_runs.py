@@ -31,7 +31,7 @@ class Run:
 
     @property
     def has_teacher(self) -> bool:
-        """Whether it learns from a model that another run left."""
+        """True if it learns from a model that another run left."""
         return self.algo == "opd"
 
     @property

@@ -32,7 +32,7 @@ class Numbers(BaseModel):
 
     @property
     def learned(self) -> bool:
-        """Whether the intervals of accuracy before and after are apart, and in the right order."""
+        """True if the intervals of accuracy before and after are apart, and in the right order."""
         return self.accuracy_after_low > self.accuracy_before_high
 
 

@@ -48,7 +48,7 @@ class Judged:
 
     @property
     def agrees(self) -> bool:
-        """Whether the verdict is the label; an error never is."""
+        """True if the verdict is the label; an error never is."""
         return self.verdict == float(self.pair.equal)
 
     def __str__(self) -> str:

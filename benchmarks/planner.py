@@ -42,7 +42,7 @@ class Compared:
 
     @property
     def holds(self) -> bool:
-        """Whether both are as near as promised."""
+        """True if both are as near as promised."""
         return abs(self.foretold_rate / self.rate - 1) <= RATE and abs(self.foretold_lag - self.lag) <= LAG
 
 

@@ -285,7 +285,7 @@ def _packed(version: int, probe: Probe) -> Packed:
 
 
 def _faulty(proofs: Proofs, packed: Packed, dtype: Dtype, *answers: NDArray[np.float64]) -> bool:
-    """Whether the first of these generators is found to be wrong by its logprobs alone: all checksums are equal."""
+    """True if the first of these generators is found to be wrong by its logprobs alone: all checksums are equal."""
     made = [_proof(f"g{number}", answer, packed, dtype) for number, answer in enumerate(answers)]
     verdict = proofs.judge(made, packed)
     return "g0" in {member.generator_id for member in (*verdict.outliers, *verdict.doubted)}

@@ -71,7 +71,7 @@ def _document_for(verifier: VerifierInfo, document: dict[str, Any]) -> dict[str,
 
 
 def _has_twins(body: object) -> bool:
-    """Whether items of a scoring request share an id."""
+    """True if items of a scoring request share an id."""
     items = body.get("items") if isinstance(body, dict) else None
     ids = [str(item.get("id")) for item in items if isinstance(item, dict)] if isinstance(items, list) else []
     return len(set(ids)) < len(ids)

@@ -30,7 +30,7 @@ class Switch:
         self._said = False
 
     def look(self) -> bool:
-        """Whether it is on, from here on until the next look."""
+        """True if it is on, from here on until the next look."""
         now, is_on = time.monotonic(), self._path.exists()
         if is_on and self._off_since is not None:
             self._off_s += now - self._off_since

@@ -222,7 +222,7 @@ def hosting_of(config: EnvServiceConfig) -> Hosting:
 def environments_of(
     config: EnvServiceConfig, tokenization: Tokenization, hosting: Hosting
 ) -> Mapping[str, OfferedEnvironment]:
-    """What is offered, by name. Raises WrongSettings for a class that cannot be used, or not with this model."""
+    """Environments on offer, by name. Raises WrongSettings for a class that cannot be used, or not with this model."""
     try:
         environments = catalog.build(config.environments, elsewhere=hosting.offered)
         catalog.check_templates(environments, tokenization)
@@ -319,7 +319,7 @@ def generation_of(
 
 
 def concurrency_of(config: EnvServiceConfig, *, http: HttpClient, fleet: GeneratorFleet) -> Concurrency | None:
-    """What bounds the completions outstanding at generators, if that is wanted."""
+    """The bound of completions outstanding at generators, if one is wanted."""
     settings = config.concurrency
     bounds = ConcurrencyBounds(least=settings.least, most=settings.most, queue_share=settings.queue_share)
     return Concurrency(http=http, fleet=fleet, bounds=bounds, poll_s=settings.poll_s) if settings.adaptive else None

@@ -13,7 +13,7 @@ from services.zmq.keys import AuthorizedBy, KeyFile, PublicKeyOf
 
 
 class RetryConfig(ConfigModel):
-    """What is tried, and how long, before a lease is given back as failed."""
+    """Retries, and how long they go on, before a lease is given back as failed."""
 
     generator_attempts: int = Field(
         8, ge=1, le=100, description="requests to generators that may fail in a row, with no token between them"

@@ -93,7 +93,7 @@ class LearnerLink:
 
     @property
     def welcomed(self) -> bool:
-        """Whether the learner has accepted this process, and has not been silent since."""
+        """True if the learner has accepted this process, and has not been silent since."""
         return self._welcome is not None
 
     @property
@@ -225,11 +225,11 @@ class LearnerLink:
                 await running.start(lease)
 
     def _on_cancelled(self, cancelled: Cancelled, running: RunningLeases) -> None:
-        """What has finished already stays until it is acknowledged: the learner may want it after all."""
+        """Keeps what has finished already until it is acknowledged: the learner may want it after all."""
         running.cancel(key_of(lease) for lease in cancelled.leases)
 
     def _on_refused(self, refused: Refused) -> None:
-        """One that does not know this process any more is greeted again; to other refusals there is no answer."""
+        """Greets a learner again that does not know this process any more; to other refusals there is no answer."""
         self._metrics.refusals.labels(reason=refused.reason).inc()
         if refused.reason in _AT_EACH_HELLO:
             if refused.reason != "namesake":

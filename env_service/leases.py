@@ -227,7 +227,7 @@ class RunningLeases:
         self.cancel(list(self._running))
 
     def report_progress(self) -> tuple[RunningLease, ...]:
-        """What a heartbeat says."""
+        """Takes in what a heartbeat says."""
         return tuple(
             RunningLease(
                 incarnation=key.incarnation,

@@ -157,7 +157,7 @@ class GeneratorConfig(ProcessConfig):
 
     @property
     def gpus_wanted(self) -> int:
-        """One for each worker."""
+        """Counts one GPU for each worker."""
         return self.engine.tensor_parallel_size
 
     @property

@@ -36,7 +36,7 @@ def add_token_routes(app: FastAPI, *, serving: Serving, scoring: Scoring) -> Non
 
     @app.get("/v1/state")
     async def state() -> Response:
-        """Which version is served, and how many requests are under way."""
+        """The served version, and how many requests are under way."""
         return json_answer(serving.state())
 
 

@@ -266,7 +266,7 @@ def _announced_url(config: GeneratorConfig, listener: Listener) -> str:
 
 
 def _announcement(config: GeneratorConfig, *, listener: Listener, instance: str) -> Announcement:
-    """What the learner is told about this generator. Raises FileNotFoundError for an incomplete model directory."""
+    """The announcement of this generator to the learner. Raises FileNotFoundError for an incomplete model directory."""
     return Announcement(
         generator_id=config.id or f"{socket.gethostname()}:{listener.port}",
         instance=instance,

@@ -250,7 +250,7 @@ class Serving:
         await self._engine.hand_back()
 
     def state(self) -> GeneratorState:
-        """What `GET /v1/state` answers."""
+        """The answer to `GET /v1/state`."""
         counters = self._engine.counters()
         return GeneratorState(
             generator_id=self._generator_id,

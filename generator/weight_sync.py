@@ -100,7 +100,7 @@ def _write(file: int, chunk: bytes, offset: int) -> None:
 
 
 class WeightSync:
-    """One sync at a time. A step of an epoch that is not the current one is refused: its learner has moved on.
+    """Takes one sync at a time. A step of an epoch that is not the current one is refused: its learner has moved on.
 
     While the generator is not able (it leaves, or its engine does not answer) only a commit is taken. The probe has
     `probe_s` seconds.

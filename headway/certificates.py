@@ -30,7 +30,7 @@ class CertificateError(ValueError):
 
 @dataclass(frozen=True)
 class Authority:
-    """What signs."""
+    """A certificate authority, which signs."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey

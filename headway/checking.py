@@ -1,4 +1,4 @@
-"""What the processes would find wrong at their start with what their settings name, found without starting them.
+"""The checks that processes make at their start of what their settings name, without starting them.
 
 Files of tasks and examples are read through, code of the user's is imported, prompts are tokenized, and sizes are held
 against the model and the machine, unless the run is meant for another one. What loads a while, such as torch for an
@@ -65,7 +65,7 @@ class Examination:
 
 @dataclass(frozen=True)
 class _Looked:
-    """What the env-service's settings come to."""
+    """The outcome of the env-service's settings."""
 
     environments: Mapping[str, "OfferedEnvironment"]
     wanted: "Sequence[WrittenTask]" = ()
@@ -118,7 +118,7 @@ def _each(found: Examination, look: Callable[[T], Iterable[str]], at: T) -> None
 
 
 def _if_installed(found: Examination, look: Callable[[Examination, T], R], at: T) -> R | None:
-    """What a look comes to; without a package that it needs, a note that it was not done."""
+    """The outcome of a look; without a package that it needs, a note that it was not done."""
     try:
         return look(found, at)
     except ModuleNotFoundError as error:
@@ -282,7 +282,7 @@ def _verifiers(
 
 
 def _offered(own: "dict[str, Verifier]", broken: Iterable[str]) -> "Mapping[str, Verifier]":
-    """Those that cannot be loaded have been named: who asks for them is not at fault."""
+    """The environments on offer; those that cannot be loaded have been named: who asks for them is not at fault."""
     from reward_service.included import with_packages
 
     if broken:

@@ -65,7 +65,7 @@ class Progress:
                 self._take(json.loads(line))
 
     def words(self) -> list[str]:
-        """What is known, in words, what matters most first."""
+        """The known facts in words, what matters most first."""
         now = time.monotonic()
         if self.step is None:
             return ["no step yet", clock(now - self._began)]
@@ -138,7 +138,7 @@ class Bar:
         return max(0.0, self._drawn_at + _BAR_EVERY_S - time.monotonic())
 
     def taken_away(self) -> bytes:
-        """What is to be written before a line; from here on it is not there."""
+        """The text to be written before a line; from here on it is not there."""
         if not self._is_shown:
             return b""
         self._is_shown, self._drawn_at = False, -_BAR_EVERY_S

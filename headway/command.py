@@ -102,7 +102,7 @@ def _together(problems: Sequence[str]) -> list[str]:
 
 
 def examined(configs: Configs, *, patience_s: float = 0.0, elsewhere: bool = False) -> "Examination":
-    """What a start would find wrong beyond the settings themselves."""
+    """Problems that a start would find beyond the settings themselves."""
     # Deferred: what it loads is not wanted in a supervisor, nor for --help.
     from headway.checking import examine
 

@@ -31,7 +31,7 @@ def options_of(words: Sequence[str]) -> tuple[DoctorOptions, list[str]]:
 
 
 def targets(configs: Mapping[str, ProcessConfig], options: DoctorOptions) -> list[Target]:
-    """Those of the config file, and those that `--url` names."""
+    """The processes of the config file, and those that `--url` names."""
     known = targets_of(configs)
     tokens = {target.kind: target.token for target in known}
     trust = next((target.tls for target in known if target.tls.ca is not None), TlsFiles())

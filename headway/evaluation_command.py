@@ -52,7 +52,7 @@ def to_be_started(configs: Mapping[str, ProcessConfig]) -> list[str]:
 
 
 def missing(names: Iterable[str], patients: Sequence[Patient]) -> list[str]:
-    """Those of `names` that none of the patients is, the learner among them.
+    """The `names` that none of the patients is, the learner among them.
 
     Raises ConfigError if somebody else is at the address of one of them, or a learner at the learner's: it is its place
     that the evaluation takes.

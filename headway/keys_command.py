@@ -29,7 +29,7 @@ _TOKEN_BYTES = 32
 
 @dataclass(frozen=True)
 class _Request:
-    """What the command line asks for."""
+    """A request of the command line."""
 
     folder: Path
     names: tuple[str, ...]

@@ -45,7 +45,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What summary.json holds. Raises FileNotFoundError for a run that has none yet."""
+        """The content of summary.json. Raises FileNotFoundError for a run that has none yet."""
         found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
         return found
 

@@ -29,7 +29,7 @@ Steps = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator, or one core: memory in GB, dense TFLOPS in the dtype that it trains in, GB/s of memory."""
+    """An accelerator, or a core: memory in GB, dense TFLOPS in the dtype that it trains in, GB/s of memory."""
 
     memory_gb: float
     tflops: float
@@ -63,7 +63,7 @@ _STEPS = 16
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked. Times in seconds; lengths in tokens; `price` for a device and an hour."""
+    """A plan's question. Times in seconds; lengths in tokens; `price` for a device and an hour."""
 
     shape: Shape
     device: Device
@@ -217,7 +217,7 @@ def _split(plan: Plan, generator_devices: int, engine: int) -> Split:
 
 
 def rehearsal_of(plan: Plan, split: Split) -> dict[str, Any]:
-    """What the simulator is told. One token of it stands for several of a long completion, so that it stays quick."""
+    """The simulator's scenario. One token of it stands for several of a long completion, so that it stays quick."""
     scale = max(1.0, plan.length / _TOKENS_SIMULATED, max(plan.lengths) / _MOST_SIMULATED)
     dice = random.Random(1)
     lengths = tuple(max(1, int(length / scale + dice.random())) for length in plan.lengths)
@@ -246,7 +246,7 @@ def rehearsed(rehearsals: Iterable[Mapping[str, Any]]) -> list[list[dict[str, An
 
 
 def warm(steps: Steps) -> Steps:
-    """Those after the first quarter, in which nothing was ahead of the learner yet."""
+    """The steps after the first quarter, in which nothing was ahead of the learner yet."""
     return steps[len(steps) // 4 :]
 
 
@@ -262,7 +262,7 @@ def lags(steps: Steps) -> list[int]:
 
 
 def forecast(plan: Plan, split: Split, steps: Steps) -> Forecast:
-    """What the simulated steps mean in the planned run's tokens and hours."""
+    """The meaning of the simulated steps in the planned run's tokens and hours."""
     kept = warm(steps)
     step_s, found = seconds(kept) / len(kept), lags(kept)
     rate = plan.groups * plan.group_size * plan.length / step_s

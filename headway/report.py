@@ -32,7 +32,7 @@ _LONGEST_TEXT = 4000
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """What a run's folder holds, as far as it can be read."""
+    """The content of a run's folder, as far as it can be read."""
 
     name: str
     steps: Sequence[Mapping[str, Any]]
@@ -132,7 +132,7 @@ def balance_of(run: ReportedRun) -> Balance | None:
 
 
 def advice(balance: Balance) -> str:
-    """Which split of the machines would be better."""
+    """A split of the machines that would be better."""
     if balance.sampling is None:
         return "How long the generators were idle is not known, so nothing can be said of a better split."
     ratio = balance.training / balance.sampling

@@ -122,7 +122,7 @@ def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _below(row: Sequence[str]) -> list[str]:
-    """What does not fit beside its process, cell by cell."""
+    """The cells that do not fit beside their process, one a line."""
     *_, waits, events = row
     cells = ("" if waits == _NOBODY else f"waits for {waits}", events)
     return [f"    {cell}" for cell in cells if cell]

@@ -242,7 +242,7 @@ class Supervisor:
         return True
 
     def _ended(self, child: "_Child", code: int) -> int | None:
-        """What the end of a child means: an exit code for all, or None to go on."""
+        """The meaning of a child's end: an exit code for all, or None to go on."""
         command = child.command
         if command.is_leader:
             for source in self._sources():  # what others wrote before its end is shown before its result
@@ -391,7 +391,7 @@ class _Child:
         return "".join(f"\n    {line}" for line in self.sources[0].last_lines) or " none"
 
     def complaint(self) -> str:
-        """What it said last of why it ended: the sentence after the clock, its name and the severity."""
+        """Its last words of why it ended: the sentence after the clock, its name and the severity."""
         lines = self.sources[0].last_lines
         said = next((line for line in reversed(lines) if _STOPPED_BY in line), lines[-1] if lines else "")
         sentence = said.rpartition(_STOPPED_BY)[2] if _STOPPED_BY in said else said.partition(": ")[2] or said

@@ -197,7 +197,7 @@ def _tune_environment(config: LearnerConfig) -> None:
 
 
 def _tune_libraries(config: LearnerConfig) -> None:
-    """What torch and its libraries read when they are loaded; a variable that is set already stays."""
+    """Sets variables that torch and its libraries read when they are loaded; a variable that is set already stays."""
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # Spinning threads starve the other processes of a small machine.

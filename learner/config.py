@@ -55,7 +55,9 @@ class CurriculumConfig(ConfigModel):
 
 
 class RolloutConfig(ConfigModel):
-    """What env_services are asked for. The sampling temperature is `training.temperature`: the two must be one."""
+    """Rollouts that env_services are asked for. The sampling temperature is `training.temperature`: the two must be
+    one.
+    """
 
     environment: str | None = Field(
         None, description="environment to take tasks from; the only one offered, if left out"
@@ -357,7 +359,9 @@ class LearnerConfig(ProcessConfig):
 
     @classmethod
     def without_effect(cls, settings: Mapping[str, object]) -> Mapping[str, str]:
-        """What an algorithm makes no use of: those that learn from files sample nothing, the others read no file."""
+        """Settings that an algorithm makes no use of: those that learn from files sample nothing, the others read
+        no file.
+        """
         algo = str(settings.get("algo.type", "grpo"))
         if algo == "custom" or settings.get("evaluation.only") in (True, "true"):
             return {}
@@ -371,7 +375,7 @@ class LearnerConfig(ProcessConfig):
 
     @property
     def gpus_wanted(self) -> int:
-        """One for each rank."""
+        """Counts one GPU for each rank."""
         return self.ranks
 
     @property

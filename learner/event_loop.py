@@ -90,7 +90,9 @@ def publisher_options(config: LearnerConfig, incarnation: int) -> PublisherOptio
 
 
 def commit_limit_s(config: LearnerConfig) -> float:
-    """What a generator has for a commit: it goes through the weights once to load them, and once for the probe."""
+    """Seconds that a generator has for a commit: it goes through the weights once to load them, and once for the
+    probe.
+    """
     given = config.weights.commit_timeout_s
     return given if given is not None else with_size(with_size(_COMMIT_S, config.model), config.model)
 
@@ -109,7 +111,7 @@ def evaluator(config: LearnerConfig, incarnation: int) -> Evaluator:
 
 
 def group_filter(config: LearnerConfig) -> GroupFilter:
-    """Which groups are left out; of those without spread the algorithm judges where the configuration is silent."""
+    """The filter of groups; of those without spread the algorithm judges where the configuration is silent."""
     rollouts = config.rollouts
     wanted = rollouts.drop_uniform_groups
     return GroupFilter(
@@ -143,7 +145,7 @@ def intake_options(config: LearnerConfig, incarnation: int, fingerprints: Finger
 
 
 def curriculum_of(config: LearnerConfig) -> MakeCurriculum:
-    """What makes the curriculum, once it is known how many levels there are."""
+    """Makes the curriculum, once it is known how many levels there are."""
     given = config.rollouts.curriculum
     rules = CurriculumRules(
         start=given.start,
@@ -157,7 +159,7 @@ def curriculum_of(config: LearnerConfig) -> MakeCurriculum:
 
 
 def lease_terms(config: LearnerConfig) -> LeaseTerms:
-    """What every training lease says."""
+    """The terms that every training lease states."""
     rollouts = config.rollouts
     return LeaseTerms(
         group_size=rollouts.group_size,
@@ -304,7 +306,7 @@ class Parts:
         )
 
     def loops(self, listener: Listener, stop: Stop) -> dict[str, Coroutine[object, object, None]]:
-        """What runs beside the trainer's thread."""
+        """The loops beside the trainer's thread."""
         http = self.config.http
         app = create_app(
             service="learner",

@@ -26,7 +26,9 @@ Unit = tuple[TrainSequence, ...]
 
 @dataclass(frozen=True)
 class Examples:
-    """What is trained on, and what is only measured. `form`: of pairs, whether they are texts or conversations."""
+    """Examples for training, and those that are only measured. `form`: of pairs, whether they are texts or
+    conversations.
+    """
 
     training: Sequence[Unit]
     held_out: Sequence[Unit]

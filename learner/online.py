@@ -377,7 +377,7 @@ class OnlineTraining:
 
 
 class Credits:
-    """What evaluations say of checkpoints, by which the best are kept; `wanted` if any are kept for that.
+    """Results of evaluations of checkpoints, by which the best are kept; `wanted` if any are kept for that.
 
     Beside training most answers may come of later versions, in each evaluation of a run that is well: said once.
     """
@@ -406,7 +406,7 @@ class Credits:
 
 
 def _credit(evaluation: Evaluation) -> Evaluated | None:
-    """What the evaluation says of its version by that one's own samples, if they answer at least half of the tasks."""
+    """The evaluation's result for its version by that one's own samples, if they answer at least half of the tasks."""
     own = evaluation.own
     if own is None or 2 * own.tasks < evaluation.result.tasks:
         return None

@@ -147,7 +147,7 @@ def expected_signer(config: LearnerConfig) -> Signer | None:
 
 
 def logged_steps(folder: Path, *, version: int) -> tuple[LoggedStep, ...]:
-    """What the journal of a run holds from a version on, whose segment is there; the folder is only read.
+    """The steps in the journal of a run from a version on, whose segment is there; the folder is only read.
 
     Raises JournalDamaged, and JournalUnknown for a journal that this release cannot have written.
     """
@@ -181,7 +181,9 @@ def _base(folder: Path, signer: Signer | None) -> Checkpoint | None:
 
 @dataclass
 class _Logged:
-    """What a checkpoint does not cover. `version` is that after the batches; `damage` is where the good part ends."""
+    """Steps that a checkpoint does not cover. `version` is that after the batches; `damage` is where the good part
+    ends.
+    """
 
     version: int
     groups: dict[int, _Place] = field(default_factory=dict)

@@ -48,7 +48,7 @@ class Differs(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """What was compared, and was equal: steps by their numbers, and weights by where the run wrote them."""
+    """Everything that was compared, and was equal: steps by their numbers, and weights by where the run wrote them."""
 
     first: int
     last: int
@@ -155,7 +155,7 @@ def _train(trainer: Trainer, config: LearnerConfig, step: LoggedStep) -> StepMet
 
 
 def _same_numbers(metrics: StepMetrics, noted: Mapping[str, Any] | None, *, step: int) -> bool:
-    """Whether there was something to compare with. Raises Differs."""
+    """True if there was something to compare with. Raises Differs."""
     if noted is None:
         return False
     replayed = {name: value for name, value in dataclasses.asdict(metrics).items() if name not in _TIMES}

@@ -110,7 +110,7 @@ async def train_online(config: LearnerConfig, stop: Stop) -> None:
 
 @dataclass(frozen=True)
 class Links:
-    """What a learner has open towards generators and env_services, and its measures."""
+    """Open connections of a learner to generators and env_services, and its measures."""
 
     listener: Listener
     metrics: Metrics

@@ -213,7 +213,7 @@ _STOP_S = 5.0
 
 
 class TrainerThread:
-    """One thread for all that touches torch's models, so that thread-bound settings hold; an async context manager.
+    """A thread for all that touches torch's models, so that thread-bound settings hold; an async context manager.
 
     It is a daemon: a thread in the middle of a long kernel does not keep a stopped process alive.
     """

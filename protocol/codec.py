@@ -77,7 +77,7 @@ _KINDS = {message.kind: message for message in messages.ALL}
 
 @dataclass(frozen=True)
 class Limits:
-    """What a receiver takes from one peer in one message."""
+    """Limits of what a receiver takes from one peer in one message."""
 
     header_bytes: int = 4 << 20
     frames: int = 1 << 16
@@ -194,7 +194,7 @@ def pack_value(value: JsonValue) -> bytes:
 
 
 def unpack_value(data: Frame) -> object:
-    """What a server of somebody else's says in msgpack. Raises MalformedMessage."""
+    """Unpacks the msgpack of a server of somebody else's. Raises MalformedMessage."""
     try:
         _check_whole(data)
         return msgpack.unpackb(data, raw=False, strict_map_key=False)
@@ -238,7 +238,7 @@ def _unsealed(frames: Sequence[Frame]) -> Sequence[Frame]:
 
 
 def _version_in(header: Frame) -> object:
-    """What stands where the version is, None if that cannot be read."""
+    """The value in the version's place, None if that cannot be read."""
     try:
         _check_whole(header)
         unpacker = _unpacker(header, msgpack.ExtType)

@@ -45,7 +45,7 @@ CHUNK_HASH_HEADER = "X-Headway-Xxh3"
 
 
 class Fingerprints(WireModel):
-    """What two processes must agree on before tokens pass between them (see `protocol.fleet`)."""
+    """Fingerprints that two processes must agree on before tokens pass between them (see `protocol.fleet`)."""
 
     model: Digest = Field(max_length=128)
     tokenizer: Digest = Field(max_length=128)
@@ -118,7 +118,7 @@ class TensorSpec(WireModel):
 
 
 class BucketSpec(WireModel):
-    """One broadcast: `nbytes` bytes whose xxh3 hash is `xxh3` (hexadecimal)."""
+    """A broadcast: `nbytes` bytes whose xxh3 hash is `xxh3` (hexadecimal)."""
 
     nbytes: int = Field(ge=1)
     xxh3: Digest
@@ -240,7 +240,7 @@ def template_digest(file: Path) -> str:
 
 
 def template_file(model: Path) -> Path | None:
-    """Which file of a model has its chat template; None if it has none."""
+    """The file of a model that has its chat template; None if it has none."""
     settings, file = model / "tokenizer_config.json", model / "chat_template.jinja"
     return (file if file.exists() else settings) if chat_template(model) else None
 

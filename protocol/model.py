@@ -36,7 +36,7 @@ def _parts(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, order=True)
 class PolicyVersion:
-    """Which weights: the start of the learner that published them, and the number of steps they were trained for.
+    """Names weights: the start of the learner that published them, and the number of steps they were trained for.
 
     Lag counts numbers only: a restarted learner replays its batch log, so a number names the same policy in every
     incarnation. The incarnation keeps caches and late replies of an earlier life apart.

@@ -15,7 +15,7 @@ from protocol.trajectories import MAX_EXPLANATION_CHARS, ErrorKind, fault_of_rew
 
 
 class ScoreItem(WireModel):
-    """One completion to be scored by a named verifier. `arguments` are the verifier's own (the answer, say).
+    """A completion to be scored by a named verifier. `arguments` are the verifier's own (the answer, say).
 
     `deadline_s`, if given, is the item's own limit in seconds; the request's holds all the same. `group`: a name for
     the `group_size` items of one task, for verifiers that compare them; empty for an item by itself.
@@ -137,7 +137,9 @@ class RewardInput(WireModel):
 
 
 def read_reward_input(model: Path) -> RewardInput | None:
-    """What the model's directory says; None if it says nothing. Raises ValueError that names the file."""
+    """The reward input that the model's directory states; None if it says nothing. Raises ValueError that names the
+    file.
+    """
     file = model / REWARD_INPUT_FILE
     if not file.exists():
         return None
@@ -157,7 +159,7 @@ Text = Annotated[str, Field(max_length=1 << 22)]
 
 
 class ExecutionLimits(WireModel):
-    """What a program may take; what is not given is the service's usual. Above its maxima it is refused.
+    """Limits of a program; what is not given is the service's usual. Above its maxima it is refused.
 
     `wall_s` is from the program's start to its end; `cpu_s` for each process; `output_bytes` for stdout and stderr
     each, of which more is cut.

@@ -36,7 +36,7 @@ _TYPES: Mapping[str, tuple[np.dtype[Any], ...]] = {
 
 
 def packed(rows: Mapping[str, npt.NDArray[Any]]) -> Rows:
-    """What is sent for these rows, [N] each; the mask holds zeros and ones."""
+    """The message for these rows, [N] each; the mask holds zeros and ones."""
     mask, logprobs = rows["loss_mask"], rows["behavior_logprobs"]
     runs, sampled = _runs_of(mask), mask.view(np.bool_)
     return {

@@ -51,7 +51,7 @@ class FailureStatus(WireModel):
 
 
 class ProgressStatus(WireModel):
-    """What the process has done so far, of `total` if there is an end to it."""
+    """Work that the process has done so far, of `total` if there is an end to it."""
 
     unit: str
     done: int = Field(ge=0)
@@ -97,7 +97,7 @@ class Status(Report):
 
 
 class ErrorDetail(WireModel):
-    """What was wrong, where, what was expected and what arrived."""
+    """Tells what was wrong, where, what was expected and what arrived."""
 
     kind: str
     message: str

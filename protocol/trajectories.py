@@ -78,7 +78,7 @@ class VersionSpan(WireModel):
 
 
 class Turn(WireModel):
-    """One exchange: tokens `[start, completion_start)` were given to the policy, then it sampled
+    """An exchange: tokens `[start, completion_start)` were given to the policy, then it sampled
     `[completion_start, end)`. `generator_ids` are those that sampled, in order: more than one if the first ones died or
     left in the middle.
 
@@ -102,7 +102,7 @@ class Turn(WireModel):
 
 
 class RewardRecord(WireModel):
-    """What a reward service said, and how it was made. Exactly one of `reward` and `error` is set.
+    """A reward service's result, and how it was made. Exactly one of `reward` and `error` is set.
 
     `service_id` is who said it, at the address `endpoint`; it took `latency_s` seconds there. `attempts` counts the
     requests for it over all endpoints. `explanation` is for people: what the verifier said, and what it was given.
@@ -148,7 +148,7 @@ def _number(version: str) -> int:
 
 
 class Trajectory(WireModel):
-    """One rollout of one task. All arrays have the length T of the whole conversation in tokens.
+    """A rollout of a task. All arrays have the length T of the whole conversation in tokens.
 
     `loss_mask` is 1 where the policy sampled the token. `behavior_logprobs` are those of the sampled tokens under the
     weights that sampled them, and 0 elsewhere. `version_spans` cover exactly the sampled tokens: a token without a
@@ -191,7 +191,7 @@ class Trajectory(WireModel):
         return self
 
     def starts_fit(self, length: int) -> bool:
-        """Whether its sequences are in order, of a trajectory of `length` tokens."""
+        """True if its sequences are in order, of a trajectory of `length` tokens."""
         try:
             self._check_starts(length)
         except ValueError:
@@ -236,12 +236,12 @@ class Trajectory(WireModel):
 
     @property
     def has_old_cache(self) -> bool:
-        """Whether tokens of it were sampled with keys and values that may be of an older version than theirs."""
+        """True if tokens of it were sampled with keys and values that may be of an older version than theirs."""
         return any(span.cache is not None for span in self.version_spans)
 
     @property
     def truncated(self) -> bool:
-        """Whether it was cut off: by a limit on its turns or tokens, or in the middle of its only turn."""
+        """True if it was cut off: by a limit on its turns or tokens, or in the middle of its only turn."""
         if self.stop_reason:
             return self.stop_reason in CUT_OFF
         return self.turns[-1].finish_reason == "length"
@@ -271,7 +271,7 @@ class TrajectoryGroup(WireModel):
 
     @property
     def by_player(self) -> dict[str, tuple[int, ...]]:
-        """Which of the trajectories are of each player, by its name; all of them of one without a name, mostly."""
+        """The trajectories of each player, by its name; all of them of one without a name, mostly."""
         found: dict[str, list[int]] = {}
         for index, trajectory in enumerate(self.trajectories):
             found.setdefault(trajectory.player, []).append(index)
@@ -314,7 +314,7 @@ def _as_long(trajectories: Sequence[Trajectory], lengths: Sequence[int]) -> bool
 
 
 def fits(group: TrajectoryGroup, rows: Mapping[str, npt.NDArray[Any]], lengths: Sequence[int]) -> bool:
-    """Whether a group that was validated TOGETHER would have been taken one trajectory at a time.
+    """True if a group that was validated TOGETHER would have been taken one trajectory at a time.
 
     `rows` are its arrays end to end, [N] each, `lengths` those of its trajectories. False says only that something may
     be wrong: a validation without context then tells what, and of which trajectory.

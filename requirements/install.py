@@ -38,7 +38,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _uv(lock: Path) -> str:
-    """What uv says if it fails. It reads none of pip's configuration but the folder of wheels in the environment."""
+    """Runs uv; returns what it says if it fails. It reads none of pip's configuration but the folder of wheels in
+    the environment.
+    """
     index = os.environ.get("HEADWAY_TORCH_INDEX") or TORCH_INDEX
     command = ["uv", "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "-r", str(lock)]
     # As pip does: otherwise the first import of a package compiles it, and prints what Python warns of in its source.
@@ -56,7 +58,7 @@ def _uv(lock: Path) -> str:
 
 
 def _pip(lock: Path, *options: str) -> str:
-    """What pip says if it fails."""
+    """Runs pip; returns what it says if it fails."""
     command = [
         sys.executable,
         "-m",

@@ -14,11 +14,11 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Job(Protocol):
-    """What is sent together with others, unless it is over before."""
+    """A job that is sent together with others, unless it is over before."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """True if nobody waits for it any more."""
         ...
 
 
@@ -92,7 +92,7 @@ class Batches(Generic[J]):
 
     @property
     def busy(self) -> bool:
-        """Whether a batch is under way."""
+        """True if a batch is under way."""
         return bool(self._under_way)
 
     def add(self, job: J, *, key: Hashable = None, size: int = 1) -> None:

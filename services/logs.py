@@ -60,7 +60,7 @@ class SaidBefore(logging.Filter):
         self._said: dict[object, _Said] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write it."""
+        """True if to write it."""
         if record.levelno < logging.WARNING:
             return True
         name, now = _name_of(record), self._clock()

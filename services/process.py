@@ -169,7 +169,7 @@ def parent_death_signal(signal_number: signal.Signals = signal.SIGTERM) -> None:
 
 
 def huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
-    """What to add to a child's environment so that glibc takes memory in huge pages: a hundredth of the page faults.
+    """Variables for a child's environment so that glibc takes memory in huge pages: a hundredth of the page faults.
 
     Empty where that would do nothing: another libc, an old one, a kernel that gives them to all or to none, or one who
     has set it. It is read at the start of a program only, so that a process cannot set it for itself.

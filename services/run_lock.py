@@ -1,4 +1,4 @@
-"""One living process for a run's folder: a lock of the kernel's, and a lease for where that cannot be trusted.
+"""A lock of the kernel's, and a lease for where that cannot be trusted: one living process for a run's folder.
 
     flock on `run.lock`      gone with the process, however it ends; but some shared volumes keep it to one machine
     `lease-<number>.json`    rewritten every few seconds by its holder; whoever starts on another machine watches it for
@@ -351,7 +351,7 @@ def _lease_path(folder: Path, number: int) -> Path:
 
 
 def _content(path: Path) -> tuple[bytes, int] | None:
-    """What is in the file, and when it was last changed."""
+    """The content of the file, and when it was last changed."""
     try:
         return path.read_bytes(), path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -372,5 +372,5 @@ def _holder(path: Path) -> Holder:
 
 
 def taken_text(folder: Path, holder: Holder) -> str:
-    """What a second start is told."""
+    """The text that a second start is told."""
     return f"the run in {folder} is that of {holder}: stop it first, or give this run another name (run.name)"

@@ -1,4 +1,4 @@
-"""What is said of an error in code of the user's: the lines of theirs that it went through, and none of ours.
+"""Errors in code of the user's: the lines of theirs that they went through, and none of ours.
 
 Verifiers, environments, agents and algorithms of one's own are called from deep inside of a process. A traceback of all
 that says little to whoever wrote the ten lines at its end. Here it is a sentence, for a message, or lines, for a log.
@@ -124,7 +124,7 @@ def in_lines(error: BaseException) -> str:
 
 
 def hidden_by(module: ModuleType) -> str:
-    """What to say of a module that lacks what was meant to be in it, if it hides another file of its name: one of
+    """Explains a module that lacks what was meant to be in it, if it hides another file of its name: one of
     Python's, of a package or of ours comes before those beside a run.toml. Empty if it hides none.
     """
     own = getattr(module, "__file__", None)

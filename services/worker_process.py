@@ -46,7 +46,7 @@ class Loading(BaseModel):
 
 
 class WorkerProcess:
-    """One process that serves one request at a time. It must be stopped after an exchange that did not complete.
+    """A process that serves one request at a time. It must be stopped after an exchange that did not complete.
 
     `command` is a module and its arguments, to which the id of this process is added. `what` it loads stands in errors.
     """
@@ -74,7 +74,7 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was started and has not ended, as far as is known."""
+        """True if it was started and has not ended, as far as is known."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
@@ -187,8 +187,8 @@ def signal_name(number: int) -> str:
 
 
 def worker_environment(*, inherit: bool, threads: int = 1) -> dict[str, str]:
-    """What a worker sees: what it needs to import the same modules as its parent, and no secret of it unless it is to
-    `inherit` the parent's variables.
+    """Environment of a worker: what it needs to import the same modules as its parent, and no secret of it unless it is
+    to `inherit` the parent's variables.
     """
     own = {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def all_end(pids: Iterable[int], *, timeout_s: float) -> bool:
-    """Whether all of them are gone, or go, within that time."""
+    """True if all of them are gone, or go, within that time."""
     deadline = time.monotonic() + timeout_s
     for pid in pids:
         try:

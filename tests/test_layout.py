@@ -1,4 +1,6 @@
-"""The layout of the code: no circles of folders, single class names, and functions of a size to read."""
+"""The layout of the code: no circles of folders, single class names, functions of a size to read, and docstrings that
+begin with what a thing does.
+"""
 
 import ast
 from collections import defaultdict
@@ -8,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("protocol", "services", "learner", "generator", "reward_service", "env_service", "headway")
 LONGEST_FUNCTION = 60
+OPENERS = ("What", "Whether", "Those", "Which", "One")
 
 
 def _modules() -> dict[str, Path]:
@@ -93,3 +96,15 @@ def test_functions_are_of_a_size_to_read() -> None:
     }
 
     assert long == {}
+
+
+def test_a_docstring_begins_with_what_the_thing_does() -> None:
+    found = []
+    for path in _modules().values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                if text.partition(" ")[0] in OPENERS:
+                    found.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
+
+    assert found == []

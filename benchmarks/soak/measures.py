@@ -101,5 +101,5 @@ def _kind(path: Path) -> str:
 
 
 def is_resume(strike: Strike) -> bool:
-    """Whether the learner resumed its run after it."""
+    """True if the learner resumed its run after it."""
     return strike.process == LEARNER and strike.how != "hung"

@@ -43,7 +43,7 @@ class Slope:
 
     @property
     def grows(self) -> bool:
-        """Whether it is more than `GROWS_MIB` beyond its interval."""
+        """True if it is more than `GROWS_MIB` beyond its interval."""
         return self.value - self.half_width > GROWS_MIB
 
 
@@ -89,7 +89,7 @@ def _age(sample: Sample, name: str) -> int:
 
 
 def is_warm(sample: Sample, name: str) -> bool:
-    """Whether the process lives, and has for a while."""
+    """True if the process lives, and has for a while."""
     return name in sample.born and _age(sample, name) >= WARM_STEPS
 
 
@@ -147,7 +147,7 @@ class Resumes:
 
     @property
     def slower(self) -> bool:
-        """Whether the last took more than `SLOWS` times as long."""
+        """True if the last took more than `SLOWS` times as long."""
         return self.last_s > SLOWS * self.first_s
 
 

@@ -24,7 +24,7 @@ class NoAnswer(Exception):
 
 
 def asked(*words: str) -> str:
-    """What the client answers. Raises NoAnswer."""
+    """The client's answer. Raises NoAnswer."""
     try:
         done = subprocess.run([*CLIENT, *words], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -35,7 +35,7 @@ def asked(*words: str) -> str:
 
 
 def complaint(image: str, engine: str) -> str:
-    """What is wrong with an image for an engine of a platform, such as linux/amd64; empty if nothing is."""
+    """The fault of an image for an engine of a platform, such as linux/amd64; empty if nothing is."""
     try:
         (found,) = json.loads(asked("image", "inspect", image))
     except NoAnswer as error:

@@ -89,7 +89,7 @@ class _Noted(Metrics):
 
 @dataclass(frozen=True)
 class Described:
-    """What a process shows at its HTTP address; `shown` is what a scrape sees before the first event."""
+    """Metrics that a process shows at its HTTP address; `shown` is what a scrape sees before the first event."""
 
     app: FastAPI
     metrics: tuple[Metric, ...]

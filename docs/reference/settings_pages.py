@@ -149,7 +149,7 @@ def _said(model: type[BaseModel]) -> str:
 
 
 def _tag(model: type[BaseModel]) -> str:
-    """What tells an entry of this model from those of others: `source = "jsonl"`."""
+    """Tells an entry of this model from those of others: `source = "jsonl"`."""
     for name, info in model.model_fields.items():
         if name in ("type", "source", "kind"):
             names = get_args(info.annotation) if get_origin(info.annotation) is Literal else ()

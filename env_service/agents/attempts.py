@@ -1,4 +1,4 @@
-"""One trajectory of an agent: its session is opened, it runs, and what it did becomes the record.
+"""An agent's trajectory: its session is opened, it runs, and what it did becomes the record.
 
 session ─▶ the agent runs, and calls ─┬─▶ returns or posts its reward ─▶ turns, sequences, reward
                                       ├─▶ raises, or is silent for too long ─▶ a fault, which costs this trajectory
@@ -36,7 +36,7 @@ class WentSilent(Exception):
 
 
 def attempts_in(sessions: Sessions) -> Attempts:
-    """What a rollout makes its agents' attempts with."""
+    """Makes the attempts of a rollout's agents."""
 
     def attempt(index: int, agent: Agent, task: Task, seed: int, speaker: Speaker) -> Attempt:
         return AgentAttempt(index, agent, task, seed, speaker, sessions)
@@ -109,7 +109,9 @@ class AgentAttempt:
             self._blame(session, fault_of_step(error, self.name))
 
     async def _result(self, session: Session) -> object:
-        """What the agent returns or posts. Raises what it raises, WentSilent, and what made sampling impossible."""
+        """The agent's result, returned or posted. Raises what it raises, WentSilent, and what made sampling
+        impossible.
+        """
         running = asyncio.ensure_future(
             resolved_by_others(self._agent.run(self._task, session.client(seed=self._seed)))
         )

@@ -135,7 +135,7 @@ def unserved(name: str, given: object) -> CallRefused:
 
 
 def template_arguments(body: Mapping[str, Any]) -> TemplateArguments:
-    """What a request tells the chat template: its `chat_template_kwargs`. Raises NotUnderstood."""
+    """The arguments of a request for the chat template: its `chat_template_kwargs`. Raises NotUnderstood."""
     given = body.get("chat_template_kwargs")
     if given is not None and not isinstance(given, dict):
         expected = 'an object such as {"enable_thinking": false}'

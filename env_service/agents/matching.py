@@ -1,4 +1,4 @@
-"""What an agent's calls have in common: a tree of sampled turns, in which each request finds its place by content.
+"""The tree of an agent's sampled turns, in which each request finds its place by content.
 
     root prompt ─▶ turn ─┬─ bridge ─▶ turn ─ bridge ─▶ turn          one sequence
                          └─ bridge ─▶ turn                           another one: its beginning is shown, not trained
@@ -28,7 +28,7 @@ ID_FORMS = ("chatcmpl-", "resp_", "msg_")
 
 @dataclass(eq=False)
 class Branch:
-    """One turn: what was given behind its `parent`, or as a root, and what was sampled.
+    """A turn: what was given behind its `parent`, or as a root, and what was sampled.
 
     `said` is what the agent added behind the parent, `reply` what it was told. `delivered`: the agent has it.
     `followers` are the requests that went on from it. `invalid`: it has calls that cannot be read, or name no tool.
@@ -194,7 +194,7 @@ class Recorded:
 
     @property
     def replies(self) -> list[str]:
-        """What was said, in the order of the turns: what the agent added behind the first turn, and the answers."""
+        """The messages, in the order of the turns: what the agent added behind the first turn, and the answers."""
         found: list[str] = []
         for turn in self.turns:
             found += [each.text for each in turn.said] + ([_shown(turn.reply)] if turn.reply else [])

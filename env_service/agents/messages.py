@@ -58,7 +58,7 @@ def call_id_of(text: str) -> str:
 
 @dataclass(frozen=True)
 class Said:
-    """One message. `call_id` is that of the call that a tool's result answers, `name` the tool's."""
+    """A message. `call_id` is that of the call that a tool's result answers, `name` the tool's."""
 
     role: Role
     text: str = ""
@@ -68,7 +68,7 @@ class Said:
 
     @property
     def canonical(self) -> bytes:
-        """What is the same for a message that a client took in and sent again."""
+        """The form of a message that is the same when a client took it in and sent it again."""
         calls = [[call.name, json.dumps(call.value, sort_keys=True)] for call in self.calls]
         return json.dumps([self.role, self.text.strip(), calls]).encode()
 

@@ -22,7 +22,7 @@ _KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "VIRTUAL_ENV", 
 
 
 class Confinement(ConfigModel):
-    """What a program is kept from. For more, let `command` begin with a sandbox of the machine's."""
+    """Limits of what a program may do. For more, let `command` begin with a sandbox of the machine's."""
 
     own_folder: bool = Field(False, description="it starts in an empty folder of its own, which is deleted at the end")
     clean_environment: bool = Field(
@@ -35,14 +35,14 @@ class Confinement(ConfigModel):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramRun:
-    """One run of a command. Without a reward on its output it is to post one, or a verifier judges."""
+    """A run of a command. Without a reward on its output it is to post one, or a verifier judges."""
 
     command: Sequence[str]
     environ: Mapping[str, str]
     confinement: Confinement
 
     async def result(self, task: Mapping[str, JsonValue], client: AgentClient) -> AgentResult | float | None:
-        """What the last line of its output says that it is worth, None if it says nothing. Raises EnvironmentFailed
+        """The reward that the last line of its output names, None if it names none. Raises EnvironmentFailed
         with the end of its error output if it cannot be started, or does not exit with 0.
         """
         with contextlib.ExitStack() as stack:

@@ -48,7 +48,7 @@ _CANCEL_S = 5.0
 
 
 class AgentOptions(ConfigModel):
-    """Which agent, its tasks, and its bounds."""
+    """An agent's code, its tasks, and its bounds."""
 
     run: str | None = Field(
         None,
@@ -94,7 +94,7 @@ class AgentProgram:
 
     @staticmethod
     def tasks(options: AgentOptions) -> TaskSource:
-        """Those of the files, or numbered ones."""
+        """Tasks of the files, or numbered ones."""
         if options.train_file is None:
             return NumberedTasks(seed=0, train_tasks=options.train_tasks, evaluation_tasks=options.evaluation_tasks)
         return FileTasks(options.train_file, options.evaluation_file)
@@ -153,7 +153,7 @@ class FunctionLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """What the function's coroutine returns. Raises what it raises; cancelled with the caller."""
+        """Returns what the function's coroutine returns. Raises what it raises; cancelled with the caller."""
         loop = self._loop = self._loop or _started()
         ended = threading.Event()
 

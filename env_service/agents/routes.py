@@ -218,7 +218,7 @@ def _finite(text: str) -> float:
 
 
 def _again(request: Request) -> bool:
-    """Whether the client says that it has sent this before."""
+    """True if the client says that it has sent this before."""
     return request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
 
 

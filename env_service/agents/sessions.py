@@ -47,7 +47,7 @@ class CallRefused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One request, whatever API it came by. `max_tokens` of None takes what the lease allows. `ignored` names fields
+    """A request, whatever API it came by. `max_tokens` of None takes what the lease allows. `ignored` names fields
     that wanted other sampling than the lease's, and did not get it. `template_arguments` are what it tells the chat
     template, over what the run and the environment do.
     """
@@ -124,12 +124,14 @@ class Answering:
 
     @property
     def text(self) -> str:
-        """What was sampled so far, as the agent may read it: without the end of turn and the stop text."""
+        """The sampled text so far, as the agent may read it: without the end of turn and the stop text."""
         return cut_at_stop(self.language.text(self.completion.token_ids[: self.completion.settled]), self.asked.stop)
 
     @property
     def safe_text(self) -> str:
-        """What can be shown of an unfinished turn: what may yet become a call is held back, and half a character."""
+        """The part of an unfinished turn that can be shown: what may yet become a call is held back, and half a
+        character.
+        """
         if not (self.asked.tools and self.asked.calls_wanted):
             return self.text.rstrip("\ufffd")
         ids = self.completion.token_ids[: self.completion.settled]
@@ -167,7 +169,7 @@ class Answering:
 
 @dataclass(eq=False)
 class Session:
-    """One agent's access to the policy. `limits` bound it; it is `over` when its trajectory is made, or given up.
+    """An agent's access to the policy. `limits` bound it; it is `over` when its trajectory is made, or given up.
     `told` are the environments and fields of which the log says already that they are ignored, in any session.
     """
 
@@ -200,7 +202,7 @@ class Session:
         self.posted: asyncio.Future[AgentResult] = asyncio.get_running_loop().create_future()
 
     def client(self, *, seed: int) -> AgentClient:
-        """What the agent is given."""
+        """The client that the agent is given."""
 
         async def posted() -> AgentResult:
             return await asyncio.shield(self.posted)
@@ -261,7 +263,7 @@ class Session:
             return self.recorded.count(asked.messages, asked.tools, language)
 
     def _language(self, asked: Asked) -> Language:
-        """What the request is answered in. Raises CallRefused for what the chat template does not read."""
+        """The language of the answer. Raises CallRefused for what the chat template does not read."""
         language, told = self.speaker.language, asked.template_arguments
         if not told:
             return language

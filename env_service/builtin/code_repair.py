@@ -91,7 +91,7 @@ class ProblemFiles:
 
 
 class CodeRepairEnvironment:
-    """One problem. The last turn's code is judged, whatever the tests before it said."""
+    """A problem of code. The last turn's code is judged, whatever the tests before it said."""
 
     rules = Rules(max_turns=4)
     roles: tuple[Role, ...] = ("user",)

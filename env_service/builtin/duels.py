@@ -21,7 +21,7 @@ _LINES = ("012", "345", "678", "036", "147", "258", "048", "246")
 
 
 class DuelOptions(ConfigModel):
-    """What every duel lets one set."""
+    """Options of every duel."""
 
     system_prompt: str | None = Field(
         None, description="text of the system message; the game's own instructions if not given, no message if empty"
@@ -42,7 +42,7 @@ class NimDuelOptions(DuelOptions):
 
 
 class Duel(Generic[StateT]):
-    """One game of two. A player sees the whole state, and says a move."""
+    """A game of two. A player sees the whole state, and says a move."""
 
     players: ClassVar[tuple[str, ...]] = _PLAYERS
     roles: ClassVar[tuple[Role, ...]] = ("user",)
@@ -60,11 +60,11 @@ class Duel(Generic[StateT]):
         raise NotImplementedError
 
     def played(self, state: StateT, move: str, mover: int) -> StateT | None:
-        """What a move of player 0 or 1 leads to; None if it is not legal."""
+        """The state after a move of player 0 or 1; None if it is not legal."""
         raise NotImplementedError
 
     def outcome(self, state: StateT, mover: int) -> Literal["won", "draw"] | None:
-        """Whether the game is over now that player 0 or 1 has moved, and who did has won."""
+        """The outcome if the game is over now that player 0 or 1 has moved; `won` is of who moved."""
         raise NotImplementedError
 
     def show(self, state: StateT) -> str:

@@ -1,4 +1,4 @@
-"""What a game is, its scripted players, the search that some of them use, and how it is played with the policy.
+"""Games: their interface, scripted players, the search that some of them use, and how they are played with the policy.
 
 A game is a set of pure functions over an immutable state: the same start, moves and chances give the same game, and a
 state can be a key. What the policy sees and says is text of a few tokens.
@@ -26,7 +26,7 @@ _LETTERS = ascii_letters + digits
 
 
 class GameOptions(ConfigModel):
-    """What every game lets one set, beside what it has of its own."""
+    """Options of every game, beside what it has of its own."""
 
     system_prompt: str | None = Field(
         None, description="text of the system message; the game's own instructions if not given, no message if empty"
@@ -81,7 +81,7 @@ class Game(Protocol[StateT]):
         ...
 
     def play(self, state: StateT, move: str, chance: Random) -> StateT:
-        """What a legal move leads to, an opponent's answer included."""
+        """The state after a legal move, an opponent's answer included."""
         ...
 
     def success(self, state: StateT) -> float | None:
@@ -93,7 +93,7 @@ class Game(Protocol[StateT]):
         ...
 
     def news(self, before: StateT, move: str, after: StateT) -> str:
-        """What the player did not know before the move."""
+        """Tells what the player did not know before the move."""
         ...
 
     def advise(self, state: StateT, chance: Random) -> str:
@@ -166,7 +166,7 @@ def in_rows(cells: Sequence[str], columns: int) -> str:
 
 
 class GameEnvironment(Generic[StateT]):
-    """One conversation about one game. A won game is a reward of 1; a lost one, or one that is cut off, of 0.
+    """A conversation about a game. A won game is a reward of 1; a lost one, or one that is cut off, of 0.
 
     The start comes from the task alone. What the game leaves to chance later comes from the seed and the number of
     the turn, so that members of a group that did the same see the same.
@@ -208,7 +208,7 @@ class GameEnvironment(Generic[StateT]):
         return Step(self._message(text), reward=cost, state=self._key(), metrics=metrics)
 
     def scripted(self, chance: Random, *, noise: float = 0.0) -> str:
-        """What the game's own player says now; with probability `noise` any legal move instead."""
+        """The move of the game's own player; with probability `noise` any legal move instead."""
         return self._words[noisy_move(self._game, self._state, chance, noise=noise)]
 
     def _start(self, task: Task) -> StateT:
@@ -247,7 +247,9 @@ class GameEnvironment(Generic[StateT]):
 
 
 def _named(action: Action) -> str:
-    """What an action says: its text, the field `move` of its JSON object, or the argument `move` of its call."""
+    """The move that an action names: its text, the field `move` of its JSON object, or the argument `move` of its
+    call.
+    """
     value: JsonValue = action.calls[0].arguments.get("move") if action.calls else action.value
     if isinstance(value, dict):
         value = value.get("move")

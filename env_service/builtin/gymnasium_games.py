@@ -23,7 +23,7 @@ except ImportError as error:
 
 
 class GymnasiumOptions(ConfigModel):
-    """Which game, and how it is told."""
+    """The game, and how it is told."""
 
     id: Literal["FrozenLake-v1", "CliffWalking-v1", "Taxi-v4", "Blackjack-v1"] = Field(description="the game")
     size: int = Field(4, ge=2, le=8, description="rows and columns of FrozenLake's map, which each task has anew")
@@ -38,7 +38,7 @@ class GymnasiumOptions(ConfigModel):
 
 @dataclass(frozen=True)
 class _Toy:
-    """What the adapter knows of a game: a letter for each of its actions, and how a state is written.
+    """An adapter to a game: a letter for each of its actions, and how a state is written.
 
     `show` gets Gymnasium's environment, unwrapped, and an observation.
     """

@@ -51,7 +51,7 @@ class McpConnection:
         self._lost = ""
 
     async def tools(self) -> Sequence[Tool]:
-        """What is offered. Raises EnvironmentUnavailable, McpFailure, and ValueError for a name that the server does
+        """The server's tools. Raises EnvironmentUnavailable, McpFailure, and ValueError for a name that the server does
         not have.
         """
         try:
@@ -97,7 +97,7 @@ class McpConnection:
             raise ToolFault(f"no answer within {self._config.timeout_s:g} s") from error
 
     async def _is_silent(self, client: Client) -> bool:
-        """Whether it answers nothing at all, and not this call alone."""
+        """True if it answers nothing at all, and not this call alone."""
         try:
             async with asyncio.timeout(_SIGN_OF_LIFE_S):
                 await client.session.list_tools()  # the client itself might remember the answer
@@ -198,14 +198,14 @@ def _text_of(result: CallToolResult) -> str:
 
 
 def _does_not_pass(error: BaseException) -> bool:
-    """Whether it is about how a server is set, and not about whether it is there."""
+    """True if it is about how a server is set, and not about whether it is there."""
     if isinstance(error, MCPError):
         return error.code not in (CONNECTION_CLOSED, REQUEST_TIMEOUT)
     return isinstance(error, _UNUSABLE)
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """What a group of exceptions is about."""
+    """The innermost error of a group of exceptions."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

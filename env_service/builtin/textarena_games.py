@@ -44,7 +44,7 @@ _OWN_WORDS = frozenset({ObservationType.PLAYER_ACTION})
 
 
 class TextArenaOptions(ConfigModel):
-    """Which game, and how its moves are written."""
+    """The game, and how its moves are written."""
 
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="a game, such as TowerOfHanoi-v0")
     settings: dict[str, int | float | bool | str] = Field(
@@ -54,7 +54,7 @@ class TextArenaOptions(ConfigModel):
 
 
 def _move_of(action: Action, *, brackets: bool) -> str:
-    """What the game is told; with `brackets`, in the square brackets that a move without any lacks."""
+    """The move as the game is told it; with `brackets`, in the square brackets that a move without any lacks."""
     said = action.value if isinstance(action.value, str) else action.text
     return f"[{said.strip()}]" if brackets and "[" not in said else said
 
@@ -102,7 +102,7 @@ class TextArenaEnvironment:
         return Step(stop=stop, reward=reward, invalid=invalid, metrics=metrics)
 
     def _news(self) -> str:
-        """What the game said since the last time; the player's own words are left out."""
+        """The game's words since the last time; the player's own words are left out."""
         _, messages = self._env.get_observation()
         # Some games swap the arguments of a note of the player's move: its text is then a number.
         told = [text for _, text, kind in messages if kind not in _OWN_WORDS and isinstance(text, str)]
@@ -110,7 +110,7 @@ class TextArenaEnvironment:
 
 
 class TextArenaMatchOptions(TextArenaOptions):
-    """Which game, and for how many."""
+    """The game, and its number of players."""
 
     players: int = Field(2, ge=2, le=16, description="how many play; a game may take only some numbers")
 

@@ -112,7 +112,7 @@ class ToolUseEnvironment:
             await box.close()
 
     async def _result(self, call: ToolCall) -> tuple[bool, str]:
-        """Whether the policy called it wrongly, and what it is told."""
+        """True if the policy called it wrongly, and what it is told."""
         box = self._by_name.get(call.name)
         try:
             if box is None:

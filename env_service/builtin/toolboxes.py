@@ -1,4 +1,4 @@
-"""What the policy can call: what a toolbox is, a calculator, and a Python interpreter in the reward service's sandbox.
+"""Toolboxes: what the policy can call; a calculator, and a Python interpreter in the reward service's sandbox.
 
 What one can set about all tools stands here; search and MCP servers, which need packages of their own, have files of
 their own. The calculator is exact, and reads nothing but numbers, + - * / // % ** and parentheses.
@@ -108,7 +108,7 @@ class Toolbox(Protocol):
     """Some tools, for one conversation."""
 
     async def offered(self) -> Sequence[Tool]:
-        """What the chat template tells the policy."""
+        """The tools as the chat template tells them to the policy."""
         ...
 
     async def call(self, call: ToolCall) -> str:
@@ -296,7 +296,7 @@ class PythonToolbox:
         return (described("python", told, _Code),)
 
     async def call(self, call: ToolCall) -> str:
-        """What the code printed, with the traceback of its exception. Raises SessionLost, and as `Sandbox.run`."""
+        """The output of the code, with the traceback of its exception. Raises SessionLost, and as `Sandbox.run`."""
         code = read_arguments(_Code, call.arguments).code
         answer = await self._sandbox.run(code, session=self._session)
         if answer.session_started and self._lives:

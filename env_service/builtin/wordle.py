@@ -42,7 +42,7 @@ _WORDS = {
 
 
 class WordleOptions(GameOptions):
-    """Which words, and how often one may guess."""
+    """The words, and how often one may guess."""
 
     length: Literal[3, 4, 5] = Field(5, description="letters of a word")
     tries: int = Field(6, ge=1, le=20, description="guesses after which the game is lost")

@@ -1,4 +1,4 @@
-"""What a chat template writes between the end of the policy's text and where it is to answer again, as tokens.
+"""Bridges: tokens that a chat template writes between the policy's text and where it is to answer again.
 
     … sampled text ▏<|im_end|>▏\\n<|im_start|>user\\n7 is too low<|im_end|>\\n<|im_start|>assistant\\n▏ sampled text …
                      closer    rest
@@ -49,8 +49,8 @@ class Bridge:
     opens: bool = False
 
     def after(self, sampled: Sequence[int], *, ended: bool) -> tuple[int, ...]:
-        """What is appended to a turn. One that ended itself keeps the end token that it sampled, whatever the template
-        would have put there; one that was cut off gets the closer.
+        """The tokens that are appended to a turn. One that ended itself keeps the end token that it sampled, whatever
+        the template would have put there; one that was cut off gets the closer.
         """
         if not ended or (self.opens and tuple(sampled[-len(self.closer) :]) != self.closer):
             return (*self.closer, *self.rest)
@@ -140,7 +140,7 @@ class Bridges:
                     raise ChatTemplateError(f"it loses a message of role {lost.role}")
 
     def bridge(self, said: tuple[ChatMessage, ...], *, tools: Sequence[Tool] = ()) -> Bridge:
-        """What follows a turn of the policy when `said` comes. Raises ChatTemplateError."""
+        """The tokens that follow a turn of the policy when `said` comes. Raises ChatTemplateError."""
         if not self._shows_ids:
             said = tuple(replace(message, tool_call_id="") for message in said)
         key = (said, json.dumps([dict(tool) for tool in tools]))
@@ -184,8 +184,8 @@ class Bridges:
         *,
         answer: bool,
     ) -> str:
-        """What follows the policy's turn, from the first end of it on: templates put their own words between the
-        policy's and that.
+        """The text that follows the policy's turn, from the first end of it on: templates put their own words between
+        the policy's and that.
         """
         tails = [self._after_marker(messages, tools, answer=answer) for messages in conversations]
         common = _common_end(tails)

@@ -69,7 +69,7 @@ class _Parts(ABC):
         return self._parts[part].task(purpose, own)
 
     def place(self, purpose: Purpose, index: int) -> tuple[int, int]:
-        """Which part has this task, and as which of its own. Raises IndexError."""
+        """The part that has this task, and the task's number there. Raises IndexError."""
         if purpose == "evaluate":
             return self._evaluation[index]
         if index >= self.train_tasks:
@@ -256,7 +256,7 @@ def _parts_of(config: Tasks) -> tuple[str, ...]:
 
 
 def _check_carried(environment: OfferedEnvironment, config: Tasks, tokenization: Tokenization) -> None:
-    """Whether the model's files can carry its messages. Raises ValueError that names the key which changes that."""
+    """Checks that the model's files can carry its messages. Raises ValueError that names the key which changes that."""
     if isinstance(config, ClassTasks):
         check_templates({environment.name: environment}, tokenization)
         check_opponents([config], {environment.name: environment}, tokenization)

@@ -57,7 +57,7 @@ class NumberedTasks:
 
 
 class _Declared(BaseModel):
-    """What a class says about itself, or an instance of it, where that depends on the options."""
+    """Facts that a class declares about itself, or an instance of it, where that depends on the options."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -89,7 +89,7 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
 
 
 def is_agent(made: object) -> bool:
-    """Whether it talks to the policy by itself."""
+    """True if it talks to the policy by itself."""
     return callable(getattr(made, "run", None)) and not callable(getattr(made, "step", None))
 
 
@@ -163,7 +163,7 @@ def class_at(entry: ClassTasks) -> type[Environment | Agent]:
 
 
 def _options(made: type[Environment | Agent], entry: ClassTasks) -> tuple[BaseModel, ...]:
-    """What the constructor is called with: nothing, or the options as its own model."""
+    """Arguments of the constructor: nothing, or the options as its own model."""
     model = _model_of(made, entry)
     if model is None:
         if entry.options:

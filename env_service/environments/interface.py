@@ -1,4 +1,4 @@
-"""What a task is, what an environment is, and what passes between an environment and the rollout loop.
+"""Tasks and environments, and what passes between an environment and the rollout loop.
 
 An environment of one's own is a class, named by its import path in the config file:
 
@@ -125,7 +125,7 @@ Tool = Mapping[str, JsonValue]
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """One message of a conversation; the chat template turns it into tokens. Of a tool's result, `name` is the tool's
+    """A message of a conversation; the chat template turns it into tokens. Of a tool's result, `name` is the tool's
     and `tool_call_id` that of the call which it answers; without one, results are numbered in their turn.
     """
 
@@ -177,7 +177,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Action:
-    """What the policy sampled in a turn.
+    """The policy's text of a turn, as it was sampled.
 
     `text` is decoded without special tokens, and without the stop text. `value` is what the rules' action form found in
     it: the text of `tag:NAME`, the object of `json`, the text itself for `text`; None if there was nothing. `calls` are
@@ -234,7 +234,7 @@ class Step:
 
     @property
     def ends(self) -> bool:
-        """Whether it is the last one."""
+        """True if it is the last one."""
         return bool(self.stop) or self.verification is not None
 
 
@@ -251,7 +251,7 @@ class TaskSource(Protocol):
 
 
 class Environment(Protocol):
-    """One conversation with the policy: see the top of this file."""
+    """A conversation with the policy: see the top of this file."""
 
     def reset(self, task: Task, seed: int) -> Prompt | Opening | Awaitable[Prompt | Opening]: ...
 
@@ -345,7 +345,7 @@ class Round:
 
 
 class SeveralPlayers(Protocol):
-    """One game: see the top of this file. `close()` and the constructor are as in `Environment`."""
+    """A game: see the top of this file. `close()` and the constructor are as in `Environment`."""
 
     @property
     def players(self) -> tuple[str, ...]: ...

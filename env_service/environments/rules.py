@@ -1,4 +1,4 @@
-"""What an environment may set about its conversations: how many turns and tokens, how actions are read."""
+"""Settings of an environment's conversations: how many turns and tokens, how actions are read."""
 
 from typing import Annotated, Literal
 

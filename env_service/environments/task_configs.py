@@ -1,4 +1,4 @@
-"""What a user can set about tasks: the entries of [[env-service.environments]]."""
+"""Settings of tasks: the entries of [[env-service.environments]]."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -110,7 +110,9 @@ class ChatTemplate:
 
 
 def _arguments_in(tree: nodes.Template) -> frozenset[str]:
-    """What a template is to be told: its own variables are none, but for those that it sets if they are not given."""
+    """The arguments that a template reads: its own variables are none, but for those that it sets if they are not
+    given.
+    """
     own = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
     optional = {test.node.name for test in tree.find_all(nodes.Test) if isinstance(test.node, nodes.Name)}
     return frozenset(name for name in meta.find_undeclared_variables(tree) if name not in own or name in optional)
@@ -271,9 +273,9 @@ class Tokenization:
 
     @cached_property
     def prefilled(self) -> str:
-        """What the template puts at the beginning of the policy's turn behind a question, and takes for a part of what
-        the policy said: a message that is to be shown again begins with it. Empty where the template writes it itself,
-        drops it from earlier turns, or puts nothing there.
+        """The text that the template puts at the beginning of the policy's turn behind a question, and takes for a part
+        of what the policy said: a message that is to be shown again begins with it. Empty where the template writes it
+        itself, drops it from earlier turns, or puts nothing there.
         """
         try:
             shown = self.text_of((QUESTION,))
@@ -284,7 +286,7 @@ class Tokenization:
             return ""
 
     def _before_answer(self, said: str) -> str:
-        """What stands before the marker in the policy's turn, when something follows it."""
+        """The text before the marker in the policy's turn, when something follows it."""
         conversation = (QUESTION, ChatMessage("assistant", said), QUESTION)
         return self.text_of(conversation).partition(MARKER)[0]
 
@@ -385,7 +387,7 @@ def _special_tokens(model: Path) -> dict[str, str]:
 
 
 class LightTokenizer:
-    """What reading a learner's examples needs of a Hugging Face tokenizer, without transformers, which takes seconds to
+    """The part of a Hugging Face tokenizer that a learner's examples need, without transformers, which takes seconds to
     load.
     """
 

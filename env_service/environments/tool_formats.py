@@ -86,7 +86,7 @@ _SIGNS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Reading:
-    """What the policy wrote: the text before its calls, and the calls, those of tools that are not there as well.
+    """A parsed turn of the policy: the text before its calls, and the calls, those of tools that are not there as well.
 
     `fault` says why what began as a call is none, or is one of no tool; empty if there is nothing wrong.
     """
@@ -153,7 +153,7 @@ def family_of(template: str) -> ToolFormat | None:
 
 
 def no_such_tool(name: str, offered: Iterable[str]) -> str:
-    """What the policy is told of a call of a tool that is not there."""
+    """Tells the policy that it called a tool that is not there."""
     return f"there is no tool {name[:_MOST_QUOTED]!r}; there are {', '.join(offered)}"
 
 
@@ -391,13 +391,13 @@ def _json_at(text: str, at: int) -> tuple[JsonValue, int]:
 
 
 def _closed(text: str, end: int, ends: tuple[str, ...]) -> bool:
-    """Whether nothing is behind that place, or what may be there."""
+    """True if nothing is behind that place, or what may be there."""
     rest = text[end:].lstrip()
     return not rest or rest.startswith(ends)
 
 
 def _is_sound(value: object) -> bool:
-    """Whether it can be written as JSON in a message. Of what Python reads that is not NaN, infinity, and half of a
+    """True if it can be written as JSON in a message. Of what Python reads that is not NaN, infinity, and half of a
     surrogate pair; of its literals, sets and bytes.
     """
     try:

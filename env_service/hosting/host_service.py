@@ -126,7 +126,7 @@ def add_environment_route(app: FastAPI, conversations: Conversations) -> None:
 
     @app.post(PATH, response_model=Reply)
     async def environment(body: Annotated[Call, Depends(json_body(Call))]) -> Response:
-        """One call to the environment; what goes wrong in it is in the reply."""
+        """A call to the environment; what goes wrong in it is in the reply."""
         return json_answer(await conversations.reply(body))
 
 

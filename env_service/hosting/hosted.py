@@ -57,7 +57,7 @@ class Limits:
 
 
 class HostedEnvironment:
-    """One conversation with an environment in a child process. It leaves the process as soon as it is over."""
+    """A conversation with an environment in a child process. It leaves the process as soon as it is over."""
 
     def __init__(self, name: str, pool: Pool, limits: Limits) -> None:
         self._name = name
@@ -186,14 +186,14 @@ class Hosting:
 
 
 def expected(given: T | None, what: str) -> T:
-    """What a reply holds. Raises EnvironmentFailed if it holds something else."""
+    """The content of a reply. Raises EnvironmentFailed if it holds something else."""
     if given is None:
         raise EnvironmentFailed("nonsense", f"the environment's process does not answer what was asked: {what}")
     return given
 
 
 def description_of_entry(entry: ClassTasks) -> Description:
-    """What an entry's environment says of itself, in a process that ends with it. Raises EnvironmentFault."""
+    """The description of an entry's environment, in a process that ends with it. Raises EnvironmentFault."""
     alone = _alone(entry)
     with tempfile.TemporaryDirectory() as folder:
         command = (sys.executable, "-P", "-m", *command_of((alone,), Path(folder) / "stacks.txt"), str(os.getpid()))

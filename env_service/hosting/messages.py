@@ -50,14 +50,14 @@ class Reset(WireModel):
 
 
 class MakeTask(WireModel):
-    """Which task is wanted."""
+    """Asks for a task."""
 
     purpose: Purpose
     index: int = Field(ge=0)
 
 
 class Call(WireModel):
-    """What is wanted of the environment `name`. `about` is the conversation's key, chosen by the caller."""
+    """A request to the environment `name`. `about` is the conversation's key, chosen by the caller."""
 
     kind: Literal["describe", "task", "reset", "step", "close"]
     name: str = ""
@@ -68,7 +68,9 @@ class Call(WireModel):
 
 
 class Description(WireModel):
-    """What an environment says of itself. `own_tasks`: they are asked for; else they are numbered, each with a seed."""
+    """An environment's description of itself. `own_tasks`: they are asked for; else they are numbered, each with a
+    seed.
+    """
 
     rules: Rules
     roles: tuple[Role, ...]
@@ -79,7 +81,7 @@ class Description(WireModel):
 
 
 class HostedFault(WireModel):
-    """What went wrong: `unavailable`, `full` and `killed` say nothing about the task or the policy."""
+    """A failure: `unavailable`, `full` and `killed` say nothing about the task or the policy."""
 
     kind: Literal["raised", "nonsense", "hung", "crashed", "killed", "unavailable", "full"]
     text: str
@@ -119,7 +121,7 @@ def raise_fault(reply: Reply) -> None:
 
 
 def fault_of(error: BaseException) -> HostedFault:
-    """What an environment's code raised, in the user's own words: file, line, function and traceback."""
+    """The error of an environment's code, in the user's own words: file, line, function and traceback."""
     if isinstance(error, EnvironmentFailed):
         kinds = ("raised", "nonsense", "hung", "crashed")
         kind = next((each for each in kinds if each == error.kind), "raised")
@@ -179,7 +181,7 @@ def reply_of(line: bytes | str) -> Reply:
 
 
 def opening_reply(given: object) -> Reply:
-    """What `reset` returned."""
+    """The reply to `reset`."""
     match given:
         case Opening():
             return Reply(opening=given)
@@ -189,7 +191,7 @@ def opening_reply(given: object) -> Reply:
 
 
 def step_reply(step: object) -> Reply:
-    """What `step` returned; numbers of numpy's become plain ones."""
+    """The reply to `step`; numbers of numpy's become plain ones."""
     if not isinstance(step, Step):
         return nonsense(f"the environment's step returned {type(step).__name__}, expected a Step")
     numbers = {"reward": step.reward, **step.metrics}

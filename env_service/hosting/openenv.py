@@ -38,7 +38,7 @@ Url = Annotated[str, StringConstraints(pattern=r"^wss?://[^/]+(/.*)?$")]
 
 
 class OpenEnvOptions(ConfigModel):
-    """Which server, and how its observations and actions become text."""
+    """The server, and how its observations and actions become text."""
 
     urls: tuple[Url, ...] = Field(min_length=1, max_length=64, description="addresses of equal servers, in turn")
     system_prompt: str = Field("", description="a system message before the opening; empty for none")
@@ -54,7 +54,7 @@ class OpenEnvOptions(ConfigModel):
 
 
 class _Seen(BaseModel):
-    """What a server says of a reset or a step."""
+    """A server's answer to a reset or a step."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -164,7 +164,7 @@ class OpenEnvEnvironment:
         return fields[name].get("type")
 
     def _fields(self, action: Action) -> Mapping[str, JsonValue]:
-        """What the policy's text says. Raises _Invalid."""
+        """The fields of the policy's text. Raises _Invalid."""
         name = self._options.action_field
         if not name:
             if not isinstance(action.value, dict):
@@ -214,7 +214,7 @@ class _Invalid(ValueError):
 
 
 def _complaint(problem: _ServerProblem) -> str:
-    """Which fields do not fit, in few words."""
+    """The fields that do not fit, in few words."""
     rows = problem.errors if isinstance(problem.errors, list) else []
     said = [
         f"{'.'.join(map(str, where)) if isinstance(where := row.get('loc'), list) else ''}: {row.get('msg', '')}"

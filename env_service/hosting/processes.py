@@ -35,7 +35,7 @@ def command_of(entries: Sequence[ClassTasks], stacks: Path) -> tuple[str, ...]:
 
 
 def environment_of_a_child() -> dict[str, str]:
-    """What a child sees: the variables of this process, without its settings, which hold secrets."""
+    """The environment of a child: the variables of this process, without its settings, which hold secrets."""
     seen = worker_environment(inherit=True)
     return {name: value for name, value in seen.items() if not name.startswith("HEADWAY_")}
 
@@ -62,7 +62,7 @@ class Child:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """True if it runs."""
         return self._worker.is_alive
 
     async def start(self) -> None:
@@ -147,7 +147,7 @@ class Child:
         return self._stack()
 
     def _stack(self) -> str:
-        """What the child has written of its code, innermost first, without our own."""
+        """The traceback that the child has written of its code, innermost first, without our own."""
         try:
             lines = self._stacks.read_text(errors="replace").splitlines(keepends=True)
         except OSError:
@@ -175,5 +175,5 @@ class Seat:
 
     @property
     def is_there(self) -> bool:
-        """Whether the process in which the conversation began still runs."""
+        """True if the process in which the conversation began still runs."""
         return self.child.is_alive and self.life in (None, self.child.life)

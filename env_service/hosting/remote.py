@@ -45,7 +45,7 @@ Url = Annotated[str, StringConstraints(pattern=r"^https?://[^/]+/?$")]
 
 
 class RemoteOptions(ConfigModel):
-    """Which hosts, and how both sides are believed."""
+    """The hosts, and how both sides are believed."""
 
     urls: tuple[Url, ...] = Field(min_length=1, max_length=64, description="addresses of equal hosts, in turn")
     token_file: Path | None = Field(None, description="file of the hosts' bearer token")
@@ -67,7 +67,7 @@ class RemoteOptions(ConfigModel):
 
 
 class RemoteEnvironment:
-    """One conversation with an environment at one of the hosts, the first in turn that is there. That all are away is a
+    """A conversation with an environment at one of the hosts, the first in turn that is there. That all are away is a
     failure of infrastructure.
     """
 
@@ -81,7 +81,7 @@ class RemoteEnvironment:
 
     @staticmethod
     def tasks(options: RemoteOptions) -> TaskSource:
-        """Those of the host."""
+        """The tasks of the host."""
         described = description_at(options.model_dump_json())
         if described.own_tasks:
             return RemoteTasks(options, described)
@@ -193,7 +193,7 @@ class _Host:
 
 @lru_cache(maxsize=64)
 def description_at(options_json: str) -> Description:
-    """What the first host says of its environment. Raises ValueError if it is not there in time."""
+    """The first host's description of its environment. Raises ValueError if it is not there in time."""
     options = RemoteOptions.model_validate_json(options_json)
     until = time.monotonic() + options.start_timeout_s
     while True:

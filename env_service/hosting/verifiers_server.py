@@ -44,7 +44,7 @@ _ROW: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 
 
 class VerifiersOptions(ConfigModel):
-    """Which env server, and the tasks that it is sent."""
+    """The env server, and the tasks that it is sent."""
 
     addresses: tuple[Address, ...] = Field(min_length=1, max_length=64, description="of equal env servers, in turn")
     train_file: Path = Field(description="a line of JSON for each task, as examples/verifiers/serve.py writes them")
@@ -69,7 +69,7 @@ class _Worth(BaseModel):
 
 
 class _Trace(BaseModel):
-    """What is known of a trace: fields come with deltas, each over the one before."""
+    """The known part of a trace: fields come with deltas, each over the one before."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -123,7 +123,7 @@ class VerifiersAgent:
 
 
 class _Episode:
-    """One run, and the signs of life of the server that has it."""
+    """A run, and the signs of life of the server that has it."""
 
     def __init__(self, server: PlainDealer, address: str, options: VerifiersOptions) -> None:
         self._server = server

@@ -40,7 +40,7 @@ EndOf = Callable[[Sequence[int]], int | None]
 
 @dataclass
 class Completion:
-    """What one completion of a request holds so far: n token ids, their n logprobs, the versions that sampled them,
+    """A completion of a request so far: n token ids, their n logprobs, the versions that sampled them,
     and the generators that did, in order.
 
     A request for it begins with `begin_request`; parts count their spans from the first token of that request.
@@ -72,7 +72,7 @@ class Completion:
 
     @property
     def ended(self) -> bool:
-        """Whether the present request says no more about it."""
+        """True if the present request says no more about it."""
         return self.finish_reason is not None or self.handed_back
 
     def begin_request(self) -> None:
@@ -202,7 +202,7 @@ class Piece:
 
     @property
     def needs_no_more(self) -> bool:
-        """Whether the generator would go on although all have ended, one of them by its text."""
+        """True if the generator would go on although all have ended, one of them by its text."""
         return self.ended and any(completion.ended_by_text for completion in self.completions)
 
     def begin(self, whole: GenerateRequest) -> GenerateRequest:
@@ -227,7 +227,7 @@ class Piece:
 
 
 def rest_of(piece: Piece, sampling: Sampling) -> list[Piece]:
-    """What is still to be asked for; empty if all is finished."""
+    """The request for what is still missing; empty if all is finished."""
     if not continues(sampling) and not all(completion.finish_reason for completion in piece.completions):
         for completion in piece.completions:
             completion.begin_anew()
@@ -245,7 +245,7 @@ def rest_of(piece: Piece, sampling: Sampling) -> list[Piece]:
 
 
 def continues(sampling: Sampling) -> bool:
-    """Whether a prefix may move into the prompt: some penalties look at sampled tokens only, and would not see it."""
+    """True if a prefix may move into the prompt: some penalties look at sampled tokens only, and would not see it."""
     return sampling.presence_penalty == 0 and sampling.frequency_penalty == 0
 
 
@@ -257,7 +257,7 @@ def _reason_to_end(token_ids: Sequence[int], sampling: Sampling) -> FinishReason
 
 
 def _together(empty: Sequence[Completion], *, seeded: bool) -> list[Piece]:
-    """One request for all; with a seed, which counts up within a request, one for each row of neighbours."""
+    """A single request for all; with a seed, which counts up within a request, one for each row of neighbours."""
     rows: list[list[Completion]] = []
     for completion in empty:
         if rows and (not seeded or rows[-1][-1].index + 1 == completion.index):
@@ -310,7 +310,7 @@ class Progress:
         return made
 
     def _counted(self, completion: Completion) -> bool:
-        """Whether it has ended, so that its versions are known for good."""
+        """True if it has ended, so that its versions are known for good."""
         if not completion.done.is_set():
             return False
         self._oldest = _oldest(self._oldest, completion)

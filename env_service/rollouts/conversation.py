@@ -1,4 +1,4 @@
-"""One conversation of the policy with an environment: a trajectory, turn by turn.
+"""A conversation of the policy with an environment: a trajectory, turn by turn.
 
     prompt ─▶ completion ─▶ action ─▶ the environment's step ─┬─▶ ends: its reward, or a verifier judges it
        ▲                                                     └─▶ goes on ─▶ a limit? cut off
@@ -62,7 +62,7 @@ class Nonsense(TypeError):
 
 @dataclass(frozen=True)
 class Fault:
-    """What an environment did wrong: `kind` is `raised`, `hung` or `nonsense`, of one in a process of its own also
+    """A fault of an environment: `kind` is `raised`, `hung` or `nonsense`, of one in a process of its own also
     `crashed`; or, `passing`, what it suffered: `unavailable`, `killed`.
     """
 
@@ -72,7 +72,7 @@ class Fault:
 
 
 def fault_of_step(error: Exception, name: str, *, at: str = "") -> Fault:
-    """What a step of the environment `name` raised, as a fault; logged with the user's own traceback and where in the
+    """The fault of a step of the environment `name` that raised; logged with the user's own traceback and where in the
     game that was.
     """
     match error:
@@ -92,7 +92,7 @@ def fault_of_step(error: Exception, name: str, *, at: str = "") -> Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Speaker:
-    """What every conversation of a lease needs. `request` is that of a first turn, for one completion."""
+    """Shared by every conversation of a lease. `request` is that of a first turn, for one completion."""
 
     offered: OfferedEnvironment
     language: Language
@@ -143,7 +143,7 @@ class Conversation:
 
     @property
     def has_erred_enough(self) -> bool:
-        """Whether there were as many invalid actions as are borne."""
+        """True if there were as many invalid actions as are borne."""
         return self._rules.max_invalid is not None and self.invalid_actions >= self._rules.max_invalid
 
     @property
@@ -153,7 +153,7 @@ class Conversation:
 
     @property
     def spoilt(self) -> bool:
-        """Whether its environment is at fault."""
+        """True if its environment is at fault."""
         return self.fault is not None
 
     @property
@@ -183,12 +183,12 @@ class Conversation:
 
     @property
     def last_text(self) -> str:
-        """What the policy said last."""
+        """The last text of the policy."""
         return self.speech.last_text
 
     @property
     def single_turn(self) -> bool:
-        """Whether it could not have had several turns."""
+        """True if it could not have had several turns."""
         return self._rules.max_turns == 1
 
     @property
@@ -276,7 +276,7 @@ class Conversation:
         self.judge_action(action, invalid=step.invalid)
 
     def earn(self, reward: float, *, metrics: Mapping[str, float]) -> None:
-        """What the last turn was worth."""
+        """Adds what the last turn was worth."""
         self.speech.transcript.earn(checked_number(reward))
         for name, value in metrics.items():
             self._metrics[name].append(checked_number(value))
@@ -321,7 +321,7 @@ def blame_unless_over(sides: "Iterable[Conversation]") -> None:
 
 
 def as_opening(given: object) -> Opening:
-    """What `reset` returned. Raises Nonsense."""
+    """The opening that `reset` returned. Raises Nonsense."""
     if isinstance(given, str | tuple):
         given = Opening(given)
     if not isinstance(given, Opening):

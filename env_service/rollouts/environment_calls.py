@@ -48,7 +48,7 @@ class EnvironmentCalls:
         self._worker: _Worker | None = None
 
     async def one(self, call: Call[T], *, what: str, timeout_s: float | None = None, at_once: bool = False) -> T:
-        """What the call returns, or resolves to. Raises what it raises, and DidNotReturn when it takes too long:
+        """The result of the call, awaited if need be. Raises what it raises, and DidNotReturn when it takes too long:
         longer than `timeout_s`, if that is given. One `at_once` is made here: its code is known not to block.
         """
         if at_once:
@@ -140,7 +140,7 @@ class _Job(Generic[T]):
             _close(self.returned.result())
 
     def _tell(self, say: Callable[[], None]) -> bool:
-        """Whether the event loop will hear it. Once nobody waits the loop may be closed, too."""
+        """True if the event loop will hear it. Once nobody waits the loop may be closed, too."""
         with self._telling:
             if not self.unwanted:
                 self.loop.call_soon_threadsafe(say)
@@ -175,8 +175,8 @@ def _did_not_return(job: _Job[T], what: str) -> DidNotReturn:
 
 
 async def _resolved(results: Sequence[T | Awaitable[T]]) -> list[T]:
-    """What they come to, in order. Several coroutines go on side by side, at most `_AT_ONCE` of them; of those that
-    raise, the first in order counts, and the others are broken off.
+    """Results of the coroutines, in order. Several coroutines go on side by side, at most `_AT_ONCE` of them; of those
+    that raise, the first in order counts, and the others are broken off.
     """
     places = asyncio.Semaphore(_AT_ONCE)
     works = [_beside(each, places) if len(results) > 1 and isawaitable(each) else each for each in results]

@@ -38,7 +38,7 @@ class GeneratorFleet:
 
     @property
     def answering(self) -> bool:
-        """Whether one of those that serve is believed to answer."""
+        """True if one of those that serve is believed to answer."""
         return self._endpoints.at_hand
 
     @property
@@ -77,7 +77,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Setbacks:
-    """What went wrong since the last token came. `failures` are those that the request itself may have caused."""
+    """Failures since the last token came. `failures` are those that the request itself may have caused."""
 
     tried: list[str] = field(default_factory=list)
     failures: int = 0
@@ -152,7 +152,7 @@ class Generation:
     async def _ask(
         self, generator: ServingGenerator, piece: Piece, request: GenerateRequest
     ) -> InfrastructureFailure | None:
-        """One request for a piece, and why it did not finish all of it. Raises DataFailure."""
+        """Sends a request for a piece, and says why it did not finish all of it. Raises DataFailure."""
         try:
             await self._attempt(generator, piece, request)
         except InfrastructureFailure as failure:

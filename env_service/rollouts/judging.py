@@ -67,7 +67,7 @@ _MOST_PROMPT_CHARS = 2000
 
 
 def _explained(item: ScoreItem, scored: Scored) -> str:
-    """What the verifier said of its reward, and the arguments that it was given, the right answer among them."""
+    """The verifier's explanation of its reward, and the arguments that it was given, the right answer among them."""
     return "\n".join(filter(None, (scored.explanation, given_text(item.arguments))))
 
 
@@ -167,7 +167,7 @@ class Judging:
     async def _judged(
         self, conversations: Sequence[Judged], *, prompt: str, progress: Progress
     ) -> Mapping[int, RewardRecord]:
-        """What verifiers say, by the conversation's index."""
+        """The verdicts of verifiers, by the conversation's index."""
         asked = [
             (each, _item(each, each.verification, prompt=prompt))
             for each in conversations

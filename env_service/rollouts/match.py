@@ -1,4 +1,4 @@
-"""One game of several players: a conversation for each of them, in turns.
+"""A game of several players: a conversation for each of them, in turns.
 
     first's conversation   ─▶ completion ─▶ step ─┐              ┌─▶ completion ─▶ …
                                                   ▼              │
@@ -83,7 +83,7 @@ class Opponent:
         return self.most_draws if self.temperature else 1
 
     def in_place_of(self, policy: Speaker) -> Speaker:
-        """What a conversation of its own needs: nothing that it samples counts as the policy's."""
+        """A speaker for a conversation of its own: nothing that it samples counts as the policy's."""
         sampling = policy.request.sampling.model_copy(update={"temperature": self.temperature, "stop_token_ids": ()})
         return replace(
             policy,
@@ -115,7 +115,7 @@ class _Untold(Progress):
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What all games of a lease have in common: how they begin, and for each player who speaks for it.
+    """Shared by all games of a lease: how they begin, and for each player who speaks for it.
 
     A speaker's language and request are those of the policy, or of its opponent; the opening in them is replaced.
     `deal` gives a game in the place of another one, reset alike; a game is drawn `draws` times at most.
@@ -180,17 +180,17 @@ class Match:
 
     @property
     def spoilt(self) -> bool:
-        """Whether its environment is at fault, or the policy had no turn: others of the lease are worth more."""
+        """True if its environment is at fault, or the policy had no turn: others of the lease are worth more."""
         return self.fault is not None or self.unplayed
 
     @property
     def fault(self) -> Fault | None:
-        """What its environment did wrong."""
+        """The fault of its environment."""
         return next((side.fault for side in self.sides.values() if side.fault is not None), None)
 
     @property
     def unplayed(self) -> bool:
-        """Whether the policy had no turn in it."""
+        """True if the policy had no turn in it."""
         return not any(side.transcript.turns for side in self.trained)
 
     @property
@@ -216,11 +216,11 @@ class Match:
 
     @property
     def _is_worth_another_draw(self) -> bool:
-        """What its environment or the clock has ended would hardly end otherwise."""
+        """False for what its environment or the clock has ended: it would hardly end otherwise."""
         return self.unplayed and self.draw + 1 < self.table.draws and self.why not in ("fault", "time_limit")
 
     async def _draw_again(self) -> bool:
-        """Whether there is another game in this one's place."""
+        """True if there is another game in this one's place."""
         speaker = self.speaker
         if self.table.deal is None:
             return False

@@ -27,8 +27,8 @@ class Openings:
         self._backoff = backoff
 
     async def opened(self, open_it: Callable[[], Awaitable[T]], *, name: str, progress: Progress) -> T:
-        """What `open_it` returns, once it does not raise EnvironmentUnavailable. Whatever it had it lets go of before,
-        or two leases that each hold half of what there is would wait for each other.
+        """Returns what `open_it` returns, once it does not raise EnvironmentUnavailable. Whatever it had it lets go of
+        before, or two leases that each hold half of what there is would wait for each other.
 
         Raises EnvironmentFull at the last attempt, and what else `open_it` raises.
         """

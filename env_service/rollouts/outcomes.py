@@ -163,7 +163,7 @@ class RolloutMetrics:
         )
 
     def _measure_work(self, metrics: Metrics) -> None:
-        """What concerns leases and the others that they need, and no single trajectory."""
+        """Measures leases and the services that they need, and no single trajectory."""
         self.generator_failures = PeerCounter(
             metrics.counter("generator_failures", "Failed requests to a generator.", labels=("generator_id",))
         )

@@ -80,7 +80,7 @@ class _Opened:
 
 
 class Attempt(Judged, Protocol):
-    """One trajectory of an agent, which runs in `hold`. It raises RolloutFailure when a turn cannot be sampled, and
+    """A trajectory of an agent, which runs in `hold`. It raises RolloutFailure when a turn cannot be sampled, and
     EnvironmentUnavailable where nobody was there to begin: it can be held again.
     """
 
@@ -352,7 +352,7 @@ class Rollout:
         return sides_of_the_policy([game for game in await self._kept(lease, games) if isinstance(game, Match)])
 
     async def _kept(self, lease: Lease, members: Sequence[_Held]) -> Sequence[_Held]:
-        """Those that make the group, when they are over."""
+        """The members that make the group, when they are over."""
         if len(members) == lease.group_size:
             await _hold_all(members)
             blame_unless_over(side for member in members for side in member.trained)
@@ -419,7 +419,7 @@ async def _hold_all(all_of_them: Sequence[_Held]) -> None:
 
 
 def _end_at_once(speaker: Speaker) -> bool:
-    """Whether conversations end with their first turn, in an environment that nobody waits for: they need no tasks of
+    """True if conversations end with their first turn, in an environment that nobody waits for: they need no tasks of
     their own, which would cost more than all else that is done for a short completion.
     """
     offered, rules = speaker.offered, speaker.language.rules

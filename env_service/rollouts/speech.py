@@ -34,7 +34,7 @@ _DECODER = json.JSONDecoder()
 
 
 def value_in(text: str, form: ActionForm) -> JsonValue:
-    """What the form finds in the text, None if nothing: see `Action.value`."""
+    """The value that the form finds in the text, None if nothing: see `Action.value`."""
     if form == "json":
         return last_object(text)
     if form.startswith("tag:"):
@@ -43,7 +43,7 @@ def value_in(text: str, form: ActionForm) -> JsonValue:
 
 
 def last_tag(text: str, name: str) -> str | None:
-    """What stands in the last <name>…</name>, without space around it. The end may be missing: a stop text cuts it."""
+    """The text in the last <name>…</name>, without space around it. The end may be missing: a stop text cuts it."""
     _, opened, rest = text.rpartition(f"<{name}>")
     return rest.partition(f"</{name}>")[0].strip() if opened else None
 
@@ -107,7 +107,7 @@ class Transcript:
 
     @property
     def context(self) -> tuple[int, ...]:
-        """What the policy is given next: the tokens from the last start on."""
+        """The next context of the policy: the tokens from the last start on."""
         return tuple(self.token_ids[self._starts[-1] if self._starts else 0 :])
 
     @property
@@ -196,7 +196,7 @@ def _key(state: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Language:
-    """What a lease's conversations have in common: the model's tokens, the rules, and how they open.
+    """Shared by a lease's conversations: the model's tokens, the rules, and how they open.
 
     `stop_ids` end a turn besides the model's own; `now` is the date that a chat template shows, the same for all.
     """
@@ -211,7 +211,7 @@ class Language:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the policy continues text, without a chat template."""
+        """True if the policy continues text, without a chat template."""
         return isinstance(self.opening.prompt, str)
 
     def with_arguments(self, arguments: TemplateArguments) -> "Language":
@@ -249,13 +249,13 @@ class Language:
         return read(text, tools=tools, formats=self.tool_formats)
 
     def ended_itself(self, completion: Completion) -> bool:
-        """Whether a turn's last token is one that ends turns: not, if it was cut off or ended by its text."""
+        """True if a turn's last token is one that ends turns: not, if it was cut off or ended by its text."""
         last = completion.token_ids[-1]
         known = last in self.stop_ids or last in self.tokenization.special_tokens.values()
         return completion.finish_reason == "stop" and known
 
     def action(self, completion: Completion, *, last: bool) -> Action:
-        """What the environment is told of a turn."""
+        """The action that the environment is told of a turn."""
         assert completion.finish_reason is not None, "an unfinished completion"
         form = self.rules.action
         text = cut_at_stop(self.text(completion.token_ids), self.rules.stop)
@@ -274,7 +274,7 @@ class Language:
 
 @dataclass
 class Speech:
-    """One conversation as tokens and as messages."""
+    """A conversation as tokens and as messages."""
 
     language: Language
     transcript: Transcript = field(default_factory=Transcript)
@@ -303,7 +303,7 @@ class Speech:
 
     @property
     def last_text(self) -> str:
-        """What the policy said last."""
+        """The last text of the policy."""
         return self._heard
 
     def hear(self, completion: Completion) -> Action:

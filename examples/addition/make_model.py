@@ -21,7 +21,7 @@ POSITIONS = 128
 
 
 def make_tokenizer(characters: str = CHARACTERS, *, positions: int = POSITIONS) -> PreTrainedTokenizerFast:
-    """One token per character; nothing is put before or after the text."""
+    """A tokenizer with one token per character; nothing is put before or after the text."""
     vocabulary = {token: index for index, token in enumerate((PAD, END, UNKNOWN, *characters))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
@@ -54,7 +54,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCaus
 
 
 def write_examples(path: Path) -> int:
-    """One line per training problem; returns their number."""
+    """Writes one line per training problem; returns their number."""
     addition = Addition()
     with path.open("w", encoding="utf-8") as file:
         for index in range(addition.train_tasks):

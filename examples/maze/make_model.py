@@ -53,7 +53,7 @@ def environment_of(file: Path) -> OfferedEnvironment:
 async def conversation(
     environment: Scripted, task: Task, *, noise: float, chance: Random, turns: int, seed: int = 0
 ) -> tuple[list[dict[str, str]], float]:
-    """What was said, up to the player's last words, and the reward."""
+    """The conversation up to the player's last words, and the reward."""
     opening = await _resolved(environment.reset(task, seed))
     messages, reward = _told(opening.prompt), 0.0
     for turn in range(turns):
@@ -78,7 +78,7 @@ async def _resolved(result: T | Awaitable[T]) -> T:
 
 
 async def write_conversations(path: Path, offered: OfferedEnvironment, *, count: int, noise: float) -> float:
-    """One line for each of the first training tasks; returns the mean reward."""
+    """Writes one line for each of the first training tasks; returns the mean reward."""
     rewards = []
     with path.open("w", encoding="utf-8") as file:
         for index in range(count):
@@ -96,7 +96,7 @@ async def write_conversations(path: Path, offered: OfferedEnvironment, *, count:
 
 
 def tokenizer_of_characters() -> PreTrainedTokenizerFast:
-    """One token per character, and a template that puts nothing but ends between what is said."""
+    """A tokenizer with one token per character, and a template that puts nothing but ends between what is said."""
     tokenizer = make_tokenizer(CHARACTERS, positions=POSITIONS)
     tokenizer.chat_template = TEMPLATE
     return tokenizer

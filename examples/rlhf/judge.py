@@ -24,7 +24,7 @@ MAX_TOKENS = 32
 
 
 class Tokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
+    """The used part of a Hugging Face tokenizer."""
 
     eos_token_id: int
 
@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
 
 
 class Model(Protocol):
-    """What is used of a Hugging Face model; its output's `logits` are [B, T, V], or of a reward model [B, 1]."""
+    """The used part of a Hugging Face model; its output's `logits` are [B, T, V], or of a reward model [B, 1]."""
 
     def __call__(self, *, input_ids: Tensor, attention_mask: Tensor) -> "Output": ...
 
@@ -52,14 +52,14 @@ class Model(Protocol):
 
 
 class Output(Protocol):
-    """What a model gives."""
+    """A model's output."""
 
     logits: Tensor
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One model against the SFT model. Rates are shares of the prompts, rewards have no unit, lengths are in letters.
+    """A model against the SFT model. Rates are shares of the prompts, rewards have no unit, lengths are in letters.
 
     `kl`: of the model to the SFT model in nats per continuation: at each position of the model's own samples exactly,
     over the vocabulary, summed over positions, and averaged over samples.
@@ -111,7 +111,7 @@ class Judge:
 
     @torch.inference_mode()
     def _written(self, model: Model, *, seed: int) -> list[list[int]]:
-        """One continuation for each prompt: its tokens, with the end token unless it was cut."""
+        """A continuation for each prompt: its tokens, with the end token unless it was cut."""
         rows = torch.tensor([self._tokenizer.encode(prompt) for prompt in self._prompts])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -51,7 +51,7 @@ class Language:
         return letters + PROMPT_END
 
     def continuation(self, prompt: str, draw: random.Random) -> str:
-        """What a writer says after the prompt: 1 to LONGEST letters."""
+        """A writer's words after the prompt: 1 to LONGEST letters."""
         text = prompt.removesuffix(PROMPT_END)
         while len(text) - PROMPT_LENGTH < LONGEST:
             text += self._next(text[-1], draw)

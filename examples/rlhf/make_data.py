@@ -27,7 +27,7 @@ POSITIONS = 64
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per letter; nothing is put before or after the text."""
+    """A tokenizer with one token per letter; nothing is put before or after the text."""
     return tokenizer_of("".join((*LETTERS, PROMPT_END)), positions=POSITIONS)
 
 

@@ -83,7 +83,7 @@ def make_model(directory: Path) -> None:
 
 
 def greedy_answer(directory: Path, question: str, *, max_tokens: int = 24) -> str:
-    """What the saved model says to one question: a check that it loads and talks."""
+    """The saved model's answer to one question: a check that it loads and talks."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(directory)
     inputs = tokenizer.apply_chat_template(

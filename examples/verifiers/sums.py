@@ -21,7 +21,7 @@ class SumData(vf.TaskData):
 
 
 class SumTask(vf.Task[SumData]):
-    """What an answer is worth."""
+    """The worth of an answer."""
 
     @vf.reward(weight=1.0)
     async def right(self, trace: vf.Trace) -> float:

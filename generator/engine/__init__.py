@@ -1,1 +1,1 @@
-"""One vLLM engine in this process's charge."""
+"""A vLLM engine in this process's charge."""

@@ -1,4 +1,4 @@
-"""One vLLM engine in this process's charge: sampling with version spans, weight syncs that survive their failures, and
+"""A vLLM engine in this process's charge: sampling with version spans, weight syncs that survive their failures, and
 a deadline on every call to the engine's process and workers, since a stopped process keeps its sockets.
 
 States of a weight sync, and what serves meanwhile:
@@ -407,7 +407,7 @@ class Engine:
 
     @asynccontextmanager
     async def _abandoned_on_failure(self) -> AsyncIterator[None]:
-        """One worker's failure is all workers': none keeps a group that another has lost."""
+        """Makes one worker's failure all workers': none keeps a group that another has lost."""
         try:
             yield
         except WeightSyncError:
@@ -432,7 +432,7 @@ async def _started(options: EngineOptions, last_words: LastWords) -> GatedLLM:
 
 
 def _combined(fingerprints: Sequence[str]) -> str:
-    """One fingerprint for all workers; a single worker's own."""
+    """A fingerprint for all workers; a single worker's own."""
     if len(fingerprints) == 1:
         return fingerprints[0]
     return str(xxhash.xxh3_64_hexdigest("".join(fingerprints).encode()))

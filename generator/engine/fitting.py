@@ -25,7 +25,8 @@ _OTHER_CODE = ("model_impl", "hf_overrides", "trust_remote_code")
 
 
 def engine_faults(model: Path, *, on_cpu: bool, extra: Mapping[str, object]) -> Iterator[str]:
-    """What vLLM lacks for a model, a line each; `extra` are arguments for vLLM. Raises ModuleNotFoundError without it.
+    """Faults of a model that vLLM cannot serve, a line each; `extra` are arguments for vLLM. Raises ModuleNotFoundError
+    without it.
 
     A config.json that cannot be read has no fault here.
     """
@@ -61,7 +62,7 @@ def _is_known(name: str, known: frozenset[str]) -> bool:
 
 
 def _runs_by_transformers(name: str) -> bool:
-    """Whether vLLM runs it with the code of transformers, as it does where it has none of its own."""
+    """True if vLLM runs it with the code of transformers, as it does where it has none of its own."""
     import transformers
 
     model = getattr(transformers, name, None)

@@ -116,7 +116,7 @@ class CountingOutputProcessor(OutputProcessor):  # type: ignore[misc]
 
 
 def _looked_up(state: RequestState) -> bool:
-    """Whether the prefix cache was asked for its prompt: not, if it did not begin, or if its prompt is scored."""
+    """True if the prefix cache was asked for its prompt: not, if it did not begin, or if its prompt is scored."""
     logprobs = state.logprobs_processor
     return not state.is_prefilling and (logprobs is None or logprobs.num_prompt_logprobs is None)
 

@@ -69,7 +69,7 @@ def _keys(name: str, tables: Mapping[str, ast.Dict]) -> Iterator[str]:
 
 
 def _methods(statements: Iterable[ast.stmt], name: str) -> list[ast.FunctionDef]:
-    """Those of this name, of all classes."""
+    """Methods of this name, of all classes."""
     members = [one for node in statements if isinstance(node, ast.ClassDef) for one in node.body]
     return [one for one in members if isinstance(one, ast.FunctionDef) and one.name == name]
 

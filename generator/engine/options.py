@@ -22,7 +22,7 @@ _SAID_CHARS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """One engine. Sizes are per engine, not per worker.
+    """Settings of one engine. Sizes are per engine, not per worker.
 
     `model` is a local folder. `threads` is the number of CPU threads that compute (ignored on a GPU).
     `kv_cache_gb` is the size of the cache of keys and values on a CPU, in GiB; a GPU uses `gpu_memory_fraction`.
@@ -84,7 +84,7 @@ _ELSEWISE = {
 
 
 def extra_fault(extra: Mapping[str, object]) -> str | None:
-    """What is wrong with arguments for vLLM, as far as their names tell; None if nothing is, or vLLM is not there."""
+    """The fault of arguments for vLLM, as far as their names tell; None if nothing is, or vLLM is not there."""
     known = vllm_arguments()
     for name in extra:
         if name in _SETTINGS:
@@ -121,7 +121,7 @@ _IN_SETTINGS = (
 
 
 def in_settings(error: BaseException, options: EngineOptions) -> str | None:
-    """What an error of vLLM's says in the keys of [generator], with its own words; None for one of no setting."""
+    """An error of vLLM's in the keys of [generator], with its own words; None for one of no setting."""
     said = " ".join(str(error).split())
     for pattern, meaning in _IN_SETTINGS:
         if re.search(pattern, said, re.IGNORECASE):

@@ -72,7 +72,7 @@ def pack_outputs(config: VllmConfig) -> bool:
 
 
 def wants_sampled_only(params: SamplingParams | None) -> bool:
-    """Whether a request wants the logprobs of the tokens that were sampled, in parts, and of no others."""
+    """True if a request wants the logprobs of the tokens that were sampled, in parts, and of no others."""
     if params is None or not params.flat_logprobs or params.logprobs != 0 or params.detokenize:
         return False
     return params.prompt_logprobs is None and params.output_kind == RequestOutputKind.DELTA
@@ -117,7 +117,7 @@ class StepLogprobs:
         self.bits = _sampled(lists)
 
     def slice_request(self, row: int, count: int) -> "Rows":
-        """What the scheduler puts into an output."""
+        """The part that the scheduler puts into an output."""
         return Rows(self, row, count)
 
 
@@ -129,7 +129,7 @@ class Rows(NamedTuple):
     tokens: int
 
     def lists(self) -> LogprobsLists:
-        """What vLLM would have put into the output."""
+        """The lists that vLLM would have put into the output."""
         return self.step.lists.slice_request(self.row, self.tokens)
 
 
@@ -141,7 +141,7 @@ def _bits(logprobs: Rows | LogprobsLists | None) -> list[int]:
 
 @dataclass
 class _Held:
-    """What waits of a completion, and the output that will carry it to `client`."""
+    """The waiting part of a completion, and the output that will carry it to `client`."""
 
     client: int
     output: EngineCoreOutput
@@ -150,7 +150,7 @@ class _Held:
 
 
 class Holding:
-    """What of a scheduler's outputs goes out with which step. `intervals` are those of the completions that are
+    """Decides which of a scheduler's outputs go out with which step. `intervals` are those of the completions that are
     packed: how many tokens make a part.
     """
 
@@ -161,7 +161,7 @@ class Holding:
         self._full = False
 
     def __bool__(self) -> bool:
-        """Whether anything waits."""
+        """True if anything waits."""
         return bool(self._held)
 
     def pass_on(self, answers: dict[int, EngineCoreOutputs], *, at_once: bool, now_s: float) -> None:
@@ -209,7 +209,7 @@ class Holding:
 
 
 def _is_plain(output: EngineCoreOutput) -> bool:
-    """Whether it holds tokens and their logprobs alone. A first token says more: how much of its prompt was cached."""
+    """True if it holds tokens and their logprobs alone. A first token says more: how much of its prompt was cached."""
     return (
         output.finish_reason is None
         and output.prefill_stats is None

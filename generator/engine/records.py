@@ -28,7 +28,7 @@ _OF_LAYERS = ("layer_types", "layers_block_type", "block_types")
 
 
 def engine_args(options: EngineOptions, *, last_words: str = "") -> AsyncEngineArgs:
-    """What vLLM is started with; its processes note their errors in the file `last_words`, if it is given."""
+    """Arguments that vLLM is started with; its processes note their errors in the file `last_words`, if it is given."""
     return AsyncEngineArgs(
         **options.extra,
         model=options.model,
@@ -73,7 +73,7 @@ def _caches_prefixes(options: EngineOptions) -> bool:
 
 
 def has_recurrent_layers(model: str) -> bool:
-    """Whether the config of a model's folder names layers other than attention; False if it cannot be read."""
+    """True if the config of a model's folder names layers other than attention; False if it cannot be read."""
     try:
         config = AutoConfig.from_pretrained(model, local_files_only=True).get_text_config(decoder=True)
     except (OSError, ValueError):
@@ -85,7 +85,7 @@ def has_recurrent_layers(model: str) -> bool:
 
 
 def engine_kind(config: VllmConfig) -> str:
-    """What the layout of loaded parameters depends on: the type, the device, and what this vLLM makes of both."""
+    """Determines the layout of loaded parameters: the type, the device, and what this vLLM makes of both."""
     cpu = current_platform.is_cpu()
     device = torch.backends.cpu.get_cpu_capability() if cpu else current_platform.get_device_name()
     return f"vllm {vllm.__version__}, torch {torch.__version__}, {platform.machine()} {device}, {dtype_name(config)}"
@@ -179,8 +179,8 @@ def scoring_params(*, top: int) -> SamplingParams:
 
 
 def scored_sequence(output: RequestOutput, *, length: int, top: int, entered_under: str) -> ScoredSequence | None:
-    """What `scoring_params` brings for a prompt of `length` tokens, which came in under a version; None if it was
-    ended before it was scored.
+    """The scores that `scoring_params` brings for a prompt of `length` tokens, which came in under a version; None if
+    it was ended before it was scored.
 
     vLLM stamps the token that it samples after the prompt, in the step that ends the prompt.
     """

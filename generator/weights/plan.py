@@ -61,7 +61,7 @@ def _check_place(tensor: TensorSpec, *, after: int, bucket: BucketSpec, index: i
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """What one worker says after a load. `error` is empty on success; `unloaded` as in WeightSyncError."""
+    """A worker's report of a load. `error` is empty on success; `unloaded` as in WeightSyncError."""
 
     load_s: float = 0.0
     error: str = ""

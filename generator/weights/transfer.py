@@ -45,7 +45,7 @@ NCCL_POLL_S = 0.001
 
 
 class BroadcastGroup:
-    """One rank of the group. The constructor returns when all ranks have joined, or raises WeightSyncError."""
+    """A rank of the group. The constructor returns when all ranks have joined, or raises WeightSyncError."""
 
     def __init__(self, *, spec: JoinGroup, worker_rank: int, device: torch.device) -> None:
         self._spec = spec

@@ -75,7 +75,7 @@ class WorkerExtension:
         self.weight_transfer_engine.begin_fingerprint()
 
     def headway_fingerprint(self) -> str:
-        """What has come of it."""
+        """The outcome of the load."""
         return self.weight_transfer_engine.fingerprint()
 
     def _load(self) -> None:

@@ -26,7 +26,7 @@ _CONNECT_S = 2.0
 
 
 class Condition(StrEnum):
-    """What came of asking."""
+    """The outcome of asking."""
 
     ANSWERS = "answers"
     DEAD = "dead"
@@ -117,7 +117,7 @@ async def ask_all(targets: Iterable[Target], *, tokens: Mapping[str, SecretStr] 
 
 
 async def ask(target: Target, *, deadline_s: float = DEADLINE_S) -> Patient:
-    """One process. Never raises for what a counterpart does."""
+    """Asks one process. Never raises for what a counterpart does."""
     try:
         trust = client_tls(target.tls)
     except TlsFileError as error:

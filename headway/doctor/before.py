@@ -40,7 +40,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, what was found, and what is to be done about it; no remedy where all is well."""
+    """An examination, what it found, and what is to be done about it; no remedy where all is well."""
 
     level: Level
     what: str
@@ -282,7 +282,7 @@ async def examine(configs: Configs) -> list[Finding]:
 
 
 def device_problems(configs: Configs) -> Iterator[str]:
-    """What is wanted of this machine's GPUs and cores, and cannot be had."""
+    """Problems of this machine's GPUs and cores: what is wanted, and cannot be had."""
     gpus = visible(os.environ)
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     for name, config in configs.items():
@@ -301,7 +301,7 @@ def device_problems(configs: Configs) -> Iterator[str]:
 
 
 def shape_problems(configs: Configs) -> Iterator[str]:
-    """What is wanted of the model's shape, and cannot be had, whatever the machine."""
+    """Problems of the model's shape: what is wanted, and cannot be had, whatever the machine."""
     from generator.config import GeneratorConfig
     from protocol.fleet import attention_heads, positions
 
@@ -331,7 +331,7 @@ def resources(configs: Configs) -> list[Finding]:
 
 
 def resources_text(configs: Configs, *, elsewhere: bool = False) -> str:
-    """What each process takes of memory, and the run of the disk, with totals, and what there is here; rough."""
+    """Memory that each process takes, and the run of the disk, with totals, and what there is here; rough."""
     places = places_of(configs)
     needs = _memory_needs(configs, places)
     disk = _disk_need(configs, places) if "learner" in configs else 0

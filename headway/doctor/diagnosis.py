@@ -32,7 +32,9 @@ _WORDS: tuple[tuple[str, Kind], ...] = (
 
 @dataclass(frozen=True)
 class Patience:
-    """What is too long, in seconds. Waits of normal work, as for groups that long answers make late, last longer."""
+    """Limits in seconds beyond which a wait is too long. Waits of normal work, as for groups that long answers make
+    late, last longer.
+    """
 
     blocking_s: float = 15.0
     working_s: float = 120.0
@@ -140,7 +142,7 @@ class _Ward:
         ]
 
     def at_the_end_of_waits(self) -> list[Culprit]:
-        """One culprit at most for each wait that is too long, the learner's first."""
+        """At most one culprit for each wait that is too long, the learner's first."""
         found: dict[str, Culprit] = {}
         for patient, status in sorted(self.statuses, key=lambda one: one[0].kind != "learner"):
             for wait in status.waits:
@@ -351,7 +353,7 @@ def findings_text(findings: Iterable[Finding]) -> str:
 
 
 def as_json(*, patients: Sequence[Patient], diagnosis: Diagnosis) -> str:
-    """One object: `mode`, `healthy`, `culprits`, `remarks` and `processes`."""
+    """A JSON object: `mode`, `healthy`, `culprits`, `remarks` and `processes`."""
     body = {
         "mode": "running",
         "healthy": not diagnosis.culprits,
@@ -374,7 +376,7 @@ def as_json(*, patients: Sequence[Patient], diagnosis: Diagnosis) -> str:
 
 
 def findings_json(findings: Iterable[Finding]) -> str:
-    """One object: `mode`, `healthy` and `findings`."""
+    """A JSON object: `mode`, `healthy` and `findings`."""
     listed = [asdict(finding) for finding in findings]
     healthy = all(finding["level"] is not Level.ERROR for finding in listed)
     return json.dumps({"mode": "before start", "healthy": healthy, "findings": listed}, indent=2) + "\n"

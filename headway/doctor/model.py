@@ -14,7 +14,7 @@ Configs = Mapping[str, ProcessConfig]
 
 
 def unserved(configs: Configs, *, elsewhere: bool) -> Iterator[str]:
-    """What the installed vLLM lacks for the generator's model. Raises ModuleNotFoundError without vLLM.
+    """Faults of the generator's model that the installed vLLM cannot serve. Raises ModuleNotFoundError without vLLM.
 
     For a start `elsewhere` nothing is known of the device.
     """
@@ -66,7 +66,7 @@ def _more_ids(folder: Path, largest: int, rows: int) -> Iterator[str]:
 
 
 def _samples(configs: Configs) -> bool:
-    """Whether completions are sampled that end by the model's own token alone."""
+    """True if completions are sampled that end by the model's own token alone."""
     from learner.config import LearnerConfig
 
     learner = configs.get("learner")

@@ -16,7 +16,7 @@ _LINES = 60
 
 @dataclass
 class Totals:
-    """What many seeds came to."""
+    """Sums over many seeds."""
 
     seeds: int = 0
     virtual_s: float = 0.0
@@ -29,7 +29,7 @@ class Totals:
     failures: dict[int, str] = field(default_factory=dict)
 
     def add(self, line: dict[str, object]) -> None:
-        """One seed's line."""
+        """Adds one seed's line."""
         self.seeds += 1
         self.virtual_s += float(str(line["virtual_s"]))
         self.callbacks += int(str(line["callbacks"]))
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _report(seed: int) -> None:
-    """One line of JSON."""
+    """A line of JSON."""
     from headway.simulation.install import install
 
     install()

@@ -24,8 +24,8 @@ from learner.algorithms.knobs import AdvantageScale
 
 @dataclass(frozen=True)
 class Grouping:
-    """Which values belong together. `index` [S] int64 numbers the groups from 0; `sizes` [S] int64, the size of the
-    group that each value is in. Every method takes values [S] and returns [S], one entry for each value.
+    """Groups of values that belong together. `index` [S] int64 numbers the groups from 0; `sizes` [S] int64, the size
+    of the group that each value is in. Every method takes values [S] and returns [S], one entry for each value.
     """
 
     index: Tensor

@@ -110,7 +110,7 @@ class ClipKnobs(Knobs):
 
 
 class CorrectionKnobs(Knobs):
-    """What makes up for the gap between proximal and behavior policy: lag, and the engine's numerics."""
+    """Settings that make up for the gap between proximal and behavior policy: lag, and the engine's numerics."""
 
     correction: Correction = Field(
         "truncate",
@@ -296,7 +296,9 @@ class KlKnobs(KlLossKnobs):
 
 
 class RewardKnobs(Knobs):
-    """What is done to rewards before they become advantages: discounted, normalised, scaled, clipped, penalised."""
+    """Settings of what is done to rewards before they become advantages: discounted, normalised, scaled, clipped,
+    penalised.
+    """
 
     turn_discount: float = Field(
         1.0,
@@ -379,7 +381,7 @@ class RewardKnobs(Knobs):
 
 
 class SampledKnobs(AggregationKnobs, KlLossKnobs, EntropyKnobs):
-    """What every policy gradient has."""
+    """Settings that every policy gradient has."""
 
     @property
     def masks_truncated(self) -> bool:
@@ -388,7 +390,7 @@ class SampledKnobs(AggregationKnobs, KlLossKnobs, EntropyKnobs):
 
 
 class UnshapedKnobs(SampledKnobs):
-    """What a policy gradient has whose advantages are not made of the trajectory's reward."""
+    """Settings of a policy gradient whose advantages are not made of the trajectory's reward."""
 
     truncated: Literal["keep", "mask"] = Field(
         "keep", description="Completions cut off at the longest length: trained, or left out."
@@ -400,7 +402,7 @@ class UnshapedKnobs(SampledKnobs):
 
 
 class StreamedKnobs(SampledKnobs, KlKnobs, RewardKnobs):
-    """What a policy gradient has whose advantages are made of the trajectory's reward."""
+    """Settings of a policy gradient whose advantages are made of the trajectory's reward."""
 
     @property
     def masks_truncated(self) -> bool:
@@ -419,4 +421,4 @@ class StreamedKnobs(SampledKnobs, KlKnobs, RewardKnobs):
 
 
 class ClippedKnobs(StreamedKnobs, ClipKnobs, CorrectionKnobs, PositiveKnobs):
-    """What every algorithm with a clipped ratio to the proximal policy has."""
+    """Settings that every algorithm with a clipped ratio to the proximal policy has."""

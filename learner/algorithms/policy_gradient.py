@@ -124,7 +124,7 @@ def _estimate(
 
 
 def _with_correction(correction: CorrectionKnobs, batch: ScoredBatch, made: Advantages) -> Advantages:
-    """What a correction says of the whole step once the advantages are known."""
+    """The effect of a correction on the whole step, once the advantages are known."""
     if not (_drops(correction) or correction.self_normalise):
         return made
     assert made.kept is not None, "said before the advantages were made"

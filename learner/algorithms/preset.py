@@ -24,7 +24,7 @@ from learner.algorithms.shaping import RunningMoments
 
 @dataclass(frozen=True)
 class Carried:
-    """What an algorithm carries from one step to the next; a checkpoint holds it.
+    """State that an algorithm carries from one step to the next; a checkpoint holds it.
 
     `kl_coefficient`: where an adaptive one has moved to, None before it has. `rewards`: the moments of all so far.
     """
@@ -88,7 +88,7 @@ class Advantages:
 
 @dataclass(frozen=True, kw_only=True)
 class LossTokens:
-    """One microbatch as a loss sees it: N trained tokens of K whole sequences.
+    """A microbatch as a loss sees it: N trained tokens of K whole sequences.
 
     Only `policy_logprobs` [N], `entropy` [N] and `candidate_logprobs` [N, C] carry a gradient; of a model of scores the
     first are the scores. Logprobs are in nats at the sampling temperature. [N]: `lags` counts policy versions,
@@ -192,7 +192,9 @@ class Preset:
 
 @dataclass(frozen=True)
 class Rewards:
-    """What an estimator starts from: `of_trajectories` [S], shaped, and `of_tokens` [M], the KL penalty, or None."""
+    """Rewards that an estimator starts from: `of_trajectories` [S], shaped, and `of_tokens` [M], the KL penalty, or
+    None.
+    """
 
     of_trajectories: Tensor
     of_tokens: Tensor | None

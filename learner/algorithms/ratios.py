@@ -205,13 +205,13 @@ class Window:
     high: float
 
     def holds(self, ratios: Tensor) -> Tensor:
-        """Which of `ratios` pass; bool of the same shape."""
+        """True where `ratios` pass; bool of the same shape."""
         return (ratios >= self.low) & (ratios <= self.high)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Which corrections apply, together.
+    """The corrections that apply, together.
 
     `weight`: `truncate`, `sequence` and `geometric` as the functions of these names, within `floor` and `cap`; `none`
     is 1 or, under a `token_window`, w itself, which is IcePop. The windows filter as `mask_token` and `mask_sequence`
@@ -294,12 +294,12 @@ def geometric(gap: Gap) -> Tensor:
 
 
 def mask_token(gap: Gap, window: Window) -> Tensor:
-    """Which tokens have w within `window`. Source: IcePop (arXiv 2510.18855), 0.5 to 5."""
+    """True at the tokens that have w within `window`. Source: IcePop (arXiv 2510.18855), 0.5 to 5."""
     return window.holds(gap.ratios)
 
 
 def mask_sequence(gap: Gap, window: Window) -> Tensor:
-    """Which tokens are of a trajectory whose geometric mean of w is within `window`.
+    """True at the tokens of a trajectory whose geometric mean of w is within `window`.
 
     The mean is over all its trained tokens, whatever another filter does to them; being per token, it means the same
     for a long trajectory as for a short one.
@@ -308,7 +308,7 @@ def mask_sequence(gap: Gap, window: Window) -> Tensor:
 
 
 def veto(gap: Gap, least: float) -> Tensor:
-    """Which tokens are of a trajectory none of whose tokens has w below `least`: one that the learner's policy would
+    """True at the tokens of a trajectory none of whose tokens has w below `least`: one that the learner's policy would
     hardly ever have sampled says that the rest was sampled from somewhere else. 1e-4 is usual.
     """
     extreme = (gap.ratios < least).to(gap.logs.dtype)
@@ -316,7 +316,7 @@ def veto(gap: Gap, least: float) -> Tensor:
 
 
 def mask_divergence(gap: Gap, *, advantages: Tensor, limit: float) -> Tensor:
-    """Which tokens are not of a negative advantage in a trajectory whose mean of behavior - proximal is above `limit`.
+    """False at the tokens of a negative advantage in a trajectory whose mean of behavior - proximal is above `limit`.
 
     That mean estimates KL(behavior || proximal), in nats per token. What is good is learned however it came about; what
     is bad is pushed down only where the policy still does it. Source: the off-policy mask of DeepSeek-V3.2 (arXiv
@@ -327,7 +327,7 @@ def mask_divergence(gap: Gap, *, advantages: Tensor, limit: float) -> Tensor:
 
 
 def kept_tokens(gap: Gap, rules: Rules) -> Tensor:
-    """Which tokens pass those filters of `rules` that look at no advantage, bool [N].
+    """True at the tokens that pass those filters of `rules` that look at no advantage, bool [N].
 
     For the whole step, from logprobs before its first update.
     """
@@ -342,7 +342,7 @@ def kept_tokens(gap: Gap, rules: Rules) -> Tensor:
 
 
 def kept_for(gap: Gap, rules: Rules, *, advantages: Tensor) -> Tensor:
-    """Which tokens pass all filters of `rules`, bool [N]."""
+    """True at the tokens that pass all filters of `rules`, bool [N]."""
     kept = kept_tokens(gap, rules)
     if rules.divergence_limit is not None:
         kept &= mask_divergence(gap, advantages=advantages, limit=rules.divergence_limit)
@@ -358,7 +358,7 @@ def correct(gap: Gap, rules: Rules, *, advantages: Tensor) -> Corrected:
 
 
 def self_normalising_scale(corrected: Corrected) -> float:
-    """One over the mean weight of the kept tokens, which are those of the whole step: sum(w x) / sum(w) in place of
+    """1 over the mean weight of the kept tokens, which are those of the whole step: sum(w x) / sum(w) in place of
     sum(w x) / n. 1 where nothing is kept.
 
     Biased by O(1/n) and of less variance. Source: Hesterberg 1995, doi 10.1080/00401706.1995.10484303.

@@ -179,7 +179,7 @@ class TruncationOutcome:
 
 
 def truncation(*, rewards: Tensor, truncated: Tensor, rule: TruncationRule, penalty: float) -> TruncationOutcome:
-    """What becomes of trajectories that the length limit cut off; `truncated` is bool [S].
+    """The fate of trajectories that the length limit cut off; `truncated` is bool [S].
 
     `keep`: nothing; `mask`: they are not trained, but their rewards stay in the baselines of their groups (arXiv
     2503.14476); `penalise`: `penalty` is taken off their rewards.

@@ -26,7 +26,7 @@ Message = Mapping[str, str]
 
 
 class Tokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
+    """The used part of a Hugging Face tokenizer."""
 
     eos_token_id: int | None
 
@@ -217,7 +217,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True)
 class Split(Generic[Item]):
-    """What is trained on, and what is held out; both in the order of the data."""
+    """Training and held-out examples, both in the order of the data."""
 
     training: Sequence[Item]
     held_out: Sequence[Item]

@@ -136,7 +136,7 @@ def _margin(value: object) -> float:
 
 
 def _shape(record: object) -> str:
-    """What a record holds, in few words."""
+    """The content of a record, in few words."""
     if not isinstance(record, Mapping):
         return type(record).__name__
     return ", ".join(f"{key} ({type(value).__name__})" for key, value in list(record.items())[:8]) or "nothing"

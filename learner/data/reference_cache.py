@@ -31,7 +31,9 @@ Compute = Callable[[Sequence[Tokenized]], Sequence[NDArray[np.float32]]]
 
 @dataclass(frozen=True, kw_only=True)
 class CacheKey:
-    """What the logprobs depend on. `model` and `data` are fingerprints; `precision` is that of the forward pass."""
+    """Everything that the logprobs depend on. `model` and `data` are fingerprints; `precision` is that of the
+    forward pass.
+    """
 
     model: str
     data: str

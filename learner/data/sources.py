@@ -72,7 +72,7 @@ def _rows(batch: pyarrow.RecordBatch, *, before: int) -> Rows:
 
 @contextmanager
 def _faults_of(file: Path, format: str) -> Iterator[None]:
-    """What pyarrow says about a damaged file, with its name. What the reader's user raises is not touched."""
+    """Names the file of which pyarrow says that it is damaged. What the reader's user raises is not touched."""
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:
@@ -152,7 +152,7 @@ _EXPECTED = "expected JSON lines (.jsonl), Parquet (.parquet), Arrow (.arrow) or
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What stands in one line or row, not yet checked, and where that is: `FILE, line 3` or `FILE, row 3`."""
+    """The content of a line or row, not yet checked, and where that is: `FILE, line 3` or `FILE, row 3`."""
 
     value: object
     place: str
@@ -213,7 +213,7 @@ def _reader_of(file: Path) -> Callable[[Path], Rows]:
 
 
 def read_json_lines(file: Path) -> Rows:
-    """One value a line; empty lines are left out."""
+    """Reads one value a line; empty lines are left out."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():

@@ -34,7 +34,9 @@ _SHOWING_TASKS = 64
 
 @dataclass(frozen=True)
 class Opponent:
-    """What one of our tasks is compared with: the prompt as the judge is to read it, and at least one completion."""
+    """The other side of a comparison of one of our tasks: the prompt as the judge is to read it, and at least one
+    completion.
+    """
 
     prompt: str
     completions: tuple[str, ...]
@@ -106,7 +108,8 @@ def opponents_of(tasks: Sequence[TaskSamples], against: Answers | EvaluationRepo
 
 
 def surroundings(tasks: Sequence[TaskSamples], prompts: Collection[str]) -> tuple[str, str]:
-    """What the chat template puts before and after a prompt: the pair with which most tasks have one of `prompts`.
+    """The text that the chat template puts before and after a prompt: the pair with which most tasks have one of
+    `prompts`.
 
     A task's text is a prompt as the model reads it; a file of one's own has the prompt alone.
     """
@@ -135,7 +138,7 @@ _BATCH = 16
 
 @dataclass(frozen=True)
 class _Pair:
-    """One of our completions beside one of the opponent's."""
+    """A pair of one of our completions and one of the opponent's."""
 
     task_index: int
     prompt: str

@@ -123,7 +123,7 @@ def _last_boxed(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class Sample:
-    """One completion of a held-out task, its reward, its answer as text (None if it gives none), its sampled tokens."""
+    """A completion of a held-out task, its reward, its answer as text (None if it gives none), its sampled tokens."""
 
     completion: str
     reward: float
@@ -283,7 +283,7 @@ class JudgedComparison:
 
 
 class EvaluationReport(BaseModel):
-    """What `evaluation.json` holds."""
+    """The content of `evaluation.json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

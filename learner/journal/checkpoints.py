@@ -34,7 +34,7 @@ Metric = Literal["accuracy", "reward"]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a held-out evaluation of a version found: the share of solved tasks, and the mean reward."""
+    """Result of a held-out evaluation of a version: the share of solved tasks, and the mean reward."""
 
     version: int
     accuracy: float
@@ -65,7 +65,7 @@ class Checkpoint:
         return GuardState(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else NEW_GUARD
 
     def progress(self) -> dict[str, Any]:
-        """What was given as such; empty in a checkpoint of a release that kept none."""
+        """The progress that was given as such; empty in a checkpoint of a release that kept none."""
         path = self.path / _PROGRESS
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 

@@ -81,7 +81,7 @@ class AppendFile:
 
 
 def _after(parts: Sequence[bytes | memoryview], written: int) -> list[bytes | memoryview]:
-    """What is left of the parts after so many bytes."""
+    """The rest of the parts after so many bytes."""
     for number, part in enumerate(parts):
         if written < len(part):
             return [memoryview(part)[written:], *parts[number + 1 :]]

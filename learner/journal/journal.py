@@ -81,7 +81,7 @@ class JournalLost(RuntimeError):
 
 
 class RunLog(Protocol):
-    """What the learner asks of its log. `prepare`, `append_batch` and `sync` may take as long as the disk does."""
+    """The log as the learner uses it. `prepare`, `append_batch` and `sync` may take as long as the disk does."""
 
     def append_group(self, group: TrajectoryGroup, *, frames: Sequence[Frame] | None = None) -> None:
         """Hands the group to the operating system: it survives this process's death. Raises JournalFull.
@@ -358,7 +358,7 @@ _LATELY_S = 120.0
 
 
 class DiskRoom:
-    """Whether the disk takes what the run must keep. `failed` is told the file of each write that it did not take;
+    """Tells if the disk takes what the run must keep. `failed` is told the file of each write that it did not take;
     `clock` is in seconds.
     """
 
@@ -369,7 +369,7 @@ class DiskRoom:
         self._said_at = self._missed_at = float("-inf")
 
     def is_missing(self) -> bool:
-        """Whether a group could not be kept lately: those that are refused now are sent again ever more rarely."""
+        """True if a group could not be kept lately: those that are refused now are sent again ever more rarely."""
         return self._clock() - self._missed_at < _LATELY_S
 
     def say(self, error: JournalFull) -> None:

@@ -126,7 +126,7 @@ def _check_there_is_something(folder: Path, marker: Path, *, journal: bool) -> N
 
 
 def _history(folder: Path) -> list[Path]:
-    """What speaks of a run that has begun: checkpoints, and segments of the journal that hold something."""
+    """Files of a run that has begun: checkpoints, and segments of the journal that hold something."""
     segments = [
         segment.path for segment in segments_of(folder / FOLDER) if segment.start or segment.path.stat().st_size
     ]

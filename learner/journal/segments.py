@@ -1,4 +1,4 @@
-"""One segment of the batch log: its name, its records, and what became of them on the disk.
+"""A segment of the batch log: its name, its records, and what became of them on the disk.
 
 A record is `length u32, type u8, xxh3 u64 of the payload, xxh32 of these three, payload`, little-endian. The header has
 a checksum of its own so that a damaged length is not mistaken for a torn tail, the mark of a crash in a write, which

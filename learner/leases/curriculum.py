@@ -1,4 +1,4 @@
-"""Which level of an environment new leases are of: up when most recent rollouts solve their tasks, down when few do.
+"""The level of an environment that new leases are of: up when most recent rollouts solve their tasks, down when few do.
 
     accepted groups of the present level ─▶ window ─▶ share of solved ─┬─▶ high: the next level, from the next lease on
                                                                        └─▶ low: the level before, likewise
@@ -91,7 +91,7 @@ class Curriculum:
 
     @property
     def levelled(self) -> bool:
-        """Whether there is more than one level."""
+        """True if there is more than one level."""
         return self._levels > 1
 
     @property

@@ -95,11 +95,11 @@ class EnvServices:
         return self._by_name.get(env_id)
 
     def has(self, holder: Peer) -> bool:
-        """Whether it is still there, under the same address."""
+        """True if it is still there, under the same address."""
         return self._by_name.get(holder.name) is holder
 
     def with_room(self) -> Iterator[Peer]:
-        """Those that may have room for more leases: all but who was found `full` and has ended nothing since."""
+        """Env_services that may have room for more leases: all not known to be full."""
         for name in list(self._may_have_room):
             holder = self._by_name.get(name)
             if holder is not None:  # it may have left while another one's grant was sent

@@ -99,7 +99,7 @@ class Evaluator:
 
     @property
     def is_beside(self) -> bool:
-        """Whether training goes on beside the present evaluation."""
+        """True if training goes on beside the present evaluation."""
         return bool(self._line) and self._line[0].beside
 
     def most_at(self, capacity: int) -> int:
@@ -145,7 +145,7 @@ class Evaluator:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether the present evaluation has leases that nobody holds."""
+        """True if the present evaluation has leases that nobody holds."""
         return bool(self._line) and bool(self._line[0].waiting)
 
     def running(self, holder: str) -> int:

@@ -50,8 +50,8 @@ class FilterReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupFilter:
-    """Which groups are left out: those without spread of rewards, and those of a mean reward outside of a range. A game
-    of several players is left out if it is so for each of them.
+    """Filter of groups: left out are those without spread of rewards, and those of a mean reward outside of a range. A
+    game of several players is left out if it is so for each of them.
 
     A bound that is None does not count; a mean equal to a bound is inside. `rounds`: how many times `groups_per_step`
     groups may be left out on the way to one batch.
@@ -214,7 +214,7 @@ def _reward_fault(record: RewardRecord, *, max_reward: float) -> str | None:
 
 
 def failure_of(group: TrajectoryGroup, *, reason: str, data_fault: bool) -> Failed:
-    """What its holder would have said of an attempt that came to nothing."""
+    """The failure that its holder would have reported of an attempt that came to nothing."""
     return Failed(
         incarnation=group.incarnation,
         lease_id=group.lease_id,
@@ -367,7 +367,7 @@ class GroupFlow:
         self.wake()
 
     async def peer_left(self, holder: Peer) -> None:
-        """What an env_service held goes to others."""
+        """Passes on to others what an env_service held."""
         self.env_services.part(holder)
         self.forget(self._ledger.holder_gone(holder.name), why="holder_gone")
         self.evaluator.holder_gone(holder.name)

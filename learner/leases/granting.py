@@ -27,7 +27,7 @@ _MOST_LEASES_IN_A_GRANT = 1024
 
 @dataclass(frozen=True)
 class LeaseTerms:
-    """What every training lease says. `total_groups` is what all steps together consume: no more are granted."""
+    """The terms of every training lease. `total_groups` is what all steps together consume: no more are granted."""
 
     group_size: int
     sampling: Sampling
@@ -98,7 +98,7 @@ class Granting:
         self._pacing.bound(self._ledger.max_lag)
 
     def may_grant(self) -> bool:
-        """Whether anybody with room would be granted something."""
+        """True if anybody with room would be granted something."""
         if self.order is None or self._ledger.served is None:
             return False
         return self._evaluator.has_waiting or min(self._still_needed(), self._ledger.places()) > 0
@@ -108,7 +108,7 @@ class Granting:
         return holder.hello.capacity - len(holder.running) - self._evaluator.running(holder.name)
 
     def leases_for(self, holder: Peer, *, environment: str) -> list[Lease]:
-        """What an env_service is granted now; it holds them from here on."""
+        """The leases that an env_service is granted now; it holds them from here on."""
         if self.order is None or self._ledger.served is None:
             return []
         evaluating = self._evaluator.running(holder.name)

@@ -1,4 +1,4 @@
-"""Which life of the learner an attempt is of, and what that makes of it.
+"""Maps attempts of this and of former lives of the learner to this one's ledger.
 
     granted by this life ───────────────▶ the ledger knows it by the number on the wire
     of a former life, still at work ────▶ adopted: the ledger gives it a number of this life
@@ -22,7 +22,7 @@ Belongs = Callable[[PolicyVersion], bool]
 
 @dataclass(frozen=True)
 class Heard:
-    """What a list of running attempts comes to: some are new to this life, some should be cancelled."""
+    """Outcome of a list of running attempts: some are new to this life, some should be cancelled."""
 
     adopted: tuple[AttemptId, ...]
     unwanted: tuple[RunningLease, ...]
@@ -44,11 +44,11 @@ class Incarnations:
         self._named: dict[AttemptId, tuple[int, int]] = {}
 
     def is_ours(self, about: TrajectoryGroup | Failed | RunningLease) -> bool:
-        """Whether this life granted the attempt."""
+        """True if this life granted the attempt."""
         return about.incarnation == self._incarnation
 
     def belongs(self, version: PolicyVersion) -> bool:
-        """Whether a token of that version was sampled by this learner's policy, in this life or in a former one."""
+        """True if a token of that version was sampled by this learner's policy, in this life or in a former one."""
         if version.incarnation == self._incarnation:
             return version.number <= self._ledger.version
         return version.incarnation < self._incarnation and self._belongs(version)
@@ -66,7 +66,7 @@ class Incarnations:
         return RunningLease(incarnation=incarnation, lease_id=attempt.lease_id, attempt=number, purpose="train")
 
     def failed(self, attempt: AttemptId, reason: str, *, data_fault: bool) -> Failed:
-        """What its holder would have said of an attempt with which the lease was given up."""
+        """The failure that its holder would have reported of an attempt with which the lease was given up."""
         named = self.on_the_wire(attempt)
         return Failed(
             incarnation=named.incarnation,
@@ -117,7 +117,7 @@ class Incarnations:
         return attempt
 
     def verdict(self, group: TrajectoryGroup, *, oldest_version: int) -> Verdict:
-        """What `admit` will say; changes nothing."""
+        """The verdict that `admit` will give; changes nothing."""
         attempt = self.attempt_of(group)
         if attempt is not None:
             return self._ledger.would_accept(

@@ -53,7 +53,7 @@ _EVALUATION = "its completions are sampled and judged; fewer learner.evaluation.
 
 @dataclass(frozen=True)
 class TakenBatch:
-    """One step's groups in training order, and each group's lag."""
+    """A step's groups in training order, and each group's lag."""
 
     version: int
     groups: tuple[TrajectoryGroup, ...]
@@ -69,7 +69,7 @@ def ignored(group: TrajectoryGroup) -> None:
 
 
 class Intake:
-    """What the trainer asks for, and the loops beside it.
+    """The source of the trainer's batches, and the loops beside it.
 
     `refused` is told the reason of each refused message, `left_out` that of each group or attempt that came to nothing;
     `accepted` of each group that waits for its step, `forgotten` if it will not be trained after all and `filtered`
@@ -196,7 +196,7 @@ class Intake:
         await self._env_services.broadcast(Goodbye(reason=reason))
 
     def env_services(self) -> tuple[Peer, ...]:
-        """Those that said hello and are still there."""
+        """The env_services that said hello and are still there."""
         return tuple(self._env_services)
 
     async def evaluated(self, *, tasks: int, version: int, beside: bool = False) -> Evaluation | None:

@@ -301,7 +301,7 @@ def last_without_a_place(versions: Iterable[int], *, version: int, max_lag: int,
 
 
 def blockage(remaining: Iterable[Remaining], *, version: int, max_lag: int, groups_per_step: int) -> Blockage:
-    """What a step at `version` that leaves `remaining` behind would make too old; fields hold lease ids.
+    """The leases that a step at `version` that leaves `remaining` behind would make too old; fields hold lease ids.
 
     Finished groups that no waiting can save are ignored: there can be more of them than the admission rule allows when
     an attempt comes in after its lease was given up, and they leave the buffer when they are too old.

@@ -343,7 +343,9 @@ class Ledger:
         return self._take(tuple(ready[:need]), drop=blocked.drop)
 
     def _blockage(self, left: Collection[int], *, after: int) -> Blockage:
-        """What cannot be trained in time by the steps after version `after`, of the groups `left` and those running."""
+        """The leases that cannot be trained in time by the steps after version `after`, of the groups `left` and
+        those running.
+        """
         table, bound = self._table, {"max_lag": self._max_lag, "groups_per_step": self.config.groups_per_step}
         versions = chain(
             (table.buffered[lease_id].version for lease_id in left),
@@ -411,7 +413,7 @@ class Ledger:
         return self._table.books()
 
     def snapshot(self) -> LedgerSnapshot:
-        """What a checkpoint of the present version holds. A batch in training is not part of it: its log is."""
+        """State for a checkpoint of the present version. A batch in training is not part of it: its log is."""
         return self._table.snapshot(version=self._version, reasons=dict(self._reasons))
 
     @classmethod

@@ -86,7 +86,9 @@ class EndedAttempt:
 
 
 class Verdict(StrEnum):
-    """What a delivered group is to the ledger. Every verdict but ACCEPTED is acknowledged, and the group forgotten."""
+    """The ledger's verdict on a delivered group. Every verdict but ACCEPTED is acknowledged, and the group
+    forgotten.
+    """
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
@@ -108,7 +110,7 @@ class Answer:
 
 
 class FailureResult(StrEnum):
-    """What became of a lease whose attempt failed."""
+    """The fate of a lease whose attempt failed."""
 
     RETRIED = "retried"
     DEAD_LETTERED = "dead_lettered"
@@ -118,7 +120,7 @@ class FailureResult(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One step's groups, in the order in which they are trained.
+    """A step's groups, in the order in which they are trained.
 
     version: the learner's version at which the batch is trained; the step makes version + 1.
     lags: version minus the oldest version of each group, parallel to `lease_ids`; each in 0..max_lag.

@@ -121,7 +121,7 @@ class RunCurves:
             return json.dumps({**message(self._history), "at": str(self._mark)}).encode(), self._mark
 
     def news(self, mark: Mark) -> tuple[bytes | None, Mark]:
-        """What came after a mark, as JSON; None if nothing did. Raises Restarted."""
+        """Everything after a mark, as JSON; None if nothing did. Raises Restarted."""
         lines, after = lines_after(self._path, mark)
         if not lines:
             return None, after

@@ -47,14 +47,14 @@ class Key:
 
     @classmethod
     def parse(cls, text: str) -> "Key":
-        """What `str` made. Raises ValueError."""
+        """The value that `str` made. Raises ValueError."""
         part, row = text.split("-")
         return cls(int(part), int(row))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """Which trajectories are wanted; None where it does not matter. `why` is `trained` for those that were trained, and
+    """Filter of trajectories; None where it does not matter. `why` is `trained` for those that were trained, and
     otherwise a reason. `words` are words, or the beginning of one with a star after it, in the order of the text.
     """
 
@@ -173,7 +173,7 @@ def _may_fit(database: sqlite3.Connection, wanted: Filter) -> bool:
 
 
 def _phrase(words: str) -> str:
-    """One phrase of FTS5 whatever stands in it; a star at its end asks for words that begin so."""
+    """Quotes a phrase for FTS5 whatever stands in it; a star at its end asks for words that begin so."""
     bare = words.rstrip("*").replace('"', '""').replace("\0", " ")
     return f'"{bare}"{"*" if words.endswith("*") else ""}'
 
@@ -187,7 +187,7 @@ def _shown(part: int, row: sqlite3.Row) -> dict[str, Any]:
 
 
 def overview(folder: Path) -> dict[str, Any]:
-    """What there is: first and last step, environments, reasons, endings, how many groups were kept and left out."""
+    """An overview: first and last step, environments, reasons, endings, how many groups were kept and left out."""
     counts = {"groups": 0, "trajectories": 0, "left_out": 0}
     names: dict[str, set[str]] = {"environment": set(), "why": set(), "finish": set()}
     steps: list[int] = []
@@ -310,7 +310,7 @@ def _given(mask: NDArray[Any]) -> int:
 
 
 def _tokens(own: Columns, shared: int, decode: Decode | None, *, begin: int) -> dict[str, Any]:
-    """Those from `begin` on that are shown: `begin` says where they do begin."""
+    """The tokens from `begin` on that are shown: `begin` says where they do begin."""
     first = min(max(shared, begin), max(shared, len(own["token_ids"]) - 1))
     part = slice(first, first + MOST_TOKENS)
     before = own["token_ids"][max(0, first - 1) : first].tolist()

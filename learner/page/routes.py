@@ -84,7 +84,7 @@ def shown_processes(
     rates: Mapping[str, Mapping[str, float]],
     rewards: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """What the page shows of the four kinds of processes, by what the learner knows.
+    """The four kinds of processes as the page shows them, by what the learner knows.
 
     `rates` are by generator, `rewards` what is known of each reward service.
     """
@@ -161,7 +161,7 @@ class RunPage:
             raise RequestRefused(401, "unauthorized", "the page wants the learner's http.token: log in at /")
 
     def _pass(self) -> str:
-        """What the cookie holds: made of the token, so that it outlives this process, and is not the token."""
+        """The cookie's content: made of the token, so that it outlives this process, and is not the token."""
         assert self._token is not None, "asked only where there is one"
         return hmac.new(self._token.encode(), b"the page of a run", hashlib.sha256).hexdigest()
 
@@ -274,7 +274,7 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "R
 
 
 async def _kept(key: str, look: Callable[[Key], T | None]) -> T:
-    """What `look` finds of a group in a thread. Raises RequestRefused if there is none of that key."""
+    """The group that `look` finds in a thread. Raises RequestRefused if there is none of that key."""
     try:
         wanted = Key.parse(key)
         found = await asyncio.to_thread(look, wanted)

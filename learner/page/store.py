@@ -115,7 +115,7 @@ def packed(columns: Sequence[Columns]) -> bytes:
 
 
 def unpacked(blob: bytes) -> list[Columns]:
-    """What was packed. Raises zlib.error, struct.error or ValueError for something else."""
+    """Reverses `packed`. Raises zlib.error, struct.error or ValueError for something else."""
     data = zlib.decompress(blob)
     (count,) = struct.unpack_from("<I", data)
     lengths = struct.unpack_from(f"<{count}I", data, 4)
@@ -281,7 +281,7 @@ class TrajectoryStore:
             self._database.close()
 
     def _next(self) -> list[TakenStep]:
-        """What is written together; empty at the end."""
+        """The part that is written together next; empty at the end."""
         found: list[TakenStep] = []
         taken = self._queue.get()
         if taken is not None:
@@ -380,7 +380,7 @@ def _lag(trajectory: Trajectory, step: int) -> int | None:
 
 
 def _facts(trajectory: Trajectory, own: Columns) -> dict[str, Any]:
-    """What is shown of one trajectory, and not searched by."""
+    """Facts of one trajectory that are shown, and not searched by."""
     mask = trajectory.loss_mask == 1
     advantage = float(own["advantages"][mask].mean()) if mask.any() else float("nan")
     return {
@@ -394,7 +394,7 @@ def _facts(trajectory: Trajectory, own: Columns) -> dict[str, Any]:
 
 
 def _only(taken: TakenStep, kept: int) -> TakenStep:
-    """One group of the step, with its tokens' values."""
+    """A single group of the step, with its tokens' values."""
     starts = np.cumsum([0, *(place.length for place in taken.places)])
     chosen = [number for number, place in enumerate(taken.places) if place.group == kept]
     values = {

@@ -31,7 +31,7 @@ class Mark:
 
     @classmethod
     def parse(cls, text: str) -> "Mark":
-        """What `str` made. Raises ValueError."""
+        """The value that `str` made. Raises ValueError."""
         inode, at = text.split("-")
         return cls(int(inode), int(at))
 

@@ -169,7 +169,7 @@ def _smoothed(rows: Points) -> Points:
 
 
 class RunHistory(Generic[S]):
-    """What belongs to the history of the present weights: steps by their number, in order, and events.
+    """The history of the present weights: steps by their number, in order, and events.
 
     `step` makes of a line what is kept of it. So does `event`, which gets its kind too; one of None is left out. An
     event has `kind` and `step`, the version at which it was. What is measured on held-out examples of a run on files

@@ -102,14 +102,14 @@ _HARDLY_MOVES = 1e-6
 
 
 class Doubts:
-    """Whether training can get anywhere, from what its steps say; each doubt is said once, with what to try."""
+    """Doubts if training can get anywhere, from what its steps say; each doubt is said once, with what to try."""
 
     def __init__(self) -> None:
         self._recent: deque[StepRecord] = deque(maxlen=_STEPS_LOOKED_AT)
         self._said: set[str] = set()
 
     def step(self, record: StepRecord) -> list[str]:
-        """What is new to be said after this step."""
+        """The lines that are new after this step."""
         self._recent.append(record)
         if len(self._recent) < _STEPS_LOOKED_AT:
             return []
@@ -142,7 +142,7 @@ class Doubts:
 
 
 def _rises(rewards: Sequence[float]) -> bool:
-    """Whether the later half is above the earlier one by more than little: what is cut off can do its task then."""
+    """True if the later half is above the earlier one by more than little: what is cut off can do its task then."""
     half = len(rewards) // 2
     early, late = statistics.fmean(rewards[:half]), statistics.fmean(rewards[half:])
     return late - early > _RISE * abs(early)

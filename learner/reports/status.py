@@ -46,7 +46,7 @@ _GENERATOR_STATES = ("serving", "behind", "joining")
 
 
 class Measures:
-    """What the learner counts: steps, publishes, waits, leases, its disk. Sums and histograms hold what lies between
+    """Counts of the learner: steps, publishes, waits, leases, its disk. Sums and histograms hold what lies between
     two scrapes; gauges of the newest batch do not.
     """
 

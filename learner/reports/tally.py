@@ -20,7 +20,7 @@ from protocol.trajectories import Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One training step. Times in seconds, `time_s` since the first step began; lengths count sampled tokens.
+    """A training step. Times in seconds, `time_s` since the first step began; lengths count sampled tokens.
 
     `lag_counts` counts trajectories by lag, `token_lag_counts` sampled tokens by lag; `lease_ids` are those of the
     groups, in training order. `reward_by_verifier` is the mean reward of the trajectories that each verifier judged.
@@ -51,7 +51,7 @@ class StepRecord:
 
 
 class RewardsSeen:
-    """Which reward services judged what was trained, how fast, and for which step at last. Any thread may read."""
+    """Reward services that judged what was trained, how fast, and for which step at last. Any thread may read."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, Any]] = {}

@@ -49,7 +49,7 @@ _MOST_PARAMS = 100
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told at the start. `settings` are by dotted key, without secrets."""
+    """Told to a tracker at the start. `settings` are by dotted key, without secrets."""
 
     name: str
     folder: Path
@@ -101,7 +101,7 @@ class Tracker(Protocol):
 
 
 class Follower:
-    """One tracker behind its queue. `put` never waits; `finish` waits for at most as long as it is told."""
+    """A tracker behind its queue. `put` never waits; `finish` waits for at most as long as it is told."""
 
     def __init__(self, tracker: Tracker, run: TrackedRun, *, most_waiting: int = _MOST_WAITING) -> None:
         self.name = tracker.name
@@ -241,7 +241,7 @@ def trackers_of(
     *, tensorboard: bool, wandb: str, wandb_project: str, mlflow_url: str | None, mlflow_experiment: str,
     mlflow_token: SecretStr | None,
 ) -> list[Tracker]:  # fmt: skip
-    """Those that the settings of `[learner.trackers]` name; none of them has done anything yet."""
+    """The trackers that the settings of `[learner.trackers]` name; none of them has done anything yet."""
     found: list[Tracker] = []
     if tensorboard:
         found.append(TensorBoard())
@@ -335,7 +335,7 @@ class MlFlow(Tracker):
         return str(found["experiment"]["experiment_id"])
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """One batch."""
+        """Logs one batch."""
         same = {"timestamp": _now_ms(), "step": step}
         rows = [{"key": key, "value": value, **same} for key, value in values.items()]
         self._call("runs/log-batch", {"run_id": self._run_id, "metrics": rows})
@@ -398,7 +398,7 @@ class WeightsAndBiases(Tracker):
         run.keep_id(self.name, said["id"])
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """One row, with its step as a value: a resume may take steps back."""
+        """Logs one row, with its step as a value: a resume may take steps back."""
         self._send({"log": {"step": step, **values}})
 
     def event(self, step: int | None, kind: str, text: str) -> None:

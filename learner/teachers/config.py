@@ -15,7 +15,7 @@ _OF_URLS = ("token", "wait_s", "request_timeout_s", "requests_at_once", "request
 
 
 class TeacherConfig(ConfigModel):
-    """One of `learner.teachers`: behind the addresses of generators that serve it, or in a folder."""
+    """An entry of `learner.teachers`: behind the addresses of generators that serve it, or in a folder."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] = Field(description="for messages")
     urls: tuple[str, ...] = Field(
@@ -78,7 +78,8 @@ def teacher_of(teachers: Sequence[TeacherConfig], environment: str) -> TeacherCo
 
 
 def index_of(teachers: Sequence[TeacherConfig], environment: str) -> int:
-    """Which of the `teachers` in folders, counted alone, teaches `environment`: -1 if its teacher is behind a URL.
+    """The index of the teacher, among the `teachers` in folders alone, that teaches `environment`: -1 if its teacher is
+    behind a URL.
 
     It must have one.
     """

@@ -31,7 +31,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class Adapter:
-    """What is added to a weight [out, in]: `scale` * `up` [out, rank] @ `down` [rank, in].
+    """A low-rank change of a weight [out, in]: `scale` * `up` [out, rank] @ `down` [rank, in].
 
     To experts' weights [experts, out, in] it is `up` [out, rank * experts] and `down` [experts * rank, in], as peft
     keeps them; `turned` where they are [experts, in, out].

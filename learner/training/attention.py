@@ -37,7 +37,7 @@ _MOST_PROBABILITIES = 1 << 28
 
 
 def kernel_for(query: Tensor) -> Kernel:
-    """What computes attention of a query [S, H, L, D] fastest, forward and backward.
+    """The kernel that computes attention of a query [S, H, L, D] fastest, forward and backward.
 
     In bfloat16 on a CPU the backward pass of torch's kernel takes most of the time of short sequences, several times
     what plain products take. In float32, and for long sequences, it is the fastest; on GPUs, at all lengths.

@@ -55,7 +55,7 @@ class Candidates:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSequence:
-    """One trajectory of T tokens, or one sequence of it; every array is [T].
+    """A trajectory of T tokens, or a sequence of it; every array is [T].
 
     `token_ids` int32; `loss_mask` bool, true where the policy sampled the token and it is trained on (never the first
     token, which nothing predicts). For a trajectory that was sampled: `behavior_logprobs` float32 in nats at the
@@ -361,8 +361,8 @@ def _part(whole: TrainSequence, at: slice) -> TrainSequence:
 
 
 def _selected(group: TrajectoryGroup, preset: Preset) -> Sequence[Sequence[int]]:
-    """Which trajectories are trained, those of each player by themselves. Of a player whose rewards are all equal none
-    is better than another, although the group as a whole has spread.
+    """True at the trajectories that are trained, those of each player by themselves. Of a player whose rewards are all
+    equal none is better than another, although the group as a whole has spread.
     """
     rewards = [_reward(trajectory, group) for trajectory in group.trajectories]
     players = list(group.by_player.values())
@@ -430,7 +430,7 @@ def _sequence(trajectory: Trajectory, *, version: int, max_lag: int) -> TrainSeq
 
 
 def _state(trajectory: Trajectory, turn: Turn) -> int:
-    """What the policy was given in this turn, as a number: the same key, or without one the same tokens."""
+    """The policy's context in this turn, as a number: the same key, or without one the same tokens."""
     if turn.state:
         keyed: int = xxhash.xxh3_64_intdigest(b"key " + turn.state.encode())
         return keyed - (1 << 63)

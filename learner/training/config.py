@@ -230,7 +230,7 @@ class TrainingConfig(BaseModel):
 
     @property
     def moves_within_step(self) -> bool:
-        """Whether a step has updates after its first one, for which the policy is no longer that of its beginning."""
+        """True if a step has updates after its first one, for which the policy is no longer that of its beginning."""
         return self.updates_per_step * self.epochs_per_step > 1
 
     @model_validator(mode="after")

@@ -80,7 +80,7 @@ def _fuse(optimizer: torch.optim.Optimizer) -> None:
 
 
 class Engine(Generic[Output_co]):
-    """One model under DeepSpeed on this rank, whose `forward` returns an `Output_co`.
+    """A model under DeepSpeed on this rank, whose `forward` returns an `Output_co`.
 
     A process group must exist before it is made. A process may have several, each with its own parameters, optimizer,
     learning rate and checkpoint folder. What `requires_grad` when it is made is trained, and nothing else.
@@ -144,7 +144,7 @@ class Engine(Generic[Output_co]):
         self._engine.backward(loss * self._ranks, scale_wrt_gas=False)
 
     def update(self, *, learning_rate: float) -> float:
-        """One AdamW step; gradients are 0 afterwards. Returns their global L2 norm before clipping.
+        """Takes an AdamW step; gradients are 0 afterwards. Returns their global L2 norm before clipping.
 
         A gradient whose norm is not finite moves nothing, neither weights nor AdamW's means; it is counted.
         """
@@ -171,7 +171,7 @@ class Engine(Generic[Output_co]):
         return norm
 
     def _fill_in_gradients(self) -> None:
-        """What got no gradient has one of zeros, as DeepSpeed makes when it reduces: weights decay alike everywhere."""
+        """Gives zeros to what got no gradient, as DeepSpeed makes when it reduces: weights decay alike everywhere."""
         for parameter in self._model.parameters():
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -246,7 +246,7 @@ class Engine(Generic[Output_co]):
 
 
 class _Writes:
-    """What DeepSpeed writes on this rank, and the first error that it met; after one nothing more is written."""
+    """DeepSpeed's writes on this rank, and the first error that it met; after one nothing more is written."""
 
     def __init__(self) -> None:
         self.error: OSError | None = None

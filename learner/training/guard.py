@@ -35,7 +35,7 @@ Measure = Literal["effective_sample_share", "behavior_kl", "mismatch_kl", "impor
 
 
 class StepMeasures(Protocol):
-    """What the guard reads of a step's metrics; None where the step could not tell. KL in nats."""
+    """Part of a step's metrics that the guard reads; None where the step could not tell. KL in nats."""
 
     @property
     def effective_sample_share(self) -> float | None: ...
@@ -49,7 +49,7 @@ class StepMeasures(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One measure of a step. `beyond`: outside its limit, or no number. `well_within`: by more than the margin."""
+    """A measure of a step. `beyond`: outside its limit, or no number. `well_within`: by more than the margin."""
 
     measure: Measure
     value: float
@@ -60,7 +60,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardState:
-    """What a checkpoint keeps of the guard: JSON holds `dataclasses.asdict` of it.
+    """The guard's state in a checkpoint: JSON holds `dataclasses.asdict` of it.
 
     max_lag: the bound while it is below the configured one, else None. beyond, healthy: steps in a row. relapses: how
     often the bound fell again after a rise, since it was last the configured one. rose: whether its last move was a
@@ -83,7 +83,7 @@ NEW_GUARD = GuardState()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardChange:
-    """What the guard did after a step. `reading`: what was beyond its limit; None for a rise. steps: in a row."""
+    """The guard's action after a step. `reading`: what was beyond its limit; None for a rise. steps: in a row."""
 
     kind: Literal["tightened", "loosened", "powerless"]
     before: int

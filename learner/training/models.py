@@ -72,7 +72,7 @@ class TokenScores:
 
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """What the preset made of the whole step, [N] on the CPU; 0 and False at tokens that are not trained.
+    """The preset's result for the whole step, [N] on the CPU; 0 and False at tokens that are not trained.
 
     `advantages` and `returns` float32, `kept` bool: tokens that take part in the loss. `carried` is for the next step.
     """
@@ -89,7 +89,7 @@ class Credit:
         return np.add.reduceat(self.kept.numpy().astype(np.int64), batch.starts)
 
     def moves(self, batch: FlatBatch) -> NDArray[np.bool_]:
-        """Whether one of these has an advantage, [S]; one that is not a number is one."""
+        """True where one of these has an advantage, [S]; one that is not a number is one."""
         return np.logical_or.reduceat((self.kept & (self.advantages != 0)).numpy(), batch.starts)
 
 
@@ -185,7 +185,7 @@ def _scored(batch: FlatBatch, scores: TokenScores, trained: Tensor) -> ScoredBat
 
 @dataclass(frozen=True)
 class StepData:
-    """What all updates of a step draw on; arrays over the batch's N tokens or S sequences."""
+    """Data that all updates of a step draw on; arrays over the batch's N tokens or S sequences."""
 
     batch: FlatBatch
     scores: TokenScores
@@ -232,7 +232,7 @@ def loss_tokens(data: StepData, microbatch: Microbatch, *, logprobs: Tensor, ent
 def critic_targets(
     batch: FlatBatch, scores: TokenScores, made: Credit, weights: NDArray[np.float64]
 ) -> CriticTargets | None:
-    """What a critic is to learn from the step; None if there is none."""
+    """Targets of a critic for the step; None if there is none."""
     if made.returns is None or scores.values is None:
         return None
     owners = torch.from_numpy(batch.owners)
@@ -241,7 +241,7 @@ def critic_targets(
 
 
 def critic_measures(data: StepData, losses: Sequence[float]) -> dict[str, float]:
-    """What its updates, of these losses, say of it."""
+    """Measures of its updates, which had these losses."""
     targets = data.critic_targets
     if targets is None or not losses:
         return {}
@@ -252,8 +252,8 @@ def critic_measures(data: StepData, losses: Sequence[float]) -> dict[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenValues:
-    """What the learner computed of each token of a step's batch, float32 [N]; NaN where it computed nothing, as outside
-    of the loss mask. Logprobs and entropies in nats: of the first update that a token was in.
+    """Values that the learner computed of each token of a step's batch, float32 [N]; NaN where it computed nothing, as
+    outside of the loss mask. Logprobs and entropies in nats: of the first update that a token was in.
     """
 
     learner_logprobs: NDArray[np.float32]

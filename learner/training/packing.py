@@ -29,7 +29,7 @@ class Prefixes:
     families: NDArray[np.int64]
 
     def of(self, sequences: NDArray[np.int64]) -> Prefixes:
-        """Those of some of the sequences [K], in that order."""
+        """The prefixes of some of the sequences [K], in that order."""
         return Prefixes(lengths=self.lengths[sequences], families=self.families[sequences])
 
 
@@ -63,7 +63,7 @@ def _tokens_before_training(batch: FlatBatch) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """One row of T input tokens, of which N predictions are trained.
+    """A row of T input tokens, of which N predictions are trained.
 
     `token_ids` and `positions` int64 [T]. [N]: `rows` int64, the row that predicts each target; `targets` int64;
     `places` int64, of the target among the batch's tokens; `sequences` int64, which of the row's K sequences it is of;
@@ -117,7 +117,7 @@ def plan(
     microbatch_tokens: int,
     pairs: NDArray[np.int64] | None = None,
 ) -> list[list[NDArray[np.int64]]]:
-    """Which sequences go where: for each rank, for each of its microbatches, the sequences' indices by rising length.
+    """Spreads sequences: for each rank, for each of its microbatches, the sequences' indices by rising length.
 
     Families go, largest first, to the rank with the fewest tokens, a large family in parts, the two sequences of a pair
     (`pairs` [S], -1 for none) always together; each rank then fills rows of at most `microbatch_tokens` (a longer

@@ -358,8 +358,8 @@ def _buckets(model: nn.Module) -> Iterator[list[MergedWeight]]:
 
 @dataclass(frozen=True)
 class TextFiles:
-    """What a trained model is written with beside its weights: the tokenizer of a model's folder, and its chat template
-    or another one's text in its place.
+    """Files that a trained model is written with beside its weights: the tokenizer of a model's folder, and its chat
+    template or another one's text in its place.
     """
 
     model: Path

@@ -142,7 +142,7 @@ def die_with_parent() -> None:
 
 @dataclass(frozen=True)
 class Command:
-    """What rank 0 tells the others to join in. `path` for save and load, `version` for a training step."""
+    """A call of rank 0 to the others to join in. `path` for save and load, `version` for a training step."""
 
     action: Action
     version: int = 0

@@ -41,7 +41,7 @@ class RoutingSums(NamedTuple):
     tokens: Tensor
 
     def loss_of(self, part: RoutingSums) -> Tensor:
-        """What `part` adds to the load-balancing loss of these sums, which it is in; only it has a gradient."""
+        """The addition of `part` to the load-balancing loss of these sums, which it is in; only it has a gradient."""
         shares = (self.chosen.sum(0) / self.tokens).to(part.probabilities)
         return len(shares) * (shares * part.probabilities).sum() / self.tokens.to(part.probabilities)
 

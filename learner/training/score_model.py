@@ -149,7 +149,7 @@ def save_score_model(snapshot: WeightSnapshot, *, model: ScoreModel, source: Tex
 
 @contextmanager
 def _without_load_report() -> Iterator[None]:
-    """What is missing is checked here, with an error where it matters."""
+    """Silences the report of missing weights: they are checked here, with an error where it matters."""
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(_is_no_load_report)
     try:
@@ -299,7 +299,7 @@ class Critic:
 
 
 def value_measures(*, values: Tensor, returns: Tensor) -> dict[str, float]:
-    """What a step says of its critic, given both at all trained tokens [M]."""
+    """A step's measures of its critic, given both at all trained tokens [M]."""
     explained = explained_variance(values=values, returns=returns)
     measures = {"value_mean": float(values.mean()), "return_mean": float(returns.mean())}
     return measures if explained is None else {**measures, "value_explained_variance": explained}

@@ -1,4 +1,4 @@
-"""One step: the batch is cut into updates, each update into microbatches; what it measured comes back.
+"""A training step: the batch is cut into updates, each update into microbatches; what it measured comes back.
 
     batch ─▶ updates ─▶ microbatches ─▶ passes without gradient ─▶ advantages ─▶ update after update ─▶ StepMetrics
                                                                      epochs_per_step times
@@ -75,7 +75,7 @@ class TokenMeans:
 
 @dataclass(frozen=True)
 class StepMetrics(TokenMeans, RoutingMeasures):
-    """One step, over all ranks.
+    """Metrics of one step, over all ranks.
 
     `grad_norm`: before clipping, the mean over the updates. `learning_rate`: of the last update. `microbatches`: those
     learned from, of all ranks. `skipped_updates`: of policy and critic, left out since their gradient was not finite;
@@ -97,7 +97,7 @@ class StepMetrics(TokenMeans, RoutingMeasures):
 
 @dataclass(frozen=True)
 class MicrobatchRecord:
-    """What is kept of a microbatch for the metrics, without gradient; each tensor [N] but the scalar `loss`."""
+    """Record of a microbatch for the metrics, without gradient; each tensor [N] but the scalar `loss`."""
 
     loss: Tensor
     proximal_logprobs: Tensor
@@ -186,7 +186,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Update:
-    """What an update did on this rank. `records` are of all its microbatches, those of the `idle` ones included."""
+    """An update's work on this rank. `records` are of all its microbatches, those of the `idle` ones included."""
 
     records: tuple[MicrobatchRecord, ...]
     idle: tuple[MicrobatchRecord, ...]
@@ -283,7 +283,7 @@ class Step:
         )
 
     def outputs(self, batch: FlatBatch, *, reference: bool) -> NDArray[np.float32]:
-        """What the trained model, or the reference, gives at each trained token [N], 0 elsewhere. No gradient."""
+        """The output of the trained model, or of the reference, at each trained token [N], 0 elsewhere. No gradient."""
         microbatches = self._microbatches(batch, shared_prefixes(batch), np.arange(len(batch.lengths)))
         passes = Passes(reference=True) if reference else Passes(proximal=True)
         scores = score(batch, microbatches, scorers=self._models.scorers, passes=passes)
@@ -299,7 +299,7 @@ class Step:
         return [critic.update(row, targets, number=first_update + index) for index, row in enumerate(rows)]
 
     def _moves(self, data: StepData) -> NDArray[np.bool_]:
-        """Whether a sequence has a gradient, [S]: all may, where the loss does not rest on advantages alone."""
+        """True where a sequence has a gradient, [S]: all may, where the loss does not rest on advantages alone."""
         others = self._models.critic is not None or self._config.router.aux_loss_coef > 0
         if not self._preset.rests_on_advantages or others:
             return np.ones(len(data.batch.lengths), dtype=np.bool_)
@@ -385,7 +385,7 @@ class Step:
             raise TrainingStopped
 
     def _measure(self, data: StepData, microbatch: Microbatch) -> MicrobatchRecord:
-        """What `_accumulate` says of it, without a gradient."""
+        """Measures of `_accumulate`, without a gradient."""
         self._reached("what has no gradient")
         self._stop_if_asked()
         with torch.no_grad():
@@ -413,7 +413,7 @@ class Step:
         return total(parts)
 
     def _even_load(self, routing: RoutingSums | None, routed: RoutingSums | None) -> Tensor | float:
-        """What a microbatch adds to the load-balancing loss of its update, times the coefficient."""
+        """The addition of a microbatch to the load-balancing loss of its update, times the coefficient."""
         if not self._config.router.aux_loss_coef:
             return 0.0
         part = _sums(routing)

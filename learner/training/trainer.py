@@ -147,7 +147,7 @@ def _never() -> bool:
 
 
 def _error_of(write: Callable[[], None], *, directory: Path) -> OSError | None:
-    """What the disk said to it. safetensors has an error of its own for a disk that takes no more."""
+    """The disk's error behind it. safetensors has an error of its own for a disk that takes no more."""
     try:
         write()
     except SafetensorError as error:
@@ -240,7 +240,7 @@ class Trainer:
 
     @property
     def tokens(self) -> TokenValues | None:
-        """What the newest step computed of each token of its sequences, end to end; None if it was not kept."""
+        """The newest step's values of each token of its sequences, end to end; None if it was not kept."""
         return self._step.tokens
 
     @property
@@ -254,7 +254,7 @@ class Trainer:
         return self._updates
 
     def train_step(self, sequences: Sequence[TrainSequence], *, version: int) -> StepMetrics:
-        """One step on the whole batch, which only rank 0 gives: its updates, then means over all ranks.
+        """Takes a step on the whole batch, which only rank 0 gives: its updates, then means over all ranks.
 
         `version` is the learner's version before the step; it only labels the command. Raises TrainingStopped.
         """
@@ -309,7 +309,7 @@ class Trainer:
             save_score_model(snapshot, model=trained, source=source, destination=directory)
 
     def outputs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
-        """What the model as it stands gives for each sequence, at its trained tokens: logprobs, or scores.
+        """Output of the model as it stands for each sequence, at its trained tokens: logprobs, or scores.
 
         Only rank 0 gives the sequences.
         """
@@ -394,7 +394,7 @@ class Trainer:
         self._models.save(directory)  # rank 0 goes on when every rank's part is there
 
     def _save_progress(self, directory: Path) -> None:
-        """What no other rank takes part in."""
+        """Saves what no other rank takes part in."""
         directory.mkdir(parents=True, exist_ok=True)
         save_random_state(self._random_state(directory), device=self._ranks.device)
         if self._models.reference is not None:

@@ -139,12 +139,12 @@ class Rounds:
         """Members that are within a round, or still commit what one brought them."""
 
     def takes(self, member: Member) -> bool:
-        """Whether a member is broadcast to. Not while it catches up, nor after failures in a row."""
+        """True if a member is broadcast to. Not while it catches up, nor after failures in a row."""
         failures = self._failures.get(_process(member)) or 0
         return member.able and member.serving is not None and failures < _FAILURES_TO_LEAVE
 
     def takes_joiner(self, member: Member) -> bool:
-        """Whether one that waits for its download may be broadcast to instead. A failure would cost the others time."""
+        """True if one that waits for its download may be broadcast to instead. A failure would cost the others time."""
         return member.able and member not in self.busy and not self._failures.get(_process(member))
 
     async def run(self, members: Sequence[Member], packed: Packed) -> RoundResult:

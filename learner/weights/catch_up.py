@@ -81,7 +81,7 @@ class Joins:
 
     @property
     def waiting(self) -> Sequence[Member]:
-        """Those whose turn to download has not come, and who have not failed by themselves."""
+        """The members whose turn to download has not come, and who have not failed by themselves."""
         return [member for member in self._waiting if self._fleet.holds(member) and not self._past_of(member).failures]
 
     def begin(self, members: Sequence[Member]) -> None:

@@ -41,7 +41,7 @@ class JoinRefused(Exception):
 
 @dataclass(eq=False)
 class Member:
-    """One process that announces itself. `serving` is what it serves, None while it has to catch up."""
+    """A process that announces itself. `serving` is what it serves, None while it has to catch up."""
 
     announcement: Announcement
     last_seen: float
@@ -64,7 +64,7 @@ class Member:
 
     @property
     def able(self) -> bool:
-        """Whether it can take weights now."""
+        """True if it can take weights now."""
         return self.announcement.condition == "able" and self.doubted is None
 
 
@@ -99,8 +99,8 @@ class Fleet:
         return AnnouncementAnswer(incarnation=self.incarnation, announce_every_s=self.announce_every_s)
 
     def _check_order(self, announcement: Announcement, *, now: float) -> None:
-        """What a predecessor said before its end may arrive after the first word of its successor. Clocks of two
-        machines may differ, so a successor that has gone silent keeps nobody out.
+        """Refuses what a predecessor said before its end: it may arrive after the first word of its successor. Clocks
+        of two machines may differ, so a successor that has gone silent keeps nobody out.
         """
         member = self._members.get(announcement.generator_id)
         if member is None or member.instance == announcement.instance:
@@ -161,7 +161,7 @@ class Fleet:
         return [self._members[name] for name in sorted(self._members)]
 
     def holds(self, member: Member) -> bool:
-        """Whether this very process is still a member; a later one under its id is another."""
+        """True if this very process is still a member; a later one under its id is another."""
         return self._members.get(member.generator_id) is member
 
     def serving(self) -> list[ServingGenerator]:
@@ -203,7 +203,9 @@ class Fleet:
             self.changed()
 
     def distrust(self, instance: str, *, since: PolicyVersion) -> None:
-        """What that process sampled under `since` and later versions may be of other weights, and does not count."""
+        """Distrusts samples of that process under `since` and later versions: they may be of other weights, and
+        does not count.
+        """
         self.provenance.distrust(instance, since=since)
         self.changed()
 
@@ -223,7 +225,7 @@ class Fleet:
 
     @property
     def all_doubted(self) -> bool:
-        """Whether there is somebody, and nobody who is not doubted."""
+        """True if there is somebody, and nobody who is not doubted."""
         return bool(self._members) and all(member.doubted is not None for member in self._members.values())
 
     def lost(self, generator_id: str) -> None:
@@ -255,7 +257,7 @@ class Fleet:
 
 
 def _process(announcement: Announcement) -> tuple[str, str, str, int]:
-    """What a process keeps for its life; with another one, it is another process under the same id."""
+    """The identity that a process keeps for its life; with another one, it is another process under the same id."""
     return announcement.instance, announcement.url, announcement.backend, announcement.world_size
 
 

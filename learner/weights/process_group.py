@@ -41,7 +41,7 @@ class WeightPlaneError(RuntimeError):
 
 @dataclass(frozen=True)
 class Bucket:
-    """What one broadcast carries: its plan, and its bytes [nbytes] uint8."""
+    """The content of a broadcast: its plan, and its bytes [nbytes] uint8."""
 
     spec: BucketSpec
     data: torch.Tensor
@@ -239,7 +239,7 @@ class Meeting:
 
 
 class _Broadcaster(Protocol):
-    """What is used of torch's process groups; their stubs leave it out."""
+    """The used part of torch's process groups; their stubs leave it out."""
 
     def broadcast(self, tensors: list[torch.Tensor], options: BroadcastOptions) -> Work: ...
 

@@ -101,7 +101,7 @@ class _Age:
 
 @dataclass
 class _Seen:
-    """What is known of one version: the checksum that is believed for each kind, and who stood the test."""
+    """The known facts of a version: the checksum that is believed for each kind, and who stood the test."""
 
     checksums: dict[tuple[str, str, int], str] = field(default_factory=dict)
     good: dict[tuple[str, str], Proof] = field(default_factory=dict)
@@ -203,7 +203,7 @@ class Proofs:
         return found
 
     def _tells_age(self, proof: Proof) -> bool:
-        """Whether its logprobs can tell which of two versions it serves. What is rounded after the learner's step stays
+        """True if its logprobs can tell which of two versions it serves. What is rounded after the learner's step stays
         for some steps as it was, and then moves more: the right weights are often nearer to those before.
         """
         return self._as_computed and len(set(self._types(proof))) == 1
@@ -219,7 +219,7 @@ class Proofs:
         return max(_FLOORS.get(t, _FLOORS[""]) for t in self._types(proof))
 
     def _other_gaps(self, alike: Sequence[Proof], packed: Packed, *, seen: _Seen) -> dict[Member, str]:
-        """Those that are much further from the learner than like generators are at this version."""
+        """The generators that are much further from the learner than like generators are at this version."""
         kind = alike[0].likeness
         all_alike = {proof.process: proof.gap for proof in (*seen.good.values(), *alike) if proof.likeness == kind}
         compared = {process: gap for process, gap in all_alike.items() if gap.tokens}
@@ -241,7 +241,7 @@ class Proofs:
         return found
 
     def _other_checksums(self, alike: Sequence[Proof], packed: Packed, *, seen: _Seen) -> dict[Member, str]:
-        """Those whose checksum is not the one that is believed; they may have proven this version before."""
+        """The generators whose checksum is not the one that is believed; they may have proven this version before."""
         kind = alike[0].likeness
         all_alike = [*(proof for proof in seen.good.values() if proof.likeness == kind), *alike]
         believed = seen.checksums[kind] = self._believed(all_alike, before=seen.checksums.get(kind))
@@ -285,7 +285,7 @@ class Commits:
         self._timeout_s = timeout_s
 
     async def ask(self, member: Member, what: str, body: BaseModel, answer: type[R], *, deadline_s: float) -> R:
-        """One step of a weight sync. Raises ServiceError, which names the member's address."""
+        """Takes a step of a weight sync. Raises ServiceError, which names the member's address."""
         url = f"{member.url}/v1/weights/{what}"
         return await self._client.post(url, body, answer, deadline_s=deadline_s, retries=0)
 
@@ -314,7 +314,7 @@ class Commits:
             return None
 
     def accept(self, proofs: Sequence[Proof], packed: Packed) -> list[Proof]:
-        """Those with good proofs serve the version from now on, and are returned; outliers are expelled.
+        """Accepts good proofs: their generators serve the version from now on, and are returned; outliers are expelled.
 
         Where no generator is right so far, nobody can say who is wrong: those in doubt serve nothing until one is.
         """

@@ -1,4 +1,4 @@
-"""Which generator's process has proven which policy version: what nobody has proven is not trained on.
+"""Proofs: which generator's process has proven which policy version; what nobody has proven is not trained on.
 
     asked to commit ─▶ awaited ── its proof is good ──▶ proven ── later found to serve old weights ──▶ distrusted
                           └── found wrong, does not answer, leaves ──▶ unproven, as if it had never been asked
@@ -56,7 +56,7 @@ class Remembered(Generic[T]):
 
 
 class Standing(StrEnum):
-    """What is known of the versions that a group's tokens are stamped with."""
+    """Standing of the versions that a group's tokens are stamped with."""
 
     PROVEN = "proven"
     AWAITED = "awaited"
@@ -84,7 +84,7 @@ class LoggedDistrust:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a process proved last: the version, the digest of what was sent, the checksum of what it loaded."""
+    """The last proof of a process: the version, the digest of what was sent, the checksum of what it loaded."""
 
     version: PolicyVersion
     digest: str
@@ -123,7 +123,7 @@ class Provenance:
         self._last[instance,] = loaded
 
     def last(self, instance: str) -> Loaded | None:
-        """What a process proved last, to this life of the learner or to a former one."""
+        """The last proof of a process, to this life of the learner or to a former one."""
         return self._last.get((instance,))
 
     def distrust(self, instance: str, *, since: PolicyVersion) -> None:
@@ -147,7 +147,7 @@ class Provenance:
         self._proven = {version: proven for version, proven in self._proven.items() if version.number >= below}
 
     def standing(self, group: TrajectoryGroup) -> Standing:
-        """What is known of all its tokens; of those that are too old anyway nothing is asked."""
+        """The standing of all its tokens; of those that are too old anyway nothing is asked."""
         unproven = [each for each in _signed(group) if not self._is_proven(*each)]
         if not unproven:
             return Standing.PROVEN
@@ -157,7 +157,7 @@ class Provenance:
         return version.number < self._forgotten_below or instance in self._proven.get(version, ())
 
     def fault(self, group: TrajectoryGroup) -> str:
-        """Which of its tokens are unproven, in words."""
+        """The unproven tokens among its own, in words."""
         unproven = sorted({str(each[1]) for each in _signed(group) if not self._is_proven(*each)})
         names = sorted({name for one in group.trajectories for turn in one.turns for name in turn.generator_ids})
         return (
@@ -166,7 +166,7 @@ class Provenance:
         )
 
     def recalled(self, groups: Iterable[TrajectoryGroup]) -> list[TrajectoryGroup]:
-        """Those with a token of a process that is not believed any more, if one was distrusted since the last call."""
+        """Groups with a token of a process that is not believed any more, if one was distrusted since the last call."""
         if not self._recall_due:
             return []
         self._recall_due = False
@@ -176,8 +176,8 @@ class Provenance:
         return self._distrusted.get((instance,))
 
     def untold(self) -> Iterator[LoggedProof | LoggedDistrust]:
-        """What the journal has not been told yet, proofs of one version together. Each is told once its successor is
-        asked for: one that could not be written comes again.
+        """Proofs that the journal has not been told yet, those of one version together. Each is told once its successor
+        is asked for: one that could not be written comes again.
         """
         self._news = _together(self._news)
         while self._news:
@@ -192,14 +192,14 @@ class Provenance:
         ]
 
     def restore(self, proofs: Iterable[LoggedProof]) -> None:
-        """What former lives of the learner knew, in the order in which they were told it."""
+        """Takes in what former lives of the learner knew, in the order in which they were told it."""
         for proof in proofs:
             for instance, fingerprint in proof.fingerprints.items():
                 self._note(instance, Loaded(proof.version, proof.digest, fingerprint))
 
 
 def is_recalled(group: TrajectoryGroup, since_of: Callable[[str], PolicyVersion | None]) -> bool:
-    """Whether one of the group's tokens is of a process that is not believed since that version, or one before it."""
+    """True if one of the group's tokens is of a process that is not believed since that version, or one before it."""
     return any((since := since_of(instance)) is not None and version >= since for instance, version in _signed(group))
 
 

@@ -36,7 +36,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class PublishReport:
-    """What it took until a version was served, in seconds, and the largest mean gap of the probe, in nats, of its
+    """The time until a version was served, in seconds, and the largest mean gap of the probe, in nats, of its
     generators.
 
     `members` counts those that served it at the end of its broadcast; others catch up by a download.
@@ -95,12 +95,12 @@ _DIGEST_ELEMENTS = 1 << 20
 
 
 class NotOnTheShelf(LookupError):
-    """What was asked for is not kept, or lies outside of its bucket. The text says what there is."""
+    """The requested bytes are not kept, or lies outside of its bucket. The text says what there is."""
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """One version, ready to be sent, and the proof of it. `digest` is that of `digest_of`."""
+    """A version, ready to be sent, and the proof of it. `digest` is that of `digest_of`."""
 
     version: PolicyVersion
     buckets: Sequence[Bucket]
@@ -171,7 +171,7 @@ class Shelf:
             self._clear()
 
     def plan(self, version: str) -> PullPlan:
-        """What a download consists of. Raises NotOnTheShelf."""
+        """The plan of a download. Raises NotOnTheShelf."""
         packed = self._find(version)
         specs = tuple(bucket.spec for bucket in packed.buckets)
         return PullPlan(version=version, chunk_bytes=CHUNK_BYTES, buckets=specs)

@@ -163,7 +163,7 @@ class Publisher:
         return bool(waiting) and self._fleet.served is None
 
     def _to_be_told(self, packed: Packed, rounds: Rounds, joins: Joins) -> list[Member]:
-        """Those that serve an older version, if it has not been broadcast yet."""
+        """The generators that serve an older version, if it has not been broadcast yet."""
         if packed is self._broadcast:
             return []
         elsewhere = joins.busy | rounds.busy

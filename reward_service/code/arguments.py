@@ -25,7 +25,7 @@ class Tolerance(BaseModel):
 
 
 class StdioCase(BaseModel):
-    """What a program reads, and what it must print."""
+    """Input of a program, and the output that it must print."""
 
     model_config = _MODEL
 

@@ -151,7 +151,7 @@ _SPARE_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class CaseRoom:
-    """What the operator gives: cases of one item beside each other, and bytes of output of one program."""
+    """The operator's limits: cases of one item beside each other, and bytes of output of one program."""
 
     parallel: int
     output_bytes: int
@@ -219,7 +219,9 @@ def _case_verdict(ended: Ended, *, tests: StdioTests, case: StdioCase) -> Verdic
 
 
 def _output_bytes(case: StdioCase, room: CaseRoom) -> int:
-    """What is kept of a program's output: enough for the right one. Raises DataError if that is beyond the service."""
+    """Bytes of a program's output that are kept: enough for the right one. Raises DataError if that is beyond the
+    service.
+    """
     right = len(case.stdout.encode(errors="replace"))
     if right > room.output_bytes:
         raise DataError(

@@ -48,7 +48,7 @@ class TestsEnded(Exception):
 
 @dataclass(kw_only=True)
 class Round:
-    """What one run of the tests has told. `left`: how it ended before all cases had; None if it ran to its end."""
+    """Results of one run of the tests. `left`: how it ended before all cases had; None if it ran to its end."""
 
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     collected: list[str] | None = None
@@ -57,7 +57,7 @@ class Round:
 
 
 class Relay:
-    """One run of the tests on one process of the solution."""
+    """A run of the tests on one process of the solution."""
 
     def __init__(self, *, solution: Served, tests: Running, nonce: str, budget: TimeBudget) -> None:
         self._solution = solution
@@ -204,7 +204,7 @@ _TESTS_MEMORY_MIB = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """What the tests' process is given. `weights` are those of the cases in order, where they are known before it runs.
+    """The input of the tests' process. `weights` are those of the cases in order, where they are known before it runs.
 
     `named` are weights by the name of a case or of its function, where they are not.
     """
@@ -292,7 +292,7 @@ async def _round(
     verdicts: Mapping[int, Verdict],
     known: list[str],
 ) -> Round:
-    """One run of the tests over the cases without a verdict."""
+    """Runs the tests once over the cases without a verdict."""
     try:
         with budget.case() as deadline:
             names: list[Json] = [*await served.names(deadline=deadline)]

@@ -1,4 +1,5 @@
-"""Whether an output or a returned value is the right one. What comes from a solution is never hashed or evaluated here.
+"""Compares an output or a returned value with the right one. What comes from a solution is never hashed or evaluated
+here.
 
 Values are compared in their encoded form (`harness.plain`): no hash of a value is taken, since a solution could choose
 values that all have the same one.
@@ -227,7 +228,7 @@ def _content(value: Json) -> bytes:
 
 
 def _range_parts(parts: list[Json]) -> list[Json]:
-    """What tells ranges apart: two are equal if they hold the same numbers."""
+    """The identity of a range: two are equal if they hold the same numbers."""
     numbers = [_number(part) for part in parts]
     try:
         start, stop, step = (number for number in numbers if isinstance(number, int))

@@ -34,7 +34,9 @@ class UnknownRow(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What the rows do not say. `reference`: with the published solution, which the service then tries first."""
+    """Choices that the rows leave open. `reference`: with the published solution, which the service then tries
+    first.
+    """
 
     reference: bool = False
     extract: Literal["last", "first", "whole"] = "last"
@@ -112,7 +114,7 @@ def _mbpp(row: Row) -> _Task:
 
 
 def _used_functions(code: str, tests: Sequence[str]) -> list[str]:
-    """What a published solution defines and its tests use."""
+    """Names that a published solution defines and its tests use."""
     try:
         defined = [node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     except (SyntaxError, ValueError) as error:

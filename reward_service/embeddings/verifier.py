@@ -53,7 +53,7 @@ class Encoder:
 
     @property
     def busy(self) -> bool:
-        """Whether a batch is being encoded."""
+        """True if a batch is being encoded."""
         return self.process.busy
 
     async def loaded(self) -> None:

@@ -29,7 +29,7 @@ class AskedItem(Protocol):
 
     @property
     def last_problem(self) -> str:
-        """What last went wrong with it."""
+        """Its last problem."""
         ...
 
 

@@ -38,7 +38,7 @@ class CacheConfig(ConfigModel):
 
 
 class EndpointConfig(ConfigModel):
-    """What each verifier that asks a service has."""
+    """Settings of each verifier that asks a service."""
 
     name: str = Field(min_length=1, max_length=256, description="name by which items ask for it")
     url: str = Field(description="address of the service")
@@ -108,7 +108,7 @@ Text = Annotated[str, Field(min_length=1, max_length=1 << 20)]
 
 
 class EmbeddingArguments(BaseModel):
-    """What the completion is compared with."""
+    """The text that the completion is compared with."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 

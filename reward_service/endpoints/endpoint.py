@@ -119,7 +119,7 @@ class _TryAgain(Exception):
 
 
 class Endpoint:
-    """One service; made by `open_endpoint`. Errors name it, and never show its key."""
+    """A service; made by `open_endpoint`. Errors name it, and never show its key."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class Endpoint:
         return found
 
     def _failure(self, error: ServiceError, call: Call, *, tries: int) -> VerifierError | _TryAgain:
-        """What a failed request means for its item; the breaker and the pace hear of it, too."""
+        """The outcome of a failed request for its item; the breaker and the pace hear of it, too."""
         said = self._said(error)
         match error:
             case ServiceRefused(status=429, retry_after_s=wanted_s):

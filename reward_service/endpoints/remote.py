@@ -54,7 +54,7 @@ class HeadwayLane(Lane):
         self._client = client
 
     async def judge(self, item: ScoreItem, *, deadline: float) -> Outcome:
-        """What the service there says, at the deadline at the latest."""
+        """The verdict of the service there, at the deadline at the latest."""
         passed_on = item.model_copy(update={"verifier": self._verifier})
         try:
             async with asyncio.timeout_at(deadline):
@@ -102,7 +102,7 @@ Number = float | tuple[float]
 
 
 class LabelArguments(BaseModel):
-    """What an OpenRLHF reward server is sent beside the texts."""
+    """Sent to an OpenRLHF reward server beside the texts."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -118,7 +118,7 @@ class GetRewardRequest(BaseModel):
 
 
 class GetRewardQuestion(BaseModel):
-    """What a trainer asks of a reward server: `labels` and `prompts` may be missing, or hold nothing."""
+    """A trainer's question to a reward server: `labels` and `prompts` may be missing, or hold nothing."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -174,7 +174,7 @@ class GetRewardAnswer(BaseModel):
 
 
 class Question(BaseModel):
-    """One item."""
+    """A question about one item."""
 
     prompt: str
     completion: str

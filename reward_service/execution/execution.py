@@ -67,7 +67,7 @@ class _Session:
 
 
 class _Reply(BaseModel):
-    """What `session_inside` says; output as Latin-1, one character a byte."""
+    """A reply of `session_inside`; output as Latin-1, one character a byte."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -209,7 +209,7 @@ class Sessions:
 
 
 async def _exchange(call: _SessionCall, running: Running) -> tuple[Ended, bool]:
-    """One call, and whether it was the last. Raises UserError if the code has broken the exchange."""
+    """Makes a call; True if it was the last. Raises UserError if the code has broken the exchange."""
     asked = {"code": call.request.code, "files": call.request.files, "stdin": call.request.stdin}
     started = time.monotonic()
     deadline = asyncio.get_running_loop().time() + call.limits.wall_s
@@ -285,7 +285,7 @@ class Execution:
 
 @asynccontextmanager
 async def open_execution(sandboxes: Sandboxes | None, config: ExecutionConfig) -> AsyncIterator[Execution | None]:
-    """What executes requests, with its sessions; nothing if there is no sandbox."""
+    """Opens what executes requests, with its sessions; nothing if there is no sandbox."""
     if sandboxes is None:
         yield None
         return

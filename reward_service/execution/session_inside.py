@@ -47,7 +47,7 @@ def _path(name: str) -> str:
 
 
 def _read(name: str, *, most: int) -> str:
-    """What a call wrote, and a byte more than it may, by which the service sees that there is more."""
+    """The output of a call, and a byte more than it may, by which the service sees that there is more."""
     with open(_path(name), "rb") as file:
         return file.read(most + 1).decode("latin-1")
 

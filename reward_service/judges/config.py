@@ -72,7 +72,7 @@ def check_template(template: str, *, kind: Kind, name: str) -> None:
 
 
 class ScoreArguments(BaseModel):
-    """What the judge is shown beside the prompt and the completion."""
+    """Shown to the judge beside the prompt and the completion."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 

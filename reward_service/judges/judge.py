@@ -44,7 +44,7 @@ _KEPT_CHARS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """What one verdict is about: the texts of the template's placeholders."""
+    """Texts that a verdict is about: the texts of the template's placeholders."""
 
     template: str
     texts: Mapping[str, str]
@@ -224,7 +224,7 @@ def _agreed(shown_first: Sequence[float], shown_second: Sequence[float]) -> Scor
 
 
 def _words(verdicts: Sequence[JudgeVerdict]) -> str:
-    """What the judge said, of each vote."""
+    """The judge's words, of each vote."""
     return "\n---\n".join(verdict.words for verdict in verdicts if verdict.words)
 
 

@@ -130,7 +130,7 @@ def asked_verdict(kind: Kind, *, mark: str) -> str:
 
 
 def system_text(system: str | None, *, mark: str) -> str:
-    """What the judge is told first. The rule about material is added to a system text of the user's."""
+    """The judge's first message. The rule about material is added to a system text of the user's."""
     own = SYSTEM.format(mark=mark)
     return own if system is None else f"{system}\n\n{own}"
 
@@ -238,13 +238,13 @@ class _Answered(BaseModel):
 
 
 class ChatMessage(_Answered):
-    """What the model said. Endpoints that tell thoughts apart have them in a field that is not looked at."""
+    """A message of the model. Endpoints that tell thoughts apart have them in a field that is not looked at."""
 
     content: str | None = None
 
 
 class ChatChoice(_Answered):
-    """One completion; `finish_reason` is `length` if it was cut."""
+    """A completion; `finish_reason` is `length` if it was cut."""
 
     message: ChatMessage
     finish_reason: str | None = None
@@ -264,7 +264,7 @@ class ChatAnswer(_Answered):
 
     @property
     def text(self) -> str:
-        """What was said; nothing of a reply that was cut, whose verdict may be half of one."""
+        """The reply's text; nothing of a reply that was cut, whose verdict may be half of one."""
         choice = self.choices[0]
         return "" if choice.finish_reason == "length" else choice.message.content or ""
 

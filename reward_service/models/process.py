@@ -69,7 +69,7 @@ class Message(WireModel):
 
 
 class ModelJob(WireModel):
-    """One input: `messages` before the completion if `format` is chat, `prompt` if it is plain."""
+    """An input: `messages` before the completion if `format` is chat, `prompt` if it is plain."""
 
     format: RewardFormat
     tokenize: Tokenize
@@ -139,7 +139,7 @@ class ModelProcess(Generic[A]):
 
     @property
     def busy(self) -> bool:
-        """Whether it has a batch, or loads."""
+        """True if it has a batch, or loads."""
         return self._turn.locked()
 
     @property

@@ -106,7 +106,7 @@ def _smallest(*limits: int | None) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class LaneEvents:
-    """What a lane reports: a process that was killed or lost in a batch, and the items of each batch that is sent."""
+    """Reports of a lane: a process that was killed or lost in a batch, and the items of each batch that is sent."""
 
     killed: Callable[[], None]
     batch: Callable[[int], None]
@@ -139,7 +139,7 @@ class RewardModelLane(Lane):
         return 2 * self._config.batch_size
 
     def workers(self) -> tuple[int, int]:
-        """Whether its one process has a batch."""
+        """How many of its processes have a batch, and how many it has."""
         return int(self._batches.busy), 1
 
     @property

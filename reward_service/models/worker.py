@@ -68,7 +68,7 @@ Turn = Mapping[str, str]
 
 
 class Tokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
+    """The used part of a Hugging Face tokenizer."""
 
     eos_token_id: int | None
 
@@ -156,7 +156,7 @@ class _Output(Protocol):
 
 
 class _Model(Protocol):
-    """What is used of a Hugging Face model."""
+    """The used part of a Hugging Face model."""
 
     def __call__(self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> _Output: ...
 
@@ -273,7 +273,7 @@ class _EncoderOutput(Protocol):
 
 
 class _EncoderModel(Protocol):
-    """What is used of a Hugging Face model."""
+    """The used part of a Hugging Face model."""
 
     def __call__(self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> _EncoderOutput: ...
 

@@ -25,7 +25,7 @@ from services.http.app import RequestRefused, streamed_answer
 
 
 class Claim:
-    """What became of a request's key: the `answer` there is, or else the caller's turn to `settle` one."""
+    """State of a request's key: the `answer` there is, or else the caller's turn to `settle` one."""
 
     def __init__(self, answer: bytes | None) -> None:
         self.answer = answer

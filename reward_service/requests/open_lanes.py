@@ -24,7 +24,7 @@ class OpenLanes:
         self._lanes[name] = lane
 
     def judge(self, item: ScoreItem, *, deadline: float) -> Outcome | Awaitable[Outcome]:
-        """What the lane of the item's verifier makes of it; an unknown verifier is an error of the item."""
+        """The outcome in the lane of the item's verifier; an unknown verifier is an error of the item."""
         lane = self._lanes.get(item.verifier)
         if lane is not None:
             return lane.judge(item, deadline=deadline)
@@ -35,7 +35,7 @@ class OpenLanes:
         raise AssertionError(f"no lane is open for {item.verifier}")
 
     def judge_together(self, items: Sequence[ScoreItem], *, deadline: float) -> Awaitable[Sequence[Outcome]]:
-        """What the lane of a verifier that takes groups makes of one."""
+        """Outcomes of a group, in the lane of a verifier that takes groups."""
         return self._lanes[items[0].verifier].judge_together(items, deadline=deadline)
 
     def takes_groups(self, verifier: str) -> bool:

@@ -169,7 +169,7 @@ def _bound(interior: Interior) -> list[str]:
 
 
 def _writable() -> list[str]:
-    """One tmpfs with a size, at /tmp, is all that can be written; the shared memory of /dev/shm is in it."""
+    """Makes one tmpfs with a size, at /tmp, all that can be written; the shared memory of /dev/shm is in it."""
     options = ["--dir", "/dev", "--symlink", "/proc/self/fd", "/dev/fd", "--symlink", "/tmp/shm", "/dev/shm"]
     for place, name in enumerate(("stdin", "stdout", "stderr")):
         options += ["--symlink", f"/proc/self/fd/{place}", f"/dev/{name}"]
@@ -346,7 +346,7 @@ def _reaches(path: Path, *, uid: int | None) -> bool:
 
 
 def _says(command: Sequence[str], *, uid: int | None) -> str | None:
-    """What a command prints when that user runs it; None if it fails."""
+    """The output of a command when that user runs it; None if it fails."""
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=_ASK_S, env={}, check=False,

@@ -336,7 +336,7 @@ def _listening() -> Iterator[int]:
 
 
 def _remedies() -> str:
-    """What may be in the way on this machine, and what to do about it."""
+    """Names what may be in the way on this machine, and what to do about it."""
     found = [
         remedy
         for path, blocked, remedy in (

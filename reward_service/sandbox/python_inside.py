@@ -114,7 +114,7 @@ def stage(*, into: Path, python: Python, packages: Iterable[str]) -> None:
 
 
 def interior(*, python: Python, staged: Path, folders: Iterable[Path]) -> Interior:
-    """What is seen inside."""
+    """The file system as it is seen inside."""
     found = [Folder(host=folder, inside=str(folder)) for folder in folders]
     environment = {}
     if not python.is_system:

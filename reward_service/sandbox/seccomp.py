@@ -127,5 +127,5 @@ def _unless(value: int, answer: int) -> list[bytes]:
 
 
 def _step(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
-    """One `struct sock_filter`."""
+    """A `struct sock_filter`."""
     return struct.pack("=HBBI", code, yes, no, value)

@@ -1,4 +1,4 @@
-"""One place for a program, on the service's side: the keeper of its sandbox, the program that runs in it, and its end.
+"""A place for a program, on the service's side: the keeper of its sandbox, the program that runs in it, and its end.
 
 offered (a sandbox waits) -> taken by a program -> ended -> the next is offered
 """
@@ -347,7 +347,7 @@ def _end(status: int) -> tuple[int | None, int | None]:
 def _command(
     program: Program, *, interpreters: Mapping[str, str], environment: Mapping[str, str], counts_processes: bool
 ) -> bytes:
-    """What `inside` reads. The format's second version is read by every Python."""
+    """The command that `inside` reads. The format's second version is read by every Python."""
     limits = program.limits
     numbers = {
         "cpu_s": max(1, math.ceil(limits.cpu_s)),

@@ -108,7 +108,7 @@ class Intake:
             self._loop.add_reader(self._handle, self._read)
 
     async def ended(self) -> bytes:
-        """What was kept and not taken, when the pipe has ended."""
+        """Text that was kept and not taken, when the pipe has ended."""
         await self._ended.wait()
         return bytes(self._kept)
 
@@ -142,7 +142,8 @@ class Intake:
 
 
 def received(control: socket.socket, *, most_bytes: int, most_handles: int) -> tuple[bytes, list[int]]:
-    """One datagram with its descriptors, which no child process inherits: `socket.recv_fds` drops the flag for that.
+    """Receives a datagram with its descriptors, which no child process inherits: `socket.recv_fds` drops the flag for
+    that.
 
     Descriptors that this process has no room for are missing. Raises OSError.
     """

@@ -60,7 +60,9 @@ _STANDS, _BEGINS = b"r", b"b"
 
 
 class Settings(NamedTuple):
-    """What the service tells its keeper. `mounts`: folders that its user could not reach, and where it sees them."""
+    """Settings from the service for its keeper. `mounts`: folders that its user could not reach, and where it sees
+    them.
+    """
 
     parent: int
     control: int
@@ -210,7 +212,7 @@ def _serve(control: socket.socket, settings: Settings) -> None:
 
 
 def _wait(control: socket.socket, launched: Launched) -> bytes:
-    """What the service said, or NEXT when the program has ended or takes too much; b"" when the service is gone."""
+    """The service's command, or NEXT when the program has ended or takes too much; b"" when the service is gone."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(launched.handle, select.POLLIN)

@@ -26,7 +26,7 @@ class WorkerConfig(ConfigModel):
 
 
 class IdempotencyConfig(ConfigModel):
-    """What is kept of answers to requests with an Idempotency-Key, so that a repetition is answered alike."""
+    """Settings of kept answers to requests with an Idempotency-Key, so that a repetition is answered alike."""
 
     keep_s: float = Field(300.0, gt=0, description="seconds for which an answer is kept")
     max_answers: int = Field(4096, ge=1, description="answers kept at once; the oldest are forgotten first")
@@ -34,7 +34,7 @@ class IdempotencyConfig(ConfigModel):
 
 
 class ScoringConfig(ConfigModel):
-    """What scoring may take: the part of the service's configuration that verifiers and requests see."""
+    """Limits of scoring: the part of the service's configuration that verifiers and requests see."""
 
     http: HttpConfig = HttpConfig(port=7320)
     sandbox: SandboxKind = Field(

@@ -133,7 +133,7 @@ class Lane(ABC):
 
     @property
     def takes_groups(self) -> bool:
-        """Whether the items of a group are judged at once, by `judge_together`."""
+        """True if the items of a group are judged at once, by `judge_together`."""
         return False
 
     async def judge_together(self, items: Sequence[ScoreItem], *, deadline: float) -> Sequence[Outcome]:
@@ -175,7 +175,7 @@ class Shared:
         self._stack = AsyncExitStack()
 
     async def get(self, open: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """What `open` opened. To be called while lanes are opened, which is one after the other."""
+        """The object that `open` opened. To be called while lanes are opened, which is one after the other."""
         if open not in self._opened:
             self._opened[open] = await self._stack.enter_async_context(open())
         return cast(T, self._opened[open])
@@ -191,7 +191,7 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What the lane of `verifier` may use. Without a `sandbox`, what needs one answers with a UserError.
+    """Everything that the lane of `verifier` may use. Without a `sandbox`, what needs one answers with a UserError.
 
     `judge` and `version_of`, which knows a verifier by its name, work as soon as all lanes are open, not before.
     """
@@ -305,7 +305,7 @@ class EventLoopLane(Lane):
         return [Outcome(result=found)] * len(items) if isinstance(found, ScoreError) else found
 
     async def _in_time(self, judged: Callable[[], Awaitable[T]], *, deadline: float) -> T | ScoreError:
-        """What was judged by the deadline, or why not."""
+        """The outcome that was there by the deadline, or why there is none."""
         limit = asyncio.timeout_at(deadline)
         try:
             async with limit:
@@ -401,7 +401,7 @@ class WorkerLane(Lane):
         return await self._pool.run_together(job=first.model_copy(update={"beside": tuple(others)}), deadline=deadline)
 
     def share(self) -> int:
-        """One in each worker, and one for each that waits for it."""
+        """Counts one in each worker, and one for each that waits for it."""
         return 2 * self._pool.size
 
     async def prewarm(self) -> None:

@@ -14,7 +14,7 @@ from services.config.models import ConfigModel
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one run may take.
+    """Limits of one run.
 
     `wall_s` counts from the program's start; then all of its processes are killed. `cpu_s` is for each process.
     `memory_mib` is each process's address space, and what all of them use together; where there are no cgroups, the

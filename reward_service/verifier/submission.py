@@ -48,7 +48,7 @@ _PASSING_TROUBLE = (MemoryError, TimeoutError, ConnectionError)
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What is judged: the completion, as text, and the prompt that it answers (empty if the caller sent none)."""
+    """The judged text: the completion, as text, and the prompt that it answers (empty if the caller sent none)."""
 
     completion: str
     prompt: str = ""
@@ -335,7 +335,9 @@ def _fault(item: ErrorDetails, strangers: Sequence[str]) -> str:
 
 
 def to_score(value: object) -> Score:
-    """What a verifier returned, as a score. Raises UserError if it is no number, DataError if it is not finite."""
+    """Turns a verifier's return value into a score. Raises UserError if it is no number, DataError if it is not
+    finite.
+    """
     score = value if isinstance(value, Score) else Score(reward=_number(value))
     components = {_name(name): _number(part) for name, part in score.components.items()}
     checked = Score(reward=_number(score.reward), components=components, explanation=_sendable(str(score.explanation)))
@@ -359,7 +361,7 @@ def _number(value: object) -> float:
 
 
 def outcome_of(value: object) -> Outcome:
-    """What a verifier returned for one of several submissions, or was to raise."""
+    """The outcome of a value that a verifier returned, or was to raise, for one of several submissions."""
     try:
         return Outcome(result=to_score(_settled(value)))
     except VerifierError as error:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Job(WireModel):
-    """One submission to be judged, with the verifier's arguments as they came; of a group, the first, and `beside` it
+    """A submission to be judged, with the verifier's arguments as they came; of a group, the first, and `beside` it
     the others.
     """
 

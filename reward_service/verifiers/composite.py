@@ -31,7 +31,7 @@ Combination = Literal["sum", "mean", "min", "max", "product"]
 
 
 class Gate(BaseModel):
-    """What a part must reach."""
+    """The bound that a part must reach."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -69,7 +69,7 @@ class Part(BaseModel):
 
     @property
     def label(self) -> str:
-        """What its components are named by."""
+        """The name of its components."""
         return self.name or self.verifier
 
 
@@ -152,7 +152,7 @@ async def open_composite(surroundings: Surroundings) -> AsyncIterator[Lane]:
 
 
 def combined(arguments: CompositeArguments, judged: Sequence[_Judged]) -> Outcome:
-    """One outcome of those of all parts. The error of a part is the whole's, unless the part is optional."""
+    """The outcome of all parts together. The error of a part is the whole's, unless the part is optional."""
     scored = [each for each in judged if each.score is not None]
     attempts = max(each.outcome.attempts for each in judged)
     cached = all(each.outcome.cached for each in judged)

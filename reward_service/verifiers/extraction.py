@@ -99,12 +99,13 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_stated(text: str) -> str | None:
-    """What the last statement says of the answer; see `statements`."""
+    """The answer of the last statement; see `statements`."""
     return next((said for _, said in statements(text)), None)
 
 
 def statements(text: str) -> Iterator[tuple[int, str]]:
-    """What each "the answer is .." or "answer: .." says, to the end of its sentence or line, and where; the last first.
+    """Text of each "the answer is .." or "answer: .." says, to the end of its sentence or line, and where; the last
+    first.
 
     At most `_MAX_STATEMENTS` of them, in the last `TAIL_CHARS` characters. One of what the answer is not says nothing.
     """

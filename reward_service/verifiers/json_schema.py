@@ -30,7 +30,7 @@ _PAIRS = {"}": "{", "]": "["}
 
 
 def candidates(text: str, place: Place) -> Iterator[str]:
-    """What may be the value, best first; nothing where the text has no such place."""
+    """Texts that may be the value, best first; nothing where the text has no such place."""
     return _FINDERS[place](text)
 
 

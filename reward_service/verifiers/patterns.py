@@ -19,7 +19,7 @@ Flag = Literal["ignorecase", "multiline", "dotall", "ascii", "verbose"]
 
 
 class Pattern(BaseModel):
-    """One pattern, as Python's `re` reads it, and what it is worth."""
+    """A pattern, as Python's `re` reads it, and what it is worth."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -107,7 +107,7 @@ class FormatArguments(BaseModel):
 
 
 def well_formed(submission: Submission, arguments: FormatArguments) -> Score:
-    """Whether the completion has its tags, each once and in order, and its box."""
+    """Requires the completion to have its tags, each once and in order, and its box."""
     text = submission.completion
     if arguments.first_tag_in_prompt and arguments.tags:
         text = f"<{arguments.tags[0]}>{text}"
@@ -138,7 +138,7 @@ def _box_check(text: str, arguments: FormatArguments) -> Mapping[str, bool]:
 
 
 def _content(text: str, name: str) -> str | None:
-    """What stands in the tag; None unless it opens once and then closes once."""
+    """The text in the tag; None unless it opens once and then closes once."""
     if text.count(f"<{name}>") != 1 or text.count(f"</{name}>") != 1:
         return None
     _, _, rest = text.partition(f"<{name}>")
@@ -147,7 +147,7 @@ def _content(text: str, name: str) -> str | None:
 
 
 def _outside(text: str, arguments: FormatArguments) -> str:
-    """What stands outside the tags, which are known to be in order."""
+    """The text outside the tags, which are known to be in order."""
     for name in arguments.tags:
         before, _, rest = text.partition(f"<{name}>")
         text = before + rest.partition(f"</{name}>")[2]

@@ -100,7 +100,7 @@ def on_one_machine(configs: Configs) -> bool:
 
 
 def listened_on(places: Sequence[Place]) -> Iterator[tuple[str, str, int]]:
-    """What listens, where, and on which port."""
+    """Tells what listens, where, and on which port."""
     at = {(place.process, place.key): place.value for place in places}
     for place in places:
         if isinstance(place.value, HttpConfig):
@@ -284,7 +284,7 @@ def _fingerprints(folder: Path, template: Path | None, told: Mapping[str, JsonVa
 
 
 def _or_fetched(folder: Path) -> str:
-    """What a name on the hub would need, if it is one."""
+    """Adds what a name on the hub would need, if it is one."""
     name = "/".join(folder.parts[-2:])
     # Where the folder that holds it is there, a folder was meant.
     is_name = is_hub_name(name) and not folder.parent.is_dir() and folder.parts[-2] != "models"

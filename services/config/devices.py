@@ -1,4 +1,4 @@
-"""Which GPUs a process uses, chosen from those that it sees, and how many cores, before torch is imported."""
+"""GPUs of a process, chosen from those that it sees, and its number of cores, before torch is imported."""
 
 import os
 import sys
@@ -18,7 +18,9 @@ _WIDTH_FOR_THREADS = 256
 
 @dataclass(frozen=True)
 class Need:
-    """What a process wants: `count` GPUs, or just those of `devices`; `collective` is that of its weight broadcasts."""
+    """GPUs that a process wants: `count` GPUs, or just those of `devices`; `collective` is that of its weight
+    broadcasts.
+    """
 
     process: str
     count: int

@@ -1,4 +1,4 @@
-"""What `--help` of a process says: the keys that count in the run that is asked about, the usual ones first.
+"""The text of a process's `--help`: the keys that count in the run that is asked about, the usual ones first.
 
 learner --algo NAME --help           one line for each usual key; what NAME makes no use of is left out
 learner --algo NAME --help GROUP     a group of keys, or a key, with all that is said of it
@@ -35,7 +35,7 @@ _TAG_FIELDS = ("source", "type", "kind")
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command line wants to be told. `picked`: the type of each choice; `whole`: every key, at length."""
+    """A command line's request for help. `picked`: the type of each choice; `whole`: every key, at length."""
 
     picked: Mapping[str, str]
     named: tuple[str, ...] = ()

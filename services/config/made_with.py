@@ -1,4 +1,4 @@
-"""What a run was made with, in `made_with.json` of its folder: settings, versions, command line, host and git state.
+"""The record `made_with.json` of a run's folder: settings, versions, command line, host and git state.
 
 Of the processes that are started together with the learner it has the settings, too: `headway up` hands them over.
 
@@ -61,7 +61,7 @@ class Difference:
 
     @property
     def is_other_training(self) -> bool:
-        """Whether it changes what training is."""
+        """True if it changes what training is."""
         return any(self.key == name or self.key.startswith(f"{name}.") for name in _OTHER_TRAINING)
 
 
@@ -94,8 +94,8 @@ def _plain(value: object) -> Any:
 
 
 def handed_over(configs: Mapping[str, BaseModel], command: Sequence[str]) -> dict[str, str]:
-    """What the environment of a learner tells of the `command` that starts it, and of the processes beside it: their
-    settings, by process and dotted key. Nothing if that is too much.
+    """Variables in the environment of a learner that tell the `command` that starts it, and of the processes beside it:
+    their settings, by process and dotted key. Nothing if that is too much.
     """
     named = {name: _named_leaves(config, f"{name}.") for name, config in configs.items()}
     # What [run] says, the learner's own settings have, too.
@@ -119,12 +119,12 @@ def _named_leaves(group: BaseModel, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def is_handed_over() -> bool:
-    """Whether another process started this one, and says itself how the run can go on."""
+    """True if another process started this one, and says itself how the run can go on."""
     return _HANDED_OVER in os.environ
 
 
 def to_go_on() -> str:
-    """What to type to take up the run of this process: as it was started, or whoever started it, to be resumed."""
+    """The command that takes up the run of this process: as it was started, or whoever started it, to be resumed."""
     started = _taken_over().get("started_by")
     if started:
         return shlex.join([*started, "--resume"])
@@ -142,7 +142,7 @@ def _without_secrets(words: Sequence[str]) -> Iterator[str]:
 
 
 def _taken_over() -> dict[str, Any]:
-    """What `handed_over` says to this process, if anybody started it so."""
+    """Reads `handed_over` in this process, if anybody started it so."""
     packed = os.environ.get(_HANDED_OVER)
     found = json.loads(zlib.decompress(base64.b64decode(packed))) if packed else {}
     return found if isinstance(found, dict) else {}
@@ -205,7 +205,7 @@ def here() -> dict[str, Any]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What the file holds; nothing if there is none, or none that can be read."""
+    """The content of the file; nothing if there is none, or none that can be read."""
     try:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

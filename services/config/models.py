@@ -110,7 +110,7 @@ class RunConfig(ConfigModel):
 
     @property
     def template_fingerprint(self) -> dict[str, str]:
-        """What tells the text of `chat_template` from others; nothing without one.
+        """Fingerprint of the text of `chat_template`; nothing without one.
 
         Raises FileNotFoundError, ValueError.
         """
@@ -118,7 +118,7 @@ class RunConfig(ConfigModel):
 
     @property
     def template_text(self) -> str:
-        """What `chat_template` holds; empty without one. Raises FileNotFoundError, ValueError."""
+        """The content of `chat_template`; empty without one. Raises FileNotFoundError, ValueError."""
         return "" if self.chat_template is None else template_in(self.chat_template)
 
     @property
@@ -133,7 +133,7 @@ class RunConfig(ConfigModel):
 
 
 class LogConfig(ConfigModel):
-    """What is logged, and how."""
+    """Settings of the log."""
 
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severity that is logged")
     format: Literal["text", "json"] = Field("text", description="one readable line, or one JSON object, a record")
@@ -198,7 +198,7 @@ class HttpConfig(ConfigModel):
 
 
 class ProcessConfig(ConfigModel):
-    """What the config of every process has."""
+    """Settings that the config of every process has."""
 
     run: RunConfig = Field(RunConfig(), description="the run, shared by all processes")
     log: LogConfig = LogConfig()
@@ -334,7 +334,7 @@ def _split_off_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 def _instance_defaults(model: type[BaseModel], prefix: str) -> dict[str, Setting]:
-    """What the default instances of groups set: a group that is given in part keeps them for the rest."""
+    """Values that the default instances of groups set: a group that is given in part keeps them for the rest."""
     found: dict[str, Setting] = {}
     for name, info in model.model_fields.items():
         value = info.get_default(call_default_factory=True, validated_data={})

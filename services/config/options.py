@@ -28,7 +28,7 @@ FILE_SUFFIX = "_file"
 
 @dataclass(frozen=True)
 class Option:
-    """One key that can be set; `variants` is empty, or holds the default for each variant that has this key.
+    """A key that can be set; `variants` is empty, or holds the default for each variant that has this key.
 
     `texts` and `kinds` hold what it means to each of them and of what type it is; `description` and `annotation` are
     those of the first.
@@ -197,7 +197,7 @@ def _is_model(part: object) -> typing.TypeGuard[type[BaseModel]]:
 
 
 def complaint_of(error: ValidationError, model: type[BaseModel]) -> str:
-    """What is wrong with a record of the user's: above all a misspelled key, from which other complaints follow."""
+    """The complaint about a record of the user's: above all a misspelled key, from which other complaints follow."""
     found = error.errors(include_url=False, include_context=False)
     strange = next((item["loc"] for item in found if item["type"] == "extra_forbidden"), None)
     if strange is not None:
@@ -365,7 +365,7 @@ _NOT_HERE = {
 
 
 def called_elsewhere(key: str, schema: Schema) -> str | None:
-    """What to say of a key that other trainers have: its name here, or why it is not there; None for any other."""
+    """Advice on a key that other trainers have: its name here, or why it is not there; None for any other."""
     name = key.rpartition(".")[2]
     meant = _ELSEWHERE.get(name)
     if meant in schema.options:

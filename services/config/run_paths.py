@@ -1,4 +1,4 @@
-"""What stands beside a run.toml: the paths in it count from its folder, and code in that folder can be imported.
+"""The folder of a run.toml: the paths in it count from there, and code in that folder can be imported.
 
     "tasks.jsonl" in sums/run.toml      sums/tasks.jsonl
     the same, if that is not there      tasks.jsonl of the current folder, if it is there
@@ -60,7 +60,7 @@ def run_name(folder: Path) -> str:
 
 
 def is_written(info: FieldInfo) -> bool:
-    """Whether the process makes what the field names."""
+    """True if the process makes what the field names."""
     return any(isinstance(mark, Written) for mark in info.metadata)
 
 
@@ -156,7 +156,7 @@ def parts_of(annotation: object) -> list[object]:
 
 
 def item_of(annotation: object) -> object:
-    """What a list holds; object if the type is of no list."""
+    """The type of a list's items; object if the type is of no list."""
     for part in parts_of(annotation):
         if get_origin(part) in (list, tuple, set, frozenset):
             return get_args(part)[0]

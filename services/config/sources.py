@@ -53,7 +53,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Found:
-    """What one source holds: settings for known keys, and a complaint for each unknown one."""
+    """The content of one source: settings for known keys, and a complaint for each unknown one."""
 
     settings: tuple[Setting, ...]
     problems: tuple[str, ...]
@@ -142,7 +142,7 @@ def from_command_line(arguments: Sequence[str], schema: Schema, *, process: str 
 
 
 def of_place(path: Path) -> Found:
-    """What the place of a run.toml says of the run, where nobody says otherwise: its name, and where its files are."""
+    """Defaults from the place of a run.toml, where nobody says otherwise: its name, and where its files are."""
     folder = path.absolute().parent
     given = {"run.directory": str(folder / "runs"), "run.name": run_name(folder)}
     return Found(tuple(Setting(key, value, "default") for key, value in given.items() if value), ())
@@ -316,7 +316,7 @@ def _unknown_flag(flag: str, targets: Mapping[str, str], schema: Schema, process
 
 
 def _hint_for(key: str, schema: Schema, process: str) -> str:
-    """What may be meant by an unknown key: what other trainers call so, or what is spelled nearly so."""
+    """A guess at what an unknown key means: what other trainers call so, or what is spelled nearly so."""
     if (known := called_elsewhere(key, schema)) is not None:
         return known
     guess = nearest(key, schema.options)
@@ -346,7 +346,7 @@ def explained(
 
 
 def _follows(item: ErrorDetails, broken: Mapping[tuple[str | int, ...], str]) -> bool:
-    """Whether a complaint comes of another one: of a misspelled key, or of entries that are wrong."""
+    """True if a complaint comes of another one: of a misspelled key, or of entries that are wrong."""
     loc = item["loc"]
     if item["type"] == "missing" and any(isinstance(part, int) for part in loc):
         return any(kind == "extra_forbidden" and other[:-1] == loc[:-1] for other, kind in broken.items())

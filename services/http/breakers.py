@@ -62,7 +62,7 @@ class Breaker:
 
     @property
     def admits(self) -> bool:
-        """Whether a call may begin now."""
+        """True if a call may begin now."""
         return self.state == "closed" or (self.state == "half-open" and self._probe is None)
 
     def rested_at(self, *, since: float) -> float | None:
@@ -111,7 +111,7 @@ class Breaker:
 
 
 class Call:
-    """One call under way. The first verdicts may come early: the first part of a stream is a sign of life."""
+    """A call under way. The first verdicts may come early: the first part of a stream is a sign of life."""
 
     def __init__(self, breaker: Breaker, *, is_probe: bool, now: float) -> None:
         self._breaker = breaker
@@ -153,7 +153,7 @@ class Breakers:
         self.stir()
 
     def any_closed(self, names: Collection[str]) -> bool:
-        """Whether one of them is believed to work."""
+        """True if one of them is believed to work."""
         return any(self[name].state == "closed" for name in names)
 
     def stir(self) -> None:

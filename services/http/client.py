@@ -128,7 +128,7 @@ class Contacts:
             calls.last_answer = self._clock()
 
     def all(self) -> tuple[Contact, ...]:
-        """Those that were called, the most recent last."""
+        """The names that were called, the most recent last."""
         now = self._clock()
         return tuple(
             Contact(
@@ -367,7 +367,7 @@ class Parts(Generic[P]):
 
     @property
     def content_type(self) -> str:
-        """What the answer's header says it is, without parameters."""
+        """The type that the answer's header states, without parameters."""
         return self._answer.content_type
 
     async def whole(self, model: type[R]) -> R:
@@ -408,7 +408,7 @@ class Parts(Generic[P]):
                 return await self._answer.content.readany()
 
     def _rest(self) -> bytes:
-        """What follows the last newline; it counts as a line."""
+        """The text behind the last newline; it counts as a line."""
         if not self._buffer:
             raise StopAsyncIteration
         line = bytes(self._buffer)

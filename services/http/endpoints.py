@@ -82,7 +82,7 @@ class Endpoints:
 
     @property
     def at_hand(self) -> bool:
-        """Whether one of them is believed to answer, and is not busy."""
+        """True if one of them is believed to answer, and is not busy."""
         now = self._breakers.now()
         return any(self._is_well(name) and now >= self._loads[name].busy_until for name in self._names)
 
@@ -120,7 +120,7 @@ class Endpoints:
             self._breakers.stir()
 
     def another(self, *, than: Collection[str]) -> str | None:
-        """One that is believed to work, is not busy, and is not among `than`; None if there is none."""
+        """A name that is believed to work, is not busy, and is not among `than`; None if there is none."""
         admitted = [name for name in self._admitted() if name not in than and self._is_well(name)]
         return self._take(admitted, avoid=()) if admitted else None
 

@@ -40,12 +40,12 @@ def fault_of(error: ServiceError) -> Fault:
 
 
 def is_busy(error: ServiceError) -> bool:
-    """Whether the counterpart has more to do than it can take, and says so (status 429)."""
+    """True if the counterpart has more to do than it can take, and says so (status 429)."""
     return isinstance(error, ServiceRefused) and error.status == 429
 
 
 def is_too_large(error: ServiceError) -> bool:
-    """Whether the request was refused for its size (status 413)."""
+    """True if the request was refused for its size (status 413)."""
     return isinstance(error, ServiceRefused) and error.status == 413
 
 

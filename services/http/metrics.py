@@ -128,7 +128,7 @@ class Rises(Collector):  # type: ignore[misc]
         yield CounterMetricFamily(self._name, self._documentation, labels=[self._label])
 
     def collect(self) -> Iterator[Metric]:
-        """What has risen up to now."""
+        """Collects what has risen up to now."""
         now = self._read()
         for value in now:
             self._sums[value] = self._sums.get(value, 0.0) + max(0.0, now[value] - self._last.get(value, 0.0))

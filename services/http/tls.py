@@ -81,12 +81,14 @@ class TlsContext:
 
 
 def server_tls(files: TlsFiles) -> TlsContext | None:
-    """What a server needs; None without a certificate. Raises TlsFileError."""
+    """The TLS context of a server; None without a certificate. Raises TlsFileError."""
     return None if files.cert is None else TlsContext(files, _server_context)
 
 
 def client_tls(files: TlsFiles) -> TlsContext | None:
-    """What a client needs to call the processes of a run; None if no file says anything. Raises TlsFileError."""
+    """The TLS context of a client to call the processes of a run; None if no file says anything. Raises
+    TlsFileError.
+    """
     return None if files.ca is None and files.cert is None else TlsContext(files, _client_context)
 
 
@@ -96,7 +98,7 @@ def public_tls(files: TlsFiles) -> TlsContext | None:
 
 
 def explained(error: BaseException, *, tls: TlsContext | None) -> str | None:
-    """What is wrong with a TLS connection, and what to do; None for an error of another kind."""
+    """The fault of a TLS connection, and what to do; None for an error of another kind."""
     found = _ssl_error(error)
     if found is None:
         return None
@@ -110,7 +112,7 @@ def explained(error: BaseException, *, tls: TlsContext | None) -> str | None:
 
 
 def without_an_answer(tls: TlsContext | None) -> str:
-    """What may lie behind a TLS connection that breaks: a server that does not take a certificate just leaves."""
+    """A guess at why a TLS connection breaks: a server that does not take a certificate just leaves."""
     shown = None if tls is None else tls.files.cert
     ours = "none is set here (http.tls_cert_file)" if shown is None else f"here it is {shown}"
     return f"; it may want another client certificate, of its http.tls_client_ca_file: {ours}"

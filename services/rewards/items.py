@@ -41,7 +41,7 @@ class Scored:
 
 
 def answered(result: ScoreResult, *, id: str, service_id: str, endpoint: str, attempts: int) -> Scored:
-    """What a service said about the item that its caller knows as `id`."""
+    """The service's answer about the item that its caller knows as `id`."""
     return Scored(
         id=id,
         verifier=result.verifier,
@@ -62,7 +62,7 @@ _MESSAGE_LENGTH = 4096
 
 
 class Entry:
-    """One item of one call. `item` has an id of the client's own, so that items of many calls can share a request.
+    """An item of a call. `item` has an id of the client's own, so that items of many calls can share a request.
 
     It is settled by a reward, by an error that is the item's own, or by the `item_attempts`-th error of a service.
     `setback` is why it was not settled the last time, `hangs` counts requests to services that were well.
@@ -103,7 +103,7 @@ class Entry:
             )
 
     def outcome(self) -> Scored:
-        """What it was settled with."""
+        """The outcome that it was settled with."""
         assert self.scored is not None, "an item is not settled"
         return self.scored
 
@@ -130,7 +130,7 @@ class Part:
 
     @property
     def awaited(self) -> Collection[Entry]:
-        """Those for which an answer is awaited."""
+        """The entries for which an answer is awaited."""
         return () if self.over.done() else self._owing.keys()
 
     def expect(self, entry: Entry, url: str) -> None:

@@ -41,7 +41,7 @@ Answers = AsyncGenerator[tuple[str, ScoreResult], None]
 
 
 class Exchange:
-    """One request to one reward service, over HTTP: `http` has a client for each address.
+    """A request to one reward service, over HTTP: `http` has a client for each address.
 
     `deadline_s` is for the scoring, whose answer may take `margin_s` seconds longer.
     """
@@ -246,7 +246,7 @@ class _Round:
 
     @property
     def open(self) -> list[Entry]:
-        """Those for which an answer is awaited."""
+        """The entries for which an answer is awaited."""
         return [entry for entry, part in self._part_of.items() if entry in part.awaited]
 
     @property
@@ -273,7 +273,7 @@ class _Round:
 
 
 class _Request:
-    """One request of a round; `owed` are the entries that it has not answered, by the id of their items."""
+    """A request of a round; `owed` are the entries that it has not answered, by the id of their items."""
 
     def __init__(self, round: _Round, url: str, entries: Sequence[Entry], *, now: float) -> None:
         self.round = round
@@ -323,7 +323,8 @@ class Route:
         )
 
     async def ask(self, part: Part, *, verifier: str, merge: bool, avoid: Collection[str]) -> None:
-        """One round for a part, whose items are all for `verifier`; with `merge` together with those of other calls.
+        """Asks one round for a part, whose items are all for `verifier`; with `merge` together with those of other
+        calls.
 
         Cancelling one who waits takes nothing from the others.
         """
@@ -337,7 +338,7 @@ class Route:
             part.close()
 
     async def _run(self, parts: Sequence[Part]) -> None:
-        """One round for the parts of several calls; it goes on while anybody waits for one of them."""
+        """Runs one round for the parts of several calls; it goes on while anybody waits for one of them."""
         for part in parts:
             part.is_shared = len(parts) > 1
         try:

@@ -67,7 +67,7 @@ class AuthorizedKeys:
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """What the listening side needs."""
+    """Keys of the listening side."""
 
     own: CurveKeys
     authorized: AuthorizedKeys
@@ -82,7 +82,7 @@ class ServerKeys:
 
 @dataclass(frozen=True)
 class ClientKeys:
-    """What the connecting side needs: its own pair, and the public key of the server."""
+    """Keys of the connecting side: its own pair, and the public key of the server."""
 
     own: CurveKeys
     server: str

@@ -89,7 +89,7 @@ class Received:
 
 
 class _MessageSocket:
-    """What both sides are: an async context manager around one socket, in a context of its own."""
+    """Base of both sides: an async context manager around one socket, in a context of its own."""
 
     _kind: ClassVar[int]
 

@@ -178,7 +178,7 @@ class System:
             return {}
 
     def serves(self, name: str) -> bool:
-        """Whether a generator serves some version."""
+        """True if a generator serves some version."""
         return bool(self.nodes[name].alive and self.state(name).get("serving"))
 
     def steps(self) -> int:

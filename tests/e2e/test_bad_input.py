@@ -34,7 +34,7 @@ def training(system: LongLivedSystem) -> Iterator[RunFolder]:
 
 
 def _waits(system: LongLivedSystem, service: str, *, whom: str) -> bool:
-    """Whether it listens, is not ready, and says that it waits for `whom` first."""
+    """True if it listens, is not ready, and says that it waits for `whom` first."""
     try:
         answer = system.call(service, "/readyz")
     except httpx.ConnectError:  # the system was started a moment ago

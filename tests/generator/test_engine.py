@@ -25,7 +25,7 @@ TOLERANCE = 1e-3
 
 
 def covers(completion: Completion) -> bool:
-    """Whether the spans follow each other without a gap from 0 to the last token."""
+    """True if the spans follow each other without a gap from 0 to the last token."""
     ends = [0] + [span.end for span in completion.spans]
     starts = [span.start for span in completion.spans] + [len(completion.token_ids)]
     return ends == starts and all(span.start < span.end for span in completion.spans)

@@ -83,7 +83,7 @@ class ScriptedEnvironment:
 
 
 def environments(script: EnvironmentScript) -> Mapping[str, OfferedEnvironment]:
-    """What an env_service offers."""
+    """Environments that an env_service offers."""
     offered = OfferedEnvironment(
         name=NAME,
         tasks=ScriptedTasks(script),
@@ -109,7 +109,7 @@ class RewardScript:
     """Tasks whose completions no verifier can judge."""
 
     def judge(self, *, task: int, completion: str) -> dict[str, object]:
-        """One item's reward, or its error."""
+        """Judges an item: its reward, or its error."""
         if self.lies > 0:
             self.lies -= 1
             return {"reward": ABSURD}
@@ -182,7 +182,7 @@ _FIRST_RESTART_S, _LONGEST_RESTART_S, _STABLE_S = 1.0, 30.0, 60.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What the processes are configured with; times in seconds."""
+    """Settings of the processes; times in seconds."""
 
     generators: int = 2
     env_services: int = 1
@@ -217,7 +217,7 @@ class Settings:
 
 @dataclass
 class Service:
-    """One place in the system: the processes that hold it, one after the other. `wanted`: it is restarted."""
+    """A place in the system: the processes that hold it, one after the other. `wanted`: it is restarted."""
 
     name: str
     host: str

@@ -60,17 +60,17 @@ def tensors_of(history: History, number: int, *, finite: bool, size: int) -> lis
 
 
 def number_in(tensors: dict[str, torch.Tensor]) -> int:
-    """Which policy these tensors are of."""
+    """The number of the policy that these tensors are of."""
     return int(tensors["head"].numpy()[0])
 
 
 def is_finite(tensors: dict[str, torch.Tensor]) -> bool:
-    """Whether all of them are numbers."""
+    """True if all of them are numbers."""
     return all(bool(np.isfinite(tensor.numpy()).all()) for tensor in tensors.values())
 
 
 def logprob_of(number: int) -> float:
-    """What a token sampled by a policy has; float32 holds it as it is."""
+    """The logprob of a token sampled by a policy; float32 holds it as it is."""
     return -(number + 1) / _SCALE
 
 
@@ -221,7 +221,7 @@ class Worker:
         self.tell()
 
     def stamp(self, version: str) -> None:
-        """What is sampled from now on has this version."""
+        """Gives this version to what is sampled from now on."""
         self.version = version
         self.half_loaded = False
 

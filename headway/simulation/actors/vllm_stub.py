@@ -28,14 +28,14 @@ class EngineGenerateError(Exception):
 
 @dataclass
 class WeightTransferInitRequest:
-    """What joins a group."""
+    """Request to join a group."""
 
     init_info: dict[str, str]
 
 
 @dataclass(eq=False)
 class _Running:
-    """One request: of each completion its tokens and spans so far."""
+    """A request: of each completion its tokens and spans so far."""
 
     prompt: list[int]
     sampling: Any
@@ -101,7 +101,7 @@ class AsyncLLM:
 
     @property
     def errored(self) -> bool:
-        """Whether the engine's process has died."""
+        """True if the engine's process has died."""
         return self.script.dead
 
     def destroy(self, linger: int = 0) -> None:

@@ -77,7 +77,7 @@ _MOST_TASKS = 300
 
 @dataclass
 class Learned:
-    """What the invariants know of the learners' insides: the ledger of each life, and what the last one held."""
+    """The learners' insides as the invariants know them: the ledger of each life, and what the last one held."""
 
     stage: Stage
     ledgers: dict[str, Any] = field(default_factory=dict)
@@ -356,7 +356,7 @@ def begin(stage: Stage) -> None:
 
 
 def is_over(stage: Stage) -> bool:
-    """Whether the run has come to an end, good or bad."""
+    """True if the run has come to an end, good or bad."""
     if stage.violation is not None:
         return True
     learner = stage.cluster.services[LEARNER]
@@ -373,7 +373,7 @@ def live(stage: Stage) -> None:
 
 
 def result_of(stage: Stage) -> Result:
-    """What the run came to."""
+    """The outcome of the run."""
     world = stage.world
     digest = hashlib.blake2b(digest_size=16)
     for event in world.history:

@@ -61,7 +61,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to. `fingerprint` is over its whole history: equal seeds have equal ones."""
+    """The outcome of a run. `fingerprint` is over its whole history: equal seeds have equal ones."""
 
     seed: int
     virtual_s: float
@@ -114,7 +114,7 @@ class Stage:
 
 
 class _Lines(logging.Handler):
-    """What the processes log becomes a part of the history."""
+    """Makes what the processes log a part of the history."""
 
     def __init__(self, world: World) -> None:
         super().__init__(level=logging.INFO)

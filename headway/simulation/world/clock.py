@@ -39,7 +39,7 @@ class Runnable(Protocol):
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the history: at `when` virtual seconds `who` did or met `what`."""
+    """A line of the history: at `when` virtual seconds `who` did or met `what`."""
 
     when: float
     who: str
@@ -81,11 +81,11 @@ class World:
         self._parts[type(part)] = part
 
     def part(self, kind: type[T]) -> T:
-        """What was added of this type: the network, the disk, a script."""
+        """The part that was added of this type: the network, the disk, a script."""
         return cast("T", self._parts[kind])
 
     def has(self, kind: type) -> bool:
-        """Whether there is one of this type."""
+        """True if there is one of this type."""
         return kind in self._parts
 
     def serial(self) -> int:

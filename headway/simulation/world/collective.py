@@ -47,7 +47,7 @@ class Group:
 
     @property
     def complete(self) -> bool:
-        """Whether all have come."""
+        """True if all have come."""
         return len(self.members) == self.world_size - 1
 
     def tell(self) -> None:
@@ -76,7 +76,7 @@ class Member:
 
     @property
     def reachable(self) -> bool:
-        """Whether a broadcast gets to it now."""
+        """True if a broadcast gets to it now."""
         here = self.process.alive and not self.process.stopped
         return here and self.group.collectives.network.connected(self.group.owner.host, self.process.host)
 

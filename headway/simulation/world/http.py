@@ -39,7 +39,7 @@ class Server:
 
     @property
     def listens(self) -> bool:
-        """Whether a connection would be accepted."""
+        """True if a connection would be accepted."""
         return not self.closed and self.process.alive
 
 
@@ -325,7 +325,7 @@ def _refused(host: str, port: int) -> aiohttp.ClientConnectorError:
 
 
 class Request:
-    """What session.request gives: to be awaited, or entered."""
+    """A request of session.request: to be awaited, or entered."""
 
     def __init__(self, session: Session, method: str, url: str, body: bytes, headers: Mapping[str, str] | None) -> None:
         self._send: Callable[[], Coroutine[Any, Any, Answer]] = lambda: session.send(method, url, body, headers)

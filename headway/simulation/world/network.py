@@ -43,11 +43,11 @@ class Network:
     _uplink_free_at: dict[str, float] = field(default_factory=dict)
 
     def reaches(self, source: str, target: str) -> bool:
-        """Whether what one host sends arrives at the other now."""
+        """True if what one host sends arrives at the other now."""
         return not self._cut.get((source, target))
 
     def connected(self, one: str, other: str) -> bool:
-        """Whether both directions are whole."""
+        """True if both directions are whole."""
         return self.reaches(one, other) and self.reaches(other, one)
 
     def cut(self, source: str, target: str) -> None:
@@ -84,7 +84,7 @@ class Network:
 
 @dataclass
 class Pipe:
-    """One direction of one connection: in order, and silent once it is closed."""
+    """A direction of one connection: in order, and silent once it is closed."""
 
     network: Network
     source: str
@@ -114,5 +114,5 @@ class Pipe:
         network.world.at(when, arrive)
 
     def close(self) -> None:
-        """What is under way is lost."""
+        """Closes; what is under way is lost."""
         self.open = False

@@ -112,7 +112,7 @@ def _work(future: "asyncio.Future[T]", work: Callable[[], "T | asyncio.Future[T]
 
 
 class Process:
-    """One life of one process. `ended` is told its exit code, None if it was killed."""
+    """A life of a process. `ended` is told its exit code, None if it was killed."""
 
     def __init__(self, world: World, *, name: str, host: str, ended: Callable[["Process", int | None], None]) -> None:
         self.world = world

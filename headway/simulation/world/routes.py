@@ -18,7 +18,7 @@ Make = Callable[[Request, Mapping[str, str]], Awaitable[Any]]
 
 @dataclass(frozen=True)
 class LightRoute:
-    """One route, and how each argument of its handler is made."""
+    """A route, and how each argument of its handler is made."""
 
     method: str
     pattern: re.Pattern[str]

@@ -66,7 +66,7 @@ class SimulatedThread:
         self._process.run_thread(self._hand_over)
 
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """True if it has not ended."""
         return not self._ended
 
     def join(self, timeout: float | None = None) -> "asyncio.Future[None] | None":

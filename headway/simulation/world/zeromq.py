@@ -26,7 +26,7 @@ _QUEUED = 256
 
 @dataclass
 class Frame:
-    """What zmq.Frame is to its reader."""
+    """A zmq.Frame to its reader."""
 
     buffer: Any
 
@@ -67,7 +67,7 @@ class Connection:
     open: bool = True
 
     def is_well(self) -> bool:
-        """Whether each end hears the other."""
+        """True if each end hears the other."""
         ends = (self.dealer.process, self.router.process)
         if not all(end.alive and not end.stopped for end in ends):
             return False

@@ -12,7 +12,7 @@ _RUNNERS = frozenset({"unittest", "doctest", "bdb"})
 
 
 class Raised(BaseException):
-    """What the other side raised that must not be caught as an exception: SystemExit, say. It fails the test."""
+    """Carries what the other side raised and must not be caught as an exception: SystemExit, say. It fails the test."""
 
 
 def describe(error: BaseException, encode: Callable[[object], Json]) -> Message:

@@ -231,7 +231,7 @@ class CallableHandle(Handle):
 
 
 class Patches:
-    """What the tests have set in a module or class. To delete it brings back what was there before.
+    """Patches that the tests have set in a module or class. To delete it brings back what was there before.
 
     Whoever patches an attribute finds it in no `__dict__` here, takes it for inherited, and deletes it in the end.
     """
@@ -271,7 +271,7 @@ class ClassHandle(CallableHandle):
         self.hw_patches().delete(self, name)
 
     def hw_patches(self) -> "Patches":
-        """What the tests have set in it."""
+        """The patches that the tests have set in it."""
         found = vars(self).setdefault("_hw_patches", Patches(self._hw_peer))
         assert isinstance(found, Patches)
         return found

@@ -55,7 +55,7 @@ class Lent:
 
 
 def lent_result(value: object) -> object:
-    """What an operation on a lent object gave, if the solution may have it. Raises NotPlain."""
+    """The result of an operation on a lent object, if the solution may have it. Raises NotPlain."""
     if isinstance(value, types.ModuleType | types.FrameType | types.CodeType):
         raise NotPlain("a module or a frame is not given to the solution")
     return value

@@ -90,7 +90,7 @@ class SolutionPeer:
             restore(args[item[0]], self._decode(item[1]))
 
     def _serve(self, asked: Message) -> Message:
-        """What the solution asks of an object of the tests. A failing test that it calls into fails in the end."""
+        """Serves the solution's use of an object of the tests. A failing test that it calls into fails in the end."""
         try:
             return {"value": self._encode(self._served(asked))}
         except Gone:
@@ -171,7 +171,7 @@ class SolutionModule(types.ModuleType):
 
     @property
     def __all__(self) -> list[str]:
-        """What `from solution import *` gives: no name that the importing file has already."""
+        """The names of `from solution import *`: no name that the importing file has already."""
         bound = sys._getframe(1).f_globals
         return [name for name in self._hw_public if name not in bound]
 

@@ -16,7 +16,7 @@ _NAME = "tests"
 
 
 class AssertRun:
-    """One run over the cases from `first` on."""
+    """A run over the cases from `first` on."""
 
     def __init__(self, *, channel: Channel, start: Message) -> None:
         self._reporter = Reporter(channel=channel, nonce=str(start["nonce"]))

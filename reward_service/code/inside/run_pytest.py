@@ -51,7 +51,7 @@ class TestRun:
         self._reporter.begin(self._numbers[nodeid])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """One of a test's three phases has ended. An expected failure counts as skipped."""
+        """Called when one of a test's three phases has ended. An expected failure counts as skipped."""
         expected = hasattr(report, "wasxfail")
         self._phases[report.when or ""] = "skipped" if expected and report.skipped else report.outcome
         if report.failed and not self._error:

@@ -37,7 +37,7 @@ class Response:
 
 
 class Instruction(BaseModel):
-    """One instruction with its arguments, named as in the dataset.
+    """An instruction with its arguments, named as in the dataset.
 
     Numbers need not be strict: readers of tables turn an integer column with gaps into floats.
     """

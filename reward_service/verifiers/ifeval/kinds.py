@@ -301,7 +301,7 @@ class NumberBulletLists(Instruction):
 
 
 class ConstrainedResponse(Instruction):
-    """One of the three answers that IFEval allows, and not two of them, with or without more text."""
+    """Requires one of the three answers that IFEval allows, and not two of them, with or without more text."""
 
     instruction_id: Literal["detectable_format:constrained_response"]
 

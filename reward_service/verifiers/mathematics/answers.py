@@ -100,7 +100,7 @@ class Unit:
     words: frozenset[str] = frozenset()
 
     def is_only(self, name: str) -> bool:
-        """Whether it is that unit alone."""
+        """True if it is that unit alone."""
         return self.powers == {(_KNOWN[name].name, 1)} and not self.words
 
     @property
@@ -131,7 +131,7 @@ class Unit:
 
 
 def starts_unit(token: Token, *, lenient: bool) -> bool:
-    """Whether a unit may begin here, after a value. `lenient`: a letter right after a digit may be one: `5m`."""
+    """True if a unit may begin here, after a value. `lenient`: a letter right after a digit may be one: `5m`."""
     if token.text in _SIGNS:
         return True
     if token.kind == "letter":
@@ -260,7 +260,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One expression. `digits_base`: the base in which it says that its digits are written."""
+    """An expression. `digits_base`: the base in which it says that its digits are written."""
 
     node: Node
     unit: Unit | None = None
@@ -314,7 +314,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a relation. `name`: what it is if it is only a name, such as x, f(x) or an area in words."""
+    """A side of a relation. `name`: what it is if it is only a name, such as x, f(x) or an area in words."""
 
     answer: "Answer | None"
     name: str | None

@@ -38,7 +38,7 @@ _MIN_POINTS = 3
 
 
 def solved_value(relation: Relation, same: Callable[[Answer, Answer], bool]) -> Answer | None:
-    r"""What an equation says that its name is (`x = 3`), or what all its sides are (`3 + 4 = 7`); else None.
+    r"""The value that an equation gives its name (`x = 3`), or what all its sides are (`3 + 4 = 7`); else None.
 
     Of `x = \sqrt{2} \approx 1.414` that is the exact side. Sides that are not equal to each other say nothing.
     """
@@ -62,7 +62,7 @@ def solved_value(relation: Relation, same: Callable[[Answer, Answer], bool]) -> 
 
 
 def names_agree(gold: Relation, given: Relation) -> bool:
-    """Whether the equations may speak of one thing. Two different letters or functions surely do not, but f(x) is y."""
+    """True if the equations may speak of one thing. Two different letters or functions surely do not, but f(x) is y."""
     names = [_name(relation) for relation in (gold, given)]
     if names[0] == names[1] or None in names:
         return True
@@ -82,14 +82,14 @@ def _name(relation: Relation) -> str | None:
 
 
 def proportional(gold: Relation, given: Relation) -> bool:
-    """Whether two equations are one up to a factor."""
+    """True if two equations are one up to a factor."""
     if len(gold.sides) != 2 or len(given.sides) != 2:
         return False
     return _factor(gold, given) is not None
 
 
 def same_inequality(gold: Relation, given: Relation) -> bool:
-    """Whether the relations are one up to a factor, link by link, read from either end."""
+    """True if the relations are one up to a factor, link by link, read from either end."""
     if len(gold.operators) != len(given.operators):
         return False
     return any(_same_links(gold, one) for one in (given, _reversed(given)))
@@ -166,7 +166,7 @@ ALL_REALS: Region = (Piece(_BOTTOM, _TOP),)
 
 
 def same_region(one: Region, other: Region, *, tolerance: float | None) -> bool:
-    """Whether the regions hold the same numbers."""
+    """True if the regions hold the same numbers."""
     return len(one) == len(other) and all(
         _same_end(mine, theirs, tolerance)
         for left, right in zip(one, other, strict=True)

@@ -1,4 +1,4 @@
-"""Whether two answers are the same, by what kind of answers they are. The first is the right one throughout.
+"""Equality of two answers, by what kind of answers they are. The first is the right one throughout.
 
 What the right answer leaves unsaid (a unit, a name) the other may add; what both say must agree. Order counts in
 tuples, intervals and vectors, and not among several answers or in sets; all of them have to be there.
@@ -50,7 +50,7 @@ from reward_service.verifiers.mathematics.words import number_of
 
 
 def same_answer(gold: Answer, given: Answer, rules: Rules) -> bool:
-    """Whether the answers are the same. Raises OverLimits; Unreadable where that cannot be said."""
+    """True if the answers are the same. Raises OverLimits; Unreadable where that cannot be said."""
     return _same(expanded(gold), expanded(with_names_of(gold, given)), rules)
 
 
@@ -102,7 +102,7 @@ def _same_collection(gold: Answer, given: Answer, rules: Rules) -> bool:
 
 
 def _same_matrix(gold: Answer, given: Answer, rules: Rules) -> bool:
-    """One of them is a matrix: the other may be its rows in brackets, or the entries of its one row or column."""
+    """True if one of them is a matrix, and the other its rows in brackets, or the entries of its one row or column."""
     ours, theirs = (_rows(one) if isinstance(one, Ordered) else one for one in (gold, given))
     if isinstance(ours, Grid) and isinstance(theirs, Grid):
         return len(ours.rows) == len(theirs.rows) and all(
@@ -119,7 +119,7 @@ def _pairwise(gold: Sequence[Answer], given: Sequence[Answer], rules: Rules) -> 
 
 
 def _same_parts(gold: Combination, given: Combination, rules: Rules) -> bool:
-    """Whether they put the same parts together, as those of sets that are only names."""
+    """True if they put the same parts together, as those of sets that are only names."""
     if gold.operator != given.operator:
         return False
     if gold.operator == "difference":
@@ -157,7 +157,7 @@ def _rows(answer: Ordered) -> Grid | None:
 
 
 def _may_be_interval(answer: Ordered) -> bool:
-    """Whether two ends in brackets are in order; `[2, 1]` is a list."""
+    """True if two ends in brackets are in order; `[2, 1]` is a list."""
     try:
         region(answer)
     except Unreadable:
@@ -184,7 +184,7 @@ def _same_listing(gold: Listing, given: Listing, rules: Rules) -> bool:
 
 
 def _matched(gold: Sequence[Answer], given: Sequence[Answer], rules: Rules) -> bool:
-    """Whether each is equal to one of the other, and none is left: `2, 2, 3` is not `2, 3`."""
+    """True if each is equal to one of the other, and none is left: `2, 2, 3` is not `2, 3`."""
     left = list(given)
     for right in gold:
         at = next((at for at, answer in enumerate(left) if same_answer(right, answer, rules)), None)
@@ -195,13 +195,13 @@ def _matched(gold: Sequence[Answer], given: Sequence[Answer], rules: Rules) -> b
 
 
 def _names(answer: Listing) -> bool:
-    """Whether it gives values to different names, as in `x = 1, y = 2`."""
+    """True if it gives values to different names, as in `x = 1, y = 2`."""
     names = [item.sides[0].name for item in answer.items if isinstance(item, Relation) and item.operators == ("=",)]
     return len(names) == len(answer.items) > 1 and None not in names and len(set(names)) == len(names)
 
 
 def _is_condition(answer: Answer) -> bool:
-    """Whether it says where numbers lie, in inequalities or intervals."""
+    """True if it says where numbers lie, in inequalities or intervals."""
     items = answer.items if isinstance(answer, Listing) else ()
     return any(isinstance(item, Ordered) or (isinstance(item, Relation) and item.operators != ("=",)) for item in items)
 
@@ -211,7 +211,7 @@ def _same_numbers_if_conditions(gold: Listing, given: Listing, rules: Rules) -> 
 
 
 def _same_numbers(gold: Answer, given: Answer, rules: Rules) -> bool:
-    """Whether the answers are one set of real numbers. A point in no braces is not taken for one."""
+    """True if the answers are one set of real numbers. A point in no braces is not taken for one."""
     if not any(isinstance(one, Combination | RealLine | Ordered | Relation | Listing) for one in (gold, given)):
         return False
     try:
@@ -246,7 +246,7 @@ def _same_relations(gold: Relation, given: Relation, rules: Rules) -> bool:
 
 
 def _same_letters(gold: Answer, given: Answer) -> bool:
-    """Whether the same options are chosen: `ACD` and `A, C, D`."""
+    """True if the same options are chosen: `ACD` and `A, C, D`."""
     ours, theirs = _letters(gold), _letters(given)
     return len(ours) > 1 and ours == theirs
 
@@ -298,7 +298,7 @@ def _same_ratio(gold: Answer, given: Answer, rules: Rules) -> bool:
 
 
 def _same_time(gold: Ratio, given: Ratio) -> bool:
-    """Whether 20:34 is 8:34 p.m. and 20:34:00. Without a.m. or p.m. only what no morning has is known."""
+    """True if 20:34 is 8:34 p.m. and 20:34:00. Without a.m. or p.m. only what no morning has is known."""
     ours, theirs = _seconds(gold), _seconds(given)
     return ours is not None and ours == theirs
 
@@ -322,7 +322,7 @@ def _is_reduced(parts: Sequence[Node]) -> bool:
 
 
 def _units_agree(gold: Answer, given: Answer) -> bool:
-    """Whether the last parts agree: 3:30 PM is not 3:30 AM."""
+    """True if the last parts agree: 3:30 PM is not 3:30 AM."""
     last = [answer.parts[-1] if isinstance(answer, Ratio) else answer for answer in (gold, given)]
     units = [part.unit for part in last if isinstance(part, Scalar) and part.unit is not None]
     return len(units) < 2 or units[0].agrees_with(units[1])

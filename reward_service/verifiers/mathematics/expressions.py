@@ -276,7 +276,7 @@ class _Parser:
         return node
 
     def _argument(self) -> Node:
-        r"""What stands in braces, or one token: `\frac12`."""
+        r"""The text in braces, or one token: `\frac12`."""
         if self._accept("{"):
             return self._group("{")
         token = self._tokens[self._at] if not self.ended else None

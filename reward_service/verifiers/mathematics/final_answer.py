@@ -149,7 +149,7 @@ def _unmarked(text: str) -> Iterable[str]:
 
 
 def _names_a_choice(line: str) -> bool:
-    """Whether it begins with the letter of an option, `C) oxidants`, and names no other."""
+    """True if it begins with the letter of an option, `C) oxidants`, and names no other."""
     return _CHOICE_LINE.match(line) is not None and len(_CHOICE_MARK.findall(line)) == 1
 
 
@@ -162,7 +162,7 @@ def _main_clause(text: str) -> str:
 
 
 def _whole_first(text: str) -> Sequence[str]:
-    """What was set off as the answer; of a sentence, also the formula in it."""
+    """The text that was set off as the answer; of a sentence, also the formula in it."""
     return [text, *_within(text)] if _is_prose(text) or _SAYS_IN_ROMAN.search(text) else [text]
 
 
@@ -178,7 +178,7 @@ def words_of(completion: str) -> Sequence[str]:
 
 
 def _within(text: str) -> Iterable[str]:
-    """What a sentence says the answer is: what follows the first `is`, else the first formula, else the first number.
+    """The answer in a sentence: what follows the first `is`, else the first formula, else the first number.
 
     A formula that is only a name is none if there is another, or a number.
     """
@@ -227,7 +227,7 @@ def _values(text: str) -> list["_Span"]:
 
 
 def _is_said(text: str, span: "_Span") -> bool:
-    """Whether `is` or the like comes before it, or `is the` after it, or it is an equation."""
+    """True if `is` or the like comes before it, or `is the` after it, or it is an equation."""
     before = _before(text, span)
     if _IS_IT.match(text, span[1]):
         return True
@@ -308,7 +308,7 @@ def _last_row(rows: str) -> str:
 
 
 def _is_formula(content: str, after: str) -> bool:
-    """Whether what stands between two dollar signs is one, and not the words between two sums of money."""
+    """True if what stands between two dollar signs is one, and not the words between two sums of money."""
     if not content.strip() or len(content) > _MAX_FORMULA_CHARS or after.isdigit() or "\n\n" in content:
         return False
     blanks = content[0].isspace(), content[-1].isspace()
@@ -319,6 +319,6 @@ def _is_formula(content: str, after: str) -> bool:
 
 
 def _is_prose(text: str) -> bool:
-    """Whether words stand before anything mathematical."""
+    """True if words stand before anything mathematical."""
     text = re.sub(r"\$|\\\(|\\\[", "", text)
     return _NAMED.match(text) is None and _LEADING_WORDS.match(text) is not None

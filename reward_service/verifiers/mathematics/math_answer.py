@@ -86,7 +86,7 @@ def at_most_calls(limit: int) -> Iterator[None]:
 
 
 def _is_heard(frame: FrameType, body: FrameType, *, in_generators: bool) -> bool:
-    """Whether an exception from the call that begins reaches `body`.
+    """True if an exception from the call that begins reaches `body`.
 
     What the interpreter calls by itself loses it: callbacks of the garbage collector and of weak references,
     finalisers, and generators that are closed since nobody needs them any more. These look like all generators, which
@@ -130,7 +130,7 @@ class _Gold:
 
     @property
     def is_in_words(self) -> bool:
-        """Whether people write it in words, as `no solution` for the empty set."""
+        """True if people write it in words, as `no solution` for the empty set."""
         return any(
             isinstance(reading, Text | RealLine) or (isinstance(reading, Listing) and not reading.items)
             for reading in self.readings
@@ -215,7 +215,7 @@ def _is_right(gold: _Gold, given: str, boxes: Sequence[str], rules: Rules) -> bo
 
 
 def _alike(one: str, other: str) -> bool:
-    """Whether the texts are the same but for spaces and notation."""
+    """True if the texts are the same but for spaces and notation."""
     left, right = ([token.text for token in tokenise(text)] for text in (one, other))
     return left == right and bool(left)
 
@@ -236,7 +236,7 @@ def _equals(gold: _Gold, given: str, rules: Rules) -> bool:
 
 
 def _verified(gold: _Gold, given: str) -> bool:
-    """Whether math-verify holds the answers for equal. What it cannot parse equals nothing."""
+    """True if math-verify holds the answers for equal. What it cannot parse equals nothing."""
     if len(given) > _MAX_VERIFIED_CHARS or _EXCESSIVE.search(given):
         raise OverLimits("an answer too long for math-verify, or a power or factorial that is too large")
     if _EXCESSIVE.search(gold.text):

@@ -57,12 +57,12 @@ def symbols(node: Node) -> frozenset[str]:
 
 
 def calls(node: Node, *names: str) -> bool:
-    """Whether one of these operations is in the expression."""
+    """True if one of these operations is in the expression."""
     return any(isinstance(part, Call) and part.name in names for part in _parts(node))
 
 
 def has_decimal(node: Node) -> bool:
-    """Whether a number with a decimal point is in the expression."""
+    """True if a number with a decimal point is in the expression."""
     return any(isinstance(part, Number) and part.decimal for part in _parts(node))
 
 
@@ -76,7 +76,7 @@ def _parts(node: Node) -> Iterable[Node]:
 
 
 def same_expression(gold: Node, given: Node, *, tolerance: float | None) -> bool:
-    """Whether the expressions are equal. `tolerance`: relative, wherever a decimal is; None: see `same_number`.
+    """True if the expressions are equal. `tolerance`: relative, wherever a decimal is; None: see `same_number`.
 
     Raises Unreadable, OverLimits.
     """
@@ -187,7 +187,7 @@ class Rules:
 
 
 def same_quantity(gold: Scalar, given: Scalar, rules: Rules) -> bool:
-    """Whether the values and what both say of their units are the same. Raises Unreadable, OverLimits."""
+    """True if the values and what both say of their units are the same. Raises Unreadable, OverLimits."""
     if gold.digits_base is not None and given.digits_base is not None and gold.digits_base != given.digits_base:
         return False
     ours, theirs = gold.unit, given.unit
@@ -230,7 +230,7 @@ def _is_above_one(node: Node) -> bool:
 
 
 def _same_converted(gold: Scalar, given: Scalar, rules: Rules) -> bool | None:
-    """Whether the quantities are equal in one unit; None if there is nothing to convert."""
+    """True if the quantities are equal in one unit; None if there is nothing to convert."""
     angles = [unit is not None and unit.is_only(DEGREE) for unit in (gold.unit, given.unit)]
     if angles[0] != angles[1] and all(
         angle or _is_radian(one.unit) for angle, one in zip(angles, (gold, given), strict=True)

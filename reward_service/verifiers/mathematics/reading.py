@@ -268,7 +268,7 @@ class _Reader:
         return Ordered(tuple(self.answer(part) for part in parts), first, last)
 
     def _unwrapped(self, inside: Sequence[Token]) -> Answer | None:
-        """What stands in superfluous parentheses, unless it is an expression like any other."""
+        """The text in superfluous parentheses, unless it is an expression like any other."""
         if any(token.text in _RELATIONS or token.text in OPENING for token in inside):
             return self.answer(inside)
         return None
@@ -365,7 +365,7 @@ def _without_rounding(tokens: Sequence[Token]) -> Sequence[Token]:
 
 
 def _is_clock(parts: Sequence[Sequence[Token]]) -> bool:
-    """Whether it is written as a time of day or a duration is: `9:05`, `12:30 pm`, `1:02:03`."""
+    """True if it is written as a time of day or a duration is: `9:05`, `12:30 pm`, `1:02:03`."""
     hours, *others = (part[0].text for part in parts)
     bare = all(len(part) == 1 and not part[0].spaced for part in parts[1:-1]) and len(parts[0]) == 1
     in_order = hours.isdigit() and len(hours) <= 2 and int(hours) <= 24

@@ -387,7 +387,7 @@ def split(tokens: Sequence[Token], separators: frozenset[str]) -> list[Sequence[
 
 
 def encloses(tokens: Sequence[Token]) -> bool:
-    """Whether the first token's bracket closes with the last token."""
+    """True if the first token's bracket closes with the last token."""
     depth = 0
     for at, token in enumerate(tokens):
         depth += (token.text in OPENING) - (token.text in CLOSING)

@@ -62,7 +62,7 @@ class Value:
 
     @property
     def is_finite_decimal(self) -> bool:
-        """Whether the value is known to have a decimal that ends."""
+        """True if the value is known to have a decimal that ends."""
         if self.exact is None:
             return False
         rest = self.exact.denominator
@@ -82,7 +82,7 @@ def rational(value: Fraction | int) -> Value:
 
 
 def same(one: Value, other: Value) -> bool:
-    """Whether the values are equal: exactly, or in 40 digits where either is not rational."""
+    """True if the values are equal: exactly, or in 40 digits where either is not rational."""
     if one.exact is not None and other.exact is not None:
         return one.exact == other.exact
     if one.is_infinite or other.is_infinite:
@@ -92,7 +92,7 @@ def same(one: Value, other: Value) -> bool:
 
 
 def near(one: Value, other: Value, *, relative: float) -> bool:
-    """Whether the values differ by at most that share of the second."""
+    """True if the values differ by at most that share of the second."""
     if one.is_infinite or other.is_infinite:
         return bool(one.number == other.number)
     if one.exact is not None and other.exact is not None:
@@ -102,7 +102,7 @@ def near(one: Value, other: Value, *, relative: float) -> bool:
 
 
 def less(one: Value, other: Value) -> bool:
-    """Whether the first of two real values is smaller. Raises Unreadable if either is not real."""
+    """True if the first of two real values is smaller. Raises Unreadable if either is not real."""
     if not (one.is_real and other.is_real):
         raise Unreadable("complex numbers have no order")
     if one.exact is not None and other.exact is not None:
@@ -112,7 +112,7 @@ def less(one: Value, other: Value) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    r"""What an expression is evaluated under. `log_base`: of a bare `\log`; None is e."""
+    r"""Settings that an expression is evaluated under. `log_base`: of a bare `\log`; None is e."""
 
     variables: Mapping[str, Fraction]
     log_base: int | None = 10
@@ -215,7 +215,7 @@ def _power(base: Value, exponent: Value) -> Value:
 
 
 def _power_fits(base: Fraction, exponent: int) -> bool:
-    """Whether the power is computed exactly. Raises OverLimits for a power of a whole number that is too large."""
+    """True if the power is computed exactly. Raises OverLimits for a power of a whole number that is too large."""
     if base.denominator == 1 and (base.numerator.bit_length() - 1) * exponent > MAX_WHOLE_BITS:
         raise OverLimits("a power of so many digits")
     return max(base.numerator.bit_length(), base.denominator.bit_length()) * exponent <= MAX_FRACTION_BITS or (

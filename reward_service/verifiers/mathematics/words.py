@@ -95,7 +95,7 @@ def is_word(token: Token) -> bool:
 
 
 def are_words(tokens: Sequence[Token]) -> bool:
-    """Whether it is a phrase. `x-y` and `-x` are none: beside a minus there has to be a real word."""
+    """True if it is a phrase. `x-y` and `-x` are none: beside a minus there has to be a real word."""
     if not all(is_word(token) for token in tokens):
         return False
     return all(token.text != "-" for token in tokens) or any(

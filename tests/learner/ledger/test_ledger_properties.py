@@ -411,7 +411,7 @@ class World:
             self.check()
 
     def is_stuck(self, steps: int) -> bool:
-        """Whether a fair world without further mishaps fails to train `steps` more steps and all that is open now."""
+        """True if a fair world without further mishaps fails to train `steps` more steps and all that is open now."""
         self.filter_share = self.loss = 0.0
         cursor = self.ledger.snapshot().cursor
         goal = len(self.lineage()) + steps
