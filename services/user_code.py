@@ -76,6 +76,14 @@ def let_out(error: BaseException) -> str:
     return f"let out {said}{place}{hint}; expected a result or an Exception: catch it there"
 
 
+class LetOut(Exception):
+    """Stands for an `error` by which code of a user's wanted to end more than itself; the text says so."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(let_out(error))
+        self.error = error
+
+
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames of the error, and of what it came from, that are in no file of ours, of Python's or of a package's.
 

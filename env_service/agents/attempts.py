@@ -8,12 +8,14 @@ session ─▶ the agent runs, and calls ─┬─▶ returns or posts its rewar
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from env_service.agents.registry import Sessions
 from env_service.agents.results import checked_result
 from env_service.agents.sessions import Session
 from env_service.environments.interface import (
     Agent,
+    AgentClient,
     AgentResult,
     EnvironmentFailed,
     EnvironmentFull,
@@ -22,13 +24,14 @@ from env_service.environments.interface import (
     Verification,
 )
 from env_service.rollouts.conversation import Fault, Speaker, fault_of_step
-from env_service.rollouts.environment_calls import resolved_by_others
+from env_service.rollouts.environment_calls import as_fault, resolved_by_others
 from env_service.rollouts.outcomes import RolloutFailure
 from env_service.rollouts.rollout import Attempt, Attempts
 from env_service.rollouts.speech import Transcript
 from protocol.messages import WaitsFor
 from protocol.trajectories import CUT_OFF, CutOff
-from services.user_code import checked_number, is_being_cancelled, number_of
+from services.user_code import LetOut, checked_number, is_being_cancelled, number_of
+from services.user_loop import HeldUp, user_loop
 
 
 class WentSilent(Exception):
@@ -105,16 +108,18 @@ class AgentAttempt:
                 self._found_nobody = True
                 raise
             self._blame(session, fault_of_step(error, self.name))
+        except LetOut as error:
+            self._blame(session, fault_of_step(as_fault(error.error), self.name))
+        except HeldUp as error:
+            self._blame(
+                session, fault_of_step(EnvironmentUnavailable(f"the agent could not go on: {error}"), self.name)
+            )
         except Exception as error:  # noqa: BLE001 - the rollout boundary: whatever an agent raises becomes a record
             self._blame(session, fault_of_step(error, self.name))
 
     async def _result(self, session: Session) -> object:
-        """The agent's result, returned or posted. Raises what it raises, WentSilent, and what made sampling
-        impossible.
-        """
-        running = asyncio.ensure_future(
-            resolved_by_others(self._agent.run(self._task, session.client(seed=self._seed)))
-        )
+        """What the agent returns or posts. Raises what it raises, WentSilent, and what made sampling impossible."""
+        running = asyncio.ensure_future(self._ran(session.client(seed=self._seed)))
         silence = asyncio.ensure_future(session.silence(self._sessions.limits.idle_s))
         waits: set[asyncio.Future[object]] = {running, silence, session.failed}  # type: ignore[arg-type]
         try:
@@ -130,6 +135,12 @@ class AgentAttempt:
             running.cancel()
             silence.cancel()
             await asyncio.gather(running, silence, return_exceptions=True)
+
+    async def _ran(self, client: AgentClient) -> AgentResult | float | None:
+        run = partial(self._agent.run, self._task, client)
+        if not self._speaker.offered.own_loop:
+            return await resolved_by_others(run())
+        return await user_loop().run(run)
 
     def _returned(self, running: "asyncio.Future[AgentResult | float | None]", session: Session) -> object:
         """A reward that was posted stands, whatever the agent does afterwards."""

@@ -4,20 +4,18 @@
     options = { command = ["python", "agent.py"] }   a process for each trajectory
     options = {}                                     agents ask for tasks by POST /v1/sessions
 
-A function runs on an event loop of its own, in a thread beside the process's: what it blocks is other agents alone. A
+A function runs on the users' event loop, in a thread beside the process's: it does not stop the process. A
 program is a process group of its own: whatever it started ends with its trajectory.
 """
 
 import asyncio
 import importlib
 import inspect
-import logging
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError, model_validator
 
@@ -34,17 +32,13 @@ from env_service.environments.interface import (
     text_of,
 )
 from env_service.environments.jsonl import TaskFileError
-from env_service.rollouts.environment_calls import resolved_by_others
 from protocol.codec import describe
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
+from services.user_loop import TookTooLong, user_loop
 
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 Function = Callable[[Task, AgentClient], Awaitable[AgentResult | float | None]]
 _OBJECT = TypeAdapter(dict[str, JsonValue])
-_CANCEL_S = 5.0
 
 
 class AgentOptions(ConfigModel):
@@ -103,24 +97,37 @@ class AgentProgram:
         """Let it run; what it is worth, None if it did not say. Raises EnvironmentFailed for one that takes too long,
         and what it raises itself.
         """
-        limit = asyncio.timeout(self._options.timeout_s)
+        # A function's time is counted in its loop: not while others hold that.
+        limit = asyncio.timeout(None if self._function is not None else self._options.timeout_s)
         try:
             async with limit:
                 result = await self._ran(task, client)
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise EnvironmentFailed("hung", f"the agent was not done within {self._options.timeout_s:g} s") from error
+            raise self._not_done() from error
         return self._judged(result, task)
 
     async def _ran(self, task: Task, client: AgentClient) -> AgentResult | float | None:
         options = self._options
         if self._function is not None:
-            return await _functions().run(partial(self._function, task, client))
+            return await self._called(partial(self._function, task, client))
         if options.command is not None:
             run = ProgramRun(command=options.command, environ=options.environ, confinement=options.confinement)
             return await run.result(task_json(task), client)
         return await self._from_outside(client)
+
+    async def _called(
+        self, function: Callable[[], Awaitable[AgentResult | float | None]]
+    ) -> AgentResult | float | None:
+        limit_s = self._options.timeout_s
+        try:
+            return await user_loop().run(function, limit_s=limit_s)
+        except TookTooLong as error:
+            raise self._not_done() from error
+
+    def _not_done(self) -> EnvironmentFailed:
+        return EnvironmentFailed("hung", f"the agent was not done within {self._options.timeout_s:g} s")
 
     async def _from_outside(self, client: AgentClient) -> AgentResult:
         try:
@@ -141,49 +148,6 @@ class AgentProgram:
         given = {**answer, **(arguments if isinstance(arguments, Mapping) else {})}
         verification = Verification(self._options.verifier, given)
         return replace(result, verification=verification)
-
-
-class FunctionLoop:
-    """An event loop in a thread beside the process's, for functions of users: what they block is other agents alone.
-
-    Started with the first call, ended with the process; one that is stuck is left to itself, and a new one made.
-    """
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Returns what the function's coroutine returns. Raises what it raises; cancelled with the caller."""
-        loop = self._loop = self._loop or _started()
-        ended = threading.Event()
-
-        async def whole() -> T:
-            try:
-                return await resolved_by_others(function())
-            finally:
-                ended.set()
-
-        future = asyncio.run_coroutine_threadsafe(whole(), loop)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            future.cancel()
-            if not await asyncio.to_thread(ended.wait, _CANCEL_S) and self._loop is loop:
-                logger.warning("an agent's function blocks its thread, which is left to itself: a new one goes on")
-                self._loop = None
-            raise
-
-
-def _started() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="agents", daemon=True).start()
-    return loop
-
-
-@lru_cache(maxsize=1)
-def _functions() -> FunctionLoop:
-    """The loop of all functions: instances of the class are many, and know nothing of each other."""
-    return FunctionLoop()
 
 
 def task_json(task: Task) -> dict[str, JsonValue]:

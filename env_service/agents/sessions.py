@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from env_service.agents.matching import Branch, Recorded
@@ -25,6 +26,7 @@ from env_service.rollouts.outcomes import RequestTooLong, RolloutFailure
 from env_service.rollouts.speech import Language, cut_at_stop
 from protocol.generation import Sampling
 from protocol.trajectories import CutOff
+from services.user_loop import at_home
 
 logger = logging.getLogger(__name__)
 
@@ -204,11 +206,12 @@ class Session:
     def client(self, *, seed: int) -> AgentClient:
         """The client that the agent is given."""
 
-        async def posted() -> AgentResult:
-            return await asyncio.shield(self.posted)
-
+        home = asyncio.get_running_loop()
+        # The agent may run in another loop.
+        posted = partial(at_home, home, lambda: asyncio.shield(self.posted))
+        offer = partial(at_home, home, self.offer)
         return AgentClient(
-            base_url=f"{self.url}/v1", key=self.key, model=self.model, seed=seed, posted=posted, offer=self.offer
+            base_url=f"{self.url}/v1", key=self.key, model=self.model, seed=seed, posted=posted, offer=offer
         )
 
     def post(self, result: AgentResult) -> None:

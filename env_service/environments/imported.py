@@ -27,6 +27,7 @@ from services.config.options import complaint_of, nearest
 from services.config.run_paths import placed
 from services.user_code import hidden_by, in_a_sentence
 
+_OURS = __name__.partition(".")[0]
 PlayerName = Annotated[str, Field(min_length=1, max_length=MAX_PLAYER_CHARS)]
 
 
@@ -84,6 +85,7 @@ def offered(entry: ClassTasks) -> OfferedEnvironment:
         metrics=declared.metrics,
         agent=typing.cast("Callable[[], Agent]", partial(made, *arguments)) if is_agent(made) else None,
         players=declared.players,
+        own_loop=made.__module__.partition(".")[0] != _OURS,
         template_arguments=entry.chat_template_kwargs,
     )
 

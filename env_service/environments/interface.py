@@ -36,7 +36,10 @@ An environment of one's own is a class, named by its import path in the config f
 - One instance is one conversation, hence one trajectory. All instances of a group are reset with the same task and seed
   and must open alike. `reset` and `step` may be coroutines.
 - Sync methods are called one at a time in a thread beside the event loop, so that environments need no locks; what
-  coroutines await overlaps. `close()`, if there is one, is called at the end, however it came.
+  coroutines await overlaps. Coroutines run in an event loop of their own in a second thread, all of a conversation in
+  the same one, so that a client which one of them makes can be kept. One that blocks that loop for longer than a step
+  may take is at fault; others are not, and a new loop goes on. `close()`, if there is one, is called at the end,
+  however it came.
 - The constructor takes nothing, or one parameter annotated with a pydantic model: the entry's `options`. It is called
   once when the process starts, too: an instance may set `rules`, `roles` and `metrics` by its options.
 - Tasks. Without more, there are `train_tasks` and `evaluation_tasks` of the entry, and each is a `Task` with a `seed`
@@ -299,7 +302,8 @@ class AgentClient:
 class Agent(Protocol):
     """Talks to the policy by itself, in as many calls as it wants; one instance is one trajectory.
 
-    It runs on the process's event loop. An exception costs its trajectory alone. None returns what was posted.
+    It runs in the event loop of users' coroutines. An exception costs its trajectory alone. None returns what was
+    posted.
     """
 
     async def run(self, task: Task, client: AgentClient) -> AgentResult | float | None: ...
@@ -363,8 +367,9 @@ class OfferedEnvironment:
     `players`, what `start` makes is a `SeveralPlayers`. With `parts` it consists of others, and these tell which of
     them has a task, and as which of its own; training tasks are in `levels` of equal size, the easiest first. What
     `start` makes is called `at_once`, on the event loop, if its code is known to take microseconds; else in a thread.
-    `tasks_at_once` says the same of the source of its tasks. `template_arguments` are what the chat template is told in
-    its conversations, over what it is told in the run's.
+    `tasks_at_once` says the same of the source of its tasks. Coroutines of an environment or agent with `own_loop`,
+    which may block, run in the users' event loop, those of others in the process's. `template_arguments` are what the
+    chat template is told in its conversations, over what it is told in the run's.
     """
 
     name: str
@@ -378,6 +383,7 @@ class OfferedEnvironment:
     levels: int = 1
     at_once: bool = False
     tasks_at_once: bool = False
+    own_loop: bool = False
     parts: Callable[[Purpose, int], tuple["OfferedEnvironment", int]] | None = None
     template_arguments: Mapping[str, JsonValue] = field(default_factory=dict)
 

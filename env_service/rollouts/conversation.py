@@ -258,6 +258,7 @@ class Conversation:
                     what="the environment's step",
                     timeout_s=self._rules.step_timeout_s,
                     at_once=self.speaker.offered.at_once,
+                    own_loop=self.speaker.offered.own_loop,
                 )
             return check(answered)
         except Exception as error:  # noqa: BLE001 - the rollout boundary: whatever it raises becomes a record

@@ -15,12 +15,14 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import isawaitable, iscoroutine
 from typing import Generic, TypeVar, cast
 
-from env_service.environments.interface import EnvironmentFailed
+from env_service.environments.interface import EnvironmentFailed, EnvironmentUnavailable
 from env_service.rollouts.outcomes import DataFailure
-from services.user_code import is_being_cancelled, let_out
+from services.user_code import LetOut, is_being_cancelled, let_out
+from services.user_loop import HeldUp, TookTooLong, user_loop
 
 logger = logging.getLogger(__name__)
 
@@ -47,18 +49,34 @@ class EnvironmentCalls:
         self._jobs: queue.SimpleQueue[_Job[object]] = queue.SimpleQueue()
         self._worker: _Worker | None = None
 
-    async def one(self, call: Call[T], *, what: str, timeout_s: float | None = None, at_once: bool = False) -> T:
-        """The result of the call, awaited if need be. Raises what it raises, and DidNotReturn when it takes too long:
-        longer than `timeout_s`, if that is given. One `at_once` is made here: its code is known not to block.
+    async def one(
+        self,
+        call: Call[T],
+        *,
+        what: str,
+        timeout_s: float | None = None,
+        at_once: bool = False,
+        own_loop: bool = False,
+    ) -> T:
+        """What the call returns, or resolves to. Raises what it raises, and DidNotReturn when it takes too long:
+        longer than `timeout_s`, if that is given. One `at_once` is made here: its code is known not to block. With
+        `own_loop` its coroutine is awaited in the users' loop, since that code may block: EnvironmentUnavailable is
+        raised if it could not be, for others' code.
         """
         if at_once:
             made = call()
             return cast("T", await resolved_by_others(made)) if isawaitable(made) else made
-        (result,) = await self.all([call], what=what, timeout_s=timeout_s)
+        (result,) = await self.all([call], what=what, timeout_s=timeout_s, own_loop=own_loop)
         return result
 
     async def all(
-        self, calls: Sequence[Call[T]], *, what: str, timeout_s: float | None = None, at_once: bool = False
+        self,
+        calls: Sequence[Call[T]],
+        *,
+        what: str,
+        timeout_s: float | None = None,
+        at_once: bool = False,
+        own_loop: bool = False,
     ) -> list[T]:
         """The same for several calls, in order."""
         if at_once:
@@ -69,6 +87,8 @@ class EnvironmentCalls:
             await self._until_returned(job, what)
             if not any(map(isawaitable, job.returned.result())):
                 return cast("list[T]", job.returned.result())
+            if own_loop:
+                return await _resolved(job.handed_over(), partial(_resolved_in_own_loop, job, what))
             limit = asyncio.timeout(job.due - _now())
             try:
                 async with limit:
@@ -104,7 +124,7 @@ def _sendable(error: BaseException) -> Exception:
     """As a future takes it: no StopIteration, and nothing that ends a thread or an event loop."""
     if isinstance(error, StopIteration):
         return RuntimeError(repr(error))
-    return error if isinstance(error, Exception) else _as_fault(error)
+    return error if isinstance(error, Exception) else as_fault(error)
 
 
 class _Job(Generic[T]):
@@ -118,6 +138,7 @@ class _Job(Generic[T]):
         self.due = math.inf
         self.returned: asyncio.Future[list[T | Awaitable[T]]] = loop.create_future()
         self.unwanted = False
+        self._handed_over = False
         self._telling = threading.Lock()
 
     def run(self) -> None:
@@ -136,8 +157,13 @@ class _Job(Generic[T]):
         with self._telling:
             self.unwanted = True
         # A caller that is cancelled in the moment in which its job returns sees only the cancellation.
-        if self.returned.done() and self.returned.exception() is None:
+        if self.returned.done() and self.returned.exception() is None and not self._handed_over:
             _close(self.returned.result())
+
+    def handed_over(self) -> list[T | Awaitable[T]]:
+        """In the event loop: what was returned, which somebody else sees to the end."""
+        self._handed_over = True
+        return self.returned.result()
 
     def _tell(self, say: Callable[[], None]) -> bool:
         """True if the event loop will hear it. Once nobody waits the loop may be closed, too."""
@@ -174,20 +200,45 @@ def _did_not_return(job: _Job[T], what: str) -> DidNotReturn:
     return DidNotReturn(f"{what} did not come back within {job.timeout_s:g} s")
 
 
-async def _resolved(results: Sequence[T | Awaitable[T]]) -> list[T]:
-    """Results of the coroutines, in order. Several coroutines go on side by side, at most `_AT_ONCE` of them; of those
-    that raise, the first in order counts, and the others are broken off.
+async def _resolved(
+    results: Sequence[T | Awaitable[T]], resolve: "Callable[[Awaitable[T]], Awaitable[T]] | None" = None
+) -> list[T]:
+    """What they come to, in order, each by `resolve`. Several coroutines go on side by side, at most `_AT_ONCE` of
+    them; of those that raise, the first in order counts, and the others are broken off.
     """
     places = asyncio.Semaphore(_AT_ONCE)
-    works = [_beside(each, places) if len(results) > 1 and isawaitable(each) else each for each in results]
+    by = resolve or resolved_by_others
+    begun: set[int] = set()
+
+    async def in_its_place(each: Awaitable[T]) -> T:
+        async with places:
+            begun.add(id(each))
+            return await by(each)
+
+    works: list[Awaitable[T] | T] = [in_its_place(each) if isawaitable(each) else each for each in results]
+    if len(works) > 1:
+        works = [asyncio.ensure_future(each) if isawaitable(each) else each for each in works]
     try:
-        return [await resolved_by_others(each) if isawaitable(each) else each for each in works]
+        return [await each if isawaitable(each) else each for each in works]
     finally:
         running = [each for each in works if isinstance(each, asyncio.Task)]
         for work in running:
             work.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        _close(results)
+        _close(works)
+        # What another loop has begun is that one's to close.
+        _close([each for each in results if resolve is None or id(each) not in begun])
+
+
+async def _resolved_in_own_loop(job: _Job[T], what: str, each: Awaitable[T]) -> T:
+    try:
+        return await user_loop().run(lambda: each, limit_s=job.timeout_s)
+    except TookTooLong as error:
+        raise _did_not_return(job, what) from error
+    except HeldUp as error:
+        raise EnvironmentUnavailable(f"{what} could not go on: {error}") from error
+    except LetOut as error:
+        raise as_fault(error.error) from error
 
 
 async def resolved_by_others(given: Awaitable[T]) -> T:
@@ -197,24 +248,17 @@ async def resolved_by_others(given: Awaitable[T]) -> T:
     try:
         return await given
     except SystemExit as error:
-        raise _as_fault(error) from error
+        raise as_fault(error) from error
     except asyncio.CancelledError as error:
         if is_being_cancelled():
             raise
-        raise _as_fault(error) from error
+        raise as_fault(error) from error
 
 
-def _as_fault(error: BaseException) -> EnvironmentFailed:
+def as_fault(error: BaseException) -> EnvironmentFailed:
+    """Stands for what code of an environment's or agent's let out to end more than itself."""
     whole = "".join(traceback.format_exception(error))
     return EnvironmentFailed("raised", f"its code {let_out(error)}", traceback=whole)
-
-
-def _beside(each: Awaitable[T], places: asyncio.Semaphore) -> "asyncio.Task[T]":
-    async def in_its_place() -> T:
-        async with places:
-            return await resolved_by_others(each)
-
-    return asyncio.get_running_loop().create_task(in_its_place())
 
 
 def _close(results: Sequence[object]) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from env_service.environments.bridges import Bridges
 from env_service.environments.interface import (
@@ -50,6 +50,7 @@ from protocol.trajectories import Trajectory, TrajectoryGroup, group_of
 from services.http.backoff import Backoff
 from services.tracing import span
 from services.user_code import is_being_cancelled
+from services.user_loop import one_thread
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ _WHOM = {
     "host": "the host of its environment",
 }
 _Held = Conversation | Match
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ class Rollout:
         started = time.monotonic()
         try:
             async with progress.within(self._timeout_s):
-                with span("rollout", parent=lease.trace, environment=lease.environment, attempt=lease.attempt):
+                whose = span("rollout", parent=lease.trace, environment=lease.environment, attempt=lease.attempt)
+                with whose, one_thread():
                     return Finished(group=await self._roll_out(lease, progress, started))
         except RolloutFailure as failure:
             return self._failed(lease, progress, data_fault=failure.data_fault, reason=str(failure))
@@ -190,7 +193,7 @@ class Rollout:
                 conversations, prompt=text_of(opened.opening.prompt), progress=progress
             )
         finally:
-            await self._close(opened.environments)
+            await self._close(opened.environments, opened.offered)
 
     async def _with_agents(self, lease: Lease, progress: Progress) -> tuple[str, tuple[Trajectory, ...]]:
         offered = self._offered(lease)
@@ -199,7 +202,7 @@ class Rollout:
         task = await self._openings.opened(
             partial(self._task, lease, offered, progress), name=lease.environment, progress=progress
         )
-        players = [offered.agent() for _ in range(lease.group_size)]
+        players = await self._made(offered, offered.agent, lease.group_size)
         try:
             speaker = self._speaker(lease, offered, self._languages(lease, offered, Opening(()), ()), progress)
             attempts = [self._agents(index, each, task, lease.seed, speaker) for index, each in enumerate(players)]
@@ -209,7 +212,7 @@ class Rollout:
             trajectories = await self._judging.trajectories(attempts, prompt=prompt_text, progress=progress)
             return prompt_text[:_PROMPT_LENGTH], trajectories
         finally:
-            await self._close(players)
+            await self._close(players, offered)
 
     def _own(self, lease: Lease) -> Lease:
         """The same lease, as one of the environment that has its task where several are offered as one."""
@@ -238,12 +241,19 @@ class Rollout:
         offered = self._offered(lease)
         task = await self._task(lease, offered, progress)
         redundant = offered.rules.redundant if lease.purpose == "train" else 0
-        environments = [offered.start() for _ in range(lease.group_size + redundant)]
+        environments = await self._made(offered, offered.start, lease.group_size + redundant)
         try:
             return await self._opened(offered, environments, task, lease.seed)
         except BaseException:
-            await self._close(environments)
+            await self._close(environments, offered)
             raise
+
+    async def _made(self, offered: OfferedEnvironment, make: Callable[[], T], count: int) -> list[T]:
+        """So many of its instances; a user's constructor may block, or end more than itself."""
+        if not offered.own_loop:
+            return [make() for _ in range(count)]
+        makes: list[Call[T]] = [make] * count
+        return await self._calls.all(makes, what="the environment's constructor")
 
     async def _task(self, lease: Lease, offered: OfferedEnvironment, progress: Progress) -> Task:
         count = offered.task_count(lease.purpose)
@@ -251,14 +261,18 @@ class Rollout:
             raise DataFailure(f"{lease.environment} has {count} tasks to {lease.purpose}, got index {lease.task_index}")
         make = partial(offered.tasks.task, lease.purpose, lease.task_index)
         what = f"task {lease.task_index} of {lease.environment}"
-        progress.task = task = await self._calls.one(make, what=what, at_once=offered.tasks_at_once)
+        progress.task = task = await self._calls.one(
+            make, what=what, at_once=offered.tasks_at_once, own_loop=offered.own_loop
+        )
         return task
 
     async def _opened(
         self, offered: OfferedEnvironment, environments: list[Environment], task: Task, seed: int
     ) -> _Opened:
         resets: list[Call[object]] = [partial(environment.reset, task, seed) for environment in environments]
-        given = await self._calls.all(resets, what="the environment's reset", at_once=offered.at_once)
+        given = await self._calls.all(
+            resets, what="the environment's reset", at_once=offered.at_once, own_loop=offered.own_loop
+        )
         turns = [how_it_opens(each, offered.players) for each in given] if offered.players else []
         openings = [turn.opening for turn in turns] or [as_opening(each) for each in given]
         if any(opening != openings[0] for opening in openings) or len({turn.player for turn in turns}) > 1:
@@ -267,22 +281,22 @@ class Rollout:
 
     async def _deal(self, opened: _Opened, lease: Lease, game: SeveralPlayers) -> SeveralPlayers:
         """The same game from its beginning, by an instance of its own in the place of the other one."""
-        old, fresh = cast("Environment", game), opened.offered.start()
+        old, (fresh,) = cast("Environment", game), await self._made(opened.offered, opened.offered.start, 1)
         opened.environments[next(at for at, each in enumerate(opened.environments) if each is old)] = fresh
-        await self._close([old])
+        await self._close([old], opened.offered)
         again = await self._opened(opened.offered, [fresh], opened.task, lease.seed)
         if again.first != opened.first:
             raise DataFailure(_OPENS_DIFFERENTLY)
         return cast("SeveralPlayers", fresh)
 
-    async def _close(self, environments: Sequence[Environment | Agent]) -> None:
+    async def _close(self, environments: Sequence[Environment | Agent], offered: OfferedEnvironment) -> None:
         """Call `close` of those that have it; what that raises is logged, and changes nothing."""
         closings: list[Call[object]] = [partial(closed, each) for each in environments if hasattr(each, "close")]
         if not closings:
             return
         try:
-            await self._calls.all(closings, what="the environment's close")
-        except DidNotReturn as error:  # the work is done by then
+            await self._calls.all(closings, what="the environment's close", own_loop=offered.own_loop)
+        except (DidNotReturn, EnvironmentUnavailable) as error:  # the work is done by then
             logger.warning("%s", error)
 
     def _language(self, lease: Lease, opened: _Opened) -> tuple[str, Language]:
