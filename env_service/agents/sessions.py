@@ -249,6 +249,11 @@ class Session:
             return found
         self._check_room()
         language = self._language(asked)
+        try:
+            self._check_length(asked, language)
+        except CallRefused:
+            self.cut_off = self.cut_off or "token_budget"
+            raise
         with _shown_messages():
             branch = self.recorded.place(asked.messages, asked.tools, language)
         self._note_ignored(asked)
@@ -262,6 +267,7 @@ class Session:
     def count(self, asked: Asked) -> int:
         """How many tokens the policy would be given for a request. Raises CallRefused."""
         language = self._language(asked)
+        self._check_length(asked, language)
         with _shown_messages():
             return self.recorded.count(asked.messages, asked.tools, language)
 
@@ -276,6 +282,14 @@ class Session:
             name = "chat_template_kwargs"
             raise CallRefused(400, "unsupported_value", f"{name}: {error}; leave it out", param=name) from error
         return language.with_arguments(told)
+
+    def _check_length(self, asked: Asked, language: Language) -> None:
+        """Raises CallRefused for messages of which the beginning alone is longer than the model's context."""
+        text = "\n".join([*(each.text for each in asked.messages), *(json.dumps(dict(tool)) for tool in asked.tools)])
+        most = language.tokenization.context_tokens
+        if language.tokenization.beginning_beyond(text, most) is not None:
+            self.speaker.metrics.note_overflow(self.speaker.offered.name, len(text))
+            raise _too_long(f"the messages have {len(text)} characters, and the model takes {most} tokens")
 
     def _note_ignored(self, asked: Asked) -> None:
         environment = self.speaker.offered.name

@@ -7,14 +7,14 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import nlargest
 from itertools import accumulate, zip_longest
 from math import ceil
 
 from env_service.environments.bridges import Bridges
 from env_service.environments.imported import EnvironmentFault, offered
-from env_service.environments.interface import OfferedEnvironment, Prompt, Task, TaskSource, text_of
+from env_service.environments.interface import OfferedEnvironment, Task, TaskSource, text_of
 from env_service.environments.jsonl import Addition, JsonlTaskSource, SingleTurn
 from env_service.environments.rules import Rules
 from env_service.environments.task_configs import (
@@ -26,7 +26,14 @@ from env_service.environments.task_configs import (
     ReasoningGymTasks,
     Tasks,
 )
-from env_service.environments.tokenization import OWN_TEMPLATE, ChatTemplateError, Tokenization, TokenizerError
+from env_service.environments.tokenization import (
+    OWN_TEMPLATE,
+    ChatTemplateError,
+    Tokenization,
+    TokenizerError,
+    beginning,
+    characters_of,
+)
 from protocol.trajectories import Purpose
 
 _MOST_TASKS = 100_000_000
@@ -366,7 +373,7 @@ def longest_prompt(
         told = tokenization.with_arguments(environment.template_arguments)
         sampled = sorted(_sampled(environment), key=lambda one: len(text_of(one[1].prompt)), reverse=True)
         for where, task in sampled:
-            prompt, is_cut = _cut(task.prompt, left)
+            prompt, is_cut = beginning(task.prompt, left), characters_of(task.prompt) > left
             try:
                 found.append(PromptLength(where, len(told.encode(prompt)[1]) if prompt else 0, is_cut))
             except ChatTemplateError:
@@ -375,17 +382,6 @@ def longest_prompt(
             if is_cut:
                 break
     return max(found, key=lambda prompt: prompt.tokens, default=None)
-
-
-def _cut(prompt: Prompt, most: int) -> tuple[Prompt, bool]:
-    """The first so many characters of its texts, and whether there are more."""
-    if isinstance(prompt, str):
-        return prompt[:most], len(prompt) > most
-    messages, left = [], most
-    for message in prompt:
-        messages.append(replace(message, content=message.content[:left]))
-        left -= len(messages[-1].content)
-    return tuple(messages), sum(len(message.content) for message in prompt) > most
 
 
 def _counts(environment: OfferedEnvironment) -> list[tuple[Purpose, int]]:

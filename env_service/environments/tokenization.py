@@ -20,10 +20,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import JsonValue
 from tokenizers import Tokenizer
 
-from env_service.environments.interface import ChatMessage, Prompt, Tool
+from env_service.environments.interface import ChatMessage, Prompt, Tool, text_of
 from env_service.environments.rules import ToolFormat
 from env_service.environments.tool_formats import family_of
-from protocol.fleet import chat_template, template_in
+from protocol.fleet import chat_template, positions, template_in
 
 MARKER = "ZQMARKQZ"
 """Stands where a text is looked for in what a template renders."""
@@ -35,6 +35,12 @@ _GIVEN = ("documents", "strftime_now")
 _OWN_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
 _FROM_TEXT = "<template>"
 _MOST_VARIANTS = 64
+_MOST_TOKENS = 1 << 20
+"""Of a model that does not say how many tokens it takes."""
+_CHARS_OF_A_TOKEN = 4
+"""In most texts; where tokens are longer, more of a text is looked at."""
+_SPLIT_TOKENS = 16
+"""By so many a text's beginning may have more tokens than it has within the text: the last word is split."""
 _REFUSALS = (TemplateError, TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RecursionError)
 """Raised by templates that are given what they do not expect: they add None to text, call it, count up to it."""
 
@@ -343,6 +349,25 @@ class Tokenization:
             raise ChatTemplateError(f"the tokens of {anchor!r} change when {text[:80]!r} follows it")
         return both[len(before) :]
 
+    @cached_property
+    def context_tokens(self) -> int:
+        """How many tokens the model takes at most, whatever a generator allows."""
+        return positions(self.folder) or _MOST_TOKENS
+
+    def beginning_beyond(self, prompt: Prompt, tokens: int) -> Prompt | None:
+        """The beginning of a prompt that has more than so many tokens by itself; None if it has not.
+
+        No more of it is tokenized than is needed: that takes seconds for each few million characters.
+        """
+        most = _CHARS_OF_A_TOKEN * (tokens + _SPLIT_TOKENS) + 1
+        whole = characters_of(prompt)
+        while most < whole:
+            begun = beginning(prompt, most)
+            if len(self.encode_after("", text_of(begun))) > tokens + _SPLIT_TOKENS:
+                return begun
+            most *= 2
+        return None
+
     def decode(self, completions: Sequence[Sequence[int]], *, special: bool = False) -> list[str]:
         """Texts of token rows, with special tokens or without them."""
         # Row by row: decode_batch hands short rows to a pool of threads, which takes longer than the decoding.
@@ -384,6 +409,22 @@ def _special_tokens(model: Path) -> dict[str, str]:
             if key.endswith("_token") and isinstance(text, str):
                 tokens[key] = text
     return tokens
+
+
+def characters_of(prompt: Prompt) -> int:
+    """How many there are in all of its texts."""
+    return len(prompt) if isinstance(prompt, str) else sum(len(message.content) for message in prompt)
+
+
+def beginning(prompt: Prompt, most: int) -> Prompt:
+    """The first so many characters of its texts."""
+    if isinstance(prompt, str):
+        return prompt[:most]
+    messages, left = [], most
+    for message in prompt:
+        messages.append(replace(message, content=message.content[:left]))
+        left -= len(messages[-1].content)
+    return tuple(messages)
 
 
 class LightTokenizer:

@@ -34,7 +34,7 @@ from env_service.environments.interface import (
     Verification,
     text_of,
 )
-from env_service.environments.tokenization import ChatTemplateError
+from env_service.environments.tokenization import ChatTemplateError, characters_of
 from env_service.rollouts.completions import Completion, Progress
 from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls
 from env_service.rollouts.outcomes import RequestTooLong, RolloutMetrics
@@ -300,6 +300,10 @@ class Conversation:
 
     def say(self, observation: Prompt, *, state: str) -> None:
         """Show the policy what comes behind its last turn, if there is room for another one."""
+        if self.speech.overflows(observation):
+            self.speaker.metrics.note_overflow(self.name, characters_of(observation))
+            self.cut_off("token_budget")
+            return
         try:
             self.speech.say(observation, state=state)
         except ChatTemplateError as error:

@@ -30,7 +30,7 @@ from env_service.environments.interface import (
     SeveralPlayers,
     TurnOf,
 )
-from env_service.environments.tokenization import ChatTemplateError, Tokenization
+from env_service.environments.tokenization import ChatTemplateError, Tokenization, characters_of
 from env_service.rollouts.completions import Completion, EndOf, Progress
 from env_service.rollouts.conversation import (
     Conversation,
@@ -138,6 +138,10 @@ class Table:
         language = speaker.language
         if turn == self.first and speaker is self.policy:
             return speaker
+        most = language.tokenization.context_tokens
+        if language.tokenization.beginning_beyond(turn.observation, most) is not None:
+            speaker.metrics.note_overflow(speaker.offered.name, characters_of(turn.observation))
+            raise ChatTemplateError(f"it is longer than the model's context of {most} tokens")
         _, ids = language.tokenization.encode(turn.observation, tools=turn.tools, now=language.now)
         return replace(
             speaker,

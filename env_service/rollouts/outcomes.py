@@ -3,6 +3,7 @@
 What an env_service counts.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import get_args
@@ -14,6 +15,8 @@ from protocol.trajectories import CUT_OFF, ErrorKind, RewardRecord
 from services.http.client import ServiceError, ServiceRefused
 from services.http.faults import fault_of
 from services.http.metrics import Metrics, PeerCounter, one_label
+
+logger = logging.getLogger(__name__)
 
 Outcome = Finished | Failed
 """What a lease comes to."""
@@ -120,6 +123,11 @@ class RolloutMetrics:
         self.faults = metrics.counter(
             "environment_faults", "Trajectories that their environment spoilt.", labels=("environment", "kind")
         )
+        self.overflows = metrics.counter(
+            "overflowing_texts",
+            "Openings, observations and agents' messages that alone are longer than the model's context.",
+            labels=("environment",),
+        )
         self.drawn_again = metrics.counter(
             "games_drawn_again",
             "Games that were drawn again, since their opponent had ended them before the policy's first turn, by why.",
@@ -184,10 +192,24 @@ class RolloutMetrics:
 
     def know(self, environment: str) -> None:
         """Shows what is counted by environment before the first event of this one; may be called again."""
-        for counter in (self.groups, self.turns, self.invalid_actions, self.redundant, self.redundant_tokens):
+        for counter in (
+            self.groups,
+            self.turns,
+            self.invalid_actions,
+            self.redundant,
+            self.redundant_tokens,
+            self.overflows,
+        ):
             counter.labels(environment=environment)
         for kind in _FAULTS:
             self.faults.labels(environment=environment, kind=kind)
+
+    def note_overflow(self, environment: str, characters: int) -> None:
+        """Counts a text that was not tokenized, since its beginning alone is longer than what a prompt may have."""
+        self.overflows.labels(environment=environment).inc()
+        logger.info(
+            "environment %s: a text of %d characters is longer than the model's context", environment, characters
+        )
 
     def judged(self, reward: RewardRecord, *, environment: str) -> None:
         """Notes a trajectory's reward, or that it has none."""

@@ -34,7 +34,7 @@ from env_service.environments.interface import (
     TurnOf,
     text_of,
 )
-from env_service.environments.tokenization import Tokenization
+from env_service.environments.tokenization import Tokenization, characters_of
 from env_service.rollouts.completions import Progress, continues
 from env_service.rollouts.conversation import LET_OUT, Conversation, Speaker, as_opening, blame_unless_over
 from env_service.rollouts.environment_calls import Call, DidNotReturn, EnvironmentCalls, closed
@@ -42,7 +42,7 @@ from env_service.rollouts.generation import Generation, beside_each_other
 from env_service.rollouts.judging import Judged, Judging, Scoring, text_of_task
 from env_service.rollouts.match import Match, Opponent, Table, how_it_opens, sides_of_the_policy
 from env_service.rollouts.openings import Openings
-from env_service.rollouts.outcomes import DataFailure, Outcome, RolloutFailure, RolloutMetrics
+from env_service.rollouts.outcomes import DataFailure, Outcome, RequestTooLong, RolloutFailure, RolloutMetrics
 from env_service.rollouts.speech import Language
 from protocol.generation import GenerateRequest, Sampling
 from protocol.messages import Failed, Finished, Lease
@@ -303,6 +303,13 @@ class Rollout:
         """The rendered opening, and what the conversations need to go on from there."""
         now, opening = datetime.now(), opened.opening
         tokenization = self._tokenization.with_arguments(opened.offered.template_arguments)
+        most = tokenization.context_tokens
+        if tokenization.beginning_beyond(opening.prompt, most) is not None:
+            self._metrics.note_overflow(opened.offered.name, characters_of(opening.prompt))
+            raise RequestTooLong(
+                f"the opening has {characters_of(opening.prompt)} characters, more than the model's context of {most} "
+                "tokens; expected one that leaves room for an answer"
+            )
         text, ids = tokenization.encode(opening.prompt, tools=opening.tools, now=now)
         return text, self._languages(lease, opened.offered, opening, ids, now=now)
 

@@ -346,6 +346,16 @@ class Speech:
         else:
             self.transcript.show(following)
 
+    def overflows(self, observation: Prompt) -> bool:
+        """True for what has more tokens than any next turn's prompt may have: it is neither tokenized nor shown."""
+        most = self.language.tokenization.context_tokens
+        begun = self.language.tokenization.beginning_beyond(
+            observation, most if self.room is None else max(0, min(most, self.room))
+        )
+        if begun is not None:
+            self._texts.append(text_of(begun))
+        return begun is not None
+
     def _following(self, observation: tuple[ChatMessage, ...]) -> Sequence[int] | None:
         """The tokens behind the last turn; None if the template has none that could stand there."""
         assert self._last is not None, "something is said before the first turn"
