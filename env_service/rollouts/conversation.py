@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -30,7 +30,10 @@ from env_service.environments.interface import (
     OfferedEnvironment,
     Opening,
     Prompt,
+    Round,
     Step,
+    Tool,
+    TurnOf,
     Verification,
     text_of,
 )
@@ -49,7 +52,25 @@ T = TypeVar("T")
 
 LET_OUT = "its code cancelled the task that waits for it; expected a result or an Exception"
 
-_SAID: TypeAdapter[Prompt] = TypeAdapter(Prompt, config=ConfigDict(strict=True, revalidate_instances="always"))
+_STRICT = ConfigDict(strict=True, revalidate_instances="always")
+_SAID: TypeAdapter[Prompt] = TypeAdapter(Prompt, config=_STRICT)
+_TEXT = (TypeAdapter[Any](str, config=_STRICT), "text without halves of characters")
+_FIELDS: Mapping[str, tuple[TypeAdapter[Any], str]] = {
+    "state": _TEXT,
+    "stop": _TEXT,
+    "player": _TEXT,
+    "tools": (TypeAdapter[Any](tuple[Tool, ...], config=_STRICT), "a tuple of dicts of JSON: write ({...},)"),
+    "verification": (
+        TypeAdapter[Any](Verification | None, config=_STRICT),
+        "None, or a Verification with arguments of JSON: text, numbers, lists and dicts",
+    ),
+    "verifications": (
+        TypeAdapter[Any](Mapping[str, Verification], config=_STRICT),
+        "a dict of Verification by player, with arguments of JSON: text, numbers, lists and dicts",
+    ),
+}
+_MAPPINGS = ("metrics", "rewards")
+"""Fields of which the values are looked at as numbers."""
 _SHOWN_CHARS = 200
 _SEEDS = 1 << 63
 _TURN_STRIDE = 0xD1B54A32D192ED03 % _SEEDS
@@ -334,6 +355,7 @@ def as_opening(given: object) -> Opening:
             f"the environment's reset returned {type(given).__name__}, expected an Opening, text or a tuple of messages"
         )
     check_prompt(given.prompt, field="Opening.prompt")
+    check_fields(given, "state", "tools")
     return given
 
 
@@ -342,8 +364,39 @@ def checked(step: object, *, plain: bool) -> Step:
     if not isinstance(step, Step):
         raise Nonsense(f"the environment's step returned {type(step).__name__}, expected a Step")
     check_said(step.observation, plain=plain)
+    check_fields(step, "state", "stop", "verification", "metrics")
     check_numbers((("reward", step.reward), *step.metrics.items()))
     return step
+
+
+def check_fields(given: Opening | Step | TurnOf | Round, *names: str) -> None:
+    """Raises Nonsense, naming it, for a field that would not cross to another process as it is."""
+    for name in names:
+        value = getattr(given, name)
+        if name in _MAPPINGS:
+            expected = "a dict with names of text"
+            fits = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+        else:
+            adapter, expected = _FIELDS[name]
+            fits = _crosses(adapter, value)
+        if not fits:
+            field = f"{type(given).__name__}.{name}"
+            raise Nonsense(
+                f"the environment's {field} is {type(value).__name__} {_sendable(value)}, expected {expected}"
+            )
+
+
+def _crosses(adapter: TypeAdapter[Any], value: object) -> bool:
+    try:
+        adapter.validate_python(value)
+        adapter.dump_json(value)
+    except (ValueError, TypeError, RecursionError):  # half a character is found when it is written
+        return False
+    return True
+
+
+def _sendable(value: object) -> str:
+    return f"{value!r:.60}".encode("utf-8", errors="backslashreplace").decode()
 
 
 def check_said(said: Prompt, *, plain: bool, field: str = "Step.observation") -> None:

@@ -37,6 +37,7 @@ from env_service.rollouts.conversation import (
     Fault,
     Nonsense,
     Speaker,
+    check_fields,
     check_numbers,
     check_prompt,
     check_said,
@@ -319,6 +320,9 @@ class Match:
         """Raises Nonsense."""
         if not isinstance(given, Round):
             raise Nonsense(f"the environment's step returned {type(given).__name__}, expected a Round")
+        check_fields(given, "stop", "verifications", "rewards", "metrics")
+        if given.next is not None:
+            check_fields(given.next, "player", "state", "tools")
         named = {*given.rewards, *given.verifications, *given.metrics, *((given.next.player,) if given.next else ())}
         if not named <= set(self.table.players):
             strange = ", ".join(sorted(named - set(self.table.players)))
@@ -384,6 +388,7 @@ def how_it_opens(given: object, players: Sequence[str]) -> TurnOf:
     if not isinstance(given, TurnOf):
         raise Nonsense(f"the environment's reset returned {type(given).__name__}, expected a TurnOf")
     check_prompt(given.observation, field="TurnOf.observation")
+    check_fields(given, "player", "state", "tools")
     if given.player not in players:
         raise Nonsense(f"the environment begins with {given.player}, expected one of {', '.join(players)}")
     return given
