@@ -79,7 +79,8 @@ async def test_an_opening_that_is_amiss_names_its_field(tmp_path: Path) -> None:
 GO = (ChatMessage("user", "go"),)
 TOOL: Any = {"type": "function", "function": {"name": "look"}}
 HALVED = Verification("exact_match", {"answer": HALF})
-TUPLED: Any = Verification("exact_match", {"answer": (1, 2)})
+PAIR: Any = (1, 2)
+TUPLED = Verification("exact_match", {"answer": PAIR})
 ANY: Any = None
 FIELDS: list[tuple[str, Callable[[], object], str]] = [
     ("Opening.state", lambda: as_opening(Opening(GO, state=ANY)), "NoneType None, expected text"),
