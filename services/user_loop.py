@@ -51,7 +51,7 @@ class UserLoop:
         self._thread: _LoopThread | None = None
 
     async def run(self, make: Callable[[], Awaitable[T]], *, limit_s: float | None = None) -> T:
-        """What comes of `make`, which is called in the loop. Raises what it raises, LetOut where it wants to end more
+        """The result of `make`, called in the loop. Raises what it raises, LetOut where it wants to end more
         than itself, TookTooLong, and HeldUp. Cancelled with the caller.
         """
         stay = _STAY.get()
@@ -95,7 +95,7 @@ def one_thread() -> Iterator[None]:
 
 
 async def at_home(home: asyncio.AbstractEventLoop, make: Callable[[], Awaitable[T]]) -> T:
-    """What comes of `make`, which is called in the loop `home`, from whichever loop this is awaited in."""
+    """The result of `make`, called in the loop `home`, from whichever loop this is awaited in."""
     if asyncio.get_running_loop() is home:
         return await make()
 
@@ -106,7 +106,7 @@ async def at_home(home: asyncio.AbstractEventLoop, make: Callable[[], Awaitable[
 
 
 class _Call(Generic[T]):
-    """One coroutine. `due` is moved while others block its loop; `held_up`: they do so for longer than they may."""
+    """A coroutine. `due` is moved while others block its loop; `held_up`: they do so for longer than they may."""
 
     def __init__(
         self, make: Callable[[], Awaitable[T]], home: asyncio.AbstractEventLoop, limit_s: float | None

@@ -33,7 +33,7 @@ class EngineGenerateError(Exception):
 
 @dataclass(frozen=True)
 class WeightTransferInitRequest:
-    """What joins a group."""
+    """Request to join a group."""
 
     init_info: dict[str, str]
 

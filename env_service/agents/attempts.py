@@ -118,7 +118,9 @@ class AgentAttempt:
             self._blame(session, fault_of_step(error, self.name))
 
     async def _result(self, session: Session) -> object:
-        """What the agent returns or posts. Raises what it raises, WentSilent, and what made sampling impossible."""
+        """The agent's result, returned or posted. Raises what it raises, WentSilent, and what made sampling
+        impossible.
+        """
         running = asyncio.ensure_future(self._ran(session.client(seed=self._seed)))
         silence = asyncio.ensure_future(session.silence(self._sessions.limits.idle_s))
         waits: set[asyncio.Future[object]] = {running, silence, session.failed}  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ class EnvironmentCalls:
         at_once: bool = False,
         own_loop: bool = False,
     ) -> T:
-        """What the call returns, or resolves to. Raises what it raises, and DidNotReturn when it takes too long:
+        """The result of the call, awaited if need be. Raises what it raises, and DidNotReturn when it takes too long:
         longer than `timeout_s`, if that is given. One `at_once` is made here: its code is known not to block. With
         `own_loop` its coroutine is awaited in the users' loop, since that code may block: EnvironmentUnavailable is
         raised if it could not be, for others' code.
@@ -203,8 +203,8 @@ def _did_not_return(job: _Job[T], what: str) -> DidNotReturn:
 async def _resolved(
     results: Sequence[T | Awaitable[T]], resolve: "Callable[[Awaitable[T]], Awaitable[T]] | None" = None
 ) -> list[T]:
-    """What they come to, in order, each by `resolve`. Several coroutines go on side by side, at most `_AT_ONCE` of
-    them; of those that raise, the first in order counts, and the others are broken off.
+    """Results of the coroutines, in order, each by `resolve`. Several coroutines go on side by side, at most `_AT_ONCE`
+    of them; of those that raise, the first in order counts, and the others are broken off.
     """
     places = asyncio.Semaphore(_AT_ONCE)
     by = resolve or resolved_by_others
