@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import cast
 
+import pytest
+
 from protocol.rewards import ScoreError, ScoreItem, ScoreRequest
 from reward_service.requests.batch import Batch
 from reward_service.requests.open_lanes import OpenLanes
@@ -59,7 +61,7 @@ async def test_a_lane_is_told_of_each_item_when_its_own_time_is_over() -> None:
 
     await outcomes(lanes, item("whole"), item("short", deadline_s=5.0), item("long", deadline_s=3000.0), deadline_s=100)
 
-    assert lanes.deadlines["whole"] - lanes.deadlines["short"] == 95.0
+    assert lanes.deadlines["whole"] - lanes.deadlines["short"] == pytest.approx(95.0)
     assert lanes.deadlines["long"] == lanes.deadlines["whole"], "no item has longer than its request"
 
 
