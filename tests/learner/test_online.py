@@ -95,6 +95,9 @@ class NothingToTrain:
     def export(self, folder: Path) -> None:
         pass
 
+    def may_write(self) -> None:
+        pass
+
     async def wait_until_served(self, version: int) -> None:
         pass
 

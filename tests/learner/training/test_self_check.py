@@ -1,7 +1,6 @@
 """A self-check of a model: all that are right pass it, each planted mistake fails it, and it leaves nothing behind."""
 
 import random
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from learner.training.logits import LogitRules
 from learner.training.logprobs import Chunking
 from learner.training.models import open_models
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm
-from learner.training.ranks import Ranks, close_process_group, open_process_group
 from learner.training.score_model import ScoreModel, load_score_model
 from learner.training.self_check import PackingGap, check_policy, check_scores, probe
 from tests.learner.training.tiny_model import write_tiny_llama
@@ -31,11 +29,7 @@ SETTINGS = LogprobSettings(temperature=0.7, chunking=Chunking(tokens=16, vocabul
 RIGHT = [name for name in ARCHITECTURES if name != "phimoe"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def process_group() -> Iterator[None]:
-    open_process_group(Ranks(rank=0, count=1), timeout_s=60.0)
-    yield
-    close_process_group()
+pytestmark = pytest.mark.usefixtures("commands")
 
 
 def policy_of(folder: Path, *, dtype: torch.dtype = torch.float32) -> PolicyModel:
