@@ -8,10 +8,15 @@ The learner writes it beside a reward model that it has trained; for another one
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
 
 from protocol.model import WireModel
 from protocol.trajectories import MAX_EXPLANATION_CHARS, ErrorKind, fault_of_reward
+
+
+def _whole(value: object) -> object:
+    """JSON Schema calls 4.0 an integer, and so do clients of languages with one kind of number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class ScoreItem(WireModel):
@@ -28,7 +33,9 @@ class ScoreItem(WireModel):
     arguments: dict[str, JsonValue] = Field(default_factory=dict, max_length=64)
     deadline_s: float | None = Field(default=None, gt=0, le=3600)
     group: str = Field(default="", max_length=64, exclude_if=lambda name: not name)
-    group_size: int = Field(default=1, ge=1, le=4096, exclude_if=lambda size: size == 1)
+    group_size: Annotated[int, BeforeValidator(_whole)] = Field(
+        default=1, ge=1, le=4096, exclude_if=lambda size: size == 1
+    )
 
 
 class ScoreRequest(WireModel):

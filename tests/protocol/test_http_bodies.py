@@ -238,3 +238,10 @@ def test_training_forbids_what_changes_the_sampled_distribution() -> None:
     assert generation.Sampling(max_tokens=4, temperature=0.7, seed=1).forbidden_in_training() == []
     shaped = generation.Sampling(max_tokens=4, top_p=0.9, top_k=5, min_tokens=2, temperature=0.0)
     assert shaped.forbidden_in_training() == ["top_p", "top_k", "min_tokens", "temperature"]
+
+
+def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
+    item = {"id": "a", "verifier": "exact", "completion": "4", "group": "g"}
+    assert rewards.ScoreItem.model_validate({**item, "group_size": 4.0}).group_size == 4
+    with pytest.raises(ValidationError, match="group_size"):
+        rewards.ScoreItem.model_validate({**item, "group_size": 4.5})
