@@ -10,6 +10,7 @@ a start on two cores, and 50,000 steps with hundreds of restarts would take days
 import sys
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any, Generic, TypeVar
 
@@ -98,7 +99,7 @@ def install() -> None:
     _put("vllm.v1.engine.output_processor", OutputProcessor=object, RequestState=object)
     _put(
         "generator.engine.records",
-        engine_args=lambda options: options,
+        engine_args=lambda options, **_: options,
         engine_kind=lambda config: "torch float32",
         dtype_name=lambda config: "float32",
         generate_part=lambda part, *, instance, oldest_cache: part.signed(instance, oldest_cache=oldest_cache),
@@ -121,6 +122,7 @@ def _put(name: str, **members: object) -> None:
     if above and not above.startswith("generator") and above not in sys.modules:
         _put(above)
     module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)  # it is found, and has no source to read
     for member, value in members.items():
         setattr(module, member, value)
     sys.modules[name] = module

@@ -90,11 +90,13 @@ def prepared(example: Path, folder: Path) -> None:
                 (folder / file).parent.mkdir(parents=True, exist_ok=True)
                 (folder / file).write_text('{"prompt": "1+1=", "verifier": "reward_model"}\n')
     scored = tables.get("reward-service", {}).get("reward_models", ())
-    for table in (*tables.values(), *({"model": one["path"]} for one in scored)):
+    judges = [{"model": one["path"]} for one in scored]
+    for table in (*tables.values(), *judges):
         model = folder / table.get("model", "model")
         model.mkdir(parents=True, exist_ok=True)
+        kind = "LlamaForSequenceClassification" if table in judges else "LlamaForCausalLM"
         (model / "config.json").write_text(
-            json.dumps({"hidden_size": 8, "architectures": ["LlamaForSequenceClassification"], "num_labels": 1})
+            json.dumps({"hidden_size": 8, "architectures": [kind], **({"num_labels": 1} if table in judges else {})})
         )
         (model / "model.safetensors").write_bytes(b"")
         (model / "tokenizer.json").write_text(tokenizer.to_str())
