@@ -248,8 +248,10 @@ def _check_settings(
 def _make_model(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 6144, "vocab_size": 16}))
-    Tokenizer(models.WordLevel({"<unk>": 0, "1": 1, "<eos>": 2}, unk_token="<unk>")).save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}", "eos_token": "<eos>"}))
+    vocabulary = {"<unk>": 0, "1": 1, "<eos>": 2}
+    Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>")).save(str(folder / "tokenizer.json"))
+    words = {"chat_template": "{{ messages[0].content }}", "eos_token": "<eos>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(words))
     (folder / "model.safetensors").write_bytes(b"\0" * 16)
 
 
