@@ -21,6 +21,7 @@ import types
 import uuid
 import warnings
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from headway.simulation.world.clock import World, active
@@ -219,6 +220,8 @@ def _take_hold_of_services() -> None:
     _put(sockets, "_close", zeromq.close_socket)
     for watch in ("ListeningWatch", "ConnectingWatch", "InflowWatch"):
         _put(sockets, watch, zeromq.Watch)
+    run_lock: Any = importlib.import_module("services.run_lock")
+    _put(run_lock, "_BOOT_ID", Path("/no host of a simulation has one"))
     server: Any = importlib.import_module("services.http.server")
     _put(server, "Listener", http.FakeListener)
     _put(server, "serve_http", http.serve_http)

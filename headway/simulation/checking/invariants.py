@@ -58,6 +58,7 @@ EXCUSED = True
 _LOOK_EVERY_S = 5.0
 _BOOKS_EVERY = 16
 _LONGEST_PAUSE_S = 120.0
+_LONGEST_UNAWARE_S = 20.0
 _REMEDY_S = 120.0
 _MISTAKES = (
     AssertionError,
@@ -89,6 +90,8 @@ class Learned:
     last: str | None = None
     run_name: str = ""
     callbacks: int = 0
+    two_since: float | None = None
+    """When a second learner began to run beside the first."""
     afresh: int = 0
     """How often a learner took an env_service for one that was started afresh."""
     durable: set[Held] = field(default_factory=set)
@@ -106,6 +109,7 @@ class Learned:
         """A learner took up the run's folder. Nothing that a former life had on disk is missing."""
         process = self.stage.world.current
         assert isinstance(process, Process)
+        self._see_none_ousted(by=process)
         self.folder_of[process.name] = _inode(self.stage.cluster.run_folder)
         self.replays[process.name] = result.replayed_version
         before, self.last = self.last, process.name
@@ -184,19 +188,41 @@ class Learned:
             what = f"{lives} env_services were started, and {self.afresh} times one lost its leases as if it had been"
             self.stage.broken("nobody is blamed for nothing", what)
 
+    def _see_none_ousted(self, *, by: Process) -> None:
+        """Only the folder of a learner that stands still, or did until now, may be taken by another one."""
+        now = self.stage.world.now
+        for each in self.keepers:
+            if each is not by and each.alive and not each.stopped and now - each.awake_since > _LONGEST_UNAWARE_S:
+                self.stage.broken("one learner", f"{by.name} takes the folder of {each.name}, which is at work")
+
+    def _see_how_many(self, living: list[Process]) -> None:
+        """Where locks do not reach another machine, one that stood still may learn late that it was taken over."""
+        if len(living) > 1 and not self.stage.disk.apart:
+            self.stage.broken("one learner", f"{_names(living)} run at once")
+        if len([each for each in living if not each.stopped]) < 2:
+            self.two_since = None
+            return
+        now = self.stage.world.now
+        self.two_since = now if self.two_since is None else self.two_since
+        if now - self.two_since > _LONGEST_UNAWARE_S:
+            self.stage.broken("one learner", f"{_names(living)} run at once since {self.two_since:.0f} s")
+
     def after_callback(self) -> None:
         """Cheap, and often."""
         self.callbacks += 1
         if self.callbacks % _BOOKS_EVERY:
             return
         living = [each for each in self.keepers if each.alive]
-        if len(living) > 1:
-            self.stage.broken("one learner", f"{' and '.join(each.name for each in living)} run at once")
+        self._see_how_many(living)
         for process in living:
             try:
                 self.ledgers[process.name].books().check()
             except AssertionError as error:
                 self.stage.broken("books", str(error)[:300])
+
+
+def _names(processes: list[Process]) -> str:
+    return " and ".join(each.name for each in processes)
 
 
 def _held(ledger: Any) -> frozenset[Held]:
@@ -400,6 +426,7 @@ def simulate(scenario: Scenario) -> Result:
         for script in stage.engines:
             script.token_s, script.lengths = scenario.paces.token_s, scenario.paces.lengths
         stage.network.vanished, stage.environment.redundant = scenario.vanished, scenario.redundant
+        stage.disk.apart = any(fault.kind == "learner elsewhere" for fault in scenario.faults)
         _poison(stage, scenario.poison)
         begin(stage)
         watch(stage)

@@ -12,6 +12,7 @@ from headway.simulation.checking.stage import Stage
 from headway.simulation.world.network import LinkRates
 
 HEARTBEAT_S = 12.0
+ELSEWHERE = "learner-elsewhere"
 CHECKPOINT = "checkpoint-"
 """How the names of checkpoints begin."""
 
@@ -121,6 +122,22 @@ def _second_learner(stage: Stage, fault: Fault) -> None:
     service.wanted = False
     stage.cluster.services[service.name] = service
     stage.cluster.start(service, again=fault.amount == 1)
+
+
+def _learner_elsewhere(stage: Stage, fault: Fault) -> None:
+    """Started on another machine to go on with the run, as if the first one were gone, where locks tell it nothing."""
+    if not (stage.cluster.run_folder / "incarnation").exists():
+        return
+    service = stage.cluster.learner(name=ELSEWHERE, host=ELSEWHERE)
+    service.wanted = False
+    stage.cluster.services[service.name] = service
+    stage.cluster.start(service, again=True)
+
+
+def _elsewhere_ends(stage: Stage, fault: Fault) -> None:
+    """Killed, or asked to end, upon which it gives the folder back."""
+    how = _terminate if fault.amount else _kill
+    how(stage, replace(fault, target=ELSEWHERE))
 
 
 def _second_env(stage: Stage, fault: Fault) -> None:
@@ -236,6 +253,7 @@ KINDS: dict[str, tuple[Apply, Apply]] = {
     "loads wrong": (_engine("loads_wrong", True), _engine("loads_wrong", False)),
     "shared gap": (_gap, _nothing),
     "second learner": (_second_learner, _nothing),
+    "learner elsewhere": (_learner_elsewhere, _elsewhere_ends),
     "second env_service": (_second_env, _second_env_ends),
     "rewards hang": (_rewards("hanging", True), _rewards("hanging", False)),
     "rewards fail": (_rewards("failing", True), _rewards("failing", False)),
@@ -454,7 +472,17 @@ def _more(scenario: Scenario, faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
         hosts = (LEARNER, LEARNER, "env-0", *(f"gen-{index}" for index in range(scenario.settings.generators)))
         amount = dice.choice((-3600.0, -3600.0, 5.0, 3600.0))
         more.append(Fault(_moment(dice, scenario), "clock jumps", dice.choice(hosts), amount=amount))
+    if dice.random() < _SELDOM:
+        more += _taken_over(dice, _moment(dice, scenario))
     return _in_order(tuple(more))
+
+
+def _taken_over(dice: random.Random, at: float) -> tuple[Fault, ...]:
+    """A second machine's learner, mostly while the first one stands still, for longer or shorter than is waited for."""
+    lasts_s, amount = dice.choice((20.0, 40.0, 80.0)), dice.choice((0.0, 1.0))
+    elsewhere = Fault(round(at + 1.0, 3), "learner elsewhere", lasts_s=lasts_s, amount=amount)
+    stands_still_s = dice.choice((0.0, 10.0, 30.0, 60.0, 100.0))
+    return (Fault(at, "stop", LEARNER, stands_still_s), elsewhere) if stands_still_s else (elsewhere,)
 
 
 def _with_older_ones(scenario: Scenario) -> Scenario:

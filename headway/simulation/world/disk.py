@@ -50,7 +50,9 @@ class Disk:
     failing: bool = False
     synced: dict[int, int] = field(default_factory=dict)
     owners: dict[int, Process] = field(default_factory=dict)
-    locks: dict[tuple[int, int], Process] = field(default_factory=dict)
+    locks: dict[tuple[int, int, str], Process] = field(default_factory=dict)
+    apart: bool = False
+    """Locks are those of each host, as on some shared volumes."""
     renames: list[Rename] = field(default_factory=list)
     writes: int = 0
     sync_s: float = 0.0
@@ -263,7 +265,8 @@ def _flock(handle: Any, operation: int) -> None:
         _REAL_FLOCK(handle, operation)
         return
     stat = os.fstat(handle if isinstance(handle, int) else handle.fileno())
-    key, owner = (stat.st_dev, stat.st_ino), _owner(disk)
+    owner = _owner(disk)
+    key = (stat.st_dev, stat.st_ino, owner.host if disk.apart and owner is not None else "")
     holder = disk.locks.get(key)
     if operation & fcntl.LOCK_UN:
         if holder is owner:

@@ -2,6 +2,7 @@
 
 import asyncio
 import asyncio.events
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
@@ -121,6 +122,8 @@ class Process:
         self.number = world.serial()
         self.alive = True
         self.stopped = False
+        self.awake_since = -math.inf
+        """When it last went on after it had stood still."""
         self.leaving = False
         self.workers: Callable[[asyncio.Future[Any], Callable[[], object]], object] | None = None
         """Does work beside the loop, and settles its future; without it such work takes a moment."""
@@ -179,7 +182,7 @@ class Process:
 
     def go_on(self) -> None:
         """SIGCONT."""
-        self.stopped = False
+        self.stopped, self.awake_since = False, self.world.now
         self._wake()
 
     @property
