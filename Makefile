@@ -233,7 +233,7 @@ chaos: $(INSTALLED) $(ADDITION) ## kill, hang and disturb real runs for an hour;
 .PHONY: simulate
 simulate: $(INSTALLED) ## run 10,000 seeds of the whole system under a virtual clock, from where it was stopped; results go to benchmarks/results/simulation.md
 	$(QUIET) mkdir -p runs
-	$(QUIET) $(BIN)/python -m headway.simulation --seeds 1-10000 --kept runs/simulation.jsonl --output benchmarks/results/simulation.md
+	$(QUIET) $(BIN)/python -m simulation --seeds 1-10000 --kept runs/simulation.jsonl --output benchmarks/results/simulation.md
 
 .PHONY: mutants
 mutants: $(INSTALLED) $(FOR_TESTS) ## plant each known fault by itself and see who finds it, from where it was stopped; results go to runs/mutants.md

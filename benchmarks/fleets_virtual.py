@@ -28,13 +28,13 @@ STEP_S = 30.0
 
 def measured(size: str, *, steps: int) -> dict[str, object]:
     """One size, in this process: its simulation takes the place of much of the standard library."""
-    from headway.simulation.install import install
+    from simulation.install import install
 
     install()
-    from headway.simulation.actors.cluster import LEARNER, Settings
-    from headway.simulation.checking.invariants import simulate
-    from headway.simulation.checking.scenario import Fault, Scenario
-    from headway.simulation.world.process import Process
+    from simulation.actors.cluster import LEARNER, Settings
+    from simulation.checking.invariants import simulate
+    from simulation.checking.scenario import Fault, Scenario
+    from simulation.world.process import Process
 
     callbacks: Counter[str] = Counter()
     run_one = Process.run_one

@@ -238,7 +238,7 @@ def rehearsal_of(plan: Plan, split: Split) -> dict[str, Any]:
 def rehearsed(rehearsals: Iterable[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
     """The steps of each, as its learner's metrics.jsonl has them. Raises RuntimeError if a run did not go well."""
     text = "".join(json.dumps(one) + "\n" for one in rehearsals)
-    command = [sys.executable, "-m", "headway.simulation", "--rehearse"]  # it takes hold of the clock of its process
+    command = [sys.executable, "-m", "simulation", "--rehearse"]  # it takes hold of the clock of its process
     ended = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise RuntimeError(f"the simulation ended with {ended.returncode}: {ended.stderr.strip()[-1000:]}")

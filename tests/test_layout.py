@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("protocol", "services", "learner", "generator", "reward_service", "env_service", "headway")
+PACKAGES = ("protocol", "services", "learner", "generator", "reward_service", "env_service", "headway", "simulation")
 LONGEST_FUNCTION = 60
 OPENERS = ("What", "Whether", "Those", "Which", "One")
 

@@ -16,7 +16,7 @@ FILES = sorted(
     if path.suffix != ".pyc"
 )
 PAGES = [path for path in FILES if path.suffix == ".md" and path.parent.name not in ("results", "reference")]
-PACKAGES = ("protocol", "services", "learner", "generator", "reward_service", "env_service", "headway")
+PACKAGES = ("protocol", "services", "learner", "generator", "reward_service", "env_service", "headway", "simulation")
 EXAMPLES = {"mine.py", "outside.py", "reward.py"}
 """Files of the reader's."""
 

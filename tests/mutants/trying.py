@@ -131,7 +131,7 @@ class CopyOfTree:
     def seeds(self, seeds: Sequence[int], *, timeout_s: float) -> Iterator[tuple[int, str | None]]:
         """Each seed in order with what it breaks, a hang and a crash of the simulator included."""
         program = (
-            "import json, sys; from headway.simulation.__main__ import _report\n"
+            "import json, sys; from simulation.__main__ import _report\n"
             "for seed in json.loads(sys.argv[1]): _report(seed)"
         )
         left = list(seeds)

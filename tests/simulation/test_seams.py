@@ -37,7 +37,7 @@ import services.http.client
     ids=["gone", "past", "early"],
 )
 def test_a_simulation_that_does_not_hold_what_it_replaces_does_not_start(before: str, said: str) -> None:
-    program = f"{before}\nfrom headway.simulation.install import install\ninstall()\nprint('it runs')"
+    program = f"{before}\nfrom simulation.install import install\ninstall()\nprint('it runs')"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=False

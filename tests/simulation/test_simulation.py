@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.simulation.__main__ import _kept
+from simulation.__main__ import _kept
 
 ROOT = Path(__file__).parents[2]
 SEEDS = "1-150"
@@ -22,7 +22,7 @@ def _python(*arguments: str, hash_seed: int = 0) -> "subprocess.CompletedProcess
 
 
 def _fingerprints(*, hash_seed: int) -> dict[int, str]:
-    ended = _python("-m", "headway.simulation", "--seeds", "1-8", "--worker", hash_seed=hash_seed)
+    ended = _python("-m", "simulation", "--seeds", "1-8", "--worker", hash_seed=hash_seed)
     assert ended.returncode == 0, ended.stderr
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
     return {line["seed"]: line["fingerprint"] for line in lines}
@@ -36,26 +36,26 @@ def test_the_same_seed_gives_the_same_history_in_another_process() -> None:
 
 @pytest.mark.timeout(900)
 def test_every_promise_is_kept_under_many_faults() -> None:
-    ended = _python("-m", "headway.simulation", "--seeds", SEEDS, "--processes", "2")
+    ended = _python("-m", "simulation", "--seeds", SEEDS, "--processes", "2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("seed", [4596, 9799])
 def test_what_was_the_simulators_own_fault_is_nobodys(seed: int) -> None:
     """A second learner that started while the first ended; a second gap in the middle of a publish with the first."""
-    ended = _python("-m", "headway.simulation", "--seeds", f"{seed}-{seed}", "--processes", "1")
+    ended = _python("-m", "simulation", "--seeds", f"{seed}-{seed}", "--processes", "1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_a_failing_run_is_shortened_to_the_fault_that_matters() -> None:
     program = """
-from headway.simulation.install import install
+from simulation.install import install
 install()
-from headway.simulation.checking import invariants
-from headway.simulation.actors.cluster import Settings
-from headway.simulation.checking.scenario import Fault
-from headway.simulation.checking.scenario import Scenario
-from headway.simulation.checking.invariants import shortened, simulate
+from simulation.checking import invariants
+from simulation.actors.cluster import Settings
+from simulation.checking.scenario import Fault
+from simulation.checking.scenario import Scenario
+from simulation.checking.invariants import shortened, simulate
 invariants.STANDSTILL_S = 30.0
 faults = (Fault(2.5, "kill", "env-0"), Fault(4.0, "cut off", "gen-0", 90.0))
 invariants.EXCUSED = False
@@ -73,11 +73,11 @@ print([fault.kind for fault in small.faults])
 
 def test_a_run_ends_at_its_time_limit_with_a_model_and_no_step_is_cut_off() -> None:
     program = """
-from headway.simulation.install import install
+from simulation.install import install
 install()
-from headway.simulation.actors.cluster import Settings
-from headway.simulation.checking.scenario import Scenario
-from headway.simulation.checking.invariants import simulate
+from simulation.actors.cluster import Settings
+from simulation.checking.scenario import Scenario
+from simulation.checking.invariants import simulate
 settings = Settings(generators=1, steps=10_000, time_limit_s=20.0)
 result = simulate(Scenario(seed=5, profile="test", settings=settings))
 assert result.violation is None, result.violation
@@ -89,7 +89,7 @@ print(result.steps)
 
 
 def test_one_seed_is_told_as_a_history() -> None:
-    ended = _python("-m", "headway.simulation", "--seed", "2", "--verbose")
+    ended = _python("-m", "simulation", "--seed", "2", "--verbose")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "trains step 1 on leases" in ended.stdout
     assert "every promise was kept" in ended.stdout
@@ -98,14 +98,14 @@ def test_one_seed_is_told_as_a_history() -> None:
 def test_the_life_of_a_lease_is_one_trace_from_its_grant_to_its_step() -> None:
     program = """
 import json
-from headway.simulation.install import install
+from simulation.install import install
 install()
 from services import tracing
 spans = []
 tracing._exporting = tracing._Exporting("simulated", 1.0, lambda *span: span, spans.append)
-from headway.simulation.actors.cluster import Settings
-from headway.simulation.checking.invariants import simulate
-from headway.simulation.checking.scenario import Scenario
+from simulation.actors.cluster import Settings
+from simulation.checking.invariants import simulate
+from simulation.checking.scenario import Scenario
 result = simulate(Scenario(seed=5, profile="test", settings=Settings(generators=1, steps=3), faults=()))
 assert result.violation is None, result.violation
 print(json.dumps([span[:3] for span in spans]))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.simulation.world.clock import Stuck, World
-from headway.simulation.world.disk import Disk, simulated_sync
-from headway.simulation.world.network import LinkRates, Network, Pipe
-from headway.simulation.world.process import Process
-from headway.simulation.world.threads import SimulatedLock, SimulatedThread, current_thread
+from simulation.world.clock import Stuck, World
+from simulation.world.disk import Disk, simulated_sync
+from simulation.world.network import LinkRates, Network, Pipe
+from simulation.world.process import Process
+from simulation.world.threads import SimulatedLock, SimulatedThread, current_thread
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from headway.simulation.world.clock import Killed, World, active
-from headway.simulation.world.process import Process, settle
+from simulation.world.clock import Killed, World, active
+from simulation.world.process import Process, settle
 
 T = TypeVar("T")
 _RealThread = threading.Thread

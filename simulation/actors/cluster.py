@@ -13,13 +13,13 @@ from typing import Any
 
 from env_service.environments.interface import Action, OfferedEnvironment, Step, Task, Verification
 from env_service.environments.rules import Rules
-from headway.simulation.actors.engine import EngineScript, EngineScripts
-from headway.simulation.world.clock import World, active
-from headway.simulation.world.http import FakeListener, serve_http
-from headway.simulation.world.process import Main, Process
-from headway.simulation.world.threads import Workers
 from protocol.trajectories import Purpose
 from services.process import Stop
+from simulation.actors.engine import EngineScript, EngineScripts
+from simulation.world.clock import World, active
+from simulation.world.http import FakeListener, serve_http
+from simulation.world.process import Main, Process
+from simulation.world.threads import Workers
 
 NAME = "scripted"
 _LETTERS = "abcdefgh"

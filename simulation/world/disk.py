@@ -16,9 +16,9 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import Any
 
-from headway.simulation.world.clock import Killed, World
-from headway.simulation.world.process import Process
-from headway.simulation.world.threads import current_thread
+from simulation.world.clock import Killed, World
+from simulation.world.process import Process
+from simulation.world.threads import current_thread
 
 _RARELY = 0.03
 

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 import xxhash
 
-from headway.simulation.world import collective
-from headway.simulation.world.clock import active
-from headway.simulation.world.network import Network
-from headway.simulation.world.process import Process
 from protocol.fleet import BucketSpec, JoinGroup, Prepare
 from protocol.generation import GeneratePart
 from protocol.trajectories import VersionSpan
+from simulation.world import collective
+from simulation.world.clock import active
+from simulation.world.network import Network
+from simulation.world.process import Process
 
 _SCALE = 1 << 16
 _HALF_LOADED = 0

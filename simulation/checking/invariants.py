@@ -13,14 +13,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from headway.simulation.actors.cluster import LEARNER, SECOND_LEARNER, EnvironmentScript, Settings
-from headway.simulation.actors.engine import is_finite
-from headway.simulation.actors.trainer import TrainerScript
-from headway.simulation.checking.scenario import Scenario, schedule, smaller
-from headway.simulation.checking.stage import Result, Stage, staged
-from headway.simulation.world.clock import Stuck
-from headway.simulation.world.http import Directory
-from headway.simulation.world.process import Process
+from simulation.actors.cluster import LEARNER, SECOND_LEARNER, EnvironmentScript, Settings
+from simulation.actors.engine import is_finite
+from simulation.actors.trainer import TrainerScript
+from simulation.checking.scenario import Scenario, schedule, smaller
+from simulation.checking.stage import Result, Stage, staged
+from simulation.world.clock import Stuck
+from simulation.world.http import Directory
+from simulation.world.process import Process
 
 Held = tuple[int, int]
 """A lease, and the attempt whose group was accepted."""

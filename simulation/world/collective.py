@@ -7,11 +7,11 @@ from typing import Any, Self
 
 import torch
 
-from headway.simulation.world.clock import active
-from headway.simulation.world.network import Network
-from headway.simulation.world.process import Process
-from headway.simulation.world.threads import current_thread
 from learner.weights.process_group import WeightPlaneError
+from simulation.world.clock import active
+from simulation.world.network import Network
+from simulation.world.process import Process
+from simulation.world.threads import current_thread
 
 _FIRST_PORT = 20_000
 

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="headway.simulation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="simulation", description=__doc__)
     parser.add_argument("--seeds", default="1-200", help="first and last seed, such as 1-10000")
     parser.add_argument("--seed", type=int, help="one seed, with its history")
     parser.add_argument("--shorten", action="store_true", help="with --seed: the smallest scenario that fails alike")
@@ -93,11 +93,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(seed: int) -> None:
     """A line of JSON."""
-    from headway.simulation.install import install
+    from simulation.install import install
 
     install()
-    from headway.simulation.checking.invariants import simulate
-    from headway.simulation.checking.scenario import scenario_of
+    from simulation.checking.invariants import simulate
+    from simulation.checking.scenario import scenario_of
 
     scenario = scenario_of(seed)
     began = time.process_time()
@@ -114,10 +114,10 @@ def _report(seed: int) -> None:
 
 def _rehearse() -> int:
     """Runs that are planned, a JSON object in each line of stdin; a line of its steps for each."""
-    from headway.simulation.install import install
+    from simulation.install import install
 
     install()
-    from headway.simulation.checking.invariants import Rehearsal, rehearse
+    from simulation.checking.invariants import Rehearsal, rehearse
 
     for line in sys.stdin:
         given = json.loads(line)
@@ -130,11 +130,11 @@ def _rehearse() -> int:
 
 
 def _one(seed: int, *, shorten: bool, verbose: bool) -> int:
-    from headway.simulation.install import install
+    from simulation.install import install
 
     install()
-    from headway.simulation.checking.invariants import shortened, simulate
-    from headway.simulation.checking.scenario import scenario_of
+    from simulation.checking.invariants import shortened, simulate
+    from simulation.checking.scenario import scenario_of
 
     scenario = scenario_of(seed)
     result = simulate(scenario)
@@ -209,8 +209,7 @@ def _lines(seeds: Sequence[int], *, processes: int) -> Iterator[dict[str, object
 def _worker(share: Sequence[int]) -> "subprocess.Popen[bytes]":
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     program = (
-        "import json, sys; from headway.simulation.__main__ import _report\n"
-        "for seed in json.loads(sys.argv[1]): _report(seed)"
+        "import json, sys; from simulation.__main__ import _report\nfor seed in json.loads(sys.argv[1]): _report(seed)"
     )
     command = [sys.executable, "-c", program, json.dumps(list(share))]
     return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
@@ -248,7 +247,7 @@ def table(totals: Totals, *, seeds: range) -> str:
     code = ", ".join(f"{name}: {count} seeds" for name, count in totals.code.most_common())
     return f"""# Simulation
 
-`python -m headway.simulation --seeds {seeds.start}-{seeds.stop - 1}`.
+`python -m simulation --seeds {seeds.start}-{seeds.stop - 1}`.
 
 | what | how many |
 |---|---|

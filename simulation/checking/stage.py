@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from headway.simulation.actors.cluster import (
+from simulation.actors.cluster import (
     LEARNER,
     Cluster,
     EnvironmentScript,
@@ -22,15 +22,15 @@ from headway.simulation.actors.cluster import (
     Settings,
     write_model,
 )
-from headway.simulation.actors.engine import EngineScript, EngineScripts, History, Truth
-from headway.simulation.actors.trainer import Trainers, TrainerScript
-from headway.simulation.world.clock import Event, World
-from headway.simulation.world.collective import Collectives
-from headway.simulation.world.disk import Disk
-from headway.simulation.world.http import Directory
-from headway.simulation.world.network import LinkRates, Network
-from headway.simulation.world.process import Process
-from headway.simulation.world.zeromq import Switchboard
+from simulation.actors.engine import EngineScript, EngineScripts, History, Truth
+from simulation.actors.trainer import Trainers, TrainerScript
+from simulation.world.clock import Event, World
+from simulation.world.collective import Collectives
+from simulation.world.disk import Disk
+from simulation.world.http import Directory
+from simulation.world.network import LinkRates, Network
+from simulation.world.process import Process
+from simulation.world.zeromq import Switchboard
 
 _COLLECT_EVERY = 4
 """Runs: to look for what they left is slow, and what one leaves is a few megabytes."""

@@ -24,7 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from headway.simulation.world.clock import World, active
+from simulation.world.clock import World, active
 
 _EPOCH = 1_700_000_000.0
 _PRODUCT = ("learner", "generator", "env_service", "reward_service", "services.http.client", "services.http.waiting")
@@ -87,8 +87,8 @@ def install() -> None:
         importlib.import_module(name)
     _take_hold_of_the_runtime()
     _take_hold_of_heavy_packages()
-    from headway.simulation.actors import vllm_stub
-    from headway.simulation.world import disk
+    from simulation.actors import vllm_stub
+    from simulation.world import disk
 
     disk.install()
     _take_hold_of_services()
@@ -111,7 +111,7 @@ def _take_hold_of_the_runtime() -> None:
     sys.unraisablehook = lambda _: None  # coroutines of dead processes protest when they are thrown away
     import queue
 
-    from headway.simulation.world import threads
+    from simulation.world import threads
 
     threading.Thread = threads.Thread  # type: ignore[misc]
     real_queue = queue.SimpleQueue
@@ -213,7 +213,7 @@ class _Hollow(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _take_hold_of_services() -> None:
-    from headway.simulation.world import http, routes, zeromq
+    from simulation.world import http, routes, zeromq
 
     sockets: Any = importlib.import_module("services.zmq.sockets")
     _put(sockets, "_open", zeromq.open_socket)
@@ -237,15 +237,15 @@ class _Aiohttp(types.ModuleType):
     def __getattr__(self, name: str) -> object:
         import aiohttp
 
-        from headway.simulation.world import http
+        from simulation.world import http
 
         own: dict[str, object] = {"ClientSession": http.Session, "TCPConnector": http.Connector}
         return own.get(name) or getattr(aiohttp, name)
 
 
 def _take_hold_of_the_product() -> None:
-    from headway.simulation.actors import cluster, trainer
-    from headway.simulation.world import collective
+    from simulation.actors import cluster, trainer
+    from simulation.world import collective
 
     plane: Any = importlib.import_module("learner.weights.process_group")
     _put(plane, "Meeting", collective.FakeMeeting)
@@ -275,7 +275,7 @@ def _take_hold_of_the_product() -> None:
 
 def _take_hold_of_what_is_watched(service: Any) -> None:
     """Tells the watcher of a world, if it has one, of moments that no message shows."""
-    from headway.simulation.checking.invariants import Watcher
+    from simulation.checking.invariants import Watcher
 
     def told_of(method: str, real: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -305,7 +305,7 @@ def _take_hold_of_what_is_watched(service: Any) -> None:
 
 def _told_what_is_durable(real: Any) -> Any:
     """Tells the watcher which groups a sync has put on the disk: those that were there when it began."""
-    from headway.simulation.checking.invariants import Watcher
+    from simulation.checking.invariants import Watcher
 
     def sync(journal: Any) -> None:
         world = World.active
@@ -320,7 +320,7 @@ def _told_what_is_durable(real: Any) -> Any:
 
 def _asked_first(real: Any) -> Any:
     """A learner that has its folder begins with it only if the watcher lets it."""
-    from headway.simulation.checking.invariants import Watcher
+    from simulation.checking.invariants import Watcher
 
     def call(*args: Any, **kwargs: Any) -> Any:
         world = World.active
@@ -343,8 +343,8 @@ def _told(sequences_of: Any) -> Any:
     """Tells the scripted trainer which groups are in the batch that comes next."""
 
     def told(groups: Any, *, max_lag: int, **kwargs: Any) -> Any:
-        from headway.simulation.actors.trainer import Trainers
-        from headway.simulation.checking.invariants import Watcher
+        from simulation.actors.trainer import Trainers
+        from simulation.checking.invariants import Watcher
 
         world = active()
         assert world.current is not None

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.simulation.actors.engine import EngineScripts, Worker
-from headway.simulation.world.clock import active
-from headway.simulation.world.process import Process
 from protocol.generation import GeneratePart
+from simulation.actors.engine import EngineScripts, Worker
+from simulation.world.clock import active
+from simulation.world.process import Process
 
 
 class EngineDeadError(Exception):

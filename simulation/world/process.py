@@ -9,8 +9,8 @@ from contextvars import Context
 from functools import partial
 from typing import Any, TypeVar
 
-from headway.simulation.world.clock import SerialFuture, SerialTask, World
 from services.process import Stop, describe_error
+from simulation.world.clock import SerialFuture, SerialTask, World
 
 T = TypeVar("T")
 Main = Callable[[Stop], Awaitable[None]]

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp.client_reqrep import ConnectionKey
 
-from headway.simulation.world.clock import active
-from headway.simulation.world.network import Network, Pipe
-from headway.simulation.world.process import Process
+from simulation.world.clock import active
+from simulation.world.network import Network, Pipe
+from simulation.world.process import Process
 
 _BULK = b"application/octet-stream"
 _END = b""

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from headway.simulation.actors.cluster import LEARNER, SECOND_LEARNER, Service, Settings
-from headway.simulation.checking.stage import Stage
-from headway.simulation.world.network import LinkRates
+from simulation.actors.cluster import LEARNER, SECOND_LEARNER, Service, Settings
+from simulation.checking.stage import Stage
+from simulation.world.network import LinkRates
 
 HEARTBEAT_S = 12.0
 ELSEWHERE = "learner-elsewhere"

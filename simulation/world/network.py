@@ -8,7 +8,7 @@ its connection and no other: what is sent over another one, later, may come firs
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headway.simulation.world.clock import World
+from simulation.world.clock import World
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.simulation.actors.cluster import ABSURD, WORDS, reward_of
-from headway.simulation.actors.engine import History, Truth, number_of_logprob, probe_logprob, tensors_of
-from headway.simulation.world.clock import World, active
-from headway.simulation.world.threads import current_thread
 from learner.algorithms.presets.registry import AlgorithmConfig
 from learner.training.step import StepMetrics
 from learner.weights.process_group import BucketWriter, LaidOut
+from simulation.actors.cluster import ABSURD, WORDS, reward_of
+from simulation.actors.engine import History, Truth, number_of_logprob, probe_logprob, tensors_of
+from simulation.world.clock import World, active
+from simulation.world.threads import current_thread
 
 _NOT_FINITE = 1e30
 """Rewards beyond this make gradients that float32 does not hold."""

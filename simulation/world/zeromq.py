@@ -14,9 +14,9 @@ from typing import Any
 
 import zmq
 
-from headway.simulation.world.clock import active
-from headway.simulation.world.network import Network, Pipe
-from headway.simulation.world.process import Process
+from simulation.world.clock import active
+from simulation.world.network import Network, Pipe
+from simulation.world.process import Process
 
 _RECONNECT_S = 0.1
 _RECONNECT_MOST_S = 2.0
