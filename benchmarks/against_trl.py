@@ -43,6 +43,41 @@ SMOLLM2 = Path("models/smollm2-135m")
 ADDITION = Path("models/addition")
 NOTHING_LEARNED = 1e-9
 """SmolLM2's rate: its completions stay as long as they are, so that a step is as much work on both sides throughout."""
+RUN = """
+[learner]
+model = "{model}"
+groups_per_step = 4
+[learner.rollouts]
+group_size = 8
+max_tokens = 48
+[learner.training]
+dtype = "{dtype}"
+publish_dtype = "{dtype}"
+[learner.training.optimizer]
+learning_rate = {learning_rate}
+[learner.evaluation]
+tasks = 0
+final_tasks = 0
+[learner.checkpoint]
+every_steps = 1000
+[generator]
+model = "{model}"
+[generator.engine]
+dtype = "{dtype}"
+max_model_len = 256
+max_num_seqs = 64
+[reward-service]
+sandbox = "off"
+[env-service]
+model = "{model}"
+capacity = 8
+[[env-service.environments]]
+name = "sentences"
+source = "jsonl"
+chat = false
+train_file = "tasks.jsonl"
+verifier = "length"
+"""
 
 
 @dataclass(frozen=True)
@@ -137,43 +172,6 @@ def _smollm2_for_trl(steps: int, *, dtype: str) -> TrlRun:
         beta2=0.95,
         threads=os.cpu_count() or 1,
     )
-
-
-RUN = """
-[learner]
-model = "{model}"
-groups_per_step = 4
-[learner.rollouts]
-group_size = 8
-max_tokens = 48
-[learner.training]
-dtype = "{dtype}"
-publish_dtype = "{dtype}"
-[learner.training.optimizer]
-learning_rate = {learning_rate}
-[learner.evaluation]
-tasks = 0
-final_tasks = 0
-[learner.checkpoint]
-every_steps = 1000
-[generator]
-model = "{model}"
-[generator.engine]
-dtype = "{dtype}"
-max_model_len = 256
-max_num_seqs = 64
-[reward-service]
-sandbox = "off"
-[env-service]
-model = "{model}"
-capacity = 8
-[[env-service.environments]]
-name = "sentences"
-source = "jsonl"
-chat = false
-train_file = "tasks.jsonl"
-verifier = "length"
-"""
 
 
 def _smollm2_config(folder: Path, *, dtype: str) -> Path:

@@ -8,6 +8,30 @@ STEPS = 300
 LEARNING_RATE = 5e-4
 WARMUP_UPDATES = 5
 HELD_OUT_TASKS = 2000
+_CRITIC = {"training.critic.optimizer.learning-rate": 1e-3, "training.critic.warmup-steps": 10}
+_COMPARED = ("grpo", "dapo", "rloo", "ppo")
+_UNGUARDED = {"guard.enabled": "false"}
+_CORRECTIONS: Mapping[str, Mapping[str, object]] = {
+    "two-sided": {"algo.correction-floor": 0.5},
+    "geometric": {"algo.correction": "geometric"},
+    "whole product": {"algo.correction": "sequence"},
+    "self-normalised": {"algo.self-normalise": "true"},
+    "token window": {"algo.correction": "none", "algo.token-window": "[0.5, 5.0]"},
+    "sequence window": {"algo.sequence-window": "[0.5, 2.0]"},
+    "veto": {"algo.token-veto": 1e-4},
+    "divergence mask": {"algo.divergence-limit": 0.1},
+    "interpolated": {"algo.proximal": "interpolate"},
+    "behavior as anchor": {"algo.proximal": "behavior"},
+}
+"""What is set beside the default correction, or in its place; all of grpo."""
+_OTHER_LOSSES: Mapping[str, Mapping[str, object]] = {
+    "gspo": {},
+    "gmpo": {},
+    "sapo": {},
+    "cispo": {},
+    "dppo": {},
+    "rloo": {"algo.policy-loss": "sequence_clip"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +100,6 @@ def _preset(
     return Run(variant=variant or algo, algo=algo, steps=steps, learning_rate=learning_rate, extra=extra or {})
 
 
-_CRITIC = {"training.critic.optimizer.learning-rate": 1e-3, "training.critic.warmup-steps": 10}
 _ONE_EACH = (
     _preset("grpo"),
     _preset("dr_grpo", extra={"algo.constant-length": 5}),
@@ -101,7 +124,6 @@ _ONE_EACH = (
     _preset("best_of_k"),
     _preset("opd"),
 )
-_COMPARED = ("grpo", "dapo", "rloo", "ppo")
 _OF_THEM = [run for run in _ONE_EACH if run.variant in _COMPARED]
 PRESETS: tuple[Run, ...] = (
     *_ONE_EACH,
@@ -109,7 +131,6 @@ PRESETS: tuple[Run, ...] = (
     *(replace(run, max_lag=lag, seed=seed) for seed in (1, 2) for lag in (4, 0) for run in _OF_THEM),
 )
 
-_UNGUARDED = {"guard.enabled": "false"}
 _STALE = Run(
     variant="corrected",
     algo="grpo",
@@ -120,27 +141,6 @@ _STALE = Run(
 )
 _UNCORRECTED = replace(_STALE, variant="uncorrected", extra={**_STALE.extra, "algo.correction": "none"})
 _SYNCHRONOUS = replace(_STALE, variant="synchronous", max_lag=0, updates_per_step=1, extra=_UNGUARDED)
-_CORRECTIONS: Mapping[str, Mapping[str, object]] = {
-    "two-sided": {"algo.correction-floor": 0.5},
-    "geometric": {"algo.correction": "geometric"},
-    "whole product": {"algo.correction": "sequence"},
-    "self-normalised": {"algo.self-normalise": "true"},
-    "token window": {"algo.correction": "none", "algo.token-window": "[0.5, 5.0]"},
-    "sequence window": {"algo.sequence-window": "[0.5, 2.0]"},
-    "veto": {"algo.token-veto": 1e-4},
-    "divergence mask": {"algo.divergence-limit": 0.1},
-    "interpolated": {"algo.proximal": "interpolate"},
-    "behavior as anchor": {"algo.proximal": "behavior"},
-}
-"""What is set beside the default correction, or in its place; all of grpo."""
-_OTHER_LOSSES: Mapping[str, Mapping[str, object]] = {
-    "gspo": {},
-    "gmpo": {},
-    "sapo": {},
-    "cispo": {},
-    "dppo": {},
-    "rloo": {"algo.policy-loss": "sequence_clip"},
-}
 _NEW = (
     *(replace(_STALE, variant=name, extra={**_STALE.extra, **extra}) for name, extra in _CORRECTIONS.items()),
     *(replace(_STALE, variant=f"{algo} stale", algo=algo, extra={**_STALE.extra, **extra})

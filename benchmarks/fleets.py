@@ -32,6 +32,12 @@ SIZES = (
 )
 RATE = 100
 STANDING_S, WORKING_S = 6.0, 12.0
+HEAD = (
+    "code", "generators", "env_services", "groups in flight", "all generators serve, s (CPU s)",
+    "busy meanwhile: p99, max, ms", "told meanwhile: messages, kB an env_service", "standing: % of a core",
+    "CPU ms a group", "busy while working: p50, p99, max, ms", "late: p50, p99, ms", "two publishes, s (CPU s)",
+    "one joins: told after ms, messages, kB an env_service", "memory alone, + env_services, + the rest, MB",
+)  # fmt: skip
 
 
 class Side:
@@ -139,14 +145,6 @@ def row(found: dict[str, Any], *, code: str) -> str:
         f"{(found['memory_all'] - found['memory_envs']) / 1e6:.1f}",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
-
-
-HEAD = (
-    "code", "generators", "env_services", "groups in flight", "all generators serve, s (CPU s)",
-    "busy meanwhile: p99, max, ms", "told meanwhile: messages, kB an env_service", "standing: % of a core",
-    "CPU ms a group", "busy while working: p50, p99, max, ms", "late: p50, p99, ms", "two publishes, s (CPU s)",
-    "one joins: told after ms, messages, kB an env_service", "memory alone, + env_services, + the rest, MB",
-)  # fmt: skip
 
 
 def report(lines: list[str], *, command: str) -> str:

@@ -59,6 +59,15 @@ OLDEST = 10
 TOKENS = 256
 
 Tensors = Mapping[str, torch.Tensor]
+HEAD = """# The probe's error rates
+
+How often weights were taken for wrong, by their logprobs alone (checksums are compared besides, and catch what was not
+loaded, or is not what like generators loaded). In the row "right" each is a false alarm. A probe is {tokens} tokens of
+recent batches, judged by the mean and a high quantile of the gap, against like generators, and by whether the version
+before fits better; the rule before was the largest gap of 32 tokens against a bound. Made by
+`python -m benchmarks.probe`.
+
+"""
 
 
 @dataclass(frozen=True)
@@ -343,17 +352,6 @@ def report(name: str, dtype: str, verdicts: Mapping[str, Verdicts]) -> str:
         f"alone, {IN_A_ROW} in a row | beside two right ones |\n|---|---|---|---|---|---|\n"
     )
     return head + "\n".join(verdict.row(kind) for kind, verdict in verdicts.items()) + "\n"
-
-
-HEAD = """# The probe's error rates
-
-How often weights were taken for wrong, by their logprobs alone (checksums are compared besides, and catch what was not
-loaded, or is not what like generators loaded). In the row "right" each is a false alarm. A probe is {tokens} tokens of
-recent batches, judged by the mean and a high quantile of the gap, against like generators, and by whether the version
-before fits better; the rule before was the largest gap of 32 tokens against a bound. Made by
-`python -m benchmarks.probe`.
-
-"""
 
 
 async def main() -> None:

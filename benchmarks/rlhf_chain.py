@@ -33,6 +33,10 @@ RESULTS = Path(__file__).with_name("results")
 EXAMPLE = Path("examples/rlhf")
 PORTS = {"learner": 27400, "leases": 27401, "generator": 27410, "reward-service": 27420, "env-service": 27430}
 LONGEST_RUN_S = 600.0
+ALGORITHMS: Mapping[str, Mapping[str, object]] = {
+    "online_dpo": {"algo.beta": 0.1, "training.optimizer.learning-rate": 1.5e-4},
+    "grpo": {"algo.kl-coefficient": 0.01, "training.optimizer.learning-rate": 1.5e-4},
+}
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,6 @@ class Variant:
     @property
     def name(self) -> str:
         return f"{self.algo}-lag{self.max_lag}"
-
-
-ALGORITHMS: Mapping[str, Mapping[str, object]] = {
-    "online_dpo": {"algo.beta": 0.1, "training.optimizer.learning-rate": 1.5e-4},
-    "grpo": {"algo.kl-coefficient": 0.01, "training.optimizer.learning-rate": 1.5e-4},
-}
 
 
 def main() -> None:

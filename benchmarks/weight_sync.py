@@ -50,6 +50,13 @@ _LOOPBACK_INTERFACE = "lo"
 HEAD = "# Weight sync against raw gloo\n\n`benchmarks/weight_sync.py`, which says what each side is.\n"
 
 TIMEOUT_S = 120.0
+TABLE = (
+    "| | ours over raw, MB/s | raw gloo, MB/s | ours, MB/s | host copy, s of CPU | hashes and digest, s of CPU | "
+    "broadcast with checks, s | load (serving paused), s of CPU | plain copy of the same bytes, s of CPU | hash of "
+    "what was loaded, s of CPU | learner's peak, copies beside the trainer's | generator's, beside the model's |\n"
+    + "|---" * 12
+    + "|"
+)
 
 
 def config_of(shape: str, layers: int) -> PretrainedConfig:
@@ -240,15 +247,6 @@ def measured(shape: str, dtype: str, given: argparse.Namespace) -> str:
         f"{took['copy_s']:.3f} | {took['fingerprint_s']:.3f} | {(pair.peak_learner - held) / nbytes:.1f} | "
         f"{(pair.peak_generator - child.nothing) / nbytes - 1:.1f} |"
     )
-
-
-TABLE = (
-    "| | ours over raw, MB/s | raw gloo, MB/s | ours, MB/s | host copy, s of CPU | hashes and digest, s of CPU | "
-    "broadcast with checks, s | load (serving paused), s of CPU | plain copy of the same bytes, s of CPU | hash of "
-    "what was loaded, s of CPU | learner's peak, copies beside the trainer's | generator's, beside the model's |\n"
-    + "|---" * 12
-    + "|"
-)
 
 
 def _like_a_learner() -> None:

@@ -21,6 +21,11 @@ from protocol.messages import Acknowledged, Failed, Finished, Lease, RunningLeas
 from protocol.model import PolicyVersion
 from protocol.trajectories import Purpose, TrajectoryGroup
 
+_SLOWEST = 8
+"""An unacknowledged outcome is sent again ever more rarely, at last this many times the first interval apart."""
+_QUEUE_FACTOR = 4
+"""Leases held at most, by capacity: a restarted learner grants without knowing what still runs here."""
+
 
 class LeaseKey(NamedTuple):
     """Leases of training and of evaluation are numbered separately, attempts anew in each life of the learner."""
@@ -36,10 +41,6 @@ def key_of(about: Lease | RunningLease | Finished | Failed | Acknowledged) -> Le
     named: Lease | RunningLease | Failed | Acknowledged | TrajectoryGroup
     named = about.group if isinstance(about, Finished) else about
     return LeaseKey(named.incarnation, named.purpose, named.lease_id, named.attempt)
-
-
-_SLOWEST = 8
-"""An unacknowledged outcome is sent again ever more rarely, at last this many times the first interval apart."""
 
 
 @dataclass
@@ -116,9 +117,6 @@ logger = logging.getLogger(__name__)
 
 RunLease = Callable[[Lease, Progress], Awaitable[Outcome]]
 Report = Callable[[Outcome], Awaitable[None]]
-
-_QUEUE_FACTOR = 4
-"""Leases held at most, by capacity: a restarted learner grants without knowing what still runs here."""
 
 
 @dataclass

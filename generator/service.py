@@ -38,6 +38,8 @@ from services.process import Stop, WrongSettings
 from services.tracing import exporting_traces
 
 log = logging.getLogger(__name__)
+_EVERY_S = 1.0
+_STARTING = "vLLM loads and measures the model, which takes minutes for a large one, and longer at its first start"
 
 
 class GeneratorStatus:
@@ -67,10 +69,6 @@ class GeneratorStatus:
     def _peers(self) -> tuple[PeerStatus, ...]:
         urls = () if self._learner is None else (self._learner,)
         return peers_at(urls, self._client.contacts(), kind="learner")
-
-
-_EVERY_S = 1.0
-_STARTING = "vLLM loads and measures the model, which takes minutes for a large one, and longer at its first start"
 
 
 async def watch_life(engine: Engine) -> None:

@@ -34,6 +34,12 @@ _NEVER_BLOCKS = 4096  # bytes that a descriptor that is ready takes at once: POS
 
 # Escape sequences and other controls reach no terminal: a sampled text in a log may hold any of them.
 _HARMLESS = bytes(byte if (byte >= 32 and byte != 127) or byte in b"\t\n\r" else ord("?") for byte in range(256))
+_STEPS_MEANT = 20
+_SHOWN = (("reward", "reward_mean", ".3f"), ("lag", "lag_mean", ".1f"), ("loss", "loss", ".4g"))
+_BAR_EVERY_S = 1.0
+_ERASE = b"\r\x1b[K"
+_ECHO = 3  # cells that stay free for the `^C` that a terminal shows
+_LONGEST_BAR, _SHORTEST_BAR = 40, 8
 
 
 class Progress:
@@ -183,14 +189,6 @@ class Bar:
         except OSError:  # the terminal is gone
             pass
         return False
-
-
-_STEPS_MEANT = 20
-_SHOWN = (("reward", "reward_mean", ".3f"), ("lag", "lag_mean", ".1f"), ("loss", "loss", ".4g"))
-_BAR_EVERY_S = 1.0
-_ERASE = b"\r\x1b[K"
-_ECHO = 3  # cells that stay free for the `^C` that a terminal shows
-_LONGEST_BAR, _SHORTEST_BAR = 40, 8
 
 
 class Sink:

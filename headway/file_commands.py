@@ -24,6 +24,9 @@ _LEARNER = "learner.command"
 
 _OPTIONS = {"--reference": False, "--extract": True, "--reward": True}
 _VALUES = {"--extract": ("last", "first", "whole"), "--reward": ("all", "fraction")}
+_VIEW = {"--host": True, "--port": True, "--token-file": True}
+_VIEW_PORT = "7390"
+_EXPORT = {"--to": True, "--merged": False, "--model": True}
 
 
 def convert_data(words: Sequence[str]) -> int:
@@ -180,10 +183,6 @@ def _fetched(name: str, kind: HubKind, revision: str) -> str:
         ) from error
 
 
-_VIEW = {"--host": True, "--port": True, "--token-file": True}
-_VIEW_PORT = "7390"
-
-
 def view_runs(words: Sequence[str]) -> int:
     """`headway view RUN ...`: serves the page of runs from their files, until a signal. Raises ConfigError."""
     own, given = own_options(words, _VIEW)
@@ -199,9 +198,6 @@ def view_runs(words: Sequence[str]) -> int:
         token_file=own["--token-file"][-1] if "--token-file" in own else None,
     )
     return code
-
-
-_EXPORT = {"--to": True, "--merged": False, "--model": True}
 
 
 def export_checkpoint(words: Sequence[str]) -> int:

@@ -25,6 +25,27 @@ from services.config.options import nearest
 from services.config.sources import ConfigError
 
 Steps = Sequence[Mapping[str, Any]]
+SHARES: Mapping[str, float] = {"bandwidth": 0.6, "sampling": 0.5, "training": 0.35}
+"""Of a device's bandwidth and flops: what is usually reached while sampling, and while training."""
+_STATE_BYTES = 16
+"""Of each parameter in a trainer, beside the weights: float32 gradients, master weights and two moments."""
+_MICROBATCH_TOKENS = 8192
+_RESERVED_GB = 2.0
+_USABLE = 0.92
+_TOKENS_SIMULATED = 8
+_MOST_SIMULATED = 48
+_TRIED = 2
+_STEPS = 16
+_WORDS = (
+    "model parameters active layers hidden kv-width vocabulary device memory-gb tflops bandwidth devices lengths run "
+    "prompt groups group-size steps max-lag at-once in-flight environment-s reward-s price generator-devices json"
+)
+_OPTIONS: Mapping[str, bool] = {f"--{word}": word != "json" for word in _WORDS.split()}
+_COUNTS: Mapping[str, int] = {
+    "--devices": 1, "--prompt": 0, "--groups": 1, "--group-size": 1, "--steps": 1, "--max-lag": 0, "--at-once": 1,
+    "--in-flight": 1, "--generator-devices": 1,
+}  # fmt: skip
+_AMOUNTS = ("--environment-s", "--reward-s", "--price")
 
 
 @dataclass(frozen=True)
@@ -45,20 +66,6 @@ DEVICES: Mapping[str, Device] = {
     "CPU": Device(memory_gb=8, tflops=0.05, bandwidth_gb_s=10, number_bytes=4),
 }
 """Of the makers' data sheets (SXM, bfloat16 without sparsity); CPU is one core, roughly."""
-
-SHARES: Mapping[str, float] = {"bandwidth": 0.6, "sampling": 0.5, "training": 0.35}
-"""Of a device's bandwidth and flops: what is usually reached while sampling, and while training."""
-
-_STATE_BYTES = 16
-"""Of each parameter in a trainer, beside the weights: float32 gradients, master weights and two moments."""
-
-_MICROBATCH_TOKENS = 8192
-_RESERVED_GB = 2.0
-_USABLE = 0.92
-_TOKENS_SIMULATED = 8
-_MOST_SIMULATED = 48
-_TRIED = 2
-_STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -272,18 +279,6 @@ def forecast(plan: Plan, split: Split, steps: Steps) -> Forecast:
         lag_mean=sum(found) / len(found), lag_p90=found[int(0.9 * (len(found) - 1))], lag_max=found[-1],
         hours=hours, cost=hours * plan.devices * plan.price,
     )  # fmt: skip
-
-
-_WORDS = (
-    "model parameters active layers hidden kv-width vocabulary device memory-gb tflops bandwidth devices lengths run "
-    "prompt groups group-size steps max-lag at-once in-flight environment-s reward-s price generator-devices json"
-)
-_OPTIONS: Mapping[str, bool] = {f"--{word}": word != "json" for word in _WORDS.split()}
-_COUNTS: Mapping[str, int] = {
-    "--devices": 1, "--prompt": 0, "--groups": 1, "--group-size": 1, "--steps": 1, "--max-lag": 0, "--at-once": 1,
-    "--in-flight": 1, "--generator-devices": 1,
-}  # fmt: skip
-_AMOUNTS = ("--environment-s", "--reward-s", "--price")
 
 
 def plan_run(words: Sequence[str]) -> int:

@@ -28,6 +28,31 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 26
 _COLORS = 6
 _SAMPLES = 8
 _LONGEST_TEXT = 4000
+_LIGHT = "--c0:#0b5fa5;--c1:#b34700;--c2:#2f7d32;--c3:#8e2a8a;--c4:#6b6f76;--c5:#946200;--line:#d0d4d9"
+_DARK = "--c0:#6cb6ff;--c1:#f5a04c;--c2:#7bc47f;--c3:#e08fdc;--c4:#a3a9b2;--c5:#e0b84c;--line:#3a4048"
+_FILLS = "".join(f".line{n}{{stroke:var(--c{n})}}.fill{n}{{background:var(--c{n})}}" for n in range(_COLORS))
+_STYLE = (
+    f":root{{color-scheme:light dark;{_LIGHT}}}@media(prefers-color-scheme:dark){{:root{{{_DARK}}}}}{_FILLS}"
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:800px;margin:0 auto;padding:16px}figure{margin:16px 0}"
+    "svg{width:100%;height:auto}svg text{font-size:11px;fill:currentColor}.grid{stroke:var(--line)}"
+    ".curve{fill:none;stroke-width:1.6}.key span,figcaption span{margin-right:12px;display:inline-block}"
+    "i{display:inline-block;width:10px;height:10px;margin-right:4px}.bar{display:flex;height:20px}"
+    "table{border-collapse:collapse;margin:8px 0}"
+    "th{text-align:left;font-weight:400;overflow-wrap:anywhere;vertical-align:top}"
+    "td{padding-left:16px;overflow-wrap:anywhere}tr{border-bottom:1px solid var(--line)}"
+    "pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0;unicode-bidi:plaintext}"
+    "article{border-top:1px solid var(--line);margin-top:12px}"
+    f"@media print{{:root{{color-scheme:light;{_LIGHT}}}body{{max-width:none;padding:0;font-size:10pt}}"
+    "figure,tr{break-inside:avoid}h2,h3,h4{break-after:avoid}.bar div,i{print-color-adjust:exact}}"
+    "@page{size:A4;margin:15mm}"
+)
+_PAGE = Template(
+    '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+    f"<title>$title · Headway</title><style>{_STYLE}</style></head>"
+    "<body><main><h1>$title</h1>$charts$sections</main></body></html>\n"
+)
 
 
 @dataclass(frozen=True)
@@ -350,30 +375,3 @@ def page(runs: Sequence[ReportedRun]) -> str:
     )
     title = _text(", ".join(run.name for run in runs))
     return _PAGE.substitute(title=title, charts=_charts(runs), sections=sections)
-
-
-_LIGHT = "--c0:#0b5fa5;--c1:#b34700;--c2:#2f7d32;--c3:#8e2a8a;--c4:#6b6f76;--c5:#946200;--line:#d0d4d9"
-_DARK = "--c0:#6cb6ff;--c1:#f5a04c;--c2:#7bc47f;--c3:#e08fdc;--c4:#a3a9b2;--c5:#e0b84c;--line:#3a4048"
-_FILLS = "".join(f".line{n}{{stroke:var(--c{n})}}.fill{n}{{background:var(--c{n})}}" for n in range(_COLORS))
-_STYLE = (
-    f":root{{color-scheme:light dark;{_LIGHT}}}@media(prefers-color-scheme:dark){{:root{{{_DARK}}}}}{_FILLS}"
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:800px;margin:0 auto;padding:16px}figure{margin:16px 0}"
-    "svg{width:100%;height:auto}svg text{font-size:11px;fill:currentColor}.grid{stroke:var(--line)}"
-    ".curve{fill:none;stroke-width:1.6}.key span,figcaption span{margin-right:12px;display:inline-block}"
-    "i{display:inline-block;width:10px;height:10px;margin-right:4px}.bar{display:flex;height:20px}"
-    "table{border-collapse:collapse;margin:8px 0}"
-    "th{text-align:left;font-weight:400;overflow-wrap:anywhere;vertical-align:top}"
-    "td{padding-left:16px;overflow-wrap:anywhere}tr{border-bottom:1px solid var(--line)}"
-    "pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0;unicode-bidi:plaintext}"
-    "article{border-top:1px solid var(--line);margin-top:12px}"
-    f"@media print{{:root{{color-scheme:light;{_LIGHT}}}body{{max-width:none;padding:0;font-size:10pt}}"
-    "figure,tr{break-inside:avoid}h2,h3,h4{break-after:avoid}.bar div,i{print-color-adjust:exact}}"
-    "@page{size:A4;margin:15mm}"
-)
-_PAGE = Template(
-    '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-    '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-    f"<title>$title · Headway</title><style>{_STYLE}</style></head>"
-    "<body><main><h1>$title</h1>$charts$sections</main></body></html>\n"
-)

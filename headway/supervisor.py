@@ -31,6 +31,14 @@ from headway.child_output import Bar, Sink, Source, turn
 from services.process import NEVER_SERVED, START_AGAIN, WRONG_SETTINGS, parent_death_signal
 
 log = logging.getLogger(__name__)
+_PR_SET_CHILD_SUBREAPER = 36
+_PAUSE_S = 0.01
+_FLUSH_S = 0.25
+_KILL_S = 0.5
+_UNREADABLE = 2
+_NUMBER = re.compile(r"\d+")
+_STOPPED_BY = "stopped by an error: "
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -83,10 +91,6 @@ class Restarts:
         return Restart(number=self._in_row[name], after_s=after_s)
 
 
-_PR_SET_CHILD_SUBREAPER = 36
-_PAUSE_S = 0.01
-
-
 @dataclass(frozen=True)
 class Relative:
     """A child of this process, own or taken over."""
@@ -127,14 +131,6 @@ def kill_children(wanted: Callable[[Relative], bool], *, deadline: float) -> boo
             return False
         time.sleep(_PAUSE_S)
     return True
-
-
-_FLUSH_S = 0.25
-_KILL_S = 0.5
-_UNREADABLE = 2
-_NUMBER = re.compile(r"\d+")
-_STOPPED_BY = "stopped by an error: "
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,9 @@ from services.process import Stop
 from services.zmq.sockets import RouterSocket
 
 log = logging.getLogger(__name__)
+_SILENCE_TICK_S = 1.0
+_COMMIT_S = 20.0
+_STARTING = "the ranks load the model and make their optimizer, which takes minutes for a large one"
 
 
 def ledger_config(config: LearnerConfig) -> LedgerConfig:
@@ -172,11 +175,6 @@ def lease_terms(config: LearnerConfig) -> LeaseTerms:
         timeout_s=config.leases.timeout_s,
         total_groups=0 if config.evaluation.only else config.steps * config.groups_per_step,
     )
-
-
-_SILENCE_TICK_S = 1.0
-_COMMIT_S = 20.0
-_STARTING = "the ranks load the model and make their optimizer, which takes minutes for a large one"
 
 
 class Parts:

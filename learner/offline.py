@@ -57,6 +57,7 @@ Told = Callable[[Mapping[str, object]], None]
 
 _AT_ONCE = 256
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_PROGRESS_EVERY_S = 5.0
 
 
 def measure(trainer: Trainer, algo: AlgorithmConfig, units: Sequence[Unit]) -> dict[str, float]:
@@ -142,9 +143,6 @@ def _known(trainer: Trainer, sequences: Sequence[TrainSequence]) -> list[NDArray
 
 def _sums(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
     return np.array([float(part.sum(dtype=np.float64)) for part in parts])
-
-
-_PROGRESS_EVERY_S = 5.0
 
 
 async def train_offline(config: LearnerConfig, stop: Stop) -> None:

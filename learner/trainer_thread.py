@@ -56,6 +56,11 @@ _LOOK_S = 0.1
 _SETTLE_S = 0.5
 """The ranks that lose another one end, too: so long after the first end, the one that began it has ended as well."""
 _EXPLAIN_S = 2.0
+_STOP_S = 5.0
+"""How long a stop waits for the thread to reach a point at which it notices."""
+_STOP_READ_S, _STOP_S = 1.0, 1.5
+"""Time for the other ranks to read that they are to end, and then for those of this host to have ended."""
+_PROBE_TEXT = "12+30=42. The capital of France is Paris, and two and two make four. One, two, three, four, five."
 
 
 class RankLost(StartAgain):
@@ -208,10 +213,6 @@ def _name_of(number: int) -> str:
         return f"signal {number}"
 
 
-_STOP_S = 5.0
-"""How long a stop waits for the thread to reach a point at which it notices."""
-
-
 class TrainerThread:
     """A thread for all that touches torch's models, so that thread-bound settings hold; an async context manager.
 
@@ -282,11 +283,6 @@ def _settle(done: asyncio.Future[T], result: T | None, error: BaseException | No
         done.set_exception(error if isinstance(error, Exception) else RuntimeError(f"the trainer ended: {error!r}"))
     else:
         done.set_result(result)  # type: ignore[arg-type]
-
-
-_STOP_READ_S, _STOP_S = 1.0, 1.5
-"""Time for the other ranks to read that they are to end, and then for those of this host to have ended."""
-_PROBE_TEXT = "12+30=42. The capital of France is Paris, and two and two make four. One, two, three, four, five."
 
 
 class LearnerRanks:

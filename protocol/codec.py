@@ -27,6 +27,11 @@ from protocol.model import DTYPES, PROTOCOL_VERSION, ROWS_APART, code_of
 from protocol.rows import NAMES, Rows, packed, unpacked
 from protocol.trajectories import ROWS, TOGETHER, fits
 
+_ARRAY = 1
+_CHECKSUM_BYTES = 8
+_LENGTHS = "lengths"
+_KINDS = {message.kind: message for message in messages.ALL}
+
 
 class ProtocolError(ValueError):
     """A message that does not fit. The text says what was wrong, what was expected and what to do.
@@ -68,11 +73,6 @@ class ConnectionRefused(ProtocolError):
 
 
 Frame = bytes | memoryview
-
-_ARRAY = 1
-_CHECKSUM_BYTES = 8
-_LENGTHS = "lengths"
-_KINDS = {message.kind: message for message in messages.ALL}
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,16 @@ TOLD_ALIKE = ", and with the same chat_template and chat_template_kwargs in [run
 """The end of a remedy for chat templates of different fingerprints."""
 CHUNK_HASH_HEADER = "X-Headway-Xxh3"
 """The header of a chunk of a bucket: the xxh3 hash of its bytes, hexadecimal."""
+# Of the configuration, what says which tensors exist and what they mean. The rest differs harmlessly between releases.
+_SHAPE_KEYS = (
+    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "vocab_size", "tie_word_embeddings", "hidden_act", "rms_norm_eps", "num_experts", "num_local_experts",
+)  # fmt: skip
+_POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+_QUANTIZATION_FILE = "hf_quant_config.json"
+_METHOD_KEYS = ("quant_method", "quant_algo", "quantization", "method")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
 
 class Fingerprints(WireModel):
@@ -186,18 +196,6 @@ class Committed(WireModel):
     probe_logprobs: tuple[float, ...]
     load_s: float = Field(ge=0)
     pause_s: float = Field(ge=0)
-
-
-# Of the configuration, what says which tensors exist and what they mean. The rest differs harmlessly between releases.
-_SHAPE_KEYS = (
-    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-    "head_dim", "vocab_size", "tie_word_embeddings", "hidden_act", "rms_norm_eps", "num_experts", "num_local_experts",
-)  # fmt: skip
-_POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
-_QUANTIZATION_KEYS = ("quantization_config", "compression_config")
-_QUANTIZATION_FILE = "hf_quant_config.json"
-_METHOD_KEYS = ("quant_method", "quant_algo", "quantization", "method")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
 
 def fingerprint_directory(

@@ -12,6 +12,9 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 LOWEST_TEMPERATURE = 0.01
 """Engines sample greedily at 0, and at this temperature for anything between."""
+MOST_SCORED_TOKENS = 1 << 20
+"""Of all sequences of one request together; with `top`, of tokens times `top`: it bounds the answer to some 50 MB."""
+MOST_TOP_LOGPROBS = 128
 
 
 class Sampling(WireModel):
@@ -88,11 +91,6 @@ class GeneratePart(WireModel):
         )
         return self.model_copy(update={"version_spans": spans})
 
-
-MOST_SCORED_TOKENS = 1 << 20
-"""Of all sequences of one request together; with `top`, of tokens times `top`: it bounds the answer to some 50 MB."""
-
-MOST_TOP_LOGPROBS = 128
 
 TokenSequence = Annotated[tuple[TokenId, ...], Field(min_length=2, max_length=MOST_SCORED_TOKENS)]
 Logprob = Annotated[float, Field(allow_inf_nan=False)]

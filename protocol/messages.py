@@ -15,6 +15,11 @@ from protocol.generation import Sampling
 from protocol.model import VersionText, WireModel
 from protocol.trajectories import Purpose, TrajectoryGroup
 
+MOST_GENERATORS = 4096
+"""In one fleet."""
+MOST_LEASES = 1 << 14
+"""Named in one message, which then stays within the limits of a header; a sender that has more says it in several."""
+
 
 class Message(WireModel):
     """The base of all messages; `kind` is the name on the wire."""
@@ -34,11 +39,6 @@ class EnvironmentInfo(WireModel):
     levels: int = Field(default=1, ge=1, le=1 << 16, exclude_if=lambda levels: levels == 1)
     chat_template: str = Field(default="", max_length=128, exclude_if=lambda text: not text)
 
-
-MOST_GENERATORS = 4096
-"""In one fleet."""
-MOST_LEASES = 1 << 14
-"""Named in one message, which then stays within the limits of a header; a sender that has more says it in several."""
 
 WaitsFor = Literal["environment", "generators", "rewards", "host", "learner"]
 """`environment` is its code at work, `host` whoever it needs and who is away."""

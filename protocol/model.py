@@ -9,18 +9,20 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, PlainValidator, StringConstraints, WithJsonSchema
 
+PROTOCOL_VERSION = 6
+"""Rises with every change that an older peer would misread."""
+ROWS_APART = 4
+"""The newest version whose groups have arrays for each trajectory; files of groups may be of it."""
+S = TypeVar("S", bound=np.generic)
+DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(f"<{name}") for name in ("i4", "f4", "u1", "u2")}
+"""The codes that a header may name. Anything else is refused."""
+
 
 class WireModel(BaseModel):
     """A frozen record. An unknown field, or a value of another type, is an error and never coerced."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", ser_json_inf_nan="constants")
 
-
-PROTOCOL_VERSION = 6
-"""Rises with every change that an older peer would misread."""
-
-ROWS_APART = 4
-"""The newest version whose groups have arrays for each trajectory; files of groups may be of it."""
 
 VersionText = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})$")]
 """A policy version as it stands on the wire: `incarnation.number`, such as `1.42`. Both parts fit an int32."""
@@ -54,9 +56,6 @@ class PolicyVersion:
         return f"{self.incarnation}.{self.number}"
 
 
-S = TypeVar("S", bound=np.generic)
-
-
 def _is_row(dtype: type[S]) -> Callable[[object], npt.NDArray[S]]:
     expected = np.dtype(dtype)
 
@@ -78,9 +77,6 @@ def _schema(what: str) -> WithJsonSchema:
 Int32Row = Annotated[npt.NDArray[np.int32], PlainValidator(_is_row(np.int32)), _schema("little-endian int32")]
 Float32Row = Annotated[npt.NDArray[np.float32], PlainValidator(_is_row(np.float32)), _schema("little-endian float32")]
 ByteRow = Annotated[npt.NDArray[np.uint8], PlainValidator(_is_row(np.uint8)), _schema("bytes")]
-
-DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(f"<{name}") for name in ("i4", "f4", "u1", "u2")}
-"""The codes that a header may name. Anything else is refused."""
 
 
 def code_of(array: npt.NDArray[Any]) -> str:

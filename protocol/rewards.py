@@ -13,6 +13,8 @@ from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_v
 from protocol.model import WireModel
 from protocol.trajectories import MAX_EXPLANATION_CHARS, ErrorKind, fault_of_reward
 
+REWARD_INPUT_FILE = "headway_reward.json"
+
 
 def _whole(value: object) -> object:
     """JSON Schema calls 4.0 an integer, and so do clients of languages with one kind of number."""
@@ -120,8 +122,6 @@ class VerifierList(WireModel):
 
     verifiers: tuple[VerifierInfo, ...]
 
-
-REWARD_INPUT_FILE = "headway_reward.json"
 
 RewardFormat = Literal["chat", "plain"]
 Tokenize = Literal["apart", "whole"]

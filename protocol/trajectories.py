@@ -28,6 +28,17 @@ LARGEST_REWARD = 1e6
 """By its size. What lies beyond is no judgement but a fault (a sentinel, a time stamp, a division by almost 0), and one
 such number in a group hides what all others say.
 """
+TOGETHER = object()
+"""As the context of a validation: the rows of a group's trajectories are looked at afterwards, by `fits`. It counts
+where groups are small and many: to look at each trajectory by itself costs ten times as much, and is done twice, once
+more when its group is made.
+"""
+ROWS: Mapping[str, np.dtype[Any]] = {
+    "token_ids": np.dtype("<i4"),
+    "loss_mask": np.dtype("u1"),
+    "behavior_logprobs": np.dtype("<f4"),
+}
+"""A trajectory's arrays, which travel end to end for all trajectories of a group."""
 
 
 def fault_of_reward(*, verifier: object, reward: object, components: object) -> str | None:
@@ -133,13 +144,6 @@ class RewardRecord(WireModel):
 CutOff = Literal["turn_limit", "token_budget", "time_limit", "invalid_actions"]
 CUT_OFF: frozenset[str] = frozenset(get_args(CutOff))
 """Why a conversation ended that its environment would have gone on with."""
-
-
-TOGETHER = object()
-"""As the context of a validation: the rows of a group's trajectories are looked at afterwards, by `fits`. It counts
-where groups are small and many: to look at each trajectory by itself costs ten times as much, and is done twice, once
-more when its group is made.
-"""
 
 
 @lru_cache(maxsize=4096)
@@ -285,14 +289,6 @@ class TrajectoryGroup(WireModel):
         # The first one has sampled tokens, as almost always, and nobody looks at the others.
         sampled = (number for number, span, one in spans if one.loss_mask[span.start : span.end].any())
         return next(sampled, None)
-
-
-ROWS: Mapping[str, np.dtype[Any]] = {
-    "token_ids": np.dtype("<i4"),
-    "loss_mask": np.dtype("u1"),
-    "behavior_logprobs": np.dtype("<f4"),
-}
-"""A trajectory's arrays, which travel end to end for all trajectories of a group."""
 
 
 def group_of(trajectories: Sequence[Trajectory], **fields: object) -> TrajectoryGroup:

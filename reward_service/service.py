@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _KEPT = "names the request: a repetition with the same body gets the same answer, for as long as that is kept"
 _Key = Annotated[str, Header(alias="Idempotency-Key", max_length=256, description=_KEPT)]
+PROCESS = "reward-service"
 
 
 def build_app(
@@ -160,9 +161,6 @@ class RewardServiceStatus:
                 QueueStatus(name="busy workers", depth=busy, limit=workers),
             ),
         )
-
-
-PROCESS = "reward-service"
 
 
 def _registry(config: RewardServiceConfig, more: Iterable[Verifier]) -> Registry:

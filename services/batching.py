@@ -12,6 +12,9 @@ from itertools import accumulate
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 
 class Job(Protocol):
     """A job that is sent together with others, unless it is over before."""
@@ -22,8 +25,6 @@ class Job(Protocol):
         ...
 
 
-T = TypeVar("T")
-R = TypeVar("R")
 J = TypeVar("J", bound=Job)
 
 

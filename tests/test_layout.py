@@ -1,5 +1,5 @@
-"""The layout of the code: no circles of folders, single class names, functions of a size to read, and docstrings that
-begin with what a thing does.
+"""The layout of the code: no circles of folders, single class names, functions of a size to read, constants before
+the first definition, and docstrings that begin with what a thing does.
 """
 
 import ast
@@ -96,6 +96,34 @@ def test_functions_are_of_a_size_to_read() -> None:
     }
 
     assert long == {}
+
+
+def _late_constants(tree: ast.Module) -> Iterator[str]:
+    """Names in capitals that are set behind the first definition, and need nothing that the file defines."""
+    defined = {
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    behind = False
+    for node in tree.body:
+        behind = behind or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if not behind or not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        made = {inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)}
+        names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+        if names & defined or not all(name.isupper() for name in made):
+            defined |= made
+        else:
+            yield from made
+
+
+def test_constants_stand_before_the_first_definition() -> None:
+    late = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in _modules().values()
+        for name in _late_constants(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert late == set()
 
 
 def test_a_docstring_begins_with_what_the_thing_does() -> None:

@@ -16,6 +16,11 @@ WIDTH, HEIGHT, COLUMNS = 8, 8, 3
 Panel = tuple[str, str, Sequence[tuple[str, str]]]
 
 L, G, R, E = (f"headway_{name}_" for name in ("learner", "generator", "reward_service", "env_service"))
+_MEAN_REWARD = (
+    f"(sum by (environment, verifier) (rate({E}verifier_positive_reward_total[5m]))"
+    f" - sum by (environment, verifier) (rate({E}verifier_negative_reward_total[5m])))"
+    f" / sum by (environment, verifier) (rate({E}verifier_reward_count[5m]))"
+)
 
 
 def quantiles(name: str, by: str = "") -> list[tuple[str, str]]:
@@ -105,11 +110,6 @@ FLEET: Sequence[Panel] = (
     ("Open files", "none", [("process_open_fds", "{{job}} {{instance}}")]),
 )  # fmt: skip
 
-_MEAN_REWARD = (
-    f"(sum by (environment, verifier) (rate({E}verifier_positive_reward_total[5m]))"
-    f" - sum by (environment, verifier) (rate({E}verifier_negative_reward_total[5m])))"
-    f" / sum by (environment, verifier) (rate({E}verifier_reward_count[5m]))"
-)
 
 REWARDS: Sequence[Panel] = (
     ("Mean reward by verifier", "none", [(_MEAN_REWARD, "{{environment}}: {{verifier}}")]),

@@ -20,6 +20,10 @@ from env_service.environments.rules import Rules
 _DIRECTIONS = ("u", "d", "l", "r")
 
 HOLE, FREE, GOAL, PLAYER = "H", ".", "G", "A"
+FLOOR, WALL, BOX, STORED, TARGET, WORKER, WORKER_ON_TARGET = "-", "#", "$", "*", ".", "@", "+"
+_OPPOSITE = {"u": "d", "d": "u", "l": "r", "r": "l"}
+GAP = "0"
+_MOST_CELLS = 6
 
 
 class MazeOptions(GameOptions):
@@ -114,10 +118,6 @@ class MazeEnvironment(GameEnvironment[MazeState]):
 
     def __init__(self, options: MazeOptions) -> None:
         super().__init__(Maze(options), options)
-
-
-FLOOR, WALL, BOX, STORED, TARGET, WORKER, WORKER_ON_TARGET = "-", "#", "$", "*", ".", "@", "+"
-_OPPOSITE = {"u": "d", "d": "u", "l": "r", "r": "l"}
 
 
 class SokobanOptions(GameOptions):
@@ -260,10 +260,6 @@ class SokobanEnvironment(GameEnvironment[SokobanState]):
 
     def __init__(self, options: SokobanOptions) -> None:
         super().__init__(Sokoban(options), options)
-
-
-GAP = "0"
-_MOST_CELLS = 6
 
 
 class SlidingOptions(GameOptions):

@@ -28,6 +28,18 @@ from services.http.client import (
     ServiceUnreachable,
 )
 
+_LONGEST_EXPRESSION = 300
+_MOST_BITS = 2000
+_TOO_MANY = 429
+_OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
 
 class CalculatorTool(ConfigModel):
     """`calculate(expression)`: exact arithmetic."""
@@ -94,10 +106,6 @@ ToolConfig = Annotated[CalculatorTool | SearchTool | PythonTool | McpTool, Field
 
 
 ArgumentsT = TypeVar("ArgumentsT", bound=BaseModel)
-
-_LONGEST_EXPRESSION = 300
-_MOST_BITS = 2000
-_TOO_MANY = 429
 
 
 class ToolFault(Exception):
@@ -193,16 +201,6 @@ def _value(node: ast.expr) -> Fraction:
         case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
             return _bounded(Fraction(_OPERATIONS[type(operation)](_value(left), _value(right))))
     raise ValueError("no arithmetic")
-
-
-_OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:

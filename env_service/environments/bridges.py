@@ -32,6 +32,7 @@ _MOST_KEPT = 4096
 _LONGEST_KEPT = 16_384
 _MOST_OTHERS = 64
 _Message = ChatMessage | Mapping[str, object]
+_CALLED_WITH: Sequence[Mapping[str, JsonValue]] = ({"m": MARKER}, {"k": [1], "m": {"n": [{"o": MARKER}]}})
 
 
 class RoleNotCarried(ChatTemplateError):
@@ -258,9 +259,6 @@ def _spoken(said: Sequence[ChatMessage]) -> Iterator[Sequence[_Message]]:
     for write in (dict, json.dumps) if results else ():
         yield [_calling(results, write(arguments)) for arguments in _CALLED_WITH]
     yield [ChatMessage("assistant", MARKER)]
-
-
-_CALLED_WITH: Sequence[Mapping[str, JsonValue]] = ({"m": MARKER}, {"k": [1], "m": {"n": [{"o": MARKER}]}})
 
 
 def _calling(results: Sequence[ChatMessage], arguments: object) -> _Message:

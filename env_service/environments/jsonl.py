@@ -14,6 +14,11 @@ from env_service.environments.task_configs import JsonlTasks
 from protocol.trajectories import Purpose
 from services.config.options import complaint_of
 
+_EXAMPLE = 'such as {"prompt": "27+82=", "verifier": "exact_match", "arguments": {"answer": "109"}}'
+_PAIRS = 10_000
+_EVALUATION = 2_000
+_SPLIT_SEED = 20_250_101  # part of the task's definition: with another one, old models have seen the evaluation tasks
+
 
 class TaskFileError(ValueError):
     """A task file cannot be used; the text names file and line, and what is expected there."""
@@ -105,9 +110,6 @@ class JsonlTaskSource:
         return Verification(verifier, {**answer, **line.arguments})
 
 
-_EXAMPLE = 'such as {"prompt": "27+82=", "verifier": "exact_match", "arguments": {"answer": "109"}}'
-
-
 def _complaint(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid" and str(error.errors()[0]["input"]).lstrip().startswith("["):
@@ -128,11 +130,6 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise TaskFileError(
             f"cannot read {path}: {why}; expected a file with one JSON object per line, {_EXAMPLE}"
         ) from error
-
-
-_PAIRS = 10_000
-_EVALUATION = 2_000
-_SPLIT_SEED = 20_250_101  # part of the task's definition: with another one, old models have seen the evaluation tasks
 
 
 def split() -> tuple[list[int], list[int]]:

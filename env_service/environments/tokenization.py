@@ -43,6 +43,15 @@ _SPLIT_TOKENS = 16
 """By so many a text's beginning may have more tokens than it has within the text: the last word is split."""
 _REFUSALS = (TemplateError, TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RecursionError)
 """Raised by templates that are given what they do not expect: they add None to text, call it, count up to it."""
+M = TypeVar("M", ChatMessage, ChatMessage | Mapping[str, object])
+_PROBE_NAME = "zqprobe"
+_PROBE: Tool = {
+    "type": "function",
+    "function": {"name": _PROBE_NAME, "description": "x", "parameters": {"type": "object", "properties": {}}},
+}
+OWN_TEMPLATE = "the model's chat template"
+_RENDERED = ("call_format", "prefilled")
+"""The part of a Tokenization that depends on its arguments."""
 
 
 class ChatTemplateError(ValueError):
@@ -132,9 +141,6 @@ def _line_of(error: Exception) -> int | None:
     return lines[-1] if lines else None
 
 
-M = TypeVar("M", ChatMessage, ChatMessage | Mapping[str, object])
-
-
 def numbered(messages: Sequence[M]) -> Iterator[M]:
     """The messages, in which each result of a turn's calls has an id: those that have none are numbered."""
     count = 0
@@ -182,18 +188,6 @@ def _to_json(
 
 def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-_PROBE_NAME = "zqprobe"
-_PROBE: Tool = {
-    "type": "function",
-    "function": {"name": _PROBE_NAME, "description": "x", "parameters": {"type": "object", "properties": {}}},
-}
-
-
-OWN_TEMPLATE = "the model's chat template"
-_RENDERED = ("call_format", "prefilled")
-"""The part of a Tokenization that depends on its arguments."""
 
 
 class TokenizerError(ValueError):

@@ -29,6 +29,11 @@ from protocol.messages import WaitsFor
 from protocol.model import PolicyVersion
 from protocol.trajectories import FinishReason, VersionSpan
 
+_SEEDS = 1 << 63
+_SEED_STRIDE = 0x9E3779B97F4A7C15 % _SEEDS
+"""Odd, and far from small numbers: seeds of different prefixes differ in their low bits too."""
+_FIRST_TO_NAME: Sequence[WaitsFor] = ("generators", "environment", "rewards", "host")
+
 
 class BadAnswer(ValueError):
     """A generator sent what cannot belong to its answer; the text says what."""
@@ -180,11 +185,6 @@ def _age(version: str) -> tuple[int, int]:
     return parsed.number, parsed.incarnation
 
 
-_SEEDS = 1 << 63
-_SEED_STRIDE = 0x9E3779B97F4A7C15 % _SEEDS
-"""Odd, and far from small numbers: seeds of different prefixes differ in their low bits too."""
-
-
 @dataclass(frozen=True)
 class Piece:
     """Completions asked for in one request: several that have no token yet, or one that goes on."""
@@ -277,9 +277,6 @@ def _sampling(whole: Sampling, *, index: int, prefix: int) -> Sampling:
             "seed": seed,
         }
     )
-
-
-_FIRST_TO_NAME: Sequence[WaitsFor] = ("generators", "environment", "rewards", "host")
 
 
 class Progress:

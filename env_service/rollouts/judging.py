@@ -39,6 +39,13 @@ from services.rewards.client import RewardClient
 from services.rewards.items import Scored
 from services.tracing import span
 
+_MOST_EXPLAINED_CHARS = 1 << 19
+"""Of a whole group, which is one message: little of each trajectory where there are thousands."""
+_MOST_GIVEN_CHARS = 1000
+_MOST_PROMPT_CHARS = 2000
+_MOST_CHARS = 1 << 20
+_MOST_ERROR_CHARS = 4096
+
 
 class Scoring:
     """The scoring of groups. It waits for as long as no service answers: the rollout's own time bounds it."""
@@ -58,12 +65,6 @@ class Scoring:
                 raise (DataFailure if one.error.kind == "user" else InfrastructureFailure)(one.error.message)
         room = min(MAX_EXPLANATION_CHARS, _MOST_EXPLAINED_CHARS // max(1, len(items)))
         return [_scored_record(one, _explained(item, one)[:room]) for item, one in zip(items, scored, strict=True)]
-
-
-_MOST_EXPLAINED_CHARS = 1 << 19
-"""Of a whole group, which is one message: little of each trajectory where there are thousands."""
-_MOST_GIVEN_CHARS = 1000
-_MOST_PROMPT_CHARS = 2000
 
 
 def _explained(item: ScoreItem, scored: Scored) -> str:
@@ -100,10 +101,6 @@ def _scored_record(scored: Scored, explanation: str) -> RewardRecord:
         error=scored.error.message if scored.error else None,
         explanation=explanation,
     )
-
-
-_MOST_CHARS = 1 << 20
-_MOST_ERROR_CHARS = 4096
 
 
 class Judged(Protocol):

@@ -20,6 +20,11 @@ logger = logging.getLogger(__name__)
 
 Outcome = Finished | Failed
 """What a lease comes to."""
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600)
+_REWARDS = (-10.0, -5.0, -2.0, -1.0, -0.5, -0.1, 0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 2.0, 5.0, 10.0)
+_MOST_VERIFIERS = 64
+_FAULTS = ("raised", "nonsense", "hung", "crashed", "killed", "unavailable")
+_REFUSALS = ("unknown_peer", "unexpected", "hello", "namesake", "name_taken", "malformed", "protocol_version")
 
 
 class RolloutFailure(Exception):
@@ -71,13 +76,6 @@ def rollout_failures(whom: str) -> Iterator[None]:
         yield
     except ServiceError as error:
         raise failure_of(whom, error) from error
-
-
-_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600)
-_REWARDS = (-10.0, -5.0, -2.0, -1.0, -0.5, -0.1, 0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 2.0, 5.0, 10.0)
-_MOST_VERIFIERS = 64
-_FAULTS = ("raised", "nonsense", "hung", "crashed", "killed", "unavailable")
-_REFUSALS = ("unknown_peer", "unexpected", "hello", "namesake", "name_taken", "malformed", "protocol_version")
 
 
 def why_nothing(*, spoilt: bool, stop_reason: str) -> str:

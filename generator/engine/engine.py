@@ -42,6 +42,13 @@ POLL_FIRST_S = 0.002
 POLL_MOST_S = 0.02
 
 Answer = TypeVar("Answer")
+GRACE_S = 5.0
+FILE_TIMEOUT_S = 10.0
+FINGERPRINT_S = 60.0
+SHUTDOWN_S = 1.0
+HELD_S = 1.0
+FIRST = -1
+"""vLLM's priority of what does not wait behind the requests of others, which have 0."""
 
 
 class EngineGone(Exception):
@@ -95,15 +102,6 @@ class EngineCalls:
                 raise WeightSyncError(f"the workers were not done within {deadline_s} s")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, POLL_MOST_S)
-
-
-GRACE_S = 5.0
-FILE_TIMEOUT_S = 10.0
-FINGERPRINT_S = 60.0
-SHUTDOWN_S = 1.0
-HELD_S = 1.0
-FIRST = -1
-"""vLLM's priority of what does not wait behind the requests of others, which have 0."""
 
 
 class Engine:

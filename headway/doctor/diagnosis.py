@@ -28,6 +28,8 @@ _WORDS: tuple[tuple[str, Kind], ...] = (
     ("groups", "env-service"),
     ("lease", "env-service"),
 )
+_HEADINGS = ("process", "state", "waits for", "since", "heard", "version", "queues")
+_LONGEST_CELL = 64
 
 
 @dataclass(frozen=True)
@@ -318,10 +320,6 @@ def _remedy(patient: Patient) -> str:
         case Condition.HANGS:
             return "log in to its machine, and restart it there"
     return "see that address, token and release are the same everywhere"
-
-
-_HEADINGS = ("process", "state", "waits for", "since", "heard", "version", "queues")
-_LONGEST_CELL = 64
 
 
 def table(patients: Sequence[Patient]) -> str:

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from learner.algorithms.knobs import AdvantageScale
 
+EPSILON = 1e-6
+
 
 @dataclass(frozen=True)
 class Grouping:
@@ -101,9 +103,6 @@ def discounted_sums(values: Tensor, *, owners: Tensor, discount: float | Tensor)
         reach_weights = reach_weights * weights_ahead
         reach *= 2
     return sums
-
-
-EPSILON = 1e-6
 
 
 def group(*, rewards: Tensor, groups: Tensor, scale: AdvantageScale) -> Tensor:

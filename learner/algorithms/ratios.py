@@ -57,6 +57,13 @@ from learner.algorithms.knobs import KlForm
 LOG_RATIO_BOUND = 20.0
 # Below the sum of any trajectory's logprobs, and far from where squares overflow in float32.
 LOGPROB_FLOOR = -1e8
+# The least probability that float32 holds. A teacher is not believed when it calls a token less likely than that: an
+# infinite divergence teaches nothing.
+TEACHER_FLOOR = -100.0
+# The most mass that the candidates are taken to have, as a logprob: float32 sums of probabilities err by 1e-7.
+CANDIDATE_CEILING = -1e-6
+# No estimate of a single token is larger: one wild token would outweigh the rest of the batch.
+ESTIMATE_BOUND = 10.0
 
 
 def finite(logprobs: Tensor) -> Tensor:
@@ -96,13 +103,6 @@ def sequence_means(*, values: Tensor, sequences: Tensor, count: int) -> Tensor:
     """The mean of each sequence's `values` [N], as [count]. A sequence without tokens has 0, not NaN."""
     lengths = sequence_lengths(sequences=sequences, count=count).clamp(min=1)
     return sequence_sums(values=values, sequences=sequences, count=count) / lengths
-
-
-# The least probability that float32 holds. A teacher is not believed when it calls a token less likely than that: an
-# infinite divergence teaches nothing.
-TEACHER_FLOOR = -100.0
-# The most mass that the candidates are taken to have, as a logprob: float32 sums of probabilities err by 1e-7.
-CANDIDATE_CEILING = -1e-6
 
 
 def forward_kl(*, student_logprobs: Tensor, teacher_logprobs: Tensor, tail: bool) -> Tensor:
@@ -146,10 +146,6 @@ def _with_tail(logprobs: Tensor) -> Tensor:
     """`logprobs` [N, C] and log(1 - sum of their exponentials): [N, C + 1]."""
     mass = torch.logsumexp(logprobs, dim=-1, keepdim=True).clamp(max=CANDIDATE_CEILING)
     return torch.cat([logprobs, torch.log(-torch.expm1(mass))], dim=-1)
-
-
-# No estimate of a single token is larger: one wild token would outweigh the rest of the batch.
-ESTIMATE_BOUND = 10.0
 
 
 def k1(*, policy_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

@@ -23,15 +23,18 @@ import pyarrow.parquet
 
 from services.process import WrongSettings
 
+_BATCH_ROWS = 256
+_FILE_MAGIC = b"ARROW1"
+_STATE = "state.json"
+_SPLITS = "dataset_dict.json"
+_EXPECTED = "expected JSON lines (.jsonl), Parquet (.parquet), Arrow (.arrow) or a dataset saved with save_to_disk"
+
 
 class DataError(WrongSettings, ValueError):
     """A record of a data file does not fit; the text names the file and the line or row."""
 
 
 Rows = Iterator[tuple[str, object]]
-
-_BATCH_ROWS = 256
-_FILE_MAGIC = b"ARROW1"
 
 
 def read_parquet(file: Path) -> Rows:
@@ -77,10 +80,6 @@ def _faults_of(file: Path, format: str) -> Iterator[None]:
         yield
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{file} cannot be read as {format}: {error}") from error
-
-
-_STATE = "state.json"
-_SPLITS = "dataset_dict.json"
 
 
 def files_of_saved(folder: Path, *, split: str | None) -> list[Path]:
@@ -146,8 +145,6 @@ def _texts(file: Path, value: object) -> list[str]:
 
 
 Parsed = TypeVar("Parsed")
-
-_EXPECTED = "expected JSON lines (.jsonl), Parquet (.parquet), Arrow (.arrow) or a dataset saved with save_to_disk"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 
 # So many tasks show how prompts of a file stand in prompts as the model reads them.
 _SHOWING_TASKS = 64
+_ARGUMENT = "baseline"
+_TIE = 0.5
+_START_S = 60.0
+_BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -128,12 +132,6 @@ def surroundings(tasks: Sequence[TaskSamples], prompts: Collection[str]) -> tupl
 def read_against(path: Path) -> Answers | EvaluationReport:
     """An earlier evaluation, or a file of one's own by its name's end. Raises NotComparable."""
     return read_answers(path) if is_answers_file(path) else read_report(path)
-
-
-_ARGUMENT = "baseline"
-_TIE = 0.5
-_START_S = 60.0
-_BATCH = 16
 
 
 @dataclass(frozen=True)

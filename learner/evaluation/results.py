@@ -20,6 +20,10 @@ from learner.journal.files import write_atomically
 
 _NORMAL_95 = 1.959963984540054
 """The normal distribution's 97.5 % quantile: intervals cover 95 %."""
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BOX = "\\boxed{"
+_FOUND = ("extracted", "parsed")
+"""Reward components by which a verifier says whether it found an answer at all."""
 
 
 def pass_at_k(*, samples: int, correct: int, k: int) -> float:
@@ -85,12 +89,6 @@ def win_rate(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]])
 def _share_won(mine: Sequence[float], other: Sequence[float]) -> float:
     points = math.fsum(float(a > b) + 0.5 * float(a == b) for a in mine for b in other)
     return points / (len(mine) * len(other))
-
-
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_BOX = "\\boxed{"
-_FOUND = ("extracted", "parsed")
-"""Reward components by which a verifier says whether it found an answer at all."""
 
 
 def answer_of(completion: str, *, components: Mapping[str, float]) -> str | None:

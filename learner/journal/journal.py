@@ -60,6 +60,9 @@ FOLDER = "journal"
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DRAFT = "segment.new"
+_SAY_EVERY_S = 30.0
+_RETRY_EVERY_S = 0.5
+_LATELY_S = 120.0
 
 
 class JournalFull(OSError):
@@ -350,11 +353,6 @@ def read_journal(folder: Path) -> Iterator[Record]:
     for segment in segments_of(folder):
         for record, _ in read_segment(segment.path):
             yield record
-
-
-_SAY_EVERY_S = 30.0
-_RETRY_EVERY_S = 0.5
-_LATELY_S = 120.0
 
 
 class DiskRoom:

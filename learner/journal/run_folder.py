@@ -33,6 +33,8 @@ from services.run_lock import RunLock
 log = logging.getLogger(__name__)
 
 _MARKER = "incarnation"
+_OF_ONE_START = ("resume", "accept_changes")
+_FILE = "history.json"
 
 
 class NothingToResume(WrongSettings, RuntimeError):
@@ -79,9 +81,6 @@ def keep_template(folder: Path, text: str) -> None:
         write_atomically(folder / TEMPLATE, text)
     else:
         (folder / TEMPLATE).unlink(missing_ok=True)
-
-
-_OF_ONE_START = ("resume", "accept_changes")
 
 
 def changed_settings(folder: Path, settings: Mapping[str, object], *, resume: bool, accepted: bool) -> list[Difference]:
@@ -139,9 +138,6 @@ def run_name(folder: Path) -> str:
     if not path.exists():
         write_atomically(path, f"{secrets.token_hex(8)}\n")
     return path.read_text(encoding="utf-8").strip()
-
-
-_FILE = "history.json"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,10 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 FailureKind = Literal["infrastructure", "data"]
+LEASE_STATES = ("trained", "filtered", "dead_lettered", "buffered", "running", "pending")
+"""The fields of `Books` that add up to `leases`."""
+ATTEMPT_OUTCOMES = ("accepted", "failed", "expired", "dropped", "running")
+"""The fields of `Books` that add up to `attempts`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,13 +158,6 @@ class Waiting:
     need: int
     stragglers: tuple[Straggler, ...] = ()
     since: float | None = None
-
-
-LEASE_STATES = ("trained", "filtered", "dead_lettered", "buffered", "running", "pending")
-"""The fields of `Books` that add up to `leases`."""
-
-ATTEMPT_OUTCOMES = ("accepted", "failed", "expired", "dropped", "running")
-"""The fields of `Books` that add up to `attempts`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,12 @@ _EXCERPT = 240
 _HELD_BACK = 8
 Direction = Literal["older", "newer"]
 Decode = Callable[[Sequence[int]], str]
+# The newest tell which there are: to look at all would cost more than the page itself.
+_TOLD_BY = 2
+_DISTINCT = (
+    "SELECT DISTINCT environment, why, finish"
+    " FROM (SELECT environment, why, finish FROM rows ORDER BY id DESC LIMIT 5000)"
+)
 
 
 @dataclass(frozen=True)
@@ -210,14 +216,6 @@ def overview(folder: Path) -> dict[str, Any]:
     known = {f"{name}s": sorted(values - {""}) for name, values in names.items()}
     first, last = (min(steps), max(steps)) if steps else (None, None)
     return {"first_step": first, "last_step": last, **counts, **known, "unreadable": unreadable}
-
-
-# The newest tell which there are: to look at all would cost more than the page itself.
-_TOLD_BY = 2
-_DISTINCT = (
-    "SELECT DISTINCT environment, why, finish"
-    " FROM (SELECT environment, why, finish FROM rows ORDER BY id DESC LIMIT 5000)"
-)
 
 
 def group(

@@ -65,6 +65,9 @@ _NUMBERS = {"step": int, "max_step": int, "task": int, "min_length": int, "max_l
 
 Processes = Callable[[], Mapping[str, Any]]
 """What the learner says of itself and the others, as JSON takes it."""
+_FRESH = {"Cache-Control": "no-store"}
+_HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+_STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -269,10 +272,6 @@ class RunPage:
         return Response(text.encode(errors="replace"), media_type="text/plain; charset=utf-8", headers=headers)
 
 
-_FRESH = {"Cache-Control": "no-store"}
-_HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-
-
 async def _kept(key: str, look: Callable[[Key], T | None]) -> T:
     """The group that `look` finds in a thread. Raises RequestRefused if there is none of that key."""
     try:
@@ -295,9 +294,6 @@ def _policy(text: str) -> str:
         f"default-src 'none'; script-src 'self'; style-src {allowed}; connect-src 'self'; img-src 'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-
-
-_STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 
 
 def _filter_of(asked: Mapping[str, str]) -> Filter:

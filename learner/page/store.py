@@ -68,6 +68,12 @@ CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(text, content='rows', conten
 """
 
 Columns = dict[str, NDArray[Any]]
+_COUNT = """INSERT INTO steps VALUES(?, ?, ?, ?) ON CONFLICT(step) DO UPDATE SET groups = groups + excluded.groups,
+trajectories = trajectories + excluded.trajectories, left_out = left_out + excluded.left_out"""
+_ROWS = "INSERT INTO rows(grp, place, step, environment, task, why, reward, length, lag, finish, facts, text) VALUES "
+_ROW = f"({', '.join('?' * 12)})"
+_ROWS_AT_ONCE = 500
+"""SQLite takes at most 32,766 values. Each statement lets go of the GIL, and may wait for it behind the trainer."""
 
 
 class Place(NamedTuple):
@@ -340,16 +346,6 @@ class TrajectoryStore:
         parts = sorted(self._folder.glob("part-*.db"))
         while len(parts) > 1 and sum(map(_bytes, parts)) + self._part_bytes > self._budget_bytes:
             _remove(parts.pop(0))
-
-
-_COUNT = """INSERT INTO steps VALUES(?, ?, ?, ?) ON CONFLICT(step) DO UPDATE SET groups = groups + excluded.groups,
-trajectories = trajectories + excluded.trajectories, left_out = left_out + excluded.left_out"""
-
-
-_ROWS = "INSERT INTO rows(grp, place, step, environment, task, why, reward, length, lag, finish, facts, text) VALUES "
-_ROW = f"({', '.join('?' * 12)})"
-_ROWS_AT_ONCE = 500
-"""SQLite takes at most 32,766 values. Each statement lets go of the GIL, and may wait for it behind the trainer."""
 
 
 def _insert(database: sqlite3.Connection, group: TrajectoryGroup, columns: Sequence[Columns], taken: TakenStep) -> None:

@@ -33,6 +33,13 @@ from protocol.trajectories import Trajectory, TrajectoryGroup
 log = logging.getLogger(__name__)
 T = TypeVar("T", StepRecord, PublishReport, EvaluationResult)
 N = TypeVar("N", int, float)
+_STEPS_LOOKED_AT = 20
+_HARDLY_MOVES = 1e-6
+_RISE = 0.02
+_NEARLY_ALL = 0.95
+_PROGRESS_EVERY_S = 5.0
+_SAMPLES_PER_STEP = 3
+_NOTHING: Mapping[str, object] = {}
 
 
 @dataclass
@@ -97,10 +104,6 @@ def _from(kind: type[T], entry: Entry) -> T:
     return kind(**{each.name: entry[each.name] for each in fields(kind) if each.name in entry})
 
 
-_STEPS_LOOKED_AT = 20
-_HARDLY_MOVES = 1e-6
-
-
 class Doubts:
     """Doubts if training can get anywhere, from what its steps say; each doubt is said once, with what to try."""
 
@@ -146,13 +149,6 @@ def _rises(rewards: Sequence[float]) -> bool:
     half = len(rewards) // 2
     early, late = statistics.fmean(rewards[:half]), statistics.fmean(rewards[half:])
     return late - early > _RISE * abs(early)
-
-
-_RISE = 0.02
-_NEARLY_ALL = 0.95
-_PROGRESS_EVERY_S = 5.0
-_SAMPLES_PER_STEP = 3
-_NOTHING: Mapping[str, object] = {}
 
 
 class Records:

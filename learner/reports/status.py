@@ -43,6 +43,7 @@ _GUARD_CHANGES = (
     ("loosened", "none"),
 )
 _GENERATOR_STATES = ("serving", "behind", "joining")
+_LEAST_FREE_BYTES = 64 << 20
 
 
 class Measures:
@@ -302,9 +303,6 @@ def _bytes_in(folder: Path) -> int:
         with contextlib.suppress(OSError):
             total += path.stat().st_size
     return total
-
-
-_LEAST_FREE_BYTES = 64 << 20
 
 
 class LearnerStatus:

@@ -17,6 +17,10 @@ from learner.evaluation.results import EvaluationResult
 from learner.weights.published import PublishReport
 from protocol.trajectories import Trajectory, TrajectoryGroup
 
+_WEIGHT = 0.02
+_MOST_SERVICES = 32
+_MOST_VALUES = 2048
+
 
 @dataclass(frozen=True)
 class StepRecord:
@@ -69,10 +73,6 @@ class RewardsSeen:
     def shown(self) -> list[dict[str, Any]]:
         """By name; latencies are a moving mean, in seconds."""
         return [one for _, one in sorted(self._seen.items())]
-
-
-_WEIGHT = 0.02
-_MOST_SERVICES = 32
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,6 @@ def _token_lags(trajectories: Sequence[Trajectory], *, version: int) -> dict[int
         for number, count in zip(*np.unique(version - versions, return_counts=True), strict=True):
             counts[int(number)] += int(count)
     return dict(sorted(counts.items()))
-
-
-_MOST_VALUES = 2048
 
 
 class _Kept(BaseModel):

@@ -38,6 +38,10 @@ from services.http.tls import TlsContext
 from services.http.waiting import QUIET_S, Waiting
 
 log = logging.getLogger(__name__)
+_ATTEMPTS = 8
+"""How often a request may fail after it was taken up."""
+_MOST_SEQUENCES = 256
+_LONGEST_PAUSE_S = 5.0
 
 
 class TeacherMeasures:
@@ -70,12 +74,6 @@ class TeacherMeasures:
     def waited(self, teacher: str, seconds: float) -> None:
         """Notes a wait of a step."""
         self._waited.labels(teacher=teacher).inc(seconds)
-
-
-_ATTEMPTS = 8
-"""How often a request may fail after it was taken up."""
-_MOST_SEQUENCES = 256
-_LONGEST_PAUSE_S = 5.0
 
 
 class TeacherFailed(RuntimeError):

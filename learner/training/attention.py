@@ -34,6 +34,13 @@ _LONGEST_BY_HAND = 1024
 _LONGEST_KEPT = 256
 # The most elements of the probabilities that one call may hold: half a GiB in bfloat16.
 _MOST_PROBABILITIES = 1 << 28
+ATTENTION_NAME = "headway_packed"
+# What transformers passes that changes nothing: places are in the queries, and nothing is cached or shown.
+_HARMLESS = frozenset(
+    {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits"}
+)
+# A bucket may hold this share of padding. More padding costs arithmetic, more buckets cost calls.
+MAX_PADDING = 0.2
 
 
 def kernel_for(query: Tensor) -> Kernel:
@@ -151,15 +158,6 @@ def _by_formula(
         scores = torch.cat([scores, sinks], dim=-1)
     probabilities = torch.softmax(scores, dim=-1)[..., : key.shape[2]]
     return (probabilities.to(value.dtype) @ value[:, :, None]).flatten(1, 2)
-
-
-ATTENTION_NAME = "headway_packed"
-# What transformers passes that changes nothing: places are in the queries, and nothing is cached or shown.
-_HARMLESS = frozenset(
-    {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits"}
-)
-# A bucket may hold this share of padding. More padding costs arithmetic, more buckets cost calls.
-MAX_PADDING = 0.2
 
 
 @dataclass(frozen=True)

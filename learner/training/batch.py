@@ -20,6 +20,18 @@ from protocol.trajectories import Trajectory, TrajectoryGroup, Turn
 Number = TypeVar("Number", np.int32, np.float32)
 
 _NO_TOKENS = np.zeros(0, dtype=np.float32)
+ARRAY_TYPES: Mapping[str, np.dtype[np.generic]] = {
+    name: np.dtype(kind)
+    for kind, names in {
+        "bool": ("mixed_versions", "truncated", "labels", "mismatched", "loss_mask"),
+        "int64": ("lengths", "trajectories", "groups", "pairs", "teachers", "turns", "turn_states"),
+        "int32": ("token_ids", "lags", "candidate_ids"),
+        "float64": ("rewards", "components", "margins", "turn_rewards"),
+        "float32": ("behavior_logprobs", "teacher_logprobs", "reference_logprobs", "candidate_logprobs"),
+    }.items()
+    for name in names
+}
+"""The type of each array of a FlatBatch."""
 
 
 @dataclass(frozen=True)
@@ -187,20 +199,6 @@ class FlatBatch:
     def owners(self) -> NDArray[np.int64]:
         """The sequence of each token, [N]."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
-
-
-ARRAY_TYPES: Mapping[str, np.dtype[np.generic]] = {
-    name: np.dtype(kind)
-    for kind, names in {
-        "bool": ("mixed_versions", "truncated", "labels", "mismatched", "loss_mask"),
-        "int64": ("lengths", "trajectories", "groups", "pairs", "teachers", "turns", "turn_states"),
-        "int32": ("token_ids", "lags", "candidate_ids"),
-        "float64": ("rewards", "components", "margins", "turn_rewards"),
-        "float32": ("behavior_logprobs", "teacher_logprobs", "reference_logprobs", "candidate_logprobs"),
-    }.items()
-    for name in names
-}
-"""The type of each array of a FlatBatch."""
 
 
 def flatten(sequences: Sequence[TrainSequence]) -> FlatBatch:

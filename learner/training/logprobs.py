@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from learner.training.logits import LogitRules
 
+_PLAIN = LogitRules()
+
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type of sums over values of `dtype`: float64 for float64, float32 for all others."""
@@ -23,9 +25,6 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 def spans(total: int, size: int) -> list[slice]:
     """0 to `total` in slices of at most `size`."""
     return [slice(start, min(start + size, total)) for start in range(0, total, size)]
-
-
-_PLAIN = LogitRules()
 
 
 def span_logits(

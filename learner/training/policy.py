@@ -33,6 +33,18 @@ from learner.training.packing import Microbatch
 from learner.training.routing import ExpertWatch, RoutingSums
 from learner.weights.process_group import BucketWriter, LaidOut, Rooms
 
+# Parameters are gathered in groups of about this size, so that ZeRO-3 never has the whole model on one device.
+GATHER_BYTES = 256 * 2**20
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+)
+
 
 def predicting_states(
     model: nn.Module, microbatch: Microbatch, *, watch: ExpertWatch | None = None
@@ -215,19 +227,6 @@ def load_decoder(
         say_unpacked(path, model, reason)
     without_dropout(model)
     return model.train(), missing
-
-
-# Parameters are gathered in groups of about this size, so that ZeRO-3 never has the whole model on one device.
-GATHER_BYTES = 256 * 2**20
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "chat_template*",
-)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from learner.training.ranks import summed_over_ranks
 from learner.training.routing import ExpertWatch, RoutingSums
 
 HEAD = "score"
+FOLDER = "critic"
 
 
 class ScoreHead(nn.Linear):
@@ -232,9 +233,6 @@ class _Config(Protocol):
 def _config_of(classifier: nn.Module) -> _Config:
     config: _Config = classifier.config  # type: ignore[assignment]
     return config
-
-
-FOLDER = "critic"
 
 
 @dataclass(frozen=True)

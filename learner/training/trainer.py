@@ -55,6 +55,7 @@ _FASTER = {
     "bfloat16": "training.dtype is float32, and this CPU multiplies bfloat16 fast: bfloat16 (and "
     "training.publish_dtype and generator.engine.dtype with it) takes half the memory and about half the time",
 }
+PROGRESS_FILE = "trainer.json"
 
 
 class NotFinite(RuntimeError):
@@ -137,9 +138,6 @@ def load_random_state(path: Path, *, device: torch.device) -> None:
 
 def _optional(value: float | None) -> Tensor:
     return torch.tensor([] if value is None else [value], dtype=torch.float64)
-
-
-PROGRESS_FILE = "trainer.json"
 
 
 def _never() -> bool:

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _SUPERSEDED = "generator {}: a process that started later announces itself under this id; give each its own"
 _ROUNDS_HEARD = 3
+_EVERY_S = 5.0
+_ASKED_A_SECOND = 50
 
 
 class JoinRefused(Exception):
@@ -259,10 +261,6 @@ class Fleet:
 def _process(announcement: Announcement) -> tuple[str, str, str, int]:
     """The identity that a process keeps for its life; with another one, it is another process under the same id."""
     return announcement.instance, announcement.url, announcement.backend, announcement.world_size
-
-
-_EVERY_S = 5.0
-_ASKED_A_SECOND = 50
 
 
 class IdleWatch:

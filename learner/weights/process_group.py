@@ -33,6 +33,7 @@ from services.process import DaemonThreads, WrongSettings
 _NCCL_POLL_S = 0.001
 
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
+T = TypeVar("T")
 
 
 class WeightPlaneError(RuntimeError):
@@ -325,9 +326,6 @@ class BroadcastGroup:
         """
         self._group = None
         self._store = None
-
-
-T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T], *, threads: DaemonThreads) -> T:

@@ -24,6 +24,9 @@ from protocol.model import PolicyVersion
 from services.http.app import RequestRefused, json_answer, json_body
 from services.process import DaemonThreads
 
+CHUNK_BYTES = 4 << 20
+_DIGEST_ELEMENTS = 1 << 20
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -88,10 +91,6 @@ class PublisherOptions:
     """Before the second try of a download; twice as long each time."""
     pull_attempts: int = 5
     """Failures in a row after which a generator is expelled."""
-
-
-CHUNK_BYTES = 4 << 20
-_DIGEST_ELEMENTS = 1 << 20
 
 
 class NotOnTheShelf(LookupError):

@@ -13,6 +13,8 @@ _MODEL = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False, description="share of the reward, relative to the others'")]
 OutputComparison = Literal["exact", "lines", "tokens", "numbers"]
+NOTHING_EXTRACTED = Score(reward=0.0, components={"extracted": 0.0}, explanation="no program was found")
+_SHOWN_CASES = 20
 
 
 class Tolerance(BaseModel):
@@ -184,10 +186,6 @@ class Case:
 
     verdict: Verdict
     weight: float = 1.0
-
-
-NOTHING_EXTRACTED = Score(reward=0.0, components={"extracted": 0.0}, explanation="no program was found")
-_SHOWN_CASES = 20
 
 
 def score_of(cases: Sequence[Case], *, reward: Literal["fraction", "all"]) -> Score:

@@ -29,6 +29,8 @@ from reward_service.verifier.submission import DataError, VerifierError
 _MAX_LITERAL_CHARS = 1 << 20
 # Of the line in which a value comes.
 _AROUND_BYTES = 64
+# A right output may have more spaces than the expected one, but not without bound.
+_SPARE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,10 +145,6 @@ def _encoded(value: object) -> Json:
 
 def _refuse(value: object) -> Json:
     raise NotPlain(f"{type(value).__name__} is no plain value")
-
-
-# A right output may have more spaces than the expected one, but not without bound.
-_SPARE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,8 @@ from reward_service.verifier.submission import DataError, InfrastructureError
 _TO_SOLUTION = b"S "
 _READ_NAME = b"G "
 _MAX_CASES = 10_000
+# pytest and what tests compute: their process is the service's choice, not the solution's.
+_TESTS_MEMORY_MIB = 1024
 
 
 class TestsEnded(Exception):
@@ -196,10 +198,6 @@ def _verdict(passed: Literal[True, False, None] | object, error: str) -> Verdict
     if passed is True:
         return Verdict.PASSED
     return Verdict.WRONG if "AssertionError" in error or "DID NOT RAISE" in error else Verdict.ERROR
-
-
-# pytest and what tests compute: their process is the service's choice, not the solution's.
-_TESTS_MEMORY_MIB = 1024
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,10 @@ _PYTHON_LINE = re.compile(
     r"[^\W\d]\w*(?:, ?\w+)*\s*(?::[^=]+)?=[^=])",
     re.MULTILINE,
 )
+# Suites whose reference solution is known to pass.
+_REMEMBERED_SUITES = 4096
+# More would let one item of many cases take the sandbox from all others.
+_PARALLEL_CASES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +110,6 @@ def _looks_like_code(text: str, *, language: str) -> bool:
     if language != "python":
         return bool(text.strip())
     return _PYTHON_LINE.search(text) is not None
-
-
-# Suites whose reference solution is known to pass.
-_REMEMBERED_SUITES = 4096
-# More would let one item of many cases take the sandbox from all others.
-_PARALLEL_CASES = 4
 
 
 class CodeJudge:

@@ -16,6 +16,11 @@ from reward_service.verifier.submission import InfrastructureError
 
 # A case that timed out with less than this share of its time spent computing may have waited for us.
 _BUSY = 0.5
+# What a process may take beside the time of its cases: to start, to load its modules.
+START_S = 60.0
+_PACKAGE = "reward_service.code.inside"
+_FOLDER = _PACKAGE.replace(".", "/")
+_FILE = "solution"
 
 
 class TimeBudget:
@@ -100,13 +105,6 @@ def whole_seconds(seconds: float) -> float:
     return float(max(1, math.ceil(seconds)))
 
 
-# What a process may take beside the time of its cases: to start, to load its modules.
-START_S = 60.0
-
-_PACKAGE = "reward_service.code.inside"
-_FOLDER = _PACKAGE.replace(".", "/")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Harness:
     """The modules of the harness at the paths by which they import each other, and the operator's maxima.
@@ -148,9 +146,6 @@ def load_harness(execution: ExecutionConfig) -> Harness:
 def _entry(module: str) -> bytes:
     # Nothing is run twice, so there is nothing to cache.
     return f"import sys\nsys.dont_write_bytecode = True\nfrom {_PACKAGE}.{module} import main\nmain()\n".encode()
-
-
-_FILE = "solution"
 
 
 @dataclass(frozen=True, kw_only=True)

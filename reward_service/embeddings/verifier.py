@@ -32,6 +32,10 @@ from reward_service.verifier.submission import InfrastructureError, Outcome, Sco
 from reward_service.verifiers.extraction import strip_thinking
 from services.worker_process import WorkerDied
 
+PATH = "/embeddings"
+_FINGERPRINT_CHARS = 12
+_DESCRIPTION = "Cosine similarity, from -1 to 1, of the embeddings of the completion and of references."
+
 
 class Encoder:
     """Made by `open_encoder`."""
@@ -104,7 +108,6 @@ def _to_load(config: EncoderConfig, fingerprint: str) -> EncoderToLoad:
 
 logger = logging.getLogger(__name__)
 
-PATH = "/embeddings"
 
 Vector: TypeAlias = "array[float]"
 
@@ -232,10 +235,6 @@ class Similarity:
         reward = max(similarities) if arguments.pick == "best" else statistics.fmean(similarities)
         score = Score(reward=reward, components={"empty": 0.0})
         return Outcome(result=score, cached=all(each.kept for each in embeddings))
-
-
-_FINGERPRINT_CHARS = 12
-_DESCRIPTION = "Cosine similarity, from -1 to 1, of the embeddings of the completion and of references."
 
 
 def embedding_verifier(config: EmbeddingConfig) -> Verifier:

@@ -22,6 +22,8 @@ from reward_service.verifier.submission import Outcome, error_of, to_score, vali
 from services.batching import AskedJob, Batches
 
 A = TypeVar("A", bound=BaseModel)
+J = TypeVar("J")
+R = TypeVar("R")
 
 
 class AskedItem(Protocol):
@@ -60,9 +62,6 @@ class AskingLane(Lane, Generic[A]):
         message = f"deadline: no answer of {self._asked} in time; the last trouble with it: {self._asked.last_problem}"
         return ScoreError(kind="infrastructure", message=message)
 
-
-J = TypeVar("J")
-R = TypeVar("R")
 
 Send = Callable[[Sequence[J], float], Awaitable[Sequence[R]]]
 

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 from services.config.models import ConfigModel
 from services.config.run_paths import Written
 
+_OF_OPENRLHF = ("requests_per_s", "most_requests", "most_tokens")
+
 
 class LimitsConfig(ConfigModel):
     """How much is asked of the service. The budget counts from the start of the process."""
@@ -63,9 +65,6 @@ class EndpointConfig(ConfigModel):
         if self.api_key_env is not None and self.api_key_file is not None:
             raise ValueError(f"{self.name}: api_key_env and api_key_file are both set; set one of them")
         return self
-
-
-_OF_OPENRLHF = ("requests_per_s", "most_requests", "most_tokens")
 
 
 class RemoteConfig(EndpointConfig):

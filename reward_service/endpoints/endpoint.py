@@ -30,6 +30,18 @@ from services.http.client import HttpClient, ServiceError, ServiceRefused, Servi
 from services.http.tls import TlsFiles, public_tls
 from services.secret_files import SecretFileError, read_secret
 
+R = TypeVar("R", bound=BaseModel)
+_BREAKER = BreakerSettings(failures=5, rest_s=0.5, rest_max_s=10.0)
+_LONGEST_PAUSE_S = 10.0
+_MOST_CHARS = 500
+_INPUT_IS_WRONG = frozenset({400, 413, 422})
+_AGAIN = frozenset({408, 409, 425})
+_REMEDIES = {
+    401: "check api_key_env or api_key_file",
+    403: "check api_key_env or api_key_file, and what the key may do",
+    404: "check url and model",
+}
+
 
 class SpendingBudget:
     """Counts requests and tokens. Those under way when the tokens run out are still paid."""
@@ -89,21 +101,6 @@ class RequestPace:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-R = TypeVar("R", bound=BaseModel)
-
-_BREAKER = BreakerSettings(failures=5, rest_s=0.5, rest_max_s=10.0)
-_LONGEST_PAUSE_S = 10.0
-_MOST_CHARS = 500
-
-_INPUT_IS_WRONG = frozenset({400, 413, 422})
-_AGAIN = frozenset({408, 409, 425})
-_REMEDIES = {
-    401: "check api_key_env or api_key_file",
-    403: "check api_key_env or api_key_file, and what the key may do",
-    404: "check url and model",
-}
 
 
 class InputRefused(DataError):

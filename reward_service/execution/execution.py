@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_CALLS = 16
 _FILE = ".session.py"
+_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,9 +242,6 @@ async def _exchange(call: _SessionCall, running: Running) -> tuple[Ended, bool]:
 def _killed(limits: Limits, *, timed_out: bool) -> Ended:
     wall_s = limits.wall_s if timed_out else 0.0
     return Ended(exit_code=None, signal=9, stdout=b"", stderr=b"", timed_out=timed_out, wall_s=wall_s)
-
-
-_RETRY_S = 1.0
 
 
 class Execution:

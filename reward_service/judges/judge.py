@@ -40,6 +40,15 @@ logger = logging.getLogger(__name__)
 _RETRY_TEMPERATURE = 0.7
 _SHOWN_CHARS = 200
 _KEPT_CHARS = 500
+T = TypeVar("T")
+TIE = 0.5
+_FINGERPRINT_CHARS = 12
+# Settings that change what is asked; the others change only how.
+_ASKED = ("model", "kind", "system", "rubric", "temperature", "max_tokens", "keep_thinking", "extra")
+_DESCRIPTIONS = {
+    "score": "What a language model says of the completion: 0 to 10, scaled to 0 to 1.",
+    "pairwise": "Whether a language model prefers the completion to a baseline: 1 won, 0.5 tie, 0 lost.",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,11 +153,6 @@ class Asking:
         return max(self._config.temperature, _RETRY_TEMPERATURE) if again else self._config.temperature
 
 
-T = TypeVar("T")
-
-TIE = 0.5
-
-
 @dataclass(frozen=True, kw_only=True)
 class Judge:
     """A judge that is ready to be asked. `template` is the user's, if there is one."""
@@ -240,16 +244,6 @@ async def together(questions: Sequence[Coroutine[None, None, T]]) -> list[T]:
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from failed
     return [task.result() for task in tasks]
-
-
-_FINGERPRINT_CHARS = 12
-# Settings that change what is asked; the others change only how.
-_ASKED = ("model", "kind", "system", "rubric", "temperature", "max_tokens", "keep_thinking", "extra")
-
-_DESCRIPTIONS = {
-    "score": "What a language model says of the completion: 0 to 10, scaled to 0 to 1.",
-    "pairwise": "Whether a language model prefers the completion to a baseline: 1 won, 0.5 tie, 0 lost.",
-}
 
 
 def judge_verifier(config: JudgeConfig) -> Verifier:

@@ -87,6 +87,19 @@ Reply with one JSON object and nothing after it: {{"mark": "{mark}", "reasoning"
 
 _CRITERIA = "Criteria:\n"
 _REFERENCE = "A reference answer:\n{reference}\n\n"
+HIGHEST_SCORE = 10.0
+_WINNERS: Mapping[str, float] = {"first": 1.0, "tie": 0.5, "second": 0.0}
+_FIELDS: Mapping[Kind, str] = {"score": "score", "pairwise": "winner"}
+_LINES: Mapping[Kind, re.Pattern[str]] = {
+    "score": re.compile(
+        r"^[^\w\n]*(?:final )?(?:score|rating)[^\w\n]{1,5}(\d+(?:\.\d+)?)(?: */ *10)?[^\w\n]*$", re.I | re.M
+    ),
+    "pairwise": re.compile(r"^[^\w\n]*(?:winner|verdict)[^\w\n]{1,5}(first|second|tie)[^\w\n]*$", re.I | re.M),
+}
+# A reply that was made to be long or deep must not take quadratic time.
+_MOST_CHARS = 1 << 14
+_MOST_OBJECTS = 512
+PATH = "/chat/completions"
 
 
 def built_in(kind: Kind, *, with_reference: bool) -> str:
@@ -133,21 +146,6 @@ def system_text(system: str | None, *, mark: str) -> str:
     """The judge's first message. The rule about material is added to a system text of the user's."""
     own = SYSTEM.format(mark=mark)
     return own if system is None else f"{system}\n\n{own}"
-
-
-HIGHEST_SCORE = 10.0
-
-_WINNERS: Mapping[str, float] = {"first": 1.0, "tie": 0.5, "second": 0.0}
-_FIELDS: Mapping[Kind, str] = {"score": "score", "pairwise": "winner"}
-_LINES: Mapping[Kind, re.Pattern[str]] = {
-    "score": re.compile(
-        r"^[^\w\n]*(?:final )?(?:score|rating)[^\w\n]{1,5}(\d+(?:\.\d+)?)(?: */ *10)?[^\w\n]*$", re.I | re.M
-    ),
-    "pairwise": re.compile(r"^[^\w\n]*(?:winner|verdict)[^\w\n]{1,5}(first|second|tie)[^\w\n]*$", re.I | re.M),
-}
-# A reply that was made to be long or deep must not take quadratic time.
-_MOST_CHARS = 1 << 14
-_MOST_OBJECTS = 512
 
 
 @dataclass(frozen=True)
@@ -220,9 +218,6 @@ def _value(said: object, *, kind: Kind) -> float | None:
     if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said):
         return None
     return float(said) / HIGHEST_SCORE if 0 <= said <= HIGHEST_SCORE else None
-
-
-PATH = "/chat/completions"
 
 
 class ChatRequest(RootModel[dict[str, JsonValue]]):

@@ -22,6 +22,8 @@ from reward_service.verifier.submission import InfrastructureError, UserError
 from reward_service.verifier.worker_pool import Reply
 from services.worker_process import WorkerDied, WorkerProcess, WorkerUnavailable, worker_environment
 
+A = TypeVar("A", bound=BaseModel)
+
 
 class _ToLoad(WireModel):
     """The model of a worker process. `fingerprint` is that of the files which it is expected to find."""
@@ -102,9 +104,6 @@ class Encoded(WireModel):
 
     vectors: tuple[str, ...] = ()
     error: ScoreError | None = None
-
-
-A = TypeVar("A", bound=BaseModel)
 
 
 class ModelProcess(Generic[A]):

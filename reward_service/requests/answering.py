@@ -23,6 +23,8 @@ from reward_service.requests.scoring import Scorer
 from reward_service.verifier.config import IdempotencyConfig
 from services.http.app import RequestRefused, streamed_answer
 
+LINES = "application/x-ndjson"
+
 
 class Claim:
     """State of a request's key: the `answer` there is, or else the caller's turn to `settle` one."""
@@ -130,9 +132,6 @@ def _check_same(key: str, entry: _Entry, digest: bytes) -> None:
     if entry.digest != digest:
         message = f"the Idempotency-Key {key!r} was used for another request: use a key for one request only"
         raise RequestRefused(409, "key_reused", message, field="Idempotency-Key")
-
-
-LINES = "application/x-ndjson"
 
 
 class StreamedResults(Response):

@@ -43,6 +43,19 @@ from reward_service.verifier.submission import UserError
 logger = logging.getLogger(__name__)
 
 _MARK = re.compile(r"headway-sandbox:(\d+):(\d+):(\d+)")
+WORK_FOLDER = "/tmp/work"
+SEARCH_PATH = "/opt/python/bin:/usr/bin:/bin"
+# As a program sees itself, whatever user the service gave it.
+_NOBODY = "65534"
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+# Descriptors that the keeper places behind stdin, stdout, stderr, command and ready.
+_INFO, _OPTIONS, _FILTER = 5, 6, 7
+_PREFIX = "headway-sandbox-"
+# Between its making and its lock a folder looks as if nobody had it.
+_YOUNG_S = 60.0
+_ASK_S = 60.0
+_CAP_SYS_ADMIN = 1 << 21
+_SYSTEM_PYTHON = Path("/usr/bin/python3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +128,6 @@ def _namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
-WORK_FOLDER = "/tmp/work"
-SEARCH_PATH = "/opt/python/bin:/usr/bin:/bin"
-
-# As a program sees itself, whatever user the service gave it.
-_NOBODY = "65534"
-
-_DEVICES = ("null", "zero", "full", "random", "urandom")
-
-# Descriptors that the keeper places behind stdin, stdout, stderr, command and ready.
-_INFO, _OPTIONS, _FILTER = 5, 6, 7
-
-
 @dataclass(frozen=True, kw_only=True)
 class Walls:
     """The command that the keeper runs, the options that it hands over in memory, and what every program sees of an
@@ -183,12 +184,6 @@ def _sealed() -> list[str]:
     return ["--remount-ro", "/usr/local", "--remount-ro", "/"]
 
 
-_PREFIX = "headway-sandbox-"
-
-# Between its making and its lock a folder looks as if nobody had it.
-_YOUNG_S = 60.0
-
-
 @contextmanager
 def staging_folder() -> Iterator[Path]:
     """A folder of this process alone, removed at the end; one that nobody removed, by the next who asks for one."""
@@ -216,11 +211,6 @@ def _remove_stale(temporary: Path) -> None:
             if status.st_uid == os.getuid() and time.time() - status.st_mtime > _YOUNG_S:
                 with _locked(folder):
                     shutil.rmtree(folder)
-
-
-_ASK_S = 60.0
-_CAP_SYS_ADMIN = 1 << 21
-_SYSTEM_PYTHON = Path("/usr/bin/python3")
 
 
 @contextmanager

@@ -24,6 +24,32 @@ from reward_service.verifier.submission import InfrastructureError, UserError
 logger = logging.getLogger(__name__)
 
 _MOST_FILES = 1024
+# Each wall that does not hold is named on its standard output.
+_TRY_SOURCE = """
+import ctypes, os, socket, sys
+def falls(wall, attack):
+    try:
+        attack()
+    except OSError:
+        return
+    print(wall)
+def call(function, *arguments):
+    if getattr(ctypes.CDLL(None, use_errno=True), function)(*arguments) == -1:
+        raise OSError
+address = ("127.0.0.1", int(sys.argv[1]))
+falls("the network of the host is reachable", lambda: socket.create_connection(address, timeout=5))
+falls("files of the service are readable", lambda: open(sys.argv[2]).close())
+falls("settings of the kernel are writable", lambda: open("/proc/sys/kernel/core_pattern", "w").close())
+falls("the root folder is writable", lambda: open("/file", "w").close())
+falls("namespaces can be made", lambda: call("unshare", 0x10000000))
+falls("processes can be traced", lambda: call("ptrace", 0, 0, 0, 0))
+if open("/proc/1/environ").read():
+    print("the environment of the launcher is readable")
+if os.getuid() != 65534:
+    print("it runs as user", os.getuid())
+"""
+SESSION_LINE_FACTOR = 16
+"""Each byte of a session's output can take six in its answer, whose line must be kept whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,35 +252,6 @@ def _check(program: Program, config: ExecutionConfig) -> None:
     for name, value in program.environment.items():
         if not name or "=" in name or "\0" in name + value:
             raise UserError(f"an environment variable cannot be named {name!r}, or has a null character in its value")
-
-
-# Each wall that does not hold is named on its standard output.
-_TRY_SOURCE = """
-import ctypes, os, socket, sys
-def falls(wall, attack):
-    try:
-        attack()
-    except OSError:
-        return
-    print(wall)
-def call(function, *arguments):
-    if getattr(ctypes.CDLL(None, use_errno=True), function)(*arguments) == -1:
-        raise OSError
-address = ("127.0.0.1", int(sys.argv[1]))
-falls("the network of the host is reachable", lambda: socket.create_connection(address, timeout=5))
-falls("files of the service are readable", lambda: open(sys.argv[2]).close())
-falls("settings of the kernel are writable", lambda: open("/proc/sys/kernel/core_pattern", "w").close())
-falls("the root folder is writable", lambda: open("/file", "w").close())
-falls("namespaces can be made", lambda: call("unshare", 0x10000000))
-falls("processes can be traced", lambda: call("ptrace", 0, 0, 0, 0))
-if open("/proc/1/environ").read():
-    print("the environment of the launcher is readable")
-if os.getuid() != 65534:
-    print("it runs as user", os.getuid())
-"""
-
-SESSION_LINE_FACTOR = 16
-"""Each byte of a session's output can take six in its answer, whose line must be kept whole."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,11 @@ _HANDLES = 4
 # Beside the program, its group holds the keeper, bubblewrap and the first process of the namespace.
 _OWN_PROCESSES = 4
 _OWN_MEMORY = 32 << 20
+_OPEN_FILES = 256
+# Everything is dead by then, so what is in the pipes is all that comes.
+_LAST_OUTPUT_S = 10.0
+# Bubblewrap ends with 128 + N when the program was killed by signal N.
+_SIGNALS = range(129, 193)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,15 +248,6 @@ class Place:
 def _path_of(file: str | None) -> str:
     assert file is not None
     return str(Path(file))
-
-
-_OPEN_FILES = 256
-
-# Everything is dead by then, so what is in the pipes is all that comes.
-_LAST_OUTPUT_S = 10.0
-
-# Bubblewrap ends with 128 + N when the program was killed by signal N.
-_SIGNALS = range(129, 193)
 
 
 class RunningProgram:

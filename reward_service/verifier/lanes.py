@@ -39,6 +39,7 @@ _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 # The label of items that name no verifier of ours: their own words would make labels without bound.
 UNKNOWN = "unknown"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +112,6 @@ def make_metrics(metrics: Metrics) -> ScoringMetrics:
             "asked_tokens", "Tokens, in and out, that services say were used.", labels=["verifier"]
         ),
     )
-
-
-T = TypeVar("T")
 
 
 class Lane(ABC):

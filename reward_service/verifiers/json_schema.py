@@ -27,6 +27,14 @@ _OPENING = re.compile(r"[{\[]")
 # Within a value: a string on one line, an escaped character outside of one, or a bracket.
 _TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*+"|\\.|[{}\[\]]')
 _PAIRS = {"}": "{", "]": "["}
+_DRAFTS: Mapping[Draft, type[Validator]] = {
+    "2020-12": Draft202012Validator,
+    "2019-09": Draft201909Validator,
+    "7": Draft7Validator,
+    "6": Draft6Validator,
+    "4": Draft4Validator,
+}
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 def candidates(text: str, place: Place) -> Iterator[str]:
@@ -90,16 +98,6 @@ _FINDERS: Mapping[Place, Callable[[str], Iterator[str]]] = {
     "last_value": _last_values,
     "whole": _whole,
 }
-
-
-_DRAFTS: Mapping[Draft, type[Validator]] = {
-    "2020-12": Draft202012Validator,
-    "2019-09": Draft201909Validator,
-    "7": Draft7Validator,
-    "6": Draft6Validator,
-    "4": Draft4Validator,
-}
-_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 class Schema:

@@ -24,6 +24,12 @@ _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
 _LATEX_GAP = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,!;: ]|[\u00a0\u2009\u202f'’_])(?=\d{3}(?!\d))")
 _SPACED = re.compile(r"(?<![\d.,/])\d{1,3}(?: \d{3})+(?![\d/])")
 _DASHES = str.maketrans({"−": "-", "–": "-", "﹣": "-", "－": "-", "％": "%", "×": "x", "⁄": "/"})
+_MAX_END_CHARS = 2000
+_MAX_CONTENT_CHARS = 1000
+_ALTERNATIVES = re.compile(r"\b(?:or|and)\b|[,;]")
+_NEGATED = re.compile(r"\b(?:not|isn't|never)\s+[*_$(]*$", re.IGNORECASE)
+_RANGE = re.compile(r"\b(?:between|from)\s*[$(\[]*$")
+_OR = re.compile(r"\W*(?:\w+\W+)?or\W+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +117,6 @@ def _power_of_ten(text: str) -> Fraction:
 Place = Literal["tag", "boxed", "stated", "last"]
 Percent = Literal["either", "share", "number"]
 _Gold = Annotated[int | float, Field(allow_inf_nan=False)] | Annotated[str, Field(min_length=1, max_length=1000)]
-_MAX_END_CHARS = 2000
-_MAX_CONTENT_CHARS = 1000
-_ALTERNATIVES = re.compile(r"\b(?:or|and)\b|[,;]")
-
-_NEGATED = re.compile(r"\b(?:not|isn't|never)\s+[*_$(]*$", re.IGNORECASE)
-_RANGE = re.compile(r"\b(?:between|from)\s*[$(\[]*$")
-_OR = re.compile(r"\W*(?:\w+\W+)?or\W+")
 
 
 class NumericArguments(BaseModel):

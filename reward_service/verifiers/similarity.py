@@ -18,6 +18,10 @@ from reward_service.verifiers.extraction import strip_thinking
 from reward_service.verifiers.qa import UNSPACED
 
 MAX_CELLS = 1 << 32
+BLEU_ORDER = 4
+CHRF_ORDER = 6
+CHRF_BETA = 2.0
+_WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
 
 
 def rouge_l(candidate: Sequence[str], reference: Sequence[str]) -> float:
@@ -58,11 +62,6 @@ def _check_lengths(left: Sequence[str], right: Sequence[str]) -> None:
             f"texts of {len(left)} and {len(right)} units are too long to be aligned, expected a product of at most "
             f"{MAX_CELLS}; shorten them, or use bleu, chrf or jaccard"
         )
-
-
-BLEU_ORDER = 4
-CHRF_ORDER = 6
-CHRF_BETA = 2.0
 
 
 def bleu(candidate: Sequence[str], reference: Sequence[str]) -> float:
@@ -134,9 +133,6 @@ def _ngrams(units: Sequence[str], *, n: int) -> Iterator[object]:
 
 def _count(units: Sequence[str], *, n: int) -> int:
     return max(0, len(units) - n + 1)
-
-
-_WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
 
 
 def similarity(submission: Submission, arguments: SimilarityArguments) -> Score:

@@ -24,6 +24,83 @@ from services.config.run_paths import is_written
 REQUIRED = PydanticUndefined
 
 FILE_SUFFIX = "_file"
+_PLAINLY = {
+    "int_parsing": "expected a whole number",
+    "int_type": "expected a whole number",
+    "float_parsing": "expected a number",
+    "float_type": "expected a number",
+    "bool_parsing": "expected true or false",
+    "bool_type": "expected true or false",
+    "string_type": "expected text in quotes",
+    "tuple_type": "expected a list, in square brackets",
+    "model_type": "expected a table, in curly brackets",
+    "model_attributes_type": "expected a table, in curly brackets",
+}
+_NAME_PATTERN = "'^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$'"
+_CLOSE = 0.7
+_ALIKE = 0.6
+# What other trainers call what is called otherwise here.
+_ELSEWHERE = {
+    "num_generations": "rollouts.group_size",
+    "n_samples_per_prompt": "rollouts.group_size",
+    "rollouts_per_example": "rollouts.group_size",
+    "max_completion_length": "rollouts.max_tokens",
+    "max_response_length": "rollouts.max_tokens",
+    "max_new_tokens": "rollouts.max_tokens",
+    "max_completion_tokens": "rollouts.max_tokens",
+    "generate_max_len": "rollouts.max_tokens",
+    "beta": "algo.kl_coefficient",
+    "kl_coef": "algo.kl_coefficient",
+    "init_kl_coef": "algo.kl_coefficient",
+    "epsilon": "algo.clip_low",
+    "epsilon_high": "algo.clip_high",
+    "clip_eps": "algo.clip_low",
+    "max_steps": "steps",
+    "per_device_train_batch_size": "groups_per_step",
+    "train_batch_size": "groups_per_step",
+    "rollout_batch_size": "groups_per_step",
+    "output_dir": "output",
+    "model_name_or_path": "model",
+    "max_async_level": "max_lag",
+    "max_off_policy_steps": "max_lag",
+    "num_train_epochs": "data.epochs",
+    "num_epochs": "data.epochs",
+    "epochs": "data.epochs",
+    "eval_every": "evaluation.every_steps",
+    "eval_steps": "evaluation.every_steps",
+    "test_freq": "evaluation.every_steps",
+    "save_steps": "checkpoint.every_steps",
+    "save_freq": "checkpoint.every_steps",
+    **dict.fromkeys(
+        ("chat_template", "chat_template_path", "custom_chat_template", "tokenizer_chat_template"), "run.chat_template"
+    ),
+    "learning_rate": "training.optimizer.learning_rate",
+    "lr": "training.optimizer.learning_rate",
+    "temperature": "training.temperature",
+    "lora_rank": "training.lora.rank",
+    "warmup_steps": "training.optimizer.warmup_updates",
+    "max_grad_norm": "training.optimizer.max_grad_norm",
+    "gpu_memory_utilization": "engine.gpu_memory_fraction",
+    "vllm_gpu_memory_utilization": "engine.gpu_memory_fraction",
+}
+_WHOLE = (
+    "is not there for training: which tokens are left out is decided by the engine's numbers, which are not the "
+    "learner's to the last digit, so that the logprobs of the two would not be of one distribution; for evaluations "
+    "there is evaluation.{}"
+)
+# What others have, and is left out here, with the reason and what to do instead.
+_NOT_HERE = {
+    **{name: _WHOLE.format(name) for name in ("top_p", "top_k", "min_p")},
+    **dict.fromkeys(
+        ("stop", "stop_strings"),
+        "is set as rollouts.stop_token_ids, or as stop of an environment (rules.stop of one of several turns)",
+    ),
+}
+RENAMED: dict[str, dict[str, str]] = {
+    "env-service": {"environments.rules.episode_timeout_s": "conversation_timeout_s"},
+}
+"""Keys of earlier releases, by process and with their groups, and the name that each has in its group now."""
+_SAID = "HEADWAY_RENAMED_KEYS_SAID"
 
 
 @dataclass(frozen=True)
@@ -214,21 +291,6 @@ def complaint_of(error: ValidationError, model: type[BaseModel]) -> str:
     return f"{where}{got}: {reason}" if where else reason
 
 
-_PLAINLY = {
-    "int_parsing": "expected a whole number",
-    "int_type": "expected a whole number",
-    "float_parsing": "expected a number",
-    "float_type": "expected a number",
-    "bool_parsing": "expected true or false",
-    "bool_type": "expected true or false",
-    "string_type": "expected text in quotes",
-    "tuple_type": "expected a list, in square brackets",
-    "model_type": "expected a table, in curly brackets",
-    "model_attributes_type": "expected a table, in curly brackets",
-}
-_NAME_PATTERN = "'^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$'"
-
-
 def plain_reason(kind: str, message: str) -> str:
     """pydantic's message about a value, in the words of whoever wrote the value."""
     if kind == "string_pattern_mismatch" and _NAME_PATTERN in message:
@@ -256,10 +318,6 @@ def _union_parts(annotation: object) -> list[object]:
     if get_origin(annotation) in (Union, types.UnionType):
         return [inner for part in get_args(annotation) for inner in _union_parts(part)]
     return [annotation]
-
-
-_CLOSE = 0.7
-_ALIKE = 0.6
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -304,66 +362,6 @@ def environment_name_of(key: str, *, process: str) -> str:
     return "HEADWAY_" + path.replace("-", "_").replace(".", "__").upper()
 
 
-# What other trainers call what is called otherwise here.
-_ELSEWHERE = {
-    "num_generations": "rollouts.group_size",
-    "n_samples_per_prompt": "rollouts.group_size",
-    "rollouts_per_example": "rollouts.group_size",
-    "max_completion_length": "rollouts.max_tokens",
-    "max_response_length": "rollouts.max_tokens",
-    "max_new_tokens": "rollouts.max_tokens",
-    "max_completion_tokens": "rollouts.max_tokens",
-    "generate_max_len": "rollouts.max_tokens",
-    "beta": "algo.kl_coefficient",
-    "kl_coef": "algo.kl_coefficient",
-    "init_kl_coef": "algo.kl_coefficient",
-    "epsilon": "algo.clip_low",
-    "epsilon_high": "algo.clip_high",
-    "clip_eps": "algo.clip_low",
-    "max_steps": "steps",
-    "per_device_train_batch_size": "groups_per_step",
-    "train_batch_size": "groups_per_step",
-    "rollout_batch_size": "groups_per_step",
-    "output_dir": "output",
-    "model_name_or_path": "model",
-    "max_async_level": "max_lag",
-    "max_off_policy_steps": "max_lag",
-    "num_train_epochs": "data.epochs",
-    "num_epochs": "data.epochs",
-    "epochs": "data.epochs",
-    "eval_every": "evaluation.every_steps",
-    "eval_steps": "evaluation.every_steps",
-    "test_freq": "evaluation.every_steps",
-    "save_steps": "checkpoint.every_steps",
-    "save_freq": "checkpoint.every_steps",
-    **dict.fromkeys(
-        ("chat_template", "chat_template_path", "custom_chat_template", "tokenizer_chat_template"), "run.chat_template"
-    ),
-    "learning_rate": "training.optimizer.learning_rate",
-    "lr": "training.optimizer.learning_rate",
-    "temperature": "training.temperature",
-    "lora_rank": "training.lora.rank",
-    "warmup_steps": "training.optimizer.warmup_updates",
-    "max_grad_norm": "training.optimizer.max_grad_norm",
-    "gpu_memory_utilization": "engine.gpu_memory_fraction",
-    "vllm_gpu_memory_utilization": "engine.gpu_memory_fraction",
-}
-
-_WHOLE = (
-    "is not there for training: which tokens are left out is decided by the engine's numbers, which are not the "
-    "learner's to the last digit, so that the logprobs of the two would not be of one distribution; for evaluations "
-    "there is evaluation.{}"
-)
-# What others have, and is left out here, with the reason and what to do instead.
-_NOT_HERE = {
-    **{name: _WHOLE.format(name) for name in ("top_p", "top_k", "min_p")},
-    **dict.fromkeys(
-        ("stop", "stop_strings"),
-        "is set as rollouts.stop_token_ids, or as stop of an environment (rules.stop of one of several turns)",
-    ),
-}
-
-
 def called_elsewhere(key: str, schema: Schema) -> str | None:
     """Advice on a key that other trainers have: its name here, or why it is not there; None for any other."""
     name = key.rpartition(".")[2]
@@ -371,14 +369,6 @@ def called_elsewhere(key: str, schema: Schema) -> str | None:
     if meant in schema.options:
         return f"; that is {meant} here"
     return f"; {name} {_NOT_HERE[name]}" if name in _NOT_HERE else None
-
-
-RENAMED: dict[str, dict[str, str]] = {
-    "env-service": {"environments.rules.episode_timeout_s": "conversation_timeout_s"},
-}
-"""Keys of earlier releases, by process and with their groups, and the name that each has in its group now."""
-
-_SAID = "HEADWAY_RENAMED_KEYS_SAID"
 
 
 def renamed_options(process: str) -> Mapping[str, str]:

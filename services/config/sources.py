@@ -32,6 +32,8 @@ from services.secret_files import SecretFileError, read_secret
 
 PROCESSES = ("learner", "generator", "reward-service", "env-service")
 TABLES = ("run", *PROCESSES)
+_NAMED = re.compile(r"""^[ \t]*(\w+)[ \t]*=[ \t]*(["'])(\w+)\2[ \t]*(?:#.*)?$""", re.MULTILINE)
+_HEADER = re.compile(r"^[ \t]*\[[ \t]*([\w.-]+)[ \t]*\][ \t]*(?:#.*)?$", re.MULTILINE)
 
 
 class ConfigError(Exception):
@@ -221,10 +223,6 @@ def _instead_of(path: Path) -> str:
     names = sorted(file.name for file in folder.glob("*.toml")) if folder.is_dir() else []
     guess = "run.toml" if "run.toml" in names else nearest(path.name, names) or (names[0] if len(names) == 1 else None)
     return f"; did you mean {folder / guess}?" if guess else ""
-
-
-_NAMED = re.compile(r"""^[ \t]*(\w+)[ \t]*=[ \t]*(["'])(\w+)\2[ \t]*(?:#.*)?$""", re.MULTILINE)
-_HEADER = re.compile(r"^[ \t]*\[[ \t]*([\w.-]+)[ \t]*\][ \t]*(?:#.*)?$", re.MULTILINE)
 
 
 def _parsed(text: str) -> dict[str, dict[str, object]]:

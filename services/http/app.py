@@ -28,6 +28,15 @@ from protocol.status import ErrorBody, ErrorDetail, Readiness
 from services.http.local_callers import LocalCallers
 from services.http.metrics import Metrics, one_label
 
+_REF = "#/components/schemas/{model}"
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+_BODY_S = 60.0
+_REFUSALS = (
+    "unauthorized", "body_too_large", "unknown_route", "wrong_method", "malformed_json", "invalid_field",
+    "unknown_field", "slow_body", "client_left", "busy", "foreign_caller", "content_type",
+)  # fmt: skip
+M = TypeVar("M", bound=BaseModel)
+
 
 class RequestRefused(HTTPException):
     """A request that cannot be served; answered with `status` and an ErrorBody, counted under `kind`.
@@ -214,9 +223,6 @@ async def _send_refusal(
     await response(scope, receive, send)
 
 
-_REF = "#/components/schemas/{model}"
-
-
 class ReadsBody:
     """A FastAPI dependency that reads a request's body as `model`."""
 
@@ -265,17 +271,6 @@ def _with_token(document: dict[str, Any], *, open_paths: Collection[str]) -> Non
     for path in open_paths:
         for operation in document["paths"].get(path, {}).values():
             operation["security"] = []
-
-
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
-
-_BODY_S = 60.0
-_REFUSALS = (
-    "unauthorized", "body_too_large", "unknown_route", "wrong_method", "malformed_json", "invalid_field",
-    "unknown_field", "slow_body", "client_left", "busy", "foreign_caller", "content_type",
-)  # fmt: skip
-
-M = TypeVar("M", bound=BaseModel)
 
 
 def create_app(

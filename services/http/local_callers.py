@@ -10,6 +10,8 @@ from services.network import is_loopback
 
 # Sends an answer with this status, kind of error and message.
 Refuse = Callable[[int, str, str, Scope, Receive, Send], Awaitable[None]]
+_SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
+_LONGEST_TOLD = 200
 
 
 class LocalCallers:
@@ -37,10 +39,6 @@ class LocalCallers:
             await self._refuse(415, "content_type", problem, scope, receive, send)
         else:
             await self._app(scope, receive, send)
-
-
-_SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
-_LONGEST_TOLD = 200
 
 
 def _foreign(scope: Scope, known_as: Collection[str]) -> str:

@@ -15,6 +15,9 @@ from protocol.trajectories import ErrorKind
 from services.http.client import ServiceError
 from services.http.metrics import Metrics, PeerCounter
 
+_MESSAGE_LENGTH = 4096
+_ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
@@ -56,9 +59,6 @@ def answered(result: ScoreResult, *, id: str, service_id: str, endpoint: str, at
         latency_s=result.latency_s,
         attempts=attempts,
     )
-
-
-_MESSAGE_LENGTH = 4096
 
 
 class Entry:
@@ -154,9 +154,6 @@ class Part:
         """Expect nothing more."""
         if not self.over.done():
             self.over.set_result(None)
-
-
-_ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class RewardMetrics:

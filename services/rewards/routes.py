@@ -38,6 +38,7 @@ _NONE_ANSWERS = "what is to be judged waits meanwhile: start it, or see its log"
 
 Answers = AsyncGenerator[tuple[str, ScoreResult], None]
 """Results, each with the id of the service that made it."""
+_READY_S = 5.0
 
 
 class Exchange:
@@ -301,9 +302,6 @@ class _Request:
 
     def _bad(self, text: str) -> NoReturn:
         raise ServiceFailed(self.url, status=200, kind="bad_answer", message=text)
-
-
-_READY_S = 5.0
 
 
 class Route:

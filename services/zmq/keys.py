@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 _Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _SHOWN = 8
 _LONGEST_LIST = 1 << 20
+_REMEDY = "`headway keys FOLDER` makes the files and prints the settings of both sides"
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,6 @@ def _checked(text: str, path: Path, *, line: int | None = None) -> str:
             f"{where} is no CURVE key: expected 40 characters of Z85 as `headway keys` writes them, got {len(text)}"
         )
     return text
-
-
-_REMEDY = "`headway keys FOLDER` makes the files and prints the settings of both sides"
 
 
 @dataclass(frozen=True)

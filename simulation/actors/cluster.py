@@ -23,6 +23,14 @@ from simulation.world.threads import Workers
 
 NAME = "scripted"
 _LETTERS = "abcdefgh"
+ABSURD = 1e300
+"""A reward that no float32 holds."""
+LEARNER = "learner"
+SECOND_LEARNER = "second-learner"
+LEASES = "tcp://127.0.0.1:7301"
+_FIRST_RESTART_S, _LONGEST_RESTART_S, _STABLE_S = 1.0, 30.0, 60.0
+WORDS = ("<unk>", "<end>", *"abcdefgh", *(f"w{number}" for number in range(6)))
+"""Of the tokenizer, by token id."""
 
 
 @dataclass
@@ -120,10 +128,6 @@ class RewardScript:
         return {"reward": reward_of(task=task, completion=completion, uniform=self.uniform)}
 
 
-ABSURD = 1e300
-"""A reward that no float32 holds."""
-
-
 def reward_of(*, task: int, completion: str, uniform: float) -> float:
     """The true reward of a completion: all of some tasks' are equal, and those of the others tell them apart."""
     if zlib.crc32(str(task).encode()) < uniform * (1 << 32):
@@ -172,12 +176,6 @@ async def _answer(send: Any, body: dict[str, object], *, status: int = 200) -> N
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(body).encode(), "more_body": False})
-
-
-LEARNER = "learner"
-SECOND_LEARNER = "second-learner"
-LEASES = "tcp://127.0.0.1:7301"
-_FIRST_RESTART_S, _LONGEST_RESTART_S, _STABLE_S = 1.0, 30.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -401,10 +399,6 @@ class Cluster:
                 },
             }
         )  # fmt: skip
-
-
-WORDS = ("<unk>", "<end>", *"abcdefgh", *(f"w{number}" for number in range(6)))
-"""Of the tokenizer, by token id."""
 
 
 def write_model(folder: Path) -> None:

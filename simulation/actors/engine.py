@@ -28,6 +28,8 @@ _HALF_LOADED = 0
 
 History = tuple[tuple[int, ...], ...]
 """The leases of each batch, in order."""
+_END_TOKEN = 1
+_VOCABULARY = 16
 
 
 @dataclass
@@ -82,10 +84,6 @@ def number_of_logprob(logprob: float) -> int:
 def probe_logprob(number: int, token: int, *, finite: bool) -> float:
     """Of a token of the probe, by learner and engines alike: differs a little between versions."""
     return -(1.0 + (number * 7 + token * 13) % 101 / 500.0) if finite else float("nan")
-
-
-_END_TOKEN = 1
-_VOCABULARY = 16
 
 
 @dataclass

@@ -26,6 +26,29 @@ Held = tuple[int, int]
 """A lease, and the attempt whose group was accepted."""
 
 Told = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
+STANDSTILL_S = 300.0
+"""A run whose processes are well trains a step at least this often."""
+EXCUSED = True
+"""Whether time in which a fault lasts does not count."""
+_LOOK_EVERY_S = 5.0
+_BOOKS_EVERY = 16
+_LONGEST_PAUSE_S = 120.0
+_LONGEST_UNAWARE_S = 20.0
+_REMEDY_S = 120.0
+_MISTAKES = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    NameError,
+    TypeError,
+    ValueError,
+    asyncio.InvalidStateError,
+)
+_REASONS = {"dropped"}
+_MOST_SEGMENTS = 12
+_MOST_FILES = 400
+_MOST_TASKS = 300
 
 
 @dataclass
@@ -47,33 +70,6 @@ class Watcher:
     recovered: Told
     expelled: Told
     dropped: Told
-
-
-STANDSTILL_S = 300.0
-"""A run whose processes are well trains a step at least this often."""
-
-EXCUSED = True
-"""Whether time in which a fault lasts does not count."""
-
-_LOOK_EVERY_S = 5.0
-_BOOKS_EVERY = 16
-_LONGEST_PAUSE_S = 120.0
-_LONGEST_UNAWARE_S = 20.0
-_REMEDY_S = 120.0
-_MISTAKES = (
-    AssertionError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    NameError,
-    TypeError,
-    ValueError,
-    asyncio.InvalidStateError,
-)
-_REASONS = {"dropped"}
-_MOST_SEGMENTS = 12
-_MOST_FILES = 400
-_MOST_TASKS = 300
 
 
 @dataclass

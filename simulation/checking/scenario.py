@@ -15,6 +15,25 @@ HEARTBEAT_S = 12.0
 ELSEWHERE = "learner-elsewhere"
 CHECKPOINT = "checkpoint-"
 """How the names of checkpoints begin."""
+PERMANENT = ("shared gap", "clock jumps", "task hangs", "task raises", "second env_service")
+"""What a run has to go on with, so that it excuses no standstill."""
+HARMLESS = ("clock jumps",)
+"""What nothing may go wrong by: not even what is borne after a fault."""
+_LONGEST_S = 90.0
+_LONGER, _RARELY = 15.0, 0.06
+"""So many times longer some outages are."""
+_SELDOM = 0.12
+_AIM_S = 0.3
+"""Within so many seconds of a checkpoint."""
+_LEARNER_KINDS = ("kill", "terminate", "stop", "power loss", "disk full", "disk fails", "cut off", "slow link")
+_GENERATOR_KINDS = ("kill", "terminate", "stop", "cut off", "engine hangs", "load fails", "loads wrong", "slow link")
+_OTHERS = (
+    "kill env", "terminate env", "stop env", "cut off env", "kill rewards", "rewards hang", "rewards fail",
+    "rewards err", "task hangs", "task raises", "absurd reward", "shared gap", "second learner", "second env_service",
+)  # fmt: skip
+_BIG_CROWD = 1 / 400
+_USUAL_LENGTHS = (1, 2, 3, 4, 5, 6)
+"""Tokens of completions, unless something else is drawn."""
 
 
 @dataclass(frozen=True)
@@ -269,12 +288,6 @@ KINDS: dict[str, tuple[Apply, Apply]] = {
 }
 """By name: how each begins, and how it ends."""
 
-PERMANENT = ("shared gap", "clock jumps", "task hangs", "task raises", "second env_service")
-"""What a run has to go on with, so that it excuses no standstill."""
-
-HARMLESS = ("clock jumps",)
-"""What nothing may go wrong by: not even what is borne after a fault."""
-
 
 def schedule(stage: Stage, faults: tuple[Fault, ...]) -> None:
     """Has every fault happen at its time."""
@@ -302,23 +315,6 @@ def _end(stage: Stage, fault: Fault) -> None:
     stage.quiet_since = stage.world.now
     if fault.lasts_s:
         stage.world.note("FAULT", f"over: {fault}")
-
-
-_LONGEST_S = 90.0
-_LONGER, _RARELY = 15.0, 0.06
-"""So many times longer some outages are."""
-_SELDOM = 0.12
-_AIM_S = 0.3
-"""Within so many seconds of a checkpoint."""
-_LEARNER_KINDS = ("kill", "terminate", "stop", "power loss", "disk full", "disk fails", "cut off", "slow link")
-_GENERATOR_KINDS = ("kill", "terminate", "stop", "cut off", "engine hangs", "load fails", "loads wrong", "slow link")
-_OTHERS = (
-    "kill env", "terminate env", "stop env", "cut off env", "kill rewards", "rewards hang", "rewards fail",
-    "rewards err", "task hangs", "task raises", "absurd reward", "shared gap", "second learner", "second env_service",
-)  # fmt: skip
-_BIG_CROWD = 1 / 400
-_USUAL_LENGTHS = (1, 2, 3, 4, 5, 6)
-"""Tokens of completions, unless something else is drawn."""
 
 
 @dataclass(frozen=True)

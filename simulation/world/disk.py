@@ -21,6 +21,24 @@ from simulation.world.process import Process
 from simulation.world.threads import current_thread
 
 _RARELY = 0.03
+_REAL: dict[str, Callable[..., Any]] = {
+    name: getattr(os, name)
+    for name in (
+        "open",
+        "close",
+        "pwrite",
+        "pwritev",
+        "fsync",
+        "fdatasync",
+        "ftruncate",
+        "truncate",
+        "rename",
+        "replace",
+    )
+}
+_REAL_PATH_OPEN = pathlib.Path.open
+_REAL_USAGE = shutil.disk_usage
+_REAL_FLOCK = fcntl.flock
 
 
 @dataclass(frozen=True)
@@ -143,26 +161,6 @@ class Disk:
             _REAL["close"](handle)
         for key in [key for key, owner in self.locks.items() if owner is process]:
             del self.locks[key]
-
-
-_REAL: dict[str, Callable[..., Any]] = {
-    name: getattr(os, name)
-    for name in (
-        "open",
-        "close",
-        "pwrite",
-        "pwritev",
-        "fsync",
-        "fdatasync",
-        "ftruncate",
-        "truncate",
-        "rename",
-        "replace",
-    )
-}
-_REAL_PATH_OPEN = pathlib.Path.open
-_REAL_USAGE = shutil.disk_usage
-_REAL_FLOCK = fcntl.flock
 
 
 def disk_of() -> Disk | None:

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 
 from simulation.world.clock import World
 
+_RETRANSMISSIONS_S = (0.2, 0.4, 0.8, 1.6, 3.2)
+"""How long TCP waits before a lost packet has arrived after all: twice as long for each time that it is lost."""
+
 
 @dataclass(frozen=True)
 class LinkRates:
@@ -18,10 +21,6 @@ class LinkRates:
     delay_s: float = 0.002
     jitter_s: float = 0.004
     bulk_bytes_per_s: float = 1e9
-
-
-_RETRANSMISSIONS_S = (0.2, 0.4, 0.8, 1.6, 3.2)
-"""How long TCP waits before a lost packet has arrived after all: twice as long for each time that it is lost."""
 
 
 @dataclass

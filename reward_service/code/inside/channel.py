@@ -12,6 +12,8 @@ from typing import BinaryIO
 from reward_service.code.inside.plain import Json, NotPlain
 
 Message = dict[str, Json]
+_MOST = 1 << 16
+_MAX_TEXT = 500
 
 
 class Gone(BaseException):
@@ -90,9 +92,6 @@ class Conversation:
             self.step()
 
 
-_MOST = 1 << 16
-
-
 class Printed(io.TextIOBase):
     """Keeps the first 65536 characters."""
 
@@ -118,9 +117,6 @@ class Printed(io.TextIOBase):
         self._parts.clear()
         self._size = 0
         return text
-
-
-_MAX_TEXT = 500
 
 
 class Reporter:

@@ -17,6 +17,8 @@ from reward_service.code.inside.plain import Json, NotPlain, PlainDecoder, Plain
 
 _MODULE = 0
 _VALUES = (int, float, str, bytes, tuple)
+SOURCE = "solution.py"
+_MUTABLE = (list, dict, set, bytearray, collections.deque)
 
 
 class Objects:
@@ -127,10 +129,6 @@ class Borrowed:
 
     def __repr__(self) -> str:
         return str(self._do("repr"))
-
-
-SOURCE = "solution.py"
-_MUTABLE = (list, dict, set, bytearray, collections.deque)
 
 
 class Host:

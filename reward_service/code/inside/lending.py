@@ -18,6 +18,14 @@ _OPAQUE = (
     *(types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.GeneratorType),
     *(types.CoroutineType, types.AsyncGeneratorType, types.FrameType, types.CodeType, types.TracebackType, type),
 )
+BINARY = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and_", "or_", "xor"),
+    *("lt", "le", "gt", "ge", "eq", "ne"),
+)
+IN_PLACE = (
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul"),
+    *("ilshift", "irshift", "iand", "ior", "ixor"),
+)
 
 
 class Lent:
@@ -75,16 +83,6 @@ def _is_installed(module: str) -> bool:
     loaded: Mapping[str, object] = sys.modules
     file = str(getattr(loaded.get(module), "__file__", None) or "")
     return module.partition(".")[0] in sys.stdlib_module_names or "site-packages" in file
-
-
-BINARY = (
-    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and_", "or_", "xor"),
-    *("lt", "le", "gt", "ge", "eq", "ne"),
-)
-IN_PLACE = (
-    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul"),
-    *("ilshift", "irshift", "iand", "ior", "ixor"),
-)
 
 
 def _call(function: Callable[..., object], *args: object, **keywords: object) -> object:

@@ -18,6 +18,24 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 Relation = Literal["less than", "at least"]
 Phrase = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Count = Annotated[int, Field(ge=0)]
+# What langdetect reads of a text at most, from its start.
+_WINDOW_CHARS = 10_000
+# Thai to Lao, Burmese, Khmer, Japanese and Chinese: letters of one word touch those of the next.
+_WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+# Each pattern starts only at the first of a run of marks: a megabyte of dots must not be read once from every dot.
+_END = re.compile(
+    r"(?<![.!?…])(?P<mark>[.!?…]++)(?P<closing>[\"'”’»)\]*_]*+)(?=\s|\Z)|(?<![。！？।॥؟۔])[。！？।॥؟۔]++[”」』）\"]*+"
+)
+_WORD_CHARACTER = re.compile(r"[^\W_]")
+_INITIALS = re.compile(r"[A-Za-z](?:\.[A-Za-z])*")
+_LIST_NUMBER = re.compile(r"\n[ \t>*#_-]*\d{1,3}\Z")
+_QUOTES = frozenset("\"'”’»")
+_WINDOW = 24
+_TITLES = ("mr", "mrs", "ms", "mx", "dr", "prof", "st", "rev", "hon", "gen", "col", "sgt", "capt", "lt", "gov", "sen")
+_NEVER_LAST = frozenset((*_TITLES, "fig", "vol", "approx", "e.g", "i.e", "vs", "cf", "viz", "ph.d"))
+_SOMETIMES_LAST = frozenset(
+    ("etc", "inc", "ltd", "co", "corp", "jr", "sr", "al", "a.m", "p.m", "no", "dept", "est", "ave")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +72,6 @@ def holds(count: int, relation: Relation, bound: int) -> bool:
     return count < bound if relation == "less than" else count >= bound
 
 
-# What langdetect reads of a text at most, from its start.
-_WINDOW_CHARS = 10_000
-
-
 def detect_language(text: str) -> str | None:
     """langdetect's code for the language; None if the text has no features of one, or two at its start and end."""
     windows = {text[:_WINDOW_CHARS], text[-_WINDOW_CHARS:]}
@@ -84,10 +98,6 @@ def _load() -> DetectorFactory:
 
 # Loaded with the module, as a part of the worker's start: at the first item it would count against that one's deadline.
 _FACTORY = _load()
-
-
-# Thai to Lao, Burmese, Khmer, Japanese and Chinese: letters of one word touch those of the next.
-_WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 
 
 @cache
@@ -135,23 +145,6 @@ def _pattern(phrase: str) -> re.Pattern[str]:
     after = rf"(?!{joined})" if re.match(joined, phrase[-1:]) else ""
     # Only the phrase ignores case: to fold the ranges of all those scripts takes 20 ms for each phrase.
     return re.compile(f"{before}(?i:{spaced}){after}")
-
-
-# Each pattern starts only at the first of a run of marks: a megabyte of dots must not be read once from every dot.
-_END = re.compile(
-    r"(?<![.!?…])(?P<mark>[.!?…]++)(?P<closing>[\"'”’»)\]*_]*+)(?=\s|\Z)|(?<![。！？।॥؟۔])[。！？।॥؟۔]++[”」』）\"]*+"
-)
-_WORD_CHARACTER = re.compile(r"[^\W_]")
-_INITIALS = re.compile(r"[A-Za-z](?:\.[A-Za-z])*")
-_LIST_NUMBER = re.compile(r"\n[ \t>*#_-]*\d{1,3}\Z")
-_QUOTES = frozenset("\"'”’»")
-_WINDOW = 24
-
-_TITLES = ("mr", "mrs", "ms", "mx", "dr", "prof", "st", "rev", "hon", "gen", "col", "sgt", "capt", "lt", "gov", "sen")
-_NEVER_LAST = frozenset((*_TITLES, "fig", "vol", "approx", "e.g", "i.e", "vs", "cf", "viz", "ph.d"))
-_SOMETIMES_LAST = frozenset(
-    ("etc", "inc", "ltd", "co", "corp", "jr", "sr", "al", "a.m", "p.m", "no", "dept", "est", "ave")
-)
 
 
 def split_sentences(text: str) -> list[str]:

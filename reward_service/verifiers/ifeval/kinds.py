@@ -27,6 +27,16 @@ _SEPARATOR = re.compile(r"(?<!\*)\*{6}(?!\*)")
 # A word goes over apostrophes, hyphens and the dots of abbreviations.
 _WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 _COMMAS = frozenset(",，､、،﹐︐")
+# Not inside a longer run, as in the six asterisks between two responses, and not around a word, where it is emphasis.
+_DIVIDER = re.compile(r"(?<!\S)\*\*\*(?!\S)")
+_LETTER = re.compile(r"[^\W_]")
+_PLACEHOLDER = re.compile(r"\[[^\S\n]*[^\s\[\]][^\[\]\n]*\]")
+_BULLET = re.compile(r"^[ \t]*[*+-][ \t]+(?=\S)")
+_OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+_HIGHLIGHT = re.compile(r"(?<!\*)(\*{1,3})(?=[^\s*])[^*\n]*(?<=[^\s*])\1(?!\*)")
+_TITLE = re.compile(r"<<([^<\n]*)>>")
+_FENCE = re.compile(r"```[A-Za-z]*+\s*+(.*)```", re.DOTALL)
+_LINE_DECORATION = r"^[ \t>#*_\"“(\[-]*"
 
 
 class ResponseLanguage(Instruction):
@@ -186,10 +196,6 @@ class LetterFrequency(Instruction):
         return holds(response.text.lower().count(self.letter.lower()), self.let_relation, self.let_frequency)
 
 
-# Not inside a longer run, as in the six asterisks between two responses, and not around a word, where it is emphasis.
-_DIVIDER = re.compile(r"(?<!\S)\*\*\*(?!\S)")
-
-
 class NumberSentences(Instruction):
     """Less than, or at least, so many sentences, by the rule of `split_sentences` (the reference asks NLTK's model)."""
 
@@ -247,16 +253,6 @@ class NthParagraphFirstWord(Instruction):
             return False
         first = rf"[\"'“‘]*{re.escape(self.first_word)}(?!\w|['’-]\w)"
         return re.match(first, paragraphs[self.nth_paragraph - 1], re.IGNORECASE) is not None
-
-
-_LETTER = re.compile(r"[^\W_]")
-_PLACEHOLDER = re.compile(r"\[[^\S\n]*[^\s\[\]][^\[\]\n]*\]")
-_BULLET = re.compile(r"^[ \t]*[*+-][ \t]+(?=\S)")
-_OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
-_HIGHLIGHT = re.compile(r"(?<!\*)(\*{1,3})(?=[^\s*])[^*\n]*(?<=[^\s*])\1(?!\*)")
-_TITLE = re.compile(r"<<([^<\n]*)>>")
-_FENCE = re.compile(r"```[A-Za-z]*+\s*+(.*)```", re.DOTALL)
-_LINE_DECORATION = r"^[ \t>#*_\"“(\[-]*"
 
 
 class NumberPlaceholders(Instruction):

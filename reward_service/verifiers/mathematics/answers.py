@@ -75,6 +75,18 @@ _VERDICTS = frozenset({"is", "are", "not", "wrong", "incorrect", "false", "impos
 _UNIT_LETTERS = frozenset("mgshLNJWVAK")
 _SIGNS = frozenset({"°", "%", r"\$", "€", "£", "¥", "₹", "¢"})
 CURRENCY = frozenset({r"\$", "€", "£", "¥", "₹"})
+MAX_CHARS = 4000
+MAX_TOKENS = 800
+MAX_DEPTH = 60
+MAX_OPERATIONS = 150  # of one expression
+MAX_DIGITS = 1000  # of a number as written
+MAX_WHOLE_BITS = 1 << 17  # of a whole number in the computation
+MAX_FRACTION_BITS = 1 << 11  # of a denominator; beyond it a fraction is computed to 100 digits
+MAX_MAGNITUDE_BITS = 1 << 20  # of a power to 100 digits; 9^9^9 is above it
+MAX_FACTORIAL = 5000
+MAX_ANGLE_BITS = 512  # of the argument of a periodic function
+MAX_ITEMS = 32  # of a list, a set, a matrix
+MAX_SIGNS = 8  # parts of an answer with a plus-minus sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,20 +232,6 @@ class Call:
 
 
 Node = Number | Symbol | Call
-
-
-MAX_CHARS = 4000
-MAX_TOKENS = 800
-MAX_DEPTH = 60
-MAX_OPERATIONS = 150  # of one expression
-MAX_DIGITS = 1000  # of a number as written
-MAX_WHOLE_BITS = 1 << 17  # of a whole number in the computation
-MAX_FRACTION_BITS = 1 << 11  # of a denominator; beyond it a fraction is computed to 100 digits
-MAX_MAGNITUDE_BITS = 1 << 20  # of a power to 100 digits; 9^9^9 is above it
-MAX_FACTORIAL = 5000
-MAX_ANGLE_BITS = 512  # of the argument of a periodic function
-MAX_ITEMS = 32  # of a list, a set, a matrix
-MAX_SIGNS = 8  # parts of an answer with a plus-minus sign
 
 
 class OverLimits(Exception):

@@ -35,6 +35,7 @@ _INEQUALITIES = frozenset(("<", ">", "<=", ">="))
 _HEAD = re.compile(r"(\\?[A-Za-z](?:_\w+)?'*|\\[a-z]+)(\([\w\\,]*\))?")
 _EQUAL = frozenset(("=", r"\approx"))
 _MIN_POINTS = 3
+_INFINITY = parse_expression(tokenise(r"\infty"))
 
 
 def solved_value(relation: Relation, same: Callable[[Answer, Answer], bool]) -> Answer | None:
@@ -159,7 +160,6 @@ class Piece:
 
 Region = tuple[Piece, ...]
 
-_INFINITY = parse_expression(tokenise(r"\infty"))
 _TOP = End(constant(_INFINITY), closed=False)
 _BOTTOM = End(constant(Call("neg", (_INFINITY,))), closed=False)
 ALL_REALS: Region = (Piece(_BOTTOM, _TOP),)

@@ -54,6 +54,17 @@ from reward_service.verifiers.mathematics.tokens import tokenise
 _MORE = 10_000
 
 _CALLED_BACK = ("weakref", "_weakrefset")
+# Units are our own matter: it would strip the s of 5s, be that a variable or not.
+_NORMALISATION = replace(LatexExtractionConfig().normalization_config, units=False)
+_EXTRACTION = (
+    LatexExtractionConfig(boxed_match_priority=0, normalization_config=_NORMALISATION),
+    ExprExtractionConfig(),
+)
+_MAX_VERIFIED_CHARS = 500  # its regular expressions, in C too, may take time that grows faster than the text
+_MAX_CALLS = 2_000_000  # of Python functions; an integral of a polynomial takes up to 600,000
+# What would keep sympy in C code for longer than any deadline: huge powers, towers of powers, large factorials.
+_EXCESSIVE = re.compile(r"\^\s*\{?\s*\(?\s*-?\d{5}|(?:\^[^+=,&]{1,20}){3}|\d{5}\s*\}?\)?\s*!|!\s*!\s*!|\d{300}")
+_SHOWN_CHARS = 200
 
 
 class TooManyCalls(BaseException):
@@ -109,17 +120,6 @@ def _is_heard(frame: FrameType, body: FrameType, *, in_generators: bool) -> bool
 # It warns once that its own timeout is off. The worker's deadline replaces that: an alarm cannot interrupt C code.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-# Units are our own matter: it would strip the s of 5s, be that a variable or not.
-_NORMALISATION = replace(LatexExtractionConfig().normalization_config, units=False)
-_EXTRACTION = (
-    LatexExtractionConfig(boxed_match_priority=0, normalization_config=_NORMALISATION),
-    ExprExtractionConfig(),
-)
-_MAX_VERIFIED_CHARS = 500  # its regular expressions, in C too, may take time that grows faster than the text
-_MAX_CALLS = 2_000_000  # of Python functions; an integral of a polynomial takes up to 600,000
-# What would keep sympy in C code for longer than any deadline: huge powers, towers of powers, large factorials.
-_EXCESSIVE = re.compile(r"\^\s*\{?\s*\(?\s*-?\d{5}|(?:\^[^+=,&]{1,20}){3}|\d{5}\s*\}?\)?\s*!|!\s*!\s*!|\d{300}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Gold:
@@ -156,9 +156,6 @@ def math_answer(submission: Submission, arguments: MathArguments) -> Score:
     except (OverLimits, RecursionError):
         return _score(False, given, golds, over_limits=True)
     return _score(correct, given, golds)
-
-
-_SHOWN_CHARS = 200
 
 
 def _score(correct: bool, given: str | None, golds: Sequence[_Gold], *, over_limits: bool = False) -> Score:

@@ -44,6 +44,11 @@ _LOG_BASES = (10, None)
 _MIN_POINTS = 3
 _FIRST_WHOLE = 6  # the first trial of whole numbers
 _OF_WHOLES = ("!", r"\binom")
+_HUNDREDTH = Number(Fraction(1, 100))
+_HALF_TURN = Call("/", (Call(r"\pi"), Number(Fraction(180))))
+_PLUS_MINUS = (r"\pm", r"\mp")
+_CONSTANTS = frozenset(("C", "c", "K"))
+_FUNCTION = re.compile(r"([A-Za-z])\(([a-z])\)")
 
 
 def constant(node: Node, *, log_base: int | None = 10) -> Value:
@@ -174,10 +179,6 @@ def _draw(name: str, trial: int) -> Fraction:
     return -value if trial >= 3 and (drawn >> 16) % 2 else value
 
 
-_HUNDREDTH = Number(Fraction(1, 100))
-_HALF_TURN = Call("/", (Call(r"\pi"), Number(Fraction(180))))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     """`tolerance`: relative, for decimals. `convert_units`: 50 cm is 0.5 m, and 180 degrees are pi."""
@@ -253,11 +254,6 @@ def _same_converted(gold: Scalar, given: Scalar, rules: Rules) -> bool | None:
 
 def _is_radian(unit: Unit | None) -> bool:
     return unit is None or unit.is_only("rad")
-
-
-_PLUS_MINUS = (r"\pm", r"\mp")
-_CONSTANTS = frozenset(("C", "c", "K"))
-_FUNCTION = re.compile(r"([A-Za-z])\(([a-z])\)")
 
 
 def expanded(answer: Answer) -> Answer:

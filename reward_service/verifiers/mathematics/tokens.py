@@ -124,6 +124,75 @@ _THOUSANDS = r"(?<![\d.,_^])[1-9]\d{0,2}(?:,\d{3})+(?!,?\d)"
 _LIST_MARK = re.compile(
     rf"(?P<thousands>{_THOUSANDS})|(?P<opening>\\\{{|^\{{|[(\[])|(?P<closing>\\\}}|\}}$|[)\]])|[,;]"
 )
+_NUMBER = r"\d+(?:\.(?:\d+|(?=\\(?:overline|bar)(?![a-zA-Z]))))?|\.\d+"
+_REST = (
+    r"(?P<space>(?:\s|~|\\[,;:!>]|\\ |\\q?quad(?![a-zA-Z])|&nbsp;)+)"
+    r"|(?P<roman>\\(?:text(?:bf|it|rm|normal|sf)?|mathrm|mathbf|mathit|mathsf|mathop|mbox|hbox|operatorname\*?|bm|boldsymbol)\s?\{)"
+    r"|(?P<row>\\\\)"
+    r"|(?P<command>\\[a-zA-Z]+|\\[{}|$%#&_])"
+    r"|(?P<word>[^\W\d_]+)"
+    r"|(?P<relation><=|>=|!=|==|=<|=>)"
+    r"|(?P<symbol>.)"
+)
+_TOKEN = re.compile(rf"(?P<number>(?:{_NUMBER})(?:[eE][+-]?\d+(?![\w.]))?)|{_REST}", re.DOTALL)
+_COMMANDS = {
+    r"\dfrac": r"\frac",
+    r"\tfrac": r"\frac",
+    r"\cfrac": r"\frac",
+    r"\dbinom": r"\binom",
+    r"\tbinom": r"\binom",
+    r"\le": "<=",
+    r"\leq": "<=",
+    r"\leqslant": "<=",
+    r"\ge": ">=",
+    r"\geq": ">=",
+    r"\geqslant": ">=",
+    r"\lt": "<",
+    r"\gt": ">",
+    r"\ne": "!=",
+    r"\neq": "!=",
+    "==": "=",
+    "=<": "<=",
+    "=>": ">=",
+    r"\equiv": "=",
+    r"\cdot": "*",
+    r"\times": "*",
+    r"\ast": "*",
+    r"\div": "/",
+    r"\lbrace": r"\{",
+    r"\rbrace": r"\}",
+    r"\lvert": "|",
+    r"\rvert": "|",
+    r"\vert": "|",
+    r"\mid": "|",
+    r"\colon": ":",
+    r"\simeq": r"\approx",
+    r"\doteq": r"\approx",
+    r"\varnothing": r"\emptyset",
+    r"\lbrack": "[",
+    r"\rbrack": "]",
+    r"\lparen": "(",
+    r"\rparen": ")",
+    r"\bar": r"\overline",
+    r"\arctg": r"\arctan",
+    r"\tg": r"\tan",
+    r"\lg": r"\log",
+    r"\%": "%",
+    r"\vee": "or",
+    r"\lor": "or",
+    r"\wedge": "and",
+    r"\land": "and",
+    r"\dots": r"\ldots",
+    r"\cdots": r"\ldots",
+    r"\backslash": r"\setminus",
+    r"\to": r"\to",
+    r"\varphi": r"\phi",
+    r"\vartheta": r"\theta",
+    r"\varepsilon": r"\epsilon",
+}
+_CONNECTIVES = frozenset({"or", "and"})
+OPENING = frozenset(("(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil", r"\begin"))
+CLOSING = frozenset((")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil", r"\end"))
 
 
 def to_latex(text: str) -> str:
@@ -206,75 +275,6 @@ class Token:
     roman: bool = False
 
 
-_NUMBER = r"\d+(?:\.(?:\d+|(?=\\(?:overline|bar)(?![a-zA-Z]))))?|\.\d+"
-_REST = (
-    r"(?P<space>(?:\s|~|\\[,;:!>]|\\ |\\q?quad(?![a-zA-Z])|&nbsp;)+)"
-    r"|(?P<roman>\\(?:text(?:bf|it|rm|normal|sf)?|mathrm|mathbf|mathit|mathsf|mathop|mbox|hbox|operatorname\*?|bm|boldsymbol)\s?\{)"
-    r"|(?P<row>\\\\)"
-    r"|(?P<command>\\[a-zA-Z]+|\\[{}|$%#&_])"
-    r"|(?P<word>[^\W\d_]+)"
-    r"|(?P<relation><=|>=|!=|==|=<|=>)"
-    r"|(?P<symbol>.)"
-)
-_TOKEN = re.compile(rf"(?P<number>(?:{_NUMBER})(?:[eE][+-]?\d+(?![\w.]))?)|{_REST}", re.DOTALL)
-
-_COMMANDS = {
-    r"\dfrac": r"\frac",
-    r"\tfrac": r"\frac",
-    r"\cfrac": r"\frac",
-    r"\dbinom": r"\binom",
-    r"\tbinom": r"\binom",
-    r"\le": "<=",
-    r"\leq": "<=",
-    r"\leqslant": "<=",
-    r"\ge": ">=",
-    r"\geq": ">=",
-    r"\geqslant": ">=",
-    r"\lt": "<",
-    r"\gt": ">",
-    r"\ne": "!=",
-    r"\neq": "!=",
-    "==": "=",
-    "=<": "<=",
-    "=>": ">=",
-    r"\equiv": "=",
-    r"\cdot": "*",
-    r"\times": "*",
-    r"\ast": "*",
-    r"\div": "/",
-    r"\lbrace": r"\{",
-    r"\rbrace": r"\}",
-    r"\lvert": "|",
-    r"\rvert": "|",
-    r"\vert": "|",
-    r"\mid": "|",
-    r"\colon": ":",
-    r"\simeq": r"\approx",
-    r"\doteq": r"\approx",
-    r"\varnothing": r"\emptyset",
-    r"\lbrack": "[",
-    r"\rbrack": "]",
-    r"\lparen": "(",
-    r"\rparen": ")",
-    r"\bar": r"\overline",
-    r"\arctg": r"\arctan",
-    r"\tg": r"\tan",
-    r"\lg": r"\log",
-    r"\%": "%",
-    r"\vee": "or",
-    r"\lor": "or",
-    r"\wedge": "and",
-    r"\land": "and",
-    r"\dots": r"\ldots",
-    r"\cdots": r"\ldots",
-    r"\backslash": r"\setminus",
-    r"\to": r"\to",
-    r"\varphi": r"\phi",
-    r"\vartheta": r"\theta",
-    r"\varepsilon": r"\epsilon",
-}
-
-
 def commands(names: str) -> frozenset[str]:
     r"""The commands of those names: `sin cos` gives `\sin` and `\cos`."""
     return frozenset("\\" + name for name in names.split())
@@ -285,7 +285,6 @@ _IGNORED = commands(
     "big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr displaystyle textstyle limits nolimits "
     "mathstrut strut hfill boxed phantom & _ #"
 )
-_CONNECTIVES = frozenset({"or", "and"})
 
 # Plain words that stand for a command.
 NAMES = {
@@ -348,10 +347,6 @@ def _kind_of(name: str) -> Kind:
     if name in _CONNECTIVES:
         return "word"
     return "command" if name.startswith("\\") and len(name) > 2 else "symbol"
-
-
-OPENING = frozenset(("(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil", r"\begin"))
-CLOSING = frozenset((")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil", r"\end"))
 
 
 def trimmed(tokens: Sequence[Token]) -> Sequence[Token]:

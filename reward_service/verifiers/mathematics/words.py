@@ -44,6 +44,13 @@ _SHARES = {
     "eighth": 8,
     "tenth": 10,
 }
+_NAME = re.compile(r"\\?[A-Za-z]+'*(_\{?\w+\}?)?'*(\([A-Za-z\\](,[A-Za-z\\]+)*\)|\(\\?[a-z]+\)|\([-+]?[\d.]+\))?")
+# A tuple of names is one too: (x, y) = (1, 2).
+_TUPLE = re.compile(r"\(\\?[A-Za-z]\w*(_\{?\w+\}?)?([,;]\\?[A-Za-z]\w*(_\{?\w+\}?)?)*\)")
+_LETTER_RATIO = re.compile(r"[a-z](:[a-z])+")
+# Of what is measured in a figure: sides, angles, areas, and their ratios and products.
+_MARKS = frozenset("|:/(){}_'*")
+_PARTS = commands("frac angle triangle vec overline overrightarrow widehat sin cos tan cot perp odot operatorname")
 
 
 def number_of(words: Sequence[str]) -> Fraction | None:
@@ -77,16 +84,6 @@ def _scaled(words: Sequence[str], scale: str) -> int | None:
     if times is None or more is None or not (0 < times < 1000 and 0 <= more < MULTIPLIERS[scale]):
         return None
     return times * MULTIPLIERS[scale] + more
-
-
-_NAME = re.compile(r"\\?[A-Za-z]+'*(_\{?\w+\}?)?'*(\([A-Za-z\\](,[A-Za-z\\]+)*\)|\(\\?[a-z]+\)|\([-+]?[\d.]+\))?")
-# A tuple of names is one too: (x, y) = (1, 2).
-_TUPLE = re.compile(r"\(\\?[A-Za-z]\w*(_\{?\w+\}?)?([,;]\\?[A-Za-z]\w*(_\{?\w+\}?)?)*\)")
-_LETTER_RATIO = re.compile(r"[a-z](:[a-z])+")
-
-# Of what is measured in a figure: sides, angles, areas, and their ratios and products.
-_MARKS = frozenset("|:/(){}_'*")
-_PARTS = commands("frac angle triangle vec overline overrightarrow widehat sin cos tan cot perp odot operatorname")
 
 
 def is_word(token: Token) -> bool:
