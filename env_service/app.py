@@ -26,7 +26,8 @@ from env_service.environments.interface import OfferedEnvironment
 from env_service.environments.task_configs import ClassTasks
 from env_service.environments.tokenization import ChatTemplateError, Tokenization, TokenizerError
 from env_service.hosting.hosted import Hosting
-from env_service.leases import Outbox, RunningLeases, Slow
+from env_service.leases.outbox import Outbox
+from env_service.leases.running import RunningLeases, Slow
 from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds
 from env_service.rollouts.generation import Generation, GeneratorFleet
 from env_service.rollouts.judging import Scoring

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from env_service.connection import LearnerLink
-from env_service.leases import LeaseKey, Outbox, RunningLeases, key_of
+from env_service.leases.keys import LeaseKey, key_of
+from env_service.leases.outbox import Outbox
+from env_service.leases.running import RunningLeases
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.generation import GeneratorFleet
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics

@@ -10,7 +10,8 @@ from aiohttp import web
 
 from env_service.app import watch_rollouts
 from env_service.config import EnvServiceConfig
-from env_service.leases import RunningLeases, key_of
+from env_service.leases.keys import key_of
+from env_service.leases.running import RunningLeases
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.concurrency import Concurrency, ConcurrencyBounds, Window
 from env_service.rollouts.generation import GeneratorFleet

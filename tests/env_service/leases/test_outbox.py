@@ -1,6 +1,7 @@
 """When outcomes are due."""
 
-from env_service.leases import LeaseKey, Outbox
+from env_service.leases.keys import LeaseKey
+from env_service.leases.outbox import Outbox
 from protocol.messages import Failed
 
 FAILED = Failed(incarnation=1, lease_id=1, attempt=0, purpose="train", data_fault=False, reason="r")

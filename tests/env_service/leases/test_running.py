@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from env_service.leases import RunningLeases, key_of
+from env_service.leases.keys import key_of
+from env_service.leases.running import RunningLeases
 from env_service.rollouts.completions import Progress
 from env_service.rollouts.outcomes import Outcome, RolloutMetrics
 from protocol.generation import GeneratePart

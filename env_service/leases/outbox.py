@@ -1,0 +1,84 @@
+"""Outcomes of leases, kept and sent again until the learner has them in its books."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from env_service.leases.keys import LeaseKey, key_of
+from env_service.rollouts.outcomes import Outcome
+from protocol.messages import Finished, RunningLease
+from protocol.model import PolicyVersion
+from protocol.trajectories import TrajectoryGroup
+
+_SLOWEST = 8
+"""An unacknowledged outcome is sent again ever more rarely, at last this many times the first interval apart."""
+
+
+@dataclass
+class _Entry:
+    outcome: Outcome
+    due: float
+    interval_s: float
+    sent: bool = False
+
+
+class Outbox:
+    """Outcomes by lease and attempt. `clock` is in seconds; `resend_s` is the first interval between two sendings."""
+
+    def __init__(self, *, resend_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._resend_s = resend_s
+        self._clock = clock
+        self._entries: dict[LeaseKey, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: LeaseKey) -> bool:
+        return key in self._entries
+
+    def add(self, outcome: Outcome) -> None:
+        """Keep an outcome; it is due at once."""
+        self._entries[key_of(outcome)] = _Entry(outcome, due=self._clock(), interval_s=self._resend_s)
+
+    def acknowledge(self, key: LeaseKey) -> bool:
+        """Forget an outcome; False if it was acknowledged already, as happens after a resend."""
+        return self._entries.pop(key, None) is not None
+
+    def clear(self) -> None:
+        """Forget everything: nobody is left who wants it."""
+        self._entries.clear()
+
+    def held(self) -> tuple[RunningLease, ...]:
+        """The finished groups, as a heartbeat speaks of them: an attempt is alive until its group is acknowledged."""
+        return tuple(
+            _as_running(entry.outcome.group) for entry in self._entries.values() if isinstance(entry.outcome, Finished)
+        )
+
+    def make_due(self, key: LeaseKey | None = None) -> None:
+        """Have one outcome, or all of them, sent again at the next opportunity, as after a new Welcome."""
+        for entry in self._entries.values() if key is None else [self._entries[key]]:
+            entry.due, entry.interval_s = self._clock(), self._resend_s
+
+    def take_due(self) -> list[tuple[Outcome, bool]]:
+        """The outcomes to send now, and whether each was sent before; each is due again after its interval."""
+        now = self._clock()
+        due = [entry for entry in self._entries.values() if entry.due <= now]
+        taken = [(entry.outcome, entry.sent) for entry in due]
+        for entry in due:
+            entry.sent = True
+            entry.due = now + entry.interval_s
+            entry.interval_s = min(2 * entry.interval_s, _SLOWEST * self._resend_s)
+        return taken
+
+
+def _as_running(group: TrajectoryGroup) -> RunningLease:
+    spans = (span for trajectory in group.trajectories for span in trajectory.version_spans)
+    oldest = min((PolicyVersion.parse(span.version) for span in spans), key=lambda v: v.number, default=None)
+    return RunningLease(
+        incarnation=group.incarnation,
+        lease_id=group.lease_id,
+        attempt=group.attempt,
+        purpose=group.purpose,
+        oldest_version=None if oldest is None else str(oldest),
+        waits_for="learner",
+    )
