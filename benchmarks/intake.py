@@ -76,7 +76,8 @@ def watch_stages() -> Stages:
     import learner.leases.conversation as conversation
     import services.zmq.sockets as sockets
     from learner.journal.journal import Journal
-    from learner.leases.flow import GroupFilter, GroupFlow
+    from learner.leases.filters import GroupFilter
+    from learner.leases.flow import GroupFlow
     from learner.leases.incarnations import Incarnations
     from learner.ledger import Ledger
     from learner.weights.provenance import Provenance
@@ -157,11 +158,13 @@ async def train(intake: Any, *, groups: int, version: int) -> int:
 def intake_of(router: Any, journal: Any, folder: Path) -> Any:
     """An intake as a run's, of which nothing is ever too old."""
     from learner.evaluation.config import EvaluationConfig
+    from learner.leases.admission import GroupRules
     from learner.leases.dead_letters import DeadLetters
     from learner.leases.evaluation_leases import Evaluator
-    from learner.leases.flow import GroupFilter, GroupRules, IntakeOptions
+    from learner.leases.filters import GroupFilter
     from learner.leases.granting import LeaseTerms
     from learner.leases.intake import Intake
+    from learner.leases.options import IntakeEvents, IntakeOptions
     from learner.ledger import Ledger, LedgerConfig
     from protocol.generation import Sampling
     from services.http.waiting import Waiting
@@ -189,6 +192,7 @@ def intake_of(router: Any, journal: Any, folder: Path) -> Any:
         ),
         dead_letters=DeadLetters(folder / "dead_letters.jsonl", largest_share=0.25),
         waits=waits,
+        events=IntakeEvents(),
         options=IntakeOptions(
             run="measured",
             incarnation=1,

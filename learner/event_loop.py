@@ -6,19 +6,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 from learner.config import LearnerConfig
 from learner.journal.journal import RunLog
 from learner.journal.run_folder import run_name
+from learner.leases.admission import GroupRules
 from learner.leases.curriculum import FILE as CURRICULUM_FILE
 from learner.leases.curriculum import Curriculum, CurriculumRules, LevelLog, MakeCurriculum
 from learner.leases.dead_letters import DEAD_LETTERS, DeadLetters
 from learner.leases.evaluation_leases import Evaluator
-from learner.leases.flow import GroupFilter, GroupRules, IntakeOptions
+from learner.leases.filters import GroupFilter
 from learner.leases.granting import LeaseTerms
-from learner.leases.intake import Intake, ignored
+from learner.leases.intake import Intake
+from learner.leases.options import IntakeEvents, IntakeOptions
 from learner.ledger import LedgerConfig
 from learner.page.routes import PAGE_PATHS, RunPage, ShownRun, shown_processes
 from learner.page.store import TrajectoryStore
@@ -281,14 +284,19 @@ class Parts:
             dead_letters=self.dead_letters,
             waits=self.waits,
             options=intake_options(self.config, incarnation, self.fleet.fingerprints),
-            refused=self.measures.refused,
+            events=self._events(),
             belongs=self.recovered.history.contains,
+        )
+
+    def _events(self) -> IntakeEvents:
+        told = IntakeEvents(
+            refused=self.measures.refused,
             left_out=self.measures.left_out,
-            accepted=self.teachers.prefetch if self.config.teachers else ignored,
             forgotten=self._forgotten,
             filtered=self._filtered,
             failed_write=self.measures.failed_write,
         )
+        return replace(told, accepted=self.teachers.prefetch) if self.config.teachers else told
 
     def _make_status(self, incarnation: int) -> LearnerStatus:
         return LearnerStatus(

@@ -20,8 +20,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from learner.leases.admission import admissible, failure_of
 from learner.leases.env_services import Peer
-from learner.leases.flow import GroupFlow, IntakeOptions, admissible, failure_of
+from learner.leases.flow import GroupFlow
+from learner.leases.options import IntakeOptions
 from learner.weights.fleet import Fleet
 from learner.weights.provenance import Standing
 from protocol.codec import Frame

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 
 from learner.evaluation.results import Evaluation
 from learner.journal.journal import JournalFull, RunLog
@@ -20,9 +19,10 @@ from learner.leases.conversation import MISSED_HEARTBEATS, Conversation
 from learner.leases.dead_letters import DeadLetters
 from learner.leases.env_services import Peer
 from learner.leases.evaluation_leases import Evaluator
-from learner.leases.flow import GroupFlow, IntakeOptions
+from learner.leases.flow import GroupFlow
 from learner.leases.granting import LeaseTerms
 from learner.leases.incarnations import Belongs, oldest_of, tokens_of
+from learner.leases.options import IntakeEvents, IntakeOptions
 from learner.ledger import (
     Batch,
     Books,
@@ -36,7 +36,6 @@ from protocol.messages import Goodbye
 from protocol.trajectories import TrajectoryGroup
 from services.http.waiting import QUIET_S
 from services.http.waiting import Waiting as Waits
-from services.tracing import lease_ended, lease_trace
 from services.zmq.sockets import RouterSocket
 
 log = logging.getLogger(__name__)
@@ -64,16 +63,9 @@ class TakenBatch:
         return max(max_lag, *self.lags)
 
 
-def ignored(group: TrajectoryGroup) -> None:
-    """Nobody wants to hear of it."""
-
-
 class Intake:
     """The source of the trainer's batches, and the loops beside it.
 
-    `refused` is told the reason of each refused message, `left_out` that of each group or attempt that came to nothing;
-    `accepted` of each group that waits for its step, `forgotten` if it will not be trained after all and `filtered`
-    of each that is left out on purpose, both with the reason; `failed_write` what the disk did not take.
     `belongs` judges versions of former lives; without it, all count up to the version at which this life resumes.
     """
 
@@ -89,12 +81,7 @@ class Intake:
         dead_letters: DeadLetters,
         waits: Waits,
         options: IntakeOptions,
-        refused: Callable[[str], None] = lambda reason: None,
-        left_out: Callable[[str], None] = lambda reason: None,
-        accepted: Callable[[TrajectoryGroup], None] = ignored,
-        forgotten: Callable[[TrajectoryGroup, str], None] = lambda group, reason: None,
-        filtered: Callable[[TrajectoryGroup, str], None] = lambda group, reason: None,
-        failed_write: Callable[[str], None] = lambda what: None,
+        events: IntakeEvents,
         belongs: Belongs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -107,16 +94,12 @@ class Intake:
             dead_letters=dead_letters,
             waits=waits,
             options=options,
-            left_out=left_out,
-            accepted=accepted,
-            forgotten=forgotten,
-            filtered=filtered,
-            failed_write=failed_write,
+            events=events,
             belongs=belongs,
             clock=clock,
         )
         self._conversation = Conversation(
-            socket=socket, flow=self._flow, fleet=fleet, options=options, refused=refused, clock=clock
+            socket=socket, flow=self._flow, fleet=fleet, options=options, refused=events.refused, clock=clock
         )
         self._env_services = self._flow.env_services
         self._ledger = ledger
@@ -137,7 +120,8 @@ class Intake:
             while not isinstance(decision := self._decide(), Batch):
                 wait.whom, wait.remedy = _whom(decision), _TOO_OLD if decision.stragglers else _FEW_GROUPS
                 await self._flow.woken.wait()
-        return await self._taken(decision, began=began)
+        groups = await self._flow.take(decision, asked_at=began)
+        return TakenBatch(version=decision.version, groups=groups, lags=decision.lags)
 
     def _decide(self) -> Batch | Waiting:
         self._flow.woken.clear()
@@ -146,26 +130,12 @@ class Intake:
         self._note_provenance()
         return self._ledger.take(now=self._clock())
 
-    async def _taken(self, batch: Batch, *, began: float) -> TakenBatch:
-        self._flow.granting.batch_taken(asked_at=began)
-        self._flow.rounds.batch_taken()
-        self._flow.forget(batch.dropped, why="too_old")
-        groups = tuple(self._flow.buffer.pop(lease_id) for lease_id in batch.lease_ids)
-        await self._flow.room.wait_for(
-            partial(self._journal.append_batch, version=batch.version, lease_ids=batch.lease_ids)
-        )
-        for group in groups:
-            lease_ended(lease_trace(group.incarnation, group.lease_id), at="batch", version=batch.version)
-        await self._env_services.cancel(batch.dropped)
-        await self._flow.grant_all()
-        return TakenBatch(version=batch.version, groups=groups, lags=batch.lags)
-
     async def trained(self, version: int, *, max_lag: int | None = None) -> None:
         """The learner holds `version` now. `max_lag`: the bound on the lag from here on; None leaves it as it is."""
         self._ledger.trained(version)
         self._fleet.provenance.forget(below=self._ledger.next_version - self._ledger.config.max_lag)
         if max_lag is not None:
-            await self._bound_lag(max_lag)
+            await self._flow.bound_lag(max_lag)
         await self._flow.grant_all()
 
     async def evaluate(self, *, tasks: int, version: int, beside: bool = False) -> "asyncio.Future[Evaluation] | None":
@@ -259,23 +229,12 @@ class Intake:
                 self._journal.append_provenance(news)
         except JournalFull as error:
             self._flow.room.say(error)
-        recalled = provenance.recalled(self._flow.buffer.values())
-        if recalled:
-            log.warning("%d groups are sampled again: a generator that served old weights took part", len(recalled))
-            self._flow.forget(self._ledger.recall([group.lease_id for group in recalled]), why="unproven")
+        self._flow.recall(provenance.recalled(self._flow.buffer.values()))
 
     async def bound_lag(self, max_lag: int) -> None:
         """Bounds the lag of what is trained from here on. What that makes too old is dropped, and granted again."""
-        await self._bound_lag(max_lag)
+        await self._flow.bound_lag(max_lag)
         await self._flow.grant_all()
-
-    async def _bound_lag(self, max_lag: int) -> None:
-        if max_lag == self._ledger.max_lag:
-            return
-        ended = self._ledger.bound_lag(max_lag)
-        self._flow.granting.bound_changed()
-        self._flow.forget(ended, why="too_old")
-        await self._env_services.cancel(ended)
 
     # Loops
 

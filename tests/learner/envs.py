@@ -10,11 +10,13 @@ from typing import TypeVar
 
 from learner.evaluation.config import EvaluationConfig
 from learner.journal.journal import Journal, LoggedProof, Record, read_journal
+from learner.leases.admission import GroupRules
 from learner.leases.dead_letters import DeadLetters
 from learner.leases.evaluation_leases import Evaluator
-from learner.leases.flow import GroupFilter, GroupRules, IntakeOptions
+from learner.leases.filters import GroupFilter
 from learner.leases.granting import LeaseTerms
 from learner.leases.intake import Intake
+from learner.leases.options import IntakeEvents, IntakeOptions
 from learner.ledger import Ledger, LedgerConfig
 from learner.weights.fleet import Fleet
 from learner.weights.provenance import Loaded
@@ -219,9 +221,11 @@ async def learner(
                 dead_letters=DeadLetters(folder / "dead_letters.jsonl", largest_share=0.25),
                 waits=waits,
                 options=options(filters=filters),
-                left_out=count,
-                forgotten=lambda group, why: forgotten.append((group.lease_id, why)),
-                failed_write=lambda what: not_written.update([what]),
+                events=IntakeEvents(
+                    left_out=count,
+                    forgotten=lambda group, why: forgotten.append((group.lease_id, why)),
+                    failed_write=lambda what: not_written.update([what]),
+                ),
                 clock=clock,
             )
             made = Learner(

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from learner.config import LearnerConfig, RolloutConfig
 from learner.event_loop import commit_limit_s, group_filter
-from learner.leases.flow import GroupFilter
+from learner.leases.filters import GroupFilter
 from learner.training.config import GuardConfig
 from learner.training.guard import Guard
 

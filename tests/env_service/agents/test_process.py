@@ -5,7 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from learner.leases.flow import GroupFilter, GroupRules, admissible
+from learner.leases.admission import GroupRules, admissible
+from learner.leases.filters import GroupFilter
 from protocol.messages import Acknowledged, Finished, Fleet, Goodbye, Hello, Welcome
 from services.zmq.sockets import RouterSocket
 from tests.env_service.agents.served import Saying

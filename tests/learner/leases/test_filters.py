@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from learner.journal.journal import LoggedFilter
+from learner.leases.admission import GroupRules, admissible
 from learner.leases.dead_letters import RunFailed
-from learner.leases.flow import FilterReason, FilterRounds, GroupFilter, GroupRules, admissible
+from learner.leases.filters import FilterReason, FilterRounds, GroupFilter
 from protocol.messages import Failed
 from protocol.trajectories import TrajectoryGroup
 from tests.learner.envs import learner

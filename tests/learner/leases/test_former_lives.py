@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from learner.journal.journal import LoggedFilter, LoggedGroup
-from learner.leases.flow import GroupFilter
+from learner.leases.filters import GroupFilter
 from protocol.messages import (
     Acknowledged,
     Cancelled,

@@ -13,8 +13,9 @@ import pytest
 from learner.evaluation.config import EvaluationConfig
 from learner.journal.checkpoints import Evaluated
 from learner.journal.journal import LoggedBatch, LoggedFilter, LoggedGroup
+from learner.leases.admission import GroupRules, admissible
 from learner.leases.dead_letters import RunFailed
-from learner.leases.flow import GroupFilter, GroupRules, admissible
+from learner.leases.filters import GroupFilter
 from learner.ledger import Books
 from learner.online import _credit
 from protocol.messages import (

@@ -1,0 +1,109 @@
+"""Admission of groups: those that are whole, scored and made of this run's tokens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from learner.leases.filters import GroupFilter
+from protocol.messages import Failed
+from protocol.model import PolicyVersion
+from protocol.trajectories import LARGEST_REWARD, RewardRecord, TrajectoryGroup
+
+
+@dataclass(frozen=True)
+class GroupRules:
+    """`vocabulary_size` bounds token ids; a group of fewer than `min_group_size` scored trajectories is a failure. Of
+    a game they are counted for each player, and a player that has fewer leaves the group.
+
+    A reward whose size is beyond `max_reward` does not count as one. `filters` say which of the groups that are in
+    order are left out.
+    """
+
+    vocabulary_size: int
+    min_group_size: int
+    filters: GroupFilter
+    max_reward: float = LARGEST_REWARD
+
+
+def admissible(
+    group: TrajectoryGroup, *, rules: GroupRules, belongs: Callable[[PolicyVersion], bool]
+) -> TrajectoryGroup | Failed:
+    """The group without the trajectories that could not be scored, or the failure that it amounts to.
+
+    A reward that could not be computed is not a reward of 0: its trajectory leaves the group. `belongs` tells whether a
+    version is of this learner's history; a group with a token of another one is a fault of the generators.
+    """
+    fault = _fault(group, rules=rules)
+    if fault is not None:
+        return failure_of(group, reason=fault, data_fault=True)
+    strange = _strange_version(group, belongs)
+    if strange is not None:
+        return failure_of(group, reason=strange, data_fault=False)
+    faults = [_reward_fault(trajectory.reward, max_reward=rules.max_reward) for trajectory in group.trajectories]
+    unscored = [one for one, fault in zip(group.trajectories, faults, strict=True) if fault is not None]
+    scored = group
+    if unscored:
+        scorable = tuple(one for one, fault in zip(group.trajectories, faults, strict=True) if not fault)
+        scored = group.model_copy(update={"trajectories": scorable})
+    enough = {player for player, alike in scored.by_player.items() if len(alike) >= rules.min_group_size}
+    if enough:
+        kept = tuple(one for one in scored.trajectories if one.player in enough)
+        return scored.model_copy(update={"trajectories": kept}) if len(kept) < len(group.trajectories) else group
+    if not unscored:
+        most = max(map(len, scored.by_player.values()))
+        reason = f"the group has {most} trajectories; at least {rules.min_group_size} are needed"
+        return failure_of(group, reason=reason, data_fault=False)
+    reason = f"{len(unscored)} of {len(group.trajectories)} rewards failed: {next(filter(None, faults))}"
+    # One that might work at another time is worth a retry, whatever ails the others.
+    transient = any(trajectory.reward.error_kind == "infrastructure" for trajectory in unscored)
+    return failure_of(group, reason=reason, data_fault=not transient)
+
+
+def _strange_version(group: TrajectoryGroup, belongs: Callable[[PolicyVersion], bool]) -> str | None:
+    texts = {span.version for trajectory in group.trajectories for span in trajectory.version_spans}
+    for version in sorted(map(PolicyVersion.parse, texts), reverse=True):
+        if not belongs(version):
+            return f"a token is stamped with policy version {version}, which is not in this learner's history"
+    return None
+
+
+def _fault(group: TrajectoryGroup, *, rules: GroupRules) -> str | None:
+    masks = [trajectory.loss_mask for trajectory in group.trajectories]
+    starts = np.array([0, *accumulate(map(len, masks))][:-1])
+    largest = int(np.concatenate([trajectory.token_ids for trajectory in group.trajectories]).max())
+    all_sampled = np.logical_or.reduceat(np.concatenate(masks), starts).all()
+    if largest < rules.vocabulary_size and all_sampled and not any(mask[0] for mask in masks):
+        return None  # as almost always; else each is looked at by itself
+    for trajectory in group.trajectories:
+        largest = int(trajectory.token_ids.max())
+        if largest >= rules.vocabulary_size:
+            return f"token id {largest} is outside the model's vocabulary of {rules.vocabulary_size}"
+        if not trajectory.loss_mask.any():
+            return "a trajectory holds no sampled token"
+        if trajectory.loss_mask[0]:
+            return "a trajectory's first token is marked as sampled, yet nothing precedes it"
+    return None
+
+
+def _reward_fault(record: RewardRecord, *, max_reward: float) -> str | None:
+    if record.reward is None:
+        return f"{record.verifier}: {record.error or 'no reason was given'}"
+    if abs(record.reward) > max_reward:
+        return (
+            f"{record.verifier}: a reward of {record.reward:g} is beyond rollouts.max_reward, which is {max_reward:g}"
+        )
+    return None
+
+
+def failure_of(group: TrajectoryGroup, *, reason: str, data_fault: bool) -> Failed:
+    """The failure that its holder would have reported of an attempt that came to nothing."""
+    return Failed(
+        incarnation=group.incarnation,
+        lease_id=group.lease_id,
+        attempt=group.attempt,
+        purpose=group.purpose,
+        data_fault=data_fault,
+        reason=reason[:4096],
+    )
