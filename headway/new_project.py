@@ -78,11 +78,16 @@ final_tasks = {held_out}
 
 [generator]
 model = "{model}"
-engine = {engine}
+
+[generator.engine]
+{engine}
 
 [reward-service]
 sandbox = "off"               # it runs no programs
-verifiers = [{{ name = "close", function = "reward:close" }}]
+
+[[reward-service.verifiers]]
+name = "close"
+function = "reward:close"
 
 [env-service]
 model = "{model}"
@@ -150,7 +155,7 @@ def _checked(model: str) -> Path:
 
 
 def _tiny() -> dict[str, object]:
-    engine = '{ dtype = "float32", max_model_len = 32, kv_cache_gb = 0.25 }'
+    engine = 'dtype = "float32"\nmax_model_len = 32\nkv_cache_gb = 0.25'
     return {
         "model": "model", "steps": 60, "group_size": 16, "max_tokens": 3, "learning_rate": "1e-3", "engine": engine,
         "chat": "false", "system": "", "which": "0",
@@ -164,7 +169,7 @@ def _of_a_model(folder: Path, given: str, project: Path) -> dict[str, object]:
     written = os.path.relpath(folder, project) if Path(given).is_dir() and not Path(given).is_absolute() else given
     return {
         "model": written, "steps": 60, "group_size": 8, "max_tokens": 64 if chat else 8, "learning_rate": "1e-6",
-        "engine": "{ max_model_len = 512 }", "chat": str(chat).lower(), "system": system,
+        "engine": "max_model_len = 512", "chat": str(chat).lower(), "system": system,
         "which": "-1" if chat else "0",
     }  # fmt: skip
 

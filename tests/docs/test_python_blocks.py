@@ -21,8 +21,6 @@ from tests.reward_service.serving import reachable, serving
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 VERIFIERS: Mapping[tuple[str, str], tuple[dict[str, JsonValue], Mapping[str, float]]] = {
-    ("README.md", "def digits"): ({"answer": "109"}, {"109": 1.0, "10x": 2 / 3, "": 0.0}),
-    ("docs/own-task.md", "def digits"): ({"answer": "109"}, {"109": 1.0, "10x": 2 / 3, "": 0.0}),
     ("docs/from-zero.md", "def close"): ({"answer": 42}, {"42": 1.0, "it is 47": 0.5, "none": 0.0}),
     ("docs/rewards.md", "def mentions"): ({"keyword": "sail"}, {"They sail.": 1.0, "They sink.": 0.0}),
 }
@@ -32,7 +30,7 @@ USED_HERE = (
     ("docs/own-loss.md", "def only_good"),
     ("docs/environments-how-to.md", "class Countdown"),
     ("docs/environments-how-to.md", "class Dice"),
-    ("docs/from-zero.md", "for_trl"),
+    ("docs/rewards.md", "for_trl"),
     ("docs/rewards.md", "RewardClient"),
 )
 OF_AN_EXAMPLE = {
@@ -158,7 +156,7 @@ def test_the_environment_with_a_tool_rewards_what_the_tool_said() -> None:
 
 
 def test_the_reward_functions_of_other_trainers_judge() -> None:
-    made = run(block("docs/from-zero.md", "for_trl"))
+    made = run(block("docs/rewards.md", "for_trl"))
 
     (reward,) = made.reward_funcs
     assert reward(completions=["4", "5"], answer=["4", "4"]) == [1.0, 0.0]
