@@ -33,7 +33,7 @@ def measured(size: str, *, steps: int) -> dict[str, object]:
     install()
     from simulation.actors.cluster import LEARNER, Settings
     from simulation.checking.invariants import simulate
-    from simulation.checking.scenario import Fault, Scenario
+    from simulation.checking.scenario import Scenario, ScheduledFault
     from simulation.world.process import Process
 
     callbacks: Counter[str] = Counter()
@@ -56,7 +56,7 @@ def measured(size: str, *, steps: int) -> dict[str, object]:
         announce_every_s=30.0,
         silence_s=120.0,
     )
-    killed = Fault(at=2.5 * STEP_S, kind="kill", target=LEARNER)
+    killed = ScheduledFault(at=2.5 * STEP_S, kind="kill", target=LEARNER)
     began = time.process_time()
     result = simulate(Scenario(seed=1, profile="fleet", settings=settings, step_s=STEP_S, faults=(killed,)))
     return {

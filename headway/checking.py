@@ -357,7 +357,7 @@ def _example_problems(config: "LearnerConfig") -> Iterator[str]:
         yield f"[learner] data.path: {file} does not exist: expected a JSONL or Parquet file, or a saved dataset"
         return
     from env_service.environments.tokenization import ChatTemplateError
-    from learner.data.sources import DataError, read_records
+    from learner.data.sources import RecordError, read_records
 
     try:
         if file.is_file() and file.stat().st_size > _LARGEST_READ_BYTES:
@@ -370,7 +370,7 @@ def _example_problems(config: "LearnerConfig") -> Iterator[str]:
         told = config.run.chat_template_kwargs
         tokenization = Tokenization(config.model, chat_template=config.run.chat_template, arguments=told)
         read_units(config, LightTokenizer(tokenization))
-    except (DataError, FileNotFoundError, ChatTemplateError) as error:
+    except (RecordError, FileNotFoundError, ChatTemplateError) as error:
         yield f"[learner] data.path: {error}"
 
 

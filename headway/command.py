@@ -37,7 +37,7 @@ from headway.file_commands import compare_runs, convert_data, export_checkpoint,
 from headway.keys_command import make_keys
 from headway.new_project import make_project
 from headway.own_options import as_given, config_model, named_processes, own_options, split_options, usage
-from headway.supervisor import Command, Limits, RestartPolicy, Supervisor
+from headway.supervisor import Limits, ProcessCommand, RestartPolicy, Supervisor
 from services.config.agreements import disagreements, on_one_machine
 from services.config.devices import VISIBLE, Need, enough, shared_out, visible
 from services.config.made_with import handed_over
@@ -372,12 +372,12 @@ def _command(
     *,
     folder: Path,
     environment: Mapping[str, str] = MappingProxyType({}),
-) -> Command:
+) -> ProcessCommand:
     """The console script beside this interpreter. A learner that a signal has ended goes on with its own run."""
     script = Path(sys.executable).with_name(process)
     words = (str(script), "--config", str(path), *arguments)
     is_leader = process == _LEADER
-    return Command(
+    return ProcessCommand(
         name=process,
         arguments=words,
         stop_stage=1 if process in _STOPPED_LAST else 0,

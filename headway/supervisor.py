@@ -134,7 +134,7 @@ def kill_children(wanted: Callable[[Relative], bool], *, deadline: float) -> boo
 
 
 @dataclass(frozen=True)
-class Command:
+class ProcessCommand:
     """A process to be run. When all are stopped, those with the lowest `stop_stage` are stopped first.
 
     The end of the leader, if there is one, ends all, but for a death by a signal or the code START_AGAIN. What it
@@ -169,7 +169,9 @@ class Supervisor:
     has not stopped yet. To be made and run in the main thread, once. The bar is shown until they are stopped.
     """
 
-    def __init__(self, commands: Sequence[Command], *, limits: Limits | None = None, bar: Bar | None = None) -> None:
+    def __init__(
+        self, commands: Sequence[ProcessCommand], *, limits: Limits | None = None, bar: Bar | None = None
+    ) -> None:
         self._limits = limits or Limits()
         self._due = dict.fromkeys(commands, 0.0)
         self._restarts = Restarts(self._limits.restarts)
@@ -356,7 +358,7 @@ class Supervisor:
 class _Child:
     """A process that runs, and its output."""
 
-    def __init__(self, command: Command, arguments: Sequence[str], *, err: Sink, out: Sink) -> None:
+    def __init__(self, command: ProcessCommand, arguments: Sequence[str], *, err: Sink, out: Sink) -> None:
         self.command = command
         self.process = subprocess.Popen(
             arguments,

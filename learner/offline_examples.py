@@ -16,7 +16,7 @@ from learner.config import LearnerConfig
 from learner.data.distillation import DistillationExample, read_distillation
 from learner.data.examples import Tokenized, Tokenizer, read_examples, split
 from learner.data.preferences import LabelledCompletion, PreferencePair, read_labelled, read_pairs
-from learner.data.sources import DataError
+from learner.data.sources import RecordError
 from learner.training.batch import Candidates, TrainSequence
 from protocol.rewards import RewardFormat
 
@@ -44,7 +44,7 @@ class _Prompted:
 
 
 def read_units(config: LearnerConfig, tokenizer: Tokenizer) -> Examples:
-    """Reads `data.path` as the algorithm wants it. Raises DataError, FileNotFoundError."""
+    """Reads `data.path` as the algorithm wants it. Raises RecordError, FileNotFoundError."""
     assert config.data.path is not None, "checked by the config"
     path, algo = config.data.path, config.algo
     form: RewardFormat | None = None
@@ -93,7 +93,7 @@ def _form_of(pairs: Sequence[PreferencePair], path: Path) -> RewardFormat:
     """A reward model is served with inputs of one form: the one that it was trained on."""
     forms = sorted({pair.form for pair in pairs})
     if len(forms) > 1:
-        raise DataError(f"{path} has pairs of texts and of messages: a reward model takes one form; split the file")
+        raise RecordError(f"{path} has pairs of texts and of messages: a reward model takes one form; split the file")
     return forms[0]
 
 
@@ -101,17 +101,17 @@ def _check_taught(unit: Unit, config: LearnerConfig) -> None:
     """All records are alike in this."""
     cached = unit[0].candidates is not None
     if cached and config.training.temperature != 1:
-        raise DataError(
+        raise RecordError(
             f"{config.data.path} holds a teacher's logprobs, which are at temperature 1, and training.temperature is "
             f"{config.training.temperature:g}: set it to 1, or let a teacher in learner.teachers answer at yours"
         )
     if not cached and not config.teachers:
-        raise DataError(
+        raise RecordError(
             f"{config.data.path} holds no logprobs of a teacher and no teacher is set: give the data `top_ids` and "
             "`top_logprobs`, or set a teacher with a path in learner.teachers"
         )
     if cached and config.teachers:
-        raise DataError(
+        raise RecordError(
             f"{config.data.path} holds a teacher's logprobs and learner.teachers sets one, too: remove one of them"
         )
 
@@ -145,7 +145,7 @@ def _labelled(example: LabelledCompletion) -> Unit:
 
 def _with_mismatched(units: Sequence[_Prompted], path: Path, *, seed: int) -> list[_Prompted]:
     """Each unit with its prompt and the completion of a unit of another prompt, drawn at random, for kto's reference
-    point. Raises DataError if all prompts are alike.
+    point. Raises RecordError if all prompts are alike.
     """
     order = sorted(range(len(units)), key=lambda index: units[index].prompt)
     prompts = [units[index].prompt for index in order]
@@ -155,7 +155,7 @@ def _with_mismatched(units: Sequence[_Prompted], path: Path, *, seed: int) -> li
         first, end = bisect_left(prompts, units[index].prompt), bisect_right(prompts, units[index].prompt)
         others = len(units) - (end - first)
         if not others:
-            raise DataError(
+            raise RecordError(
                 f"{path} has one prompt only: kto compares with what the policy makes of completions of other prompts; "
                 "give it examples of two prompts or more, or take another loss"
             )

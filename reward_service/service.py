@@ -18,7 +18,7 @@ from reward_service.config import RewardServiceConfig
 from reward_service.endpoints.remote import GetRewardQuestion, GetRewardReply
 from reward_service.execution.execution import Execution, execution_routes, open_execution
 from reward_service.included import build_registry
-from reward_service.requests.answering import LINES, Answering, Repetitions, ScoreCall
+from reward_service.requests.answering import LINES, Repetitions, RequestHandler, ScoreCall
 from reward_service.requests.scoring import Scorer
 from reward_service.sandbox.pool import Sandboxes, open_sandboxes
 from reward_service.verifier.lanes import Registry, Verifier, make_metrics
@@ -62,7 +62,7 @@ def build_app(
         doors={"/v1/score": lambda size: scorer.admission.arriving(body_bytes=size)},
     )
     repetitions = Repetitions(config=config.idempotency, wait_s=config.max_deadline_s)
-    answering = Answering(scorer=scorer, repetitions=repetitions, repeated=scorer.repeated_requests)
+    answering = RequestHandler(scorer=scorer, repetitions=repetitions, repeated=scorer.repeated_requests)
     _add_score(app, answering=answering)
     offered = VerifierList(verifiers=tuple(verifier.info() for verifier in registry.all()))
 
@@ -77,7 +77,7 @@ def build_app(
     return app
 
 
-def _add_score(app: FastAPI, *, answering: Answering) -> None:
+def _add_score(app: FastAPI, *, answering: RequestHandler) -> None:
     @app.post("/v1/score", responses={200: _answer_forms(), 429: _busy()})
     async def score(
         request: Request,

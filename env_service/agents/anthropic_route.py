@@ -12,7 +12,7 @@ from env_service.agents.chat_route import texts_of
 from env_service.agents.fields import Fields, Terms, check_switch, positive, template_arguments, unserved
 from env_service.agents.messages import MadeCall, NotUnderstood, Said, function_tool, text_in
 from env_service.agents.responses_route import join
-from env_service.agents.sessions import Answering, Asked, CallRefused, Session
+from env_service.agents.sessions import AgentRequest, CallRefused, PendingTurn, Session
 from env_service.environments.interface import Tool
 
 _READ = frozenset({"messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "chat_template_kwargs"})
@@ -47,7 +47,7 @@ def _forces_a_call(tool_choice: object) -> bool:
 _FIELDS = Fields(read=_READ, neutral=_NEUTRAL, forces=_forces_a_call, harmless=_HARMLESS)
 
 
-def asked_of_messages(body: Mapping[str, Any], terms: Terms, *, digest: str, again: bool) -> Asked:
+def asked_of_messages(body: Mapping[str, Any], terms: Terms, *, digest: str, again: bool) -> AgentRequest:
     """The request that a body holds. Raises NotUnderstood, and CallRefused for fields that are not followed."""
     choice = body.get("tool_choice")
     if isinstance(choice, dict):
@@ -56,7 +56,7 @@ def asked_of_messages(body: Mapping[str, Any], terms: Terms, *, digest: str, aga
         choice = {name: value for name, value in choice.items() if name != "disable_parallel_tool_use"}
     ignored = _FIELDS.ignored({**body, "tool_choice": choice}, terms)
     check_switch(body, "stream")
-    return Asked(
+    return AgentRequest(
         messages=anthropic_messages(body),
         tools=_tools(body.get("tools")),
         calls_wanted=choice != {"type": "none"},
@@ -169,7 +169,7 @@ def _tool(given: Any, *, param: str) -> Tool:
     raise NotUnderstood(f"{param}: expected a tool with name and input_schema", param=param)
 
 
-def message_answer(session: Session, answering: Answering) -> dict[str, Any]:
+def message_answer(session: Session, answering: PendingTurn) -> dict[str, Any]:
     """A finished turn as a message."""
     assert answering.reply is not None, "an unfinished answer"
     text, calls = answering.reply.text, answering.reply.calls
@@ -178,7 +178,7 @@ def message_answer(session: Session, answering: Answering) -> dict[str, Any]:
     return {**_head(session, answering), "content": content, **_ending(answering), "usage": _usage(answering)}
 
 
-async def message_events(session: Session, answering: Answering) -> AsyncIterator[dict[str, Any]]:
+async def message_events(session: Session, answering: PendingTurn) -> AsyncIterator[dict[str, Any]]:
     """The same as it grows. Raises CallRefused when the turn cannot be finished."""
     begun = {**_usage(answering), "output_tokens": 0}
     unfinished: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": begun}
@@ -208,7 +208,7 @@ def anthropic_error(refusal: CallRefused) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": text}}
 
 
-def _head(session: Session, answering: Answering) -> dict[str, Any]:
+def _head(session: Session, answering: PendingTurn) -> dict[str, Any]:
     return {"id": f"msg_{answering.id}", "type": "message", "role": "assistant", "model": session.model}
 
 
@@ -216,7 +216,7 @@ def _call(call: MadeCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name}
 
 
-def _ending(answering: Answering) -> dict[str, Any]:
+def _ending(answering: PendingTurn) -> dict[str, Any]:
     """Why the turn ended, and by which of the texts that the request gave."""
     assert answering.reply is not None, "an unfinished answer"
     text = answering.language.text(answering.completion.token_ids)
@@ -230,7 +230,7 @@ def _ending(answering: Answering) -> dict[str, Any]:
     return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-def _usage(answering: Answering) -> dict[str, int]:
+def _usage(answering: PendingTurn) -> dict[str, int]:
     cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
     return {
         "input_tokens": len(answering.prompt),

@@ -6,7 +6,7 @@ from typing import Any
 
 from env_service.agents.fields import NEUTRAL, Fields, Terms, check_switch, positive, template_arguments, unserved
 from env_service.agents.messages import MadeCall, NotUnderstood, chat_messages, chat_tools
-from env_service.agents.sessions import Answering, Asked, Session
+from env_service.agents.sessions import AgentRequest, PendingTurn, Session
 from env_service.rollouts.completions import Completion
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -47,7 +47,7 @@ def forces_a_call(tool_choice: object) -> bool:
 _FIELDS = Fields(read=_READ, neutral=_NEUTRAL, forces=forces_a_call)
 
 
-def asked_of_chat(body: Mapping[str, Any], terms: Terms, *, digest: str, again: bool) -> Asked:
+def asked_of_chat(body: Mapping[str, Any], terms: Terms, *, digest: str, again: bool) -> AgentRequest:
     """The request that a body holds. Raises NotUnderstood, and CallRefused for fields that are not followed."""
     ignored = _FIELDS.ignored(body, terms)
     for name in ("stream", "logprobs"):
@@ -58,7 +58,7 @@ def asked_of_chat(body: Mapping[str, Any], terms: Terms, *, digest: str, again: 
         raise NotUnderstood(
             'stream_options: expected an object such as {"include_usage": true}', param="stream_options"
         )
-    return Asked(
+    return AgentRequest(
         messages=chat_messages(body.get("messages")),
         tools=chat_tools(body.get("tools")),
         calls_wanted=body.get("tool_choice") != "none",
@@ -80,7 +80,7 @@ def texts_of(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return tuple(text for text in texts if text)
 
 
-def chat_answer(session: Session, answering: Answering, *, logprobs: bool) -> dict[str, Any]:
+def chat_answer(session: Session, answering: PendingTurn, *, logprobs: bool) -> dict[str, Any]:
     """A finished turn as a chat completion."""
     assert answering.reply is not None, "an unfinished answer"
     reply = answering.reply
@@ -96,7 +96,7 @@ def chat_answer(session: Session, answering: Answering, *, logprobs: bool) -> di
     return {**_head(session, answering, "chat.completion"), "choices": [choice], "usage": _usage(answering)}
 
 
-async def chat_chunks(session: Session, answering: Answering, *, usage: bool) -> AsyncIterator[dict[str, Any]]:
+async def chat_chunks(session: Session, answering: PendingTurn, *, usage: bool) -> AsyncIterator[dict[str, Any]]:
     """The same as it grows. Raises CallRefused when the turn cannot be finished."""
     head = _head(session, answering, "chat.completion.chunk")
     yield _chunk(head, {"role": "assistant", "content": ""})
@@ -119,7 +119,7 @@ def _chunk(head: Mapping[str, Any], delta: Mapping[str, Any], *, reason: str | N
     return {**head, "choices": [choice]}
 
 
-def _head(session: Session, answering: Answering, kind: str) -> dict[str, Any]:
+def _head(session: Session, answering: PendingTurn, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{answering.id}", "object": kind, "created": int(time.time()), "model": session.model}
 
 
@@ -127,17 +127,17 @@ def _call(call: MadeCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _reason(answering: Answering) -> str:
+def _reason(answering: PendingTurn) -> str:
     assert answering.reply is not None, "an unfinished answer"
     return "tool_calls" if answering.reply.calls else str(answering.completion.finish_reason)
 
 
-def _usage(answering: Answering) -> dict[str, int]:
+def _usage(answering: PendingTurn) -> dict[str, int]:
     given, sampled = len(answering.prompt), len(answering.completion.token_ids)
     return {"prompt_tokens": given, "completion_tokens": sampled, "total_tokens": given + sampled}
 
 
-def _logprobs(answering: Answering) -> dict[str, Any]:
+def _logprobs(answering: PendingTurn) -> dict[str, Any]:
     completion: Completion = answering.completion
     texts = answering.language.tokenization.decode([[token] for token in completion.token_ids], special=True)
     return {

@@ -20,7 +20,7 @@ from env_service.agents.fields import (
     unserved,
 )
 from env_service.agents.messages import MadeCall, NotUnderstood, Said, function_tool, role_of, text_in
-from env_service.agents.sessions import Answering, Asked, CallRefused, Session
+from env_service.agents.sessions import AgentRequest, CallRefused, PendingTurn, Session
 from env_service.environments.interface import Tool
 
 _PASSED_OVER = {"reasoning", "item_reference"}
@@ -46,7 +46,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 _FIELDS = Fields(read=_READ, neutral=_NEUTRAL, forces=forces_a_call, harmless=HARMLESS | {"stream_options"})
 
 
-def asked_of_responses(body: Mapping[str, Any], terms: Terms, *, digest: str, again: bool) -> Asked:
+def asked_of_responses(body: Mapping[str, Any], terms: Terms, *, digest: str, again: bool) -> AgentRequest:
     """The request that a body holds. Raises NotUnderstood and CallRefused."""
     if body.get("previous_response_id"):
         message = "previous_response_id: responses are not stored; send the conversation in input"
@@ -58,7 +58,7 @@ def asked_of_responses(body: Mapping[str, Any], terms: Terms, *, digest: str, ag
     if isinstance(include := body.get("include"), list) and "message.output_text.logprobs" in include:
         raise unserved("include", include)
     _refuse_forms(body.get("text"))
-    return Asked(
+    return AgentRequest(
         messages=response_messages(body),
         tools=_tools(body.get("tools")),
         calls_wanted=body.get("tool_choice") != "none",
@@ -144,7 +144,7 @@ def _tools(given: object) -> tuple[Tool, ...]:
     return tuple(found)
 
 
-def response_answer(session: Session, answering: Answering) -> dict[str, Any]:
+def response_answer(session: Session, answering: PendingTurn) -> dict[str, Any]:
     """A finished turn as a response."""
     length = answering.completion.finish_reason == "length"
     return {
@@ -156,7 +156,7 @@ def response_answer(session: Session, answering: Answering) -> dict[str, Any]:
     }
 
 
-async def response_events(session: Session, answering: Answering) -> AsyncIterator[dict[str, Any]]:
+async def response_events(session: Session, answering: PendingTurn) -> AsyncIterator[dict[str, Any]]:
     """The same as it grows: named events, each with its number. Raises CallRefused when it cannot be finished."""
     number = 0
     async for event in _events(session, answering):
@@ -164,7 +164,7 @@ async def response_events(session: Session, answering: Answering) -> AsyncIterat
         number += 1
 
 
-async def _events(session: Session, answering: Answering) -> AsyncIterator[dict[str, Any]]:
+async def _events(session: Session, answering: PendingTurn) -> AsyncIterator[dict[str, Any]]:
     unfinished = {**_head(session, answering), "status": "in_progress", "output": [], "usage": None}
     yield {"type": "response.created", "response": unfinished}
     yield {"type": "response.in_progress", "response": unfinished}
@@ -191,7 +191,7 @@ async def _events(session: Session, answering: Answering) -> AsyncIterator[dict[
     yield {"type": kind, "response": done}
 
 
-def _message_begun(answering: Answering, place: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+def _message_begun(answering: PendingTurn, place: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
     item = {"id": place["item_id"], "type": "message", "role": "assistant", "status": "in_progress", "content": []}
     return (
         {"type": "response.output_item.added", "output_index": 0, "item": item},
@@ -224,7 +224,7 @@ def _call_events(item: Mapping[str, Any], index: int) -> Sequence[dict[str, Any]
     )
 
 
-def _output(answering: Answering) -> list[dict[str, Any]]:
+def _output(answering: PendingTurn) -> list[dict[str, Any]]:
     reply = answering.reply
     assert reply is not None, "an unfinished answer"
     found: list[dict[str, Any]] = []
@@ -255,11 +255,11 @@ def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _message_id(answering: Answering) -> str:
+def _message_id(answering: PendingTurn) -> str:
     return f"msg_{answering.id}"
 
 
-def _head(session: Session, answering: Answering) -> dict[str, Any]:
+def _head(session: Session, answering: PendingTurn) -> dict[str, Any]:
     return {
         "id": f"resp_{answering.id}",
         "object": "response",
@@ -277,7 +277,7 @@ def _head(session: Session, answering: Answering) -> dict[str, Any]:
     }
 
 
-def _usage(answering: Answering) -> dict[str, Any]:
+def _usage(answering: PendingTurn) -> dict[str, Any]:
     given, sampled = len(answering.prompt), len(answering.completion.token_ids)
     return {
         "input_tokens": given,

@@ -33,7 +33,7 @@ from env_service.agents.program import task_json
 from env_service.agents.registry import AgentLimits, Sessions
 from env_service.agents.responses_route import asked_of_responses, response_answer, response_events
 from env_service.agents.results import RewardPosted
-from env_service.agents.sessions import Answering, Asked, CallRefused, Session
+from env_service.agents.sessions import AgentRequest, CallRefused, PendingTurn, Session
 from protocol.codec import describe
 from protocol.model import WireModel
 from protocol.status import Readiness
@@ -232,7 +232,7 @@ async def _chat(session: Session, body: Mapping[str, Any], request: Request, dig
     if body.get("stream"):
         usage = bool(options.get("include_usage"))
 
-        def events(answering: Answering) -> AsyncIterator[bytes]:
+        def events(answering: PendingTurn) -> AsyncIterator[bytes]:
             return _chat_events(session, answering, usage=usage)
 
         return streamed(session, asked, events)
@@ -242,7 +242,7 @@ async def _chat(session: Session, body: Mapping[str, Any], request: Request, dig
 
 
 async def whole(
-    session: Session, asked: Asked, request: Request, form: Callable[[Answering], Mapping[str, Any]]
+    session: Session, asked: AgentRequest, request: Request, form: Callable[[PendingTurn], Mapping[str, Any]]
 ) -> Response:
     """The answer when it is finished. Raises CallRefused."""
     with session.serving():
@@ -257,7 +257,7 @@ async def whole(
         return answer
 
 
-def streamed(session: Session, asked: Asked, events: Callable[[Answering], AsyncIterator[bytes]]) -> Response:
+def streamed(session: Session, asked: AgentRequest, events: Callable[[PendingTurn], AsyncIterator[bytes]]) -> Response:
     """The answer as it grows. Raises CallRefused for what is known before anything is sampled."""
     serving = session.serving()
     serving.__enter__()
@@ -292,7 +292,7 @@ class _Events(StreamingResponse):
             self._serving.__exit__(None, None, None)
 
 
-async def _chat_events(session: Session, answering: Answering, *, usage: bool) -> AsyncIterator[bytes]:
+async def _chat_events(session: Session, answering: PendingTurn, *, usage: bool) -> AsyncIterator[bytes]:
     try:
         async for chunk in chat_chunks(session, answering, usage=usage):
             yield f"data: {json.dumps(chunk)}\n\n".encode()

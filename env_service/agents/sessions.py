@@ -48,7 +48,7 @@ class CallRefused(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AgentRequest:
     """A request, whatever API it came by. `max_tokens` of None takes what the lease allows. `ignored` names fields
     that wanted other sampling than the lease's, and did not get it. `template_arguments` are what it tells the chat
     template, over what the run and the environment do.
@@ -66,11 +66,11 @@ class Asked:
 
 
 @dataclass(eq=False)
-class Answering:
+class PendingTurn:
     """A turn that is being sampled, or was. `reply` is set when it is finished, `refusal` when it cannot be."""
 
     id: str
-    asked: Asked
+    asked: AgentRequest
     branch: Branch
     completion: Completion
     language: Language
@@ -196,7 +196,7 @@ class Session:
     _made: int = 0
     _works: set[asyncio.Task[None]] = field(default_factory=set)
     _call_ids: set[str] = field(default_factory=set)
-    _known: dict[str, list[Answering]] = field(default_factory=lambda: defaultdict(list))
+    _known: dict[str, list[PendingTurn]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         self.recorded = Recorded(self.speaker.language, self.speaker.language.now)
@@ -241,7 +241,7 @@ class Session:
         while (left := self._touched + idle_s - clock()) > 0 or self.under_way or self.unclaimed:  # noqa: ASYNC110
             await asyncio.sleep(max(left, idle_s / 8))
 
-    def answer(self, asked: Asked) -> Answering:
+    def answer(self, asked: AgentRequest) -> PendingTurn:
         """The answer to a request: a new one, or for one that is sent again that of the first. Raises CallRefused."""
         found = self._first(asked) if asked.again else None
         if found is not None:
@@ -264,14 +264,14 @@ class Session:
         work.add_done_callback(self._works.discard)
         return answering
 
-    def count(self, asked: Asked) -> int:
+    def count(self, asked: AgentRequest) -> int:
         """How many tokens the policy would be given for a request. Raises CallRefused."""
         language = self._language(asked)
         self._check_length(asked, language)
         with _shown_messages():
             return self.recorded.count(asked.messages, asked.tools, language)
 
-    def _language(self, asked: Asked) -> Language:
+    def _language(self, asked: AgentRequest) -> Language:
         """The language of the answer. Raises CallRefused for what the chat template does not read."""
         language, told = self.speaker.language, asked.template_arguments
         if not told:
@@ -283,7 +283,7 @@ class Session:
             raise CallRefused(400, "unsupported_value", f"{name}: {error}; leave it out", param=name) from error
         return language.with_arguments(told)
 
-    def _check_length(self, asked: Asked, language: Language) -> None:
+    def _check_length(self, asked: AgentRequest, language: Language) -> None:
         """Raises CallRefused for messages of which the beginning alone is longer than the model's context."""
         text = "\n".join([*(each.text for each in asked.messages), *(json.dumps(dict(tool)) for tool in asked.tools)])
         most = language.tokenization.context_tokens
@@ -291,7 +291,7 @@ class Session:
             self.speaker.metrics.note_overflow(self.speaker.offered.name, len(text))
             raise _too_long(f"the messages have {len(text)} characters, and the model takes {most} tokens")
 
-    def _note_ignored(self, asked: Asked) -> None:
+    def _note_ignored(self, asked: AgentRequest) -> None:
         environment = self.speaker.offered.name
         for name in asked.ignored:
             self.speaker.metrics.ignored_fields.labels(environment=environment, field=name).inc()
@@ -304,7 +304,7 @@ class Session:
                     name,
                 )
 
-    def _first(self, asked: Asked) -> Answering | None:
+    def _first(self, asked: AgentRequest) -> PendingTurn | None:
         """Of those that were asked alike: one that nobody reads and nobody has, else the newest."""
         known = self._known.get(asked.digest, [])
         waiting = [each for each in known if not each.readers and not each.branch.delivered]
@@ -322,7 +322,7 @@ class Session:
             self.cut_off = self.cut_off or "invalid_actions"
             raise CallRefused(400, "turn_limit", f"this session has had {invalid} answers with calls that are none")
 
-    def _begun(self, asked: Asked, branch: Branch, language: Language) -> Answering:
+    def _begun(self, asked: AgentRequest, branch: Branch, language: Language) -> PendingTurn:
         speaker, rules = self.speaker, language.rules
         language = replace(language, rules=rules.model_copy(update={"stop": (*rules.stop, *asked.stop)}))
         (completion,) = speaker.progress.completions(1, end_of=language.end_of())
@@ -330,9 +330,9 @@ class Session:
         completion.prefers = next(reversed(before.generator_ids), "") if before is not None else ""
         self._made += 1
         branch.number, branch.name = self._made, f"{self.id}-{self._made}"
-        return Answering(branch.name, asked, branch, completion, language)
+        return PendingTurn(branch.name, asked, branch, completion, language)
 
-    async def _sample(self, answering: Answering) -> None:
+    async def _sample(self, answering: PendingTurn) -> None:
         try:
             prompt = answering.branch.context
             sampling = self._sampling(answering.asked, len(prompt), self._made)
@@ -362,13 +362,13 @@ class Session:
             self._lighten(answering)
             answering.end()
 
-    def _lighten(self, answering: Answering) -> None:
+    def _lighten(self, answering: PendingTurn) -> None:
         """Let go of what nobody will ask for: a session may have many calls, and each holds the whole history."""
         answering.asked = replace(answering.asked, messages=())
         if answering.reply is None:
             answering.branch.given = ()
 
-    def _sampling(self, asked: Asked, given: int, turn: int) -> Sampling:
+    def _sampling(self, asked: AgentRequest, given: int, turn: int) -> Sampling:
         """Of a turn: no more tokens than the request, the lease and the budget leave, and a seed of its own."""
         whole, rules = self.speaker.request.sampling, self.speaker.language.rules
         most = min(whole.max_tokens, asked.max_tokens or whole.max_tokens)
@@ -380,7 +380,7 @@ class Session:
         seed = None if whole.seed is None else (whole.seed + self.index + turn * _STRIDE) % _SEEDS
         return whole.model_copy(update={"max_tokens": most, "min_tokens": min(whole.min_tokens, most), "seed": seed})
 
-    def _finish(self, answering: Answering) -> None:
+    def _finish(self, answering: PendingTurn) -> None:
         if self.over:
             answering.refusal = self._ended()
             return

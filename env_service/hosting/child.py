@@ -17,7 +17,7 @@ from env_service.environments.imported import EnvironmentFault, class_at, offere
 from env_service.environments.interface import Environment, OfferedEnvironment
 from env_service.environments.task_configs import ClassTasks
 from env_service.hosting.messages import (
-    Call,
+    HostCall,
     Reply,
     description_of,
     fault_of,
@@ -52,12 +52,12 @@ class Stage:
     def answer(self, line: bytes) -> bytes:
         """The reply to a call, both as a line. Raises nothing that an environment raises."""
         try:
-            reply = self._runner.run(self._reply(Call.model_validate_json(line)))
+            reply = self._runner.run(self._reply(HostCall.model_validate_json(line)))
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - code of others, here and below
             reply = Reply(fault=fault_of(error))
         return line_of(reply, most_bytes=MAX_LINE_BYTES)
 
-    async def _reply(self, call: Call) -> Reply:
+    async def _reply(self, call: HostCall) -> Reply:
         environment = self._offered[call.name]
         match call.kind:
             case "describe":
@@ -73,12 +73,12 @@ class Stage:
                 await self._close(call.about)
                 return Reply()
 
-    async def _reset(self, environment: OfferedEnvironment, call: Call) -> Reply:
+    async def _reset(self, environment: OfferedEnvironment, call: HostCall) -> Reply:
         assert call.reset is not None, "a call to reset says with what"
         made = self._conversations[call.about] = environment.start()
         return opening_reply(await resolved(made.reset(call.reset.task, call.reset.seed)))
 
-    async def _step(self, call: Call) -> Reply:
+    async def _step(self, call: HostCall) -> Reply:
         assert call.action is not None, "a call to step says what was done"
         return step_reply(await resolved(self._conversations[call.about].step(call.action)))
 

@@ -28,7 +28,7 @@ from env_service.environments.interface import (
 )
 from env_service.environments.task_configs import ClassTasks
 from env_service.hosting.hosted import HostedTasks, Hosting
-from env_service.hosting.messages import Call, HostUnavailable, Reply, description_of, fault_of, resolved
+from env_service.hosting.messages import HostCall, HostUnavailable, Reply, description_of, fault_of, resolved
 from env_service.hosting.remote import PATH
 from services.config.models import HttpConfig
 from services.http.app import create_app, json_answer, json_body
@@ -57,7 +57,7 @@ class Conversations:
         self._idle_s = idle_s
         self._kept: dict[str, _Kept] = {}
 
-    async def reply(self, call: Call) -> Reply:
+    async def reply(self, call: HostCall) -> Reply:
         """The reply to a call; failures of the environment are in it."""
         try:
             return await self._reply(call)
@@ -70,9 +70,9 @@ class Conversations:
             await asyncio.sleep(self._idle_s / 4)
             before = time.monotonic() - self._idle_s
             for about in [key for key, kept in self._kept.items() if kept.used_at < before and not kept.under_way]:
-                await self.reply(Call(kind="close", about=about))
+                await self.reply(HostCall(kind="close", about=about))
 
-    async def _reply(self, call: Call) -> Reply:
+    async def _reply(self, call: HostCall) -> Reply:
         match call.kind:
             case "describe":
                 own = isinstance(self._offered.tasks, HostedTasks)
@@ -88,7 +88,7 @@ class Conversations:
                 await self._close(call.about)
                 return Reply()
 
-    async def _reset(self, call: Call) -> Reply:
+    async def _reset(self, call: HostCall) -> Reply:
         if call.reset is None or call.about in self._kept:
             raise EnvironmentFailed("nonsense", "a conversation is begun once, with its task")
         if len(self._kept) >= self._most:
@@ -103,7 +103,7 @@ class Conversations:
         finally:
             kept.under_way -= 1
 
-    async def _step(self, call: Call) -> Reply:
+    async def _step(self, call: HostCall) -> Reply:
         kept = self._kept.get(call.about)
         if kept is None or call.action is None:
             raise HostUnavailable("the host does not know this conversation: it was started again, or forgot it")
@@ -125,7 +125,7 @@ def add_environment_route(app: FastAPI, conversations: Conversations) -> None:
     """Add the one route that there is."""
 
     @app.post(PATH, response_model=Reply)
-    async def environment(body: Annotated[Call, Depends(json_body(Call))]) -> Response:
+    async def environment(body: Annotated[HostCall, Depends(json_body(HostCall))]) -> Response:
         """A call to the environment; what goes wrong in it is in the reply."""
         return json_answer(await conversations.reply(body))
 

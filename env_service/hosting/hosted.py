@@ -32,7 +32,7 @@ from env_service.environments.interface import (
     TaskSource,
 )
 from env_service.environments.task_configs import ClassTasks
-from env_service.hosting.messages import Call, Description, MakeTask, Reply, Reset, raise_fault, reply_of
+from env_service.hosting.messages import Description, HostCall, MakeTask, Reply, Reset, raise_fault, reply_of
 from env_service.hosting.pool import Pool, PoolSettings
 from env_service.hosting.processes import Seat, command_of, environment_of_a_child
 from protocol.trajectories import Purpose
@@ -90,7 +90,7 @@ class HostedEnvironment:
         finally:
             await self._pool.give_back(seat)
 
-    async def _ask(self, call: Call, limit_s: float) -> Reply:
+    async def _ask(self, call: HostCall, limit_s: float) -> Reply:
         if self._seat is None:
             raise EnvironmentFailed("nonsense", f"the environment was asked to {call.kind} after its end")
         try:
@@ -105,9 +105,9 @@ class HostedEnvironment:
         except (EnvironmentFailed, EnvironmentUnavailable) as error:
             logger.warning("environment %s could not be closed: %s", self._name, error)
 
-    def _call(self, kind: str, *, reset: Reset | None = None, action: Action | None = None) -> Call:
+    def _call(self, kind: str, *, reset: Reset | None = None, action: Action | None = None) -> HostCall:
         given = {"kind": kind, "name": self._name, "about": self._about, "reset": reset, "action": action}
-        return Call.model_validate(given)
+        return HostCall.model_validate(given)
 
 
 class HostedTasks:
@@ -122,7 +122,7 @@ class HostedTasks:
 
     async def task(self, purpose: Purpose, index: int) -> Task:
         """Raises EnvironmentFailed and EnvironmentUnavailable."""
-        call = Call(kind="task", name=self._name, task=MakeTask(purpose=purpose, index=index))
+        call = HostCall(kind="task", name=self._name, task=MakeTask(purpose=purpose, index=index))
         reply = await self._pool.ask_for_tasks(call, limit_s=self._limit_s)
         return expected(reply.task, "task")
 
@@ -197,7 +197,7 @@ def description_of_entry(entry: ClassTasks) -> Description:
     alone = _alone(entry)
     with tempfile.TemporaryDirectory() as folder:
         command = (sys.executable, "-P", "-m", *command_of((alone,), Path(folder) / "stacks.txt"), str(os.getpid()))
-        line = Call(kind="describe", name=entry.name).model_dump_json().encode() + b"\n"
+        line = HostCall(kind="describe", name=entry.name).model_dump_json().encode() + b"\n"
         try:
             done = subprocess.run(
                 command, input=line, stdout=subprocess.PIPE, env=environment_of_a_child(), timeout=_START_S, check=False

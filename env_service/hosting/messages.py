@@ -56,7 +56,7 @@ class MakeTask(WireModel):
     index: int = Field(ge=0)
 
 
-class Call(WireModel):
+class HostCall(WireModel):
     """A request to the environment `name`. `about` is the conversation's key, chosen by the caller."""
 
     kind: Literal["describe", "task", "reset", "step", "close"]

@@ -13,7 +13,7 @@ from typing import Self
 
 from env_service.environments.interface import EnvironmentFull
 from env_service.environments.task_configs import ClassTasks
-from env_service.hosting.messages import Call, Reply
+from env_service.hosting.messages import HostCall, Reply
 from env_service.hosting.processes import Child, Seat
 from services.worker_process import WorkerUnavailable
 
@@ -102,7 +102,7 @@ class Pool:
             self._free.release()
             self._warm()
 
-    async def ask_for_tasks(self, call: Call, *, limit_s: float) -> Reply:
+    async def ask_for_tasks(self, call: HostCall, *, limit_s: float) -> Reply:
         """The reply of a process that makes tasks alone: the others may all be taken."""
         if self._tasks is None or not self._tasks.is_there:
             self._tasks = Seat(self._tasks.child if self._tasks else self._new())

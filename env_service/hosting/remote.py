@@ -28,7 +28,7 @@ from env_service.environments.interface import (
     TaskSource,
 )
 from env_service.hosting.hosted import expected
-from env_service.hosting.messages import Call, Description, MakeTask, Reply, Reset, raise_fault
+from env_service.hosting.messages import Description, HostCall, MakeTask, Reply, Reset, raise_fault
 from protocol.trajectories import Purpose
 from services.config.models import ConfigModel
 from services.http.client import HttpClient, ServiceError, ServiceTimeout
@@ -89,17 +89,17 @@ class RemoteEnvironment:
 
     async def reset(self, task: Task, seed: int) -> Opening:
         """Raises EnvironmentFailed and EnvironmentUnavailable, as `step` does."""
-        call = Call(kind="reset", about=self._about, reset=Reset(task=task, seed=seed))
+        call = HostCall(kind="reset", about=self._about, reset=Reset(task=task, seed=seed))
         return expected((await self._host.begin(call)).opening, "reset")
 
     async def step(self, action: Action) -> Step:
-        reply = await self._host.ask(Call(kind="step", about=self._about, action=action))
+        reply = await self._host.ask(HostCall(kind="step", about=self._about, action=action))
         return expected(reply.step, "step")
 
     async def close(self) -> None:
         """Have the conversation forgotten there; it is anyway, in time."""
         try:
-            await self._host.ask(Call(kind="close", about=self._about))
+            await self._host.ask(HostCall(kind="close", about=self._about))
         finally:
             await self._host.close()
 
@@ -116,7 +116,7 @@ class RemoteTasks:
         """Raises EnvironmentFailed and EnvironmentUnavailable."""
         host = _Host(self._options, index)
         try:
-            reply = await host.begin(Call(kind="task", task=MakeTask(purpose=purpose, index=index)))
+            reply = await host.begin(HostCall(kind="task", task=MakeTask(purpose=purpose, index=index)))
             return expected(reply.task, "task")
         finally:
             await host.close()
@@ -135,7 +135,7 @@ class _Host:
         self._urls = [url.rstrip("/") for url in (*options.urls[first:], *options.urls[:first])]
         self._client: HttpClient | None = None
 
-    async def begin(self, call: Call) -> Reply:
+    async def begin(self, call: HostCall) -> Reply:
         """The reply of the first host that is there, which is asked from here on. Raises what `ask` raises."""
         for _ in self._urls[1:]:
             try:
@@ -144,7 +144,7 @@ class _Host:
                 self._urls = [*self._urls[1:], self._urls[0]]
         return await self.ask(call)
 
-    async def ask(self, call: Call) -> Reply:
+    async def ask(self, call: HostCall) -> Reply:
         """The reply to a call. Raises EnvironmentFailed; EnvironmentUnavailable for a host that is away, or shows no
         sign of life while it is waited for; EnvironmentFull for one that died of the call, or is alive and silent.
         """
@@ -212,7 +212,7 @@ def _described(options: RemoteOptions) -> Description:
     headers = {"Content-Type": "application/json"}
     if options.token is not None:
         headers["Authorization"] = f"Bearer {options.token.get_secret_value()}"
-    body = Call(kind="describe").model_dump_json().encode()
+    body = HostCall(kind="describe").model_dump_json().encode()
     request = urllib.request.Request(options.urls[0].rstrip("/") + PATH, data=body, headers=headers)
     tls = client_tls(options.tls)
     context: ssl.SSLContext | None = None if tls is None else tls.current()

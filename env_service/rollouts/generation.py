@@ -16,7 +16,7 @@ from env_service.rollouts.outcomes import InfrastructureFailure, RolloutMetrics,
 from protocol.generation import GeneratePart, GenerateRequest
 from protocol.messages import ServingGenerator
 from services.http.backoff import Backoff
-from services.http.breakers import Breakers, Call
+from services.http.breakers import Breakers, GuardedCall
 from services.http.client import HttpClient, ServiceFailed
 from services.http.endpoints import Endpoints
 from services.http.faults import see_alive
@@ -67,7 +67,7 @@ class GeneratorFleet:
         """From now on at most so many completions are outstanding at a generator."""
         self._endpoints.allow(generator_id, most)
 
-    def occupy(self, generator: ServingGenerator, *, completions: int) -> AbstractContextManager[Call]:
+    def occupy(self, generator: ServingGenerator, *, completions: int) -> AbstractContextManager[GuardedCall]:
         """Count a request as outstanding while the body runs, which raises a ServiceError if it comes to nothing."""
         return self._endpoints.call(generator.generator_id, weight=completions)
 

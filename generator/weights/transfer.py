@@ -46,7 +46,7 @@ BACKEND = "headway"
 DIGEST_CHUNK_BYTES = 64 << 20
 
 
-class BroadcastGroup:
+class BroadcastRank:
     """A rank of the group. The constructor returns when all ranks have joined, or raises WeightSyncError."""
 
     def __init__(self, *, spec: JoinGroup, worker_rank: int, device: torch.device) -> None:
@@ -140,7 +140,7 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
     ) -> None:
         super().__init__(config, vllm_config, device, model)
         self._threads = DaemonThreads(name="headway-weights")
-        self._group: BroadcastGroup | None = None
+        self._group: BroadcastRank | None = None
         self._operation: Future[None] | None = None
         self._plan: Prepare | None = None
         self._staged: list[torch.Tensor] | None = None
@@ -276,17 +276,17 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
 
         self._threads.start(target)
 
-    def _joined(self) -> BroadcastGroup:
+    def _joined(self) -> BroadcastRank:
         if self._group is None:
             raise WeightSyncError("this worker is in no group: the last one failed or was abandoned; join a new one")
         return self._group
 
     def _join(self, operation: Future[None], spec: JoinGroup) -> None:
-        group = BroadcastGroup(spec=spec, worker_rank=self.parallel_config.rank, device=self.device)
+        group = BroadcastRank(spec=spec, worker_rank=self.parallel_config.rank, device=self.device)
         if self._operation is operation:
             self._group = group
 
-    def _receive_all(self, group: BroadcastGroup, plan: Prepare) -> None:
+    def _receive_all(self, group: BroadcastRank, plan: Prepare) -> None:
         """Each bucket is verified beside the arrival of the next one: the sender would wait for it."""
         staged: list[torch.Tensor] = []
         with ThreadPoolExecutor(1, thread_name_prefix="headway-verify") as beside:
@@ -313,14 +313,14 @@ class HeadwayTransferEngine(WeightTransferEngine[GroupInfo, PlanInfo]):  # type:
         if self._plan is plan:
             self._staged, self._from_files = staged, True
 
-    def _receive(self, *, group: BroadcastGroup, bucket: BucketSpec, index: int) -> torch.Tensor:
+    def _receive(self, *, group: BroadcastRank, bucket: BucketSpec, index: int) -> torch.Tensor:
         """The bucket where the group puts it, for a load at once."""
         buffer = torch.empty(bucket.nbytes, dtype=torch.uint8, device=group.device)
         group.receive(buffer=buffer, index=index)
         _verify(buffer, bucket=bucket, index=index)
         return buffer
 
-    def _to_host(self, *, group: BroadcastGroup, bucket: BucketSpec, index: int) -> torch.Tensor:
+    def _to_host(self, *, group: BroadcastRank, bucket: BucketSpec, index: int) -> torch.Tensor:
         """The bucket in host memory, not yet verified. Beside weights and cache a GPU has no room for a whole model.
 
         A loader copies to the device what this worker holds of each tensor, and no more.

@@ -26,7 +26,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from learner.data.examples import Tokenized, Tokenizer, example_parts, tokenize
-from learner.data.sources import DataError, read_records
+from learner.data.sources import RecordError, read_records
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class _Tensors(Protocol):
 
 
 def read_distillation(path: Path, tokenizer: Tokenizer) -> list[DistillationExample]:
-    """All records, tokenized; either all of them have cached logprobs or none. Raises DataError, FileNotFoundError."""
+    """All records, tokenized; all of them have cached logprobs or none. Raises RecordError, FileNotFoundError."""
     examples: list[DistillationExample] = []
     with ExitStack() as stack:
         beside = cache_beside(path)
@@ -82,11 +82,11 @@ def read_distillation(path: Path, tokenizer: Tokenizer) -> list[DistillationExam
                 examples.append(_example(record.value, tokenizer, cache))
                 _check_alike(examples)
             except ValueError as error:
-                raise DataError(f"{record.place}: {error}") from error
+                raise RecordError(f"{record.place}: {error}") from error
         if cache is not None:
             cache.check_end(records=len(examples))
     if not examples:
-        raise DataError(f"{path} holds no records: expected `prompt` and `completion`, or `messages`")
+        raise RecordError(f"{path} holds no records: expected `prompt` and `completion`, or `messages`")
     return examples
 
 
@@ -113,10 +113,10 @@ class _Cache:
     def __init__(self, file: Path, tensors: _Tensors) -> None:
         found = (tensors.metadata() or {}).get("format")
         if found != FORMAT:
-            raise DataError(f"{file} has the format {found!r}, expected {FORMAT!r}; make it anew or move it away")
+            raise RecordError(f"{file} has the format {found!r}, expected {FORMAT!r}; make it anew or move it away")
         missing = {"top_ids", "top_logprobs", "counts"} - set(tensors.keys())
         if missing:
-            raise DataError(f"{file} lacks {', '.join(sorted(missing))}; make it anew or move it away")
+            raise RecordError(f"{file} lacks {', '.join(sorted(missing))}; make it anew or move it away")
         self._file = file
         self._ids = tensors.get_slice("top_ids")
         self._logprobs = tensors.get_slice("top_logprobs")
@@ -124,18 +124,18 @@ class _Cache:
         self._record = self._row = 0
 
     def next_rows(self, *, trained: int) -> TopLogprobs:
-        """Raises DataError if the cache has another number of rows for this record than it has trained tokens."""
+        """Raises RecordError if the cache has another number of rows for this record than it has trained tokens."""
         if self._record == len(self._counts):
-            raise DataError(f"{self._file} has only {self._record} records; it belongs to other data")
+            raise RecordError(f"{self._file} has only {self._record} records; it belongs to other data")
         count = self._counts[self._record]
         rows = slice(self._row, self._row + count)
         self._record, self._row = self._record + 1, self._row + count
         return _checked(self._ids[rows], self._logprobs[rows], trained=trained)
 
     def check_end(self, *, records: int) -> None:
-        """Raises DataError if the data has ended before the cache."""
+        """Raises RecordError if the data has ended before the cache."""
         if records != len(self._counts):
-            raise DataError(f"{self._file} has {len(self._counts)} records, the data {records}; they do not belong")
+            raise RecordError(f"{self._file} has {len(self._counts)} records, the data {records}; they do not belong")
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def _open_cache(file: Path) -> Iterator[_Cache]:
     try:
         opened = safetensors.safe_open(file, framework="numpy")
     except (safetensors.SafetensorError, OSError) as error:
-        raise DataError(f"{file} cannot be read: {error}; make it anew or move it away") from error
+        raise RecordError(f"{file} cannot be read: {error}; make it anew or move it away") from error
     with opened as tensors:
         yield _Cache(file, cast(_Tensors, tensors))
 
@@ -154,7 +154,7 @@ def _example(record: object, tokenizer: Tokenizer, cache: _Cache | None) -> Dist
     top = _columns(record, trained=trained)
     if cache is not None:
         if top is not None:
-            raise DataError("cached logprobs are both in columns and in a file beside the data: remove one of them")
+            raise RecordError("cached logprobs are both in columns and in a file beside the data: remove one of them")
         top = cache.next_rows(trained=trained)
     return DistillationExample(completion=completion, top=top)
 
@@ -168,24 +168,24 @@ def _columns(record: object, *, trained: int) -> TopLogprobs | None:
             try:
                 return _checked(np.array(ids), np.array(logprobs), trained=trained)
             except (TypeError, ValueError) as error:
-                raise DataError(f"`top_ids` and `top_logprobs` do not fit: {error}") from error
+                raise RecordError(f"`top_ids` and `top_logprobs` do not fit: {error}") from error
         case _:
-            raise DataError("`top_ids` and `top_logprobs` go together, as lists of rows; one of them is not there")
+            raise RecordError("`top_ids` and `top_logprobs` go together, as lists of rows; one of them is not there")
 
 
 def _checked(ids: NDArray[np.generic], logprobs: NDArray[np.generic], *, trained: int) -> TopLogprobs:
     if ids.ndim != 2 or ids.shape != logprobs.shape or not ids.shape[1]:
-        raise DataError(f"top ids {ids.shape} and logprobs {logprobs.shape} are not both [N, K]")
+        raise RecordError(f"top ids {ids.shape} and logprobs {logprobs.shape} are not both [N, K]")
     if len(ids) != trained:
-        raise DataError(
+        raise RecordError(
             f"cached logprobs for {len(ids)} tokens, but {trained} are trained (the end token included): "
             "the cache was made with another tokenizer or chat template"
         )
     if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
-        raise DataError("a top id is not a token id: expected whole numbers from 0 on")
+        raise RecordError("a top id is not a token id: expected whole numbers from 0 on")
     values = logprobs.astype(np.float32)
     if not np.isfinite(values).all() or np.exp(values.astype(np.float64)).sum(axis=1).max() > 1 + _ABOVE_ONE:
-        raise DataError("top logprobs are not logprobs: not finite, or their probabilities sum to more than 1")
+        raise RecordError("top logprobs are not logprobs: not finite, or their probabilities sum to more than 1")
     return TopLogprobs(token_ids=ids.astype(np.int32), logprobs=values)
 
 
@@ -193,6 +193,6 @@ def _check_alike(examples: Sequence[DistillationExample]) -> None:
     """The newest example is like the first one."""
     first, newest = examples[0].top, examples[-1].top
     if (first is None) != (newest is None):
-        raise DataError("some records have cached logprobs and some have none")
+        raise RecordError("some records have cached logprobs and some have none")
     if first is not None and newest is not None and first.token_ids.shape[1] != newest.token_ids.shape[1]:
-        raise DataError(f"{newest.token_ids.shape[1]} cached tokens at each place, before {first.token_ids.shape[1]}")
+        raise RecordError(f"{newest.token_ids.shape[1]} cached tokens at each place, before {first.token_ids.shape[1]}")

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from learner.data.sources import DataError, read_parsed
+from learner.data.sources import RecordError, read_parsed
 from learner.training.batch import TrainSequence
 
 Message = Mapping[str, str]
@@ -72,7 +72,7 @@ class Tokenized:
 
 
 def tokenize(parts: Iterable[Part], tokenizer: Tokenizer) -> Tokenized:
-    """The parts end to end, with an end token after the last one if it is trained. Raises DataError."""
+    """The parts end to end, with an end token after the last one if it is trained. Raises RecordError."""
     end = tokenizer.eos_token_id
     token_ids: list[int] = []
     mask: list[bool] = []
@@ -84,23 +84,23 @@ def tokenize(parts: Iterable[Part], tokenizer: Tokenizer) -> Tokenized:
         token_ids.append(end)
         mask.append(True)
     if not any(mask):
-        raise DataError("nothing is left to train on: the completion has no tokens")
+        raise RecordError("nothing is left to train on: the completion has no tokens")
     if mask[0]:
-        raise DataError("the first token would be trained, yet nothing precedes it: the prompt is empty")
+        raise RecordError("the first token would be trained, yet nothing precedes it: the prompt is empty")
     return Tokenized(token_ids=np.array(token_ids, dtype=np.int32), loss_mask=np.array(mask, dtype=np.bool_))
 
 
 def text_parts(*, prompt: str, completion: str) -> list[Part]:
-    """A prompt and its completion, as they stand. Raises DataError for an empty completion."""
+    """A prompt and its completion, as they stand. Raises RecordError for an empty completion."""
     if not completion:
-        raise DataError("the completion is empty, which leaves nothing to train on")
+        raise RecordError("the completion is empty, which leaves nothing to train on")
     return [Part(prompt, False), Part(completion, True)]
 
 
 def conversation_parts(messages: Sequence[Message], tokenizer: Tokenizer, *, trained_from: int = 0) -> list[Part]:
     """The template's text, cut so that what the assistant wrote in `messages[trained_from:]` is trained, and no more.
 
-    Ends with the last assistant's turn. Raises DataError.
+    Ends with the last assistant's turn. Raises RecordError.
     """
     parts: list[Part] = []
     done = ""
@@ -110,22 +110,22 @@ def conversation_parts(messages: Sequence[Message], tokenizer: Tokenizer, *, tra
         before = _template(messages[:index], tokenizer, open_turn=True)
         after = _template(messages[: index + 1], tokenizer, open_turn=False)
         if not before.startswith(done) or not after.startswith(before):
-            raise DataError("the chat template rewrites earlier turns, so that they cannot be told apart")
+            raise RecordError("the chat template rewrites earlier turns, so that they cannot be told apart")
         parts += [Part(before[len(done) :], False), Part(after[len(before) :], True)]
         done = after
     if not parts:
-        raise DataError("a conversation without an assistant's turn has nothing to train on")
+        raise RecordError("a conversation without an assistant's turn has nothing to train on")
     return parts
 
 
 def reply_parts(prompt: object, completion: object, tokenizer: Tokenizer) -> list[Part] | None:
-    """A prompt and completion in any of their forms; None if they have none of them. Raises DataError."""
+    """A prompt and completion in any of their forms; None if they have none of them. Raises RecordError."""
     match prompt, completion:
         case str(prompt_text), str(text):
             return text_parts(prompt=prompt_text, completion=text)
         case [*messages], str(text):
             if not text:
-                raise DataError("the completion is empty, which leaves nothing to train on")
+                raise RecordError("the completion is empty, which leaves nothing to train on")
             return _reply(read_messages(messages), [{"role": "assistant", "content": text}], tokenizer)
         case [*messages], [*replies]:
             return _reply(read_messages(messages), read_messages(replies), tokenizer)
@@ -134,16 +134,16 @@ def reply_parts(prompt: object, completion: object, tokenizer: Tokenizer) -> lis
 
 
 def read_messages(messages: Sequence[object]) -> list[Message]:
-    """Messages with role and content. Raises DataError."""
+    """Messages with role and content. Raises RecordError."""
     return [_message(message) for message in messages]
 
 
 def _reply(prompt: Sequence[Message], reply: Sequence[Message], tokenizer: Tokenizer) -> list[Part]:
     """Of all turns only the reply's are trained."""
     if not prompt:
-        raise DataError("the prompt has no messages")
+        raise RecordError("the prompt has no messages")
     if not reply or reply[0]["role"] != "assistant":
-        raise DataError("a completion begins with an assistant's message")
+        raise RecordError("a completion begins with an assistant's message")
     return conversation_parts([*prompt, *reply], tokenizer, trained_from=len(prompt))
 
 
@@ -152,14 +152,14 @@ def _message(message: object) -> Message:
         case {"role": str(role), "content": str(content)}:
             return {"role": role, "content": content}
         case _:
-            raise DataError(f"expected messages with texts `role` and `content`, got {reprlib.repr(message)}")
+            raise RecordError(f"expected messages with texts `role` and `content`, got {reprlib.repr(message)}")
 
 
 def _template(messages: Sequence[Message], tokenizer: Tokenizer, *, open_turn: bool) -> str:
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=open_turn, tokenize=False)
     except jinja2.TemplateError as error:
-        raise DataError(f"the model's chat template refuses the conversation: {error}") from error
+        raise RecordError(f"the model's chat template refuses the conversation: {error}") from error
 
 
 def _until_end(tokens: Sequence[int], end: int | None) -> list[bool]:
@@ -172,10 +172,10 @@ Example = TypeVar("Example")
 
 
 def read_examples(path: Path, tokenizer: Tokenizer) -> list[TrainSequence]:
-    """All examples, tokenized; completions end with the end token. Raises DataError, FileNotFoundError."""
+    """All examples, tokenized; completions end with the end token. Raises RecordError, FileNotFoundError."""
     examples = list(read_parsed(path, lambda record: _example(record, tokenizer)))
     if not examples:
-        raise DataError(f"{path} holds no examples: expected one JSON object a line, or rows")
+        raise RecordError(f"{path} holds no examples: expected one JSON object a line, or rows")
     return examples
 
 
@@ -192,7 +192,7 @@ def batches(examples: Sequence[Example], *, size: int, seed: int, first: int = 0
 
 
 def example_parts(record: object, tokenizer: Tokenizer) -> list[Part]:
-    """The parts of one record. Raises DataError."""
+    """The parts of one record. Raises RecordError."""
     parts: list[Part] | None = None
     match record:
         case {"prompt": prompt, "completion": completion} if prompt is not None:
@@ -200,7 +200,7 @@ def example_parts(record: object, tokenizer: Tokenizer) -> list[Part]:
         case {"messages": [*messages]}:
             parts = conversation_parts(read_messages(messages), tokenizer)
     if parts is None:
-        raise DataError(
+        raise RecordError(
             "expected an object with texts `prompt` and `completion`, or with a list `messages`; "
             "the prompt may be messages, too, and then so may the completion"
         )
@@ -226,7 +226,7 @@ class Split(Generic[Item]):
 def split(items: Sequence[Item], *, prompt: Callable[[Item], bytes], share: float, seed: int) -> Split[Item]:
     """Holds out `share` (0 to below 1) of the prompts, at least one if it is above 0, with all that answers them.
 
-    Which ones depends on seed and prompt only: where the records stand does not matter. Raises DataError if nothing
+    Which ones depends on seed and prompt only: where the records stand does not matter. Raises RecordError if nothing
     would be left to train on.
     """
     assert 0 <= share < 1, f"a share of {share} is not within 0 and 1"
@@ -235,7 +235,7 @@ def split(items: Sequence[Item], *, prompt: Callable[[Item], bytes], share: floa
     out = set(ranked[: max(1, round(share * len(ranked)))]) if share > 0 else set()
     training = [item for item, key in zip(items, keys, strict=True) if key not in out]
     if not training:
-        raise DataError(f"holding out {share:g} of {len(ranked)} prompts leaves nothing to train on")
+        raise RecordError(f"holding out {share:g} of {len(ranked)} prompts leaves nothing to train on")
     return Split(training=training, held_out=[item for item, key in zip(items, keys, strict=True) if key in out])
 
 

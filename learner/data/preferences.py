@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from learner.data.examples import Message, Tokenized, Tokenizer, read_messages, reply_parts, tokenize
-from learner.data.sources import DataError, read_parsed
+from learner.data.sources import RecordError, read_parsed
 from protocol.rewards import RewardFormat
 
 _PAIR = (
@@ -55,28 +55,28 @@ class LabelledCompletion:
 
 
 def read_pairs(path: Path, tokenizer: Tokenizer) -> list[PreferencePair]:
-    """All pairs, tokenized; both end with their last trained token. Raises DataError, FileNotFoundError."""
+    """All pairs, tokenized; both end with their last trained token. Raises RecordError, FileNotFoundError."""
     pairs = list(read_parsed(path, lambda record: _pair(record, tokenizer)))
     if not pairs:
-        raise DataError(f"{path} holds no preference pairs: {_PAIR}")
+        raise RecordError(f"{path} holds no preference pairs: {_PAIR}")
     return pairs
 
 
 def read_labelled(path: Path, tokenizer: Tokenizer) -> list[LabelledCompletion]:
-    """All unpaired records, tokenized. Raises DataError, FileNotFoundError."""
+    """All unpaired records, tokenized. Raises RecordError, FileNotFoundError."""
     labelled = list(read_parsed(path, lambda record: _labelled(record, tokenizer)))
     if not labelled:
-        raise DataError(f"{path} holds no records: {_LABELLED}")
+        raise RecordError(f"{path} holds no records: {_LABELLED}")
     return labelled
 
 
 def _pair(record: object, tokenizer: Tokenizer) -> PreferencePair:
     if not isinstance(record, Mapping):
-        raise DataError(f"{_PAIR}; got {type(record).__name__}")
+        raise RecordError(f"{_PAIR}; got {type(record).__name__}")
     prompt, chosen, rejected = _of_one_prompt(record)
     sides = [reply_parts(prompt, side, tokenizer) for side in (chosen, rejected)]
     if sides[0] is None or sides[1] is None:
-        raise DataError(f"{_PAIR}; got {_shape(record)}")
+        raise RecordError(f"{_PAIR}; got {_shape(record)}")
     return PreferencePair(
         chosen=tokenize(sides[0], tokenizer).without_tail(),
         rejected=tokenize(sides[1], tokenizer).without_tail(),
@@ -91,7 +91,7 @@ def _labelled(record: object, tokenizer: Tokenizer) -> LabelledCompletion:
             parts = reply_parts(prompt, completion, tokenizer)
             if parts is not None:
                 return LabelledCompletion(completion=tokenize(parts, tokenizer).without_tail(), label=label)
-    raise DataError(f"{_LABELLED}; got {_shape(record)}")
+    raise RecordError(f"{_LABELLED}; got {_shape(record)}")
 
 
 def _of_one_prompt(record: Mapping[str, object]) -> tuple[object, object, object]:
@@ -114,10 +114,10 @@ def _common_beginning(chosen: Sequence[Message], rejected: Sequence[Message]) ->
     if alike == len(chosen) == len(rejected):
         alike -= 1
     if alike <= 0:
-        raise DataError("chosen and rejected do not begin alike: their first messages differ; give a `prompt`")
+        raise RecordError("chosen and rejected do not begin alike: their first messages differ; give a `prompt`")
     after = [side[alike]["role"] if alike < len(side) else "nothing" for side in (chosen, rejected)]
     if after != ["assistant", "assistant"]:
-        raise DataError(
+        raise RecordError(
             f"chosen and rejected part at message {alike + 1}, which is from {after[0]} and {after[1]}: "
             "expected the assistant's in both, since they must answer one prompt"
         )
@@ -132,7 +132,7 @@ def _margin(value: object) -> float:
             pass
         case int() | float() if math.isfinite(value):
             return float(value)
-    raise DataError(f"`margin` is {value!r}, expected a finite number")
+    raise RecordError(f"`margin` is {value!r}, expected a finite number")
 
 
 def _shape(record: object) -> str:

@@ -30,7 +30,7 @@ _SPLITS = "dataset_dict.json"
 _EXPECTED = "expected JSON lines (.jsonl), Parquet (.parquet), Arrow (.arrow) or a dataset saved with save_to_disk"
 
 
-class DataError(WrongSettings, ValueError):
+class RecordError(WrongSettings, ValueError):
     """A record of a data file does not fit; the text names the file and the line or row."""
 
 
@@ -38,7 +38,7 @@ Rows = Iterator[tuple[str, object]]
 
 
 def read_parquet(file: Path) -> Rows:
-    """Each row as an object of its columns. Raises DataError that names the file, and the row that was reached."""
+    """Each row as an object of its columns. Raises RecordError that names the file, and the row that was reached."""
     reached = 0
     with _faults_of(file, "Parquet"), pyarrow.parquet.ParquetFile(file) as opened:
         for batch in opened.iter_batches(batch_size=_BATCH_ROWS):
@@ -79,17 +79,17 @@ def _faults_of(file: Path, format: str) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{file} cannot be read as {format}: {error}") from error
+        raise RecordError(f"{file} cannot be read as {format}: {error}") from error
 
 
 def files_of_saved(folder: Path, *, split: str | None) -> list[Path]:
-    """The Arrow files of a folder that `save_to_disk` wrote, in order. Raises DataError."""
+    """The Arrow files of a folder that `save_to_disk` wrote, in order. Raises RecordError."""
     if (folder / _SPLITS).exists():
         return _files_of_split(_one_split(folder, split=split))
     if split is not None:
-        raise DataError(f"{folder} holds no {_SPLITS}, so it has no split {split!r}; leave out #{split}")
+        raise RecordError(f"{folder} holds no {_SPLITS}, so it has no split {split!r}; leave out #{split}")
     if not (folder / _STATE).exists():
-        raise DataError(
+        raise RecordError(
             f"{folder} is a folder with neither {_STATE} nor {_SPLITS}: expected a dataset saved with save_to_disk; "
             "name a file in it instead"
         )
@@ -100,9 +100,9 @@ def _one_split(folder: Path, *, split: str | None) -> Path:
     names = _texts(folder / _SPLITS, _read(folder / _SPLITS).get("splits"))
     offered = ", ".join(names)
     if split is None and len(names) != 1:
-        raise DataError(f"{folder} has the splits {offered}: choose one, as in {folder}#{next(iter(names), 'train')}")
+        raise RecordError(f"{folder} has the splits {offered}: choose one, as in {folder}#{next(iter(names), 'train')}")
     if split is not None and split not in names:
-        raise DataError(f"{folder} has no split {split!r}; it has {offered}")
+        raise RecordError(f"{folder} has no split {split!r}; it has {offered}")
     return folder / (split or names[0])
 
 
@@ -110,13 +110,15 @@ def _files_of_split(folder: Path) -> list[Path]:
     state = folder / _STATE
     values = _read(state)
     if values.get("_indices_data_files"):
-        raise DataError(f"{state}: rows are picked by an index file; call flatten_indices() and save the dataset again")
+        raise RecordError(
+            f"{state}: rows are picked by an index file; call flatten_indices() and save the dataset again"
+        )
     entries = values.get("_data_files")
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in _list(state, entries)]
     files = [folder / name for name in _texts(state, names)]
     for file in files:
         if not file.resolve().is_relative_to(folder.resolve()) or not file.is_file():
-            raise DataError(f"{state} names {file}, which is not a file in the folder; is the copy complete?")
+            raise RecordError(f"{state} names {file}, which is not a file in the folder; is the copy complete?")
     return files
 
 
@@ -124,15 +126,15 @@ def _read(file: Path) -> dict[str, object]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
+        raise RecordError(f"{file} cannot be read: {error}") from error
     if not isinstance(values, dict):
-        raise DataError(f"{file} holds {type(values).__name__}, expected an object")
+        raise RecordError(f"{file} holds {type(values).__name__}, expected an object")
     return values
 
 
 def _list(file: Path, value: object) -> list[object]:
     if not isinstance(value, list):
-        raise DataError(f"{file} names no files: expected a list `_data_files`, as save_to_disk writes it")
+        raise RecordError(f"{file} names no files: expected a list `_data_files`, as save_to_disk writes it")
     return value
 
 
@@ -141,7 +143,7 @@ def _texts(file: Path, value: object) -> list[str]:
         case [*names] if all(isinstance(name, str) for name in names):
             return [str(name) for name in names]
         case _:
-            raise DataError(f"{file} holds {value!r}, expected a list of names")
+            raise RecordError(f"{file} holds {value!r}, expected a list of names")
 
 
 Parsed = TypeVar("Parsed")
@@ -158,7 +160,7 @@ class Record:
 def read_records(path: Path) -> Iterator[Record]:
     """The records of a path, read as they are asked for; places count from 1.
 
-    Raises FileNotFoundError for a path that does not exist, DataError that names file and line or row.
+    Raises FileNotFoundError for a path that does not exist, RecordError that names file and line or row.
     """
     file, split = _split_off(path)
     if not file.exists():
@@ -168,17 +170,17 @@ def read_records(path: Path) -> Iterator[Record]:
             yield from _records(part, read_arrow)
         return
     if split is not None:
-        raise DataError(f"{path}: {file} is one file, and has no split {split!r}; leave out #{split}")
+        raise RecordError(f"{path}: {file} is one file, and has no split {split!r}; leave out #{split}")
     yield from _records(file, _reader_of(file))
 
 
 def read_parsed(path: Path, parse: Callable[[object], Parsed]) -> Iterator[Parsed]:
-    """`parse` of every record. A ValueError that it raises becomes a DataError that names the place."""
+    """`parse` of every record. A ValueError that it raises becomes a RecordError that names the place."""
     for record in read_records(path):
         try:
             parsed = parse(record.value)
         except ValueError as error:
-            raise DataError(f"{record.place}: {error}") from error
+            raise RecordError(f"{record.place}: {error}") from error
         yield parsed
 
 
@@ -206,7 +208,7 @@ def _reader_of(file: Path) -> Callable[[Path], Rows]:
             return reader
     if beginning.lstrip()[:1] in (b"{", b""):
         return read_json_lines
-    raise DataError(f"{file} begins with {beginning!r}: {_EXPECTED}")
+    raise RecordError(f"{file} begins with {beginning!r}: {_EXPECTED}")
 
 
 def read_json_lines(file: Path) -> Rows:
@@ -217,7 +219,7 @@ def read_json_lines(file: Path) -> Rows:
                 try:
                     value = json.loads(line)
                 except ValueError as error:
-                    raise DataError(f"{file}, line {number}: {error}") from error
+                    raise RecordError(f"{file}, line {number}: {error}") from error
                 yield f"line {number}", value
 
 

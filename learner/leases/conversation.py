@@ -64,7 +64,7 @@ class _Held:
     frames: Sequence[Frame]
 
 
-class Conversation:
+class EnvServiceConversation:
     """Takes the messages of all env_services, one after the other. `clock` is in seconds."""
 
     def __init__(

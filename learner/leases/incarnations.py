@@ -11,7 +11,7 @@ A version of a former life counts if `belongs` says that its policy is an ancest
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from learner.ledger import Answer, AttemptId, FailureKind, FailureResult, Ledger, Verdict
+from learner.ledger import AttemptId, DeliveryAnswer, FailureKind, FailureResult, Ledger, Verdict
 from protocol.messages import OTHERS, Failed, RunningLease
 from protocol.model import PolicyVersion
 from protocol.trajectories import TrajectoryGroup
@@ -127,7 +127,7 @@ class Incarnations:
             return Verdict.UNKNOWN
         return self._ledger.would_readmit(lease_id=group.lease_id, oldest_version=oldest_version)
 
-    def admit(self, group: TrajectoryGroup, *, oldest_version: int) -> Answer:
+    def admit(self, group: TrajectoryGroup, *, oldest_version: int) -> DeliveryAnswer:
         """Gives an admissible group to the ledger; `oldest_version` is that of its tokens, as `oldest_of` says."""
         attempt, size = self.attempt_of(group), tokens_of(group)
         if attempt is not None:
@@ -135,7 +135,7 @@ class Incarnations:
                 lease_id=group.lease_id, attempt=attempt.attempt, oldest_version=oldest_version, size=size
             )
         if group.incarnation > self._incarnation:
-            return Answer(verdict=Verdict.UNKNOWN)
+            return DeliveryAnswer(verdict=Verdict.UNKNOWN)
         return self._ledger.readmit(lease_id=group.lease_id, oldest_version=oldest_version, size=size)
 
     def fail(self, failed: Failed, *, now: float) -> FailureResult:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from learner.evaluation.results import Evaluation
 from learner.journal.journal import JournalFull, RunLog
-from learner.leases.conversation import MISSED_HEARTBEATS, Conversation
+from learner.leases.conversation import MISSED_HEARTBEATS, EnvServiceConversation
 from learner.leases.dead_letters import DeadLetters
 from learner.leases.env_services import Peer
 from learner.leases.evaluation_leases import Evaluator
@@ -98,7 +98,7 @@ class Intake:
             belongs=belongs,
             clock=clock,
         )
-        self._conversation = Conversation(
+        self._conversation = EnvServiceConversation(
             socket=socket, flow=self._flow, fleet=fleet, options=options, refused=events.refused, clock=clock
         )
         self._env_services = self._flow.env_services

@@ -19,10 +19,10 @@ from learner.ledger.ledger import Ledger
 from learner.ledger.records import (
     ATTEMPT_OUTCOMES,
     LEASE_STATES,
-    Answer,
     AttemptId,
     Batch,
     Books,
+    DeliveryAnswer,
     EndedAttempt,
     FailureKind,
     FailureResult,
@@ -37,10 +37,10 @@ from learner.ledger.records import (
 __all__ = [
     "ATTEMPT_OUTCOMES",
     "LEASE_STATES",
-    "Answer",
     "AttemptId",
     "Batch",
     "Books",
+    "DeliveryAnswer",
     "EndedAttempt",
     "FailureKind",
     "FailureResult",

@@ -17,10 +17,10 @@ from learner.ledger.lease import (
     last_without_a_place,
 )
 from learner.ledger.records import (
-    Answer,
     AttemptId,
     Batch,
     Books,
+    DeliveryAnswer,
     EndedAttempt,
     FailureKind,
     FailureResult,
@@ -188,7 +188,7 @@ class Ledger:
         running = self._table.running.get(lease_id)
         return Verdict.STALE if running is not None and running.attempt == attempt else Verdict.LATE
 
-    def accept(self, *, lease_id: int, attempt: int, oldest_version: int, size: int) -> Answer:
+    def accept(self, *, lease_id: int, attempt: int, oldest_version: int, size: int) -> DeliveryAnswer:
         """Takes a finished group into the buffer if its lease wants it. The first admissible attempt wins.
 
         oldest_version: of all the group's tokens, as stamped by the engine.
@@ -197,10 +197,10 @@ class Ledger:
         verdict = self.would_accept(lease_id=lease_id, attempt=attempt, oldest_version=oldest_version)
         if verdict is Verdict.ACCEPTED:
             group = BufferedGroup(attempt=attempt, version=oldest_version, size=size)
-            return Answer(verdict=verdict, cancelled=self._table.buffer(lease_id, group))
+            return DeliveryAnswer(verdict=verdict, cancelled=self._table.buffer(lease_id, group))
         if verdict is Verdict.STALE:
             self._table.drop(lease_id)
-        return Answer(verdict=verdict)
+        return DeliveryAnswer(verdict=verdict)
 
     def filter(self, *, lease_id: int, attempt: int | None = None) -> tuple[EndedAttempt, ...]:
         """Closes a lease whose group teaches nothing: the buffered one, or, if `attempt` is given, one just arrived.
@@ -492,7 +492,7 @@ class Ledger:
             return Verdict.DUPLICATE
         return Verdict.ACCEPTED if self._is_admissible(oldest_version) else Verdict.LATE
 
-    def readmit(self, *, lease_id: int, oldest_version: int, size: int) -> Answer:
+    def readmit(self, *, lease_id: int, oldest_version: int, size: int) -> DeliveryAnswer:
         """Accepts a group that an attempt of a former life made: from the journal, or from a holder that lived on.
 
         It counts in the place of the lease's newest attempt, which is cancelled if it runs. The caller lets in only
@@ -503,11 +503,11 @@ class Ledger:
         if verdict is not Verdict.UNKNOWN:
             self._table.open_up_to(lease_id + 1)
         if verdict is not Verdict.ACCEPTED:
-            return Answer(verdict=verdict)
+            return DeliveryAnswer(verdict=verdict)
         running = self._table.running.get(lease_id)
         ended: tuple[EndedAttempt, ...] = ()
         if running is not None:
             ended = (self._table.stop(lease_id, Outcome.DROPPED),)
         attempt = self._table.newest_attempt(lease_id)
         self._table.buffer(lease_id, BufferedGroup(attempt=attempt, version=oldest_version, size=size))
-        return Answer(verdict=Verdict.ACCEPTED, cancelled=ended)
+        return DeliveryAnswer(verdict=Verdict.ACCEPTED, cancelled=ended)

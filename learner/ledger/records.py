@@ -106,7 +106,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class DeliveryAnswer:
     """A verdict, and the running attempt (none or one) that an accepted group of another attempt has made needless."""
 
     verdict: Verdict

@@ -79,7 +79,7 @@ def _fuse(optimizer: torch.optim.Optimizer) -> None:
                 state["step"] = state["step"].to(parameter.device, torch.float32)
 
 
-class Engine(Generic[Output_co]):
+class TrainingEngine(Generic[Output_co]):
     """A model under DeepSpeed on this rank, whose `forward` returns an `Output_co`.
 
     A process group must exist before it is made. A process may have several, each with its own parameters, optimizer,

@@ -20,7 +20,7 @@ from learner.algorithms.preset import Carried, LossTokens, Passes, Preset, Score
 from learner.training.adapters import add_adapters
 from learner.training.batch import FlatBatch
 from learner.training.config import TrainingConfig
-from learner.training.engine import Engine
+from learner.training.engine import TrainingEngine
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch
 from learner.training.policy import LogprobSettings, PolicyModel, load_causal_lm, torch_dtype
@@ -289,7 +289,7 @@ class Models:
     """`trained` under its `engine`; None for what the algorithm does not need."""
 
     trained: PolicyModel | ScoreModel
-    engine: Engine[Output]
+    engine: TrainingEngine[Output]
     reference: Reference | None
     teachers: LocalTeachers
     critic: Critic | CriticHead | None
@@ -371,7 +371,7 @@ def open_models(
     if preset.trains_scores:
         scores = new_score_model(path, config=config)
         scores.watch = _watch_of(scores.classifier, path, config=config)
-        engine: Engine[Output] = Engine(scores, config=config, device=device)
+        engine: TrainingEngine[Output] = TrainingEngine(scores, config=config, device=device)
         check_scores(scores, path, compute=lambda microbatch: engine.forward(microbatch)[0])
         return Models(trained=scores, engine=engine, reference=None, teachers=LocalTeachers(()), critic=None)
     entropy = (config.report_entropy, preset.entropy_gradient)
@@ -379,7 +379,7 @@ def open_models(
     policy.watch = _watch_of(policy.causal_lm, path, config=config)
     if preset.passes.values and config.critic.kind == "head":
         policy.settings = replace(policy.settings, with_states=True)
-    engine = Engine(policy, config=config, device=device)
+    engine = TrainingEngine(policy, config=config, device=device)
     check_policy(policy, path, compute=lambda microbatch: engine.forward(microbatch)[0])
 
     def frozen(folder: Path) -> PolicyModel:
@@ -405,7 +405,7 @@ def open_models(
 def _critic(
     path: Path,
     policy: PolicyModel,
-    engine: Engine[Output],
+    engine: TrainingEngine[Output],
     *,
     config: TrainingConfig,
     preset: Preset,

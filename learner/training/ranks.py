@@ -141,7 +141,7 @@ def die_with_parent() -> None:
 
 
 @dataclass(frozen=True)
-class Command:
+class RankCommand:
     """A call of rank 0 to the others to join in. `path` for save and load, `version` for a training step."""
 
     action: Action
@@ -164,7 +164,7 @@ class CommandChannel:
         """The ranks' store over a connection of its own: a call that waits holds up all others of a connection."""
         return self._store.clone()  # type: ignore[attr-defined, no-any-return]  # torch's stubs leave it out
 
-    def send(self, command: Command) -> None:
+    def send(self, command: RankCommand) -> None:
         """Rank 0 only: tells every other rank."""
         assert self._ranks.leads, "only rank 0 gives commands"
         self.place = f"{command.action} {self._next}"
@@ -179,12 +179,12 @@ class CommandChannel:
         A store that this process holds ends with it, and a rank that has not read it yet then has to guess.
         """
         if not self._stopped:
-            self.send(Command(action="stop"))
+            self.send(RankCommand(action="stop"))
         last, deadline = f"command/{self._next - 1}", time.monotonic() + read_within_s
         while self._ranks.count > 1 and time.monotonic() < deadline and self._store.check([last]):
             time.sleep(_READ_POLL_S)
 
-    def receive(self) -> Command:
+    def receive(self) -> RankCommand:
         """The next command. Waits as long as rank 0 lives; raises torch.distributed.DistError once it is gone."""
         key = f"command/{self._next}"
         self.place = f"waiting for command {self._next}"
@@ -195,7 +195,7 @@ class CommandChannel:
             except dist.DistStoreError as error:
                 if "timeout" not in str(error).lower():
                     raise
-        command = Command(**json.loads(self._store.get(key)))
+        command = RankCommand(**json.loads(self._store.get(key)))
         self.place = f"{command.action} {self._next}"
         self._next += 1
         # Not every command has collectives, so rank 0 can be several ahead: who reads a line last removes it.

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from learner.training.adapters import adapters_off
 from learner.training.config import ReferenceConfig, TrainingConfig
-from learner.training.engine import Engine
+from learner.training.engine import TrainingEngine
 from learner.training.packing import Microbatch
 from learner.training.policy import PolicyModel, whole_weights
 
@@ -56,7 +56,7 @@ class Reference(Protocol):
 
 
 def open_reference(
-    policy: PolicyModel, *, engine: Engine[object], config: TrainingConfig, load: Callable[[], PolicyModel]
+    policy: PolicyModel, *, engine: TrainingEngine[object], config: TrainingConfig, load: Callable[[], PolicyModel]
 ) -> Reference:
     """The reference that `config` asks for. `load` reads the initial model afresh, without adapters, to this device."""
     if config.lora.enabled and config.reference.mode == "initial":
@@ -67,7 +67,7 @@ def open_reference(
 class AdaptersOff:
     """The initial model inside of an adapted one."""
 
-    def __init__(self, policy: PolicyModel, *, engine: Engine[object]) -> None:
+    def __init__(self, policy: PolicyModel, *, engine: TrainingEngine[object]) -> None:
         self._policy = policy
         self._engine = engine
 
@@ -89,7 +89,7 @@ class AdaptersOff:
 class ReferenceCopy:
     """A second model, whole on every rank."""
 
-    def __init__(self, model: PolicyModel, *, engine: Engine[object], config: ReferenceConfig) -> None:
+    def __init__(self, model: PolicyModel, *, engine: TrainingEngine[object], config: ReferenceConfig) -> None:
         self._model = model.requires_grad_(False).eval()
         self._engine = engine
         self._config = config

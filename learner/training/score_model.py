@@ -30,7 +30,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from learner.algorithms.policy_loss import explained_variance, value_loss
 from learner.training.config import TrainingConfig
-from learner.training.engine import Engine, learning_rate
+from learner.training.engine import TrainingEngine, learning_rate
 from learner.training.logprobs import accumulation_dtype
 from learner.training.packing import Microbatch
 from learner.training.policy import (
@@ -251,7 +251,7 @@ class Critic:
         self._config = config.critic
         self._clip = value_clip
         model = load_score_model(config.critic.model or path, dtype=torch_dtype(config.dtype))
-        self.engine: Engine[tuple[Tensor, None, None, None, RoutingSums | None]] = Engine(
+        self.engine: TrainingEngine[tuple[Tensor, None, None, None, RoutingSums | None]] = TrainingEngine(
             model, config=config, device=device, optimizer=config.critic.optimizer
         )
 
@@ -328,7 +328,9 @@ class CriticHead:
         self._states = states
         self._config = config.critic
         self._clip = value_clip
-        self.engine: Engine[Tensor] = Engine(head, config=config, device=device, optimizer=config.critic.optimizer)
+        self.engine: TrainingEngine[Tensor] = TrainingEngine(
+            head, config=config, device=device, optimizer=config.critic.optimizer
+        )
         self._loss = torch.zeros((), dtype=torch.float64)
 
     def values(self, microbatch: Microbatch) -> Tensor:

@@ -38,7 +38,7 @@ from learner.training.finite import all_finite
 from learner.training.models import TokenValues, open_models
 from learner.training.packing import pack, shared_prefixes
 from learner.training.policy import PolicyModel, TextFiles, WeightSnapshot, host_copy, write_model_directory
-from learner.training.ranks import Command, CommandChannel, Ranks, any_rank, raise_on_all, share_batch
+from learner.training.ranks import CommandChannel, RankCommand, Ranks, any_rank, raise_on_all, share_batch
 from learner.training.score_model import save_score_model
 from learner.training.step import Step, StepMetrics, TrainingStopped
 from learner.weights.process_group import Rooms
@@ -256,7 +256,7 @@ class Trainer:
 
         `version` is the learner's version before the step; it only labels the command. Raises TrainingStopped.
         """
-        self._tell(Command(action="train_step", version=version))
+        self._tell(RankCommand(action="train_step", version=version))
         return self._train_step(flatten(sequences))
 
     def host_copy(self, *, bucket_bytes: int = 0) -> WeightSnapshot:
@@ -265,7 +265,7 @@ class Trainer:
         They lie in buckets of about `bucket_bytes`; 0: each in memory of its own. Raises NotFinite for weights that are
         not finite.
         """
-        self._tell(Command(action="host_copy"))
+        self._tell(RankCommand(action="host_copy"))
         rooms = self._rooms if bucket_bytes else None
         copy = host_copy(
             self._models.engine,
@@ -281,7 +281,7 @@ class Trainer:
 
         Raises NotFinite if one is not: no generator is to blame for what the learner itself cannot compute.
         """
-        self._tell(Command(action="probe", path=json.dumps([list(text) for text in texts])))
+        self._tell(RankCommand(action="probe", path=json.dumps([list(text) for text in texts])))
         return check_probe(self._probe(texts))
 
     def save(self, directory: Path) -> None:
@@ -290,12 +290,12 @@ class Trainer:
         Returns when all parts are written. Raises OSError, on every rank, when one cannot write its own; NotFinite
         instead of writing weights that are not finite.
         """
-        self._tell(Command(action="save", path=str(directory)))
+        self._tell(RankCommand(action="save", path=str(directory)))
         self._save(directory)
 
     def load(self, directory: Path) -> None:
         """Continues from what `save` wrote with the same ranks, ZeRO stage and types. Raises FileNotFoundError."""
-        self._tell(Command(action="load", path=str(directory)))
+        self._tell(RankCommand(action="load", path=str(directory)))
         self._load(directory)
 
     def export(self, directory: Path) -> None:
@@ -311,12 +311,12 @@ class Trainer:
 
         Only rank 0 gives the sequences.
         """
-        self._tell(Command(action="outputs"))
+        self._tell(RankCommand(action="outputs"))
         return self._split(sequences, self._step.outputs(share_batch(flatten(sequences)), reference=False))
 
     def reference_logprobs(self, sequences: Sequence[TrainSequence]) -> list[NDArray[np.float32]]:
         """Logprobs by the reference, for each sequence at its trained tokens. Only rank 0 gives the sequences."""
-        self._tell(Command(action="reference"))
+        self._tell(RankCommand(action="reference"))
         return self._split(sequences, self._step.outputs(share_batch(flatten(sequences)), reference=True))
 
     def follow(self) -> None:
@@ -335,7 +335,7 @@ class Trainer:
         self._commands.stop()
         self._models.close()
 
-    def _obey(self, command: Command) -> None:
+    def _obey(self, command: RankCommand) -> None:
         if command.action == "train_step":
             self._train_step(None)
         elif command.action == "host_copy":
@@ -352,7 +352,7 @@ class Trainer:
     def _reached(self, place: str) -> None:
         self._commands.place = f"{self._commands.place.partition(',')[0]}, {place}"
 
-    def _tell(self, command: Command) -> None:
+    def _tell(self, command: RankCommand) -> None:
         self._commands.send(command)
 
     @staticmethod

@@ -25,7 +25,7 @@ from reward_service.endpoints.config import EndpointConfig, LimitsConfig
 from reward_service.verifier.lanes import ScoringMetrics
 from reward_service.verifier.submission import DataError, InfrastructureError, UserError, VerifierError
 from services.http.backoff import Backoff
-from services.http.breakers import Breakers, BreakerSettings, Call
+from services.http.breakers import Breakers, BreakerSettings, GuardedCall
 from services.http.client import HttpClient, ServiceError, ServiceRefused, ServiceTimeout, ServiceUnreachable
 from services.http.tls import TlsFiles, public_tls
 from services.secret_files import SecretFileError, read_secret
@@ -208,7 +208,7 @@ class Endpoint:
         self._count("answered")
         return found
 
-    def _failure(self, error: ServiceError, call: Call, *, tries: int) -> VerifierError | _TryAgain:
+    def _failure(self, error: ServiceError, call: GuardedCall, *, tries: int) -> VerifierError | _TryAgain:
         """The outcome of a failed request for its item; the breaker and the pace hear of it, too."""
         said = self._said(error)
         match error:

@@ -232,7 +232,7 @@ class _Answered(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class ChatMessage(_Answered):
+class JudgeMessage(_Answered):
     """A message of the model. Endpoints that tell thoughts apart have them in a field that is not looked at."""
 
     content: str | None = None
@@ -241,7 +241,7 @@ class ChatMessage(_Answered):
 class ChatChoice(_Answered):
     """A completion; `finish_reason` is `length` if it was cut."""
 
-    message: ChatMessage
+    message: JudgeMessage
     finish_reason: str | None = None
 
 

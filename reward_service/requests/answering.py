@@ -165,7 +165,7 @@ class ScoreCall:
     key: str | None
 
 
-class Answering:
+class RequestHandler:
     """Answers requests by a scorer. `repeated` counts those that were answered before."""
 
     def __init__(self, *, scorer: Scorer, repetitions: Repetitions, repeated: Counter) -> None:

@@ -28,7 +28,7 @@ _INCOMPLETE = (
 _AT_ONCE = 128
 
 
-class Batch:
+class ScoreBatch:
     """`finish` is called once for each item, by its index, with its outcome."""
 
     def __init__(

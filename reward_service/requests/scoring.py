@@ -12,7 +12,7 @@ from typing import Self
 
 from protocol.rewards import ScoreError, ScoreItem, ScoreRequest, ScoreResponse, ScoreResult
 from reward_service.requests.admission import Admission, Room
-from reward_service.requests.batch import Batch
+from reward_service.requests.batch import ScoreBatch
 from reward_service.requests.open_lanes import OpenLanes, open_lanes
 from reward_service.requests.turns import Turns
 from reward_service.verifier.config import ScoringConfig
@@ -136,7 +136,7 @@ class Scorer:
             deliver(index, self._result(request.items[index], outcome, began=began))
 
         longest_s = self._config.max_deadline_s
-        batch = Batch(request=request, lanes=self._lanes, turns=self._turns, longest_s=longest_s, finish=finish)
+        batch = ScoreBatch(request=request, lanes=self._lanes, turns=self._turns, longest_s=longest_s, finish=finish)
         await batch.run()
 
     def _result(self, item: ScoreItem, outcome: Outcome, *, began: float) -> ScoreResult:

@@ -34,7 +34,7 @@ _TAG_FIELDS = ("source", "type", "kind")
 
 
 @dataclass(frozen=True)
-class Asked:
+class HelpRequest:
     """A command line's request for help. `picked`: the type of each choice; `whole`: every key, at length."""
 
     picked: Mapping[str, str]
@@ -52,7 +52,7 @@ class Asked:
         return tuple(name for name in (self.picked.get(choice.key, ""),) if name in option.variants)
 
 
-def asked_of(schema: Schema, argv: Sequence[str]) -> Asked:
+def asked_of(schema: Schema, argv: Sequence[str]) -> HelpRequest:
     """By `--algo NAME` or `--algo.type=NAME`, `--all`, and words that are keys or groups of keys."""
     words = [word for argument in argv for word in argument.split("=", 1)]
     named, picked = [], {}
@@ -64,7 +64,7 @@ def asked_of(schema: Schema, argv: Sequence[str]) -> Asked:
             picked[choice.key] = one
     keys = (word.replace("-", "_").removesuffix(".") for word in argv if word[:1] != "-" and word not in named)
     whole = ALL in argv
-    return Asked(
+    return HelpRequest(
         picked=picked,
         named=tuple(key for key in keys if key in schema.options or key in schema.groups),
         whole=whole,
@@ -102,7 +102,7 @@ def page(
     return "\n".join(lines) + "\n"
 
 
-def _head(process: str, description: str, asked: Asked) -> Iterator[str]:
+def _head(process: str, description: str, asked: HelpRequest) -> Iterator[str]:
     yield f"usage: {process} [--config RUN.toml] [--option value ...]"
     yield from ["", description] if description else []
     yield ""
@@ -118,7 +118,7 @@ def _head(process: str, description: str, asked: Asked) -> Iterator[str]:
 
 
 def _in_short(
-    options: Sequence[Option], process: str, usual: Sequence[str], asked: Asked, schema: Schema, *, room: int
+    options: Sequence[Option], process: str, usual: Sequence[str], asked: HelpRequest, schema: Schema, *, room: int
 ) -> Iterator[str]:
     """The process's own keys and those of the usual groups, a line each, as far as there is room; then other groups."""
     groups: dict[str, list[Option]] = {}
@@ -159,7 +159,7 @@ def _line(option: Option, variant: str, process: str) -> str:
     return textwrap.shorten(f"{start}: {text}" if text else start, _WIDTH - 2, placeholder=" …").join(("  ", ""))
 
 
-def _type_lines(choice: Choice, option: Option, asked: Asked) -> Iterator[str]:
+def _type_lines(choice: Choice, option: Option, asked: HelpRequest) -> Iterator[str]:
     """The names that it may have, and what the picked one is."""
     first = list(_types(choice, asked))[:1]
     text = f"{flag_of(choice.key)} NAME  {_default_text(option.default)}: {option.description}, one of "
@@ -173,7 +173,7 @@ def _value_of(option: Option, variant: str) -> str:
     return f"{kind_name(kind)}, {_default_text(default)}"
 
 
-def _at_length(options: Sequence[Option], schema: Schema, asked: Asked, process: str) -> Iterator[str]:
+def _at_length(options: Sequence[Option], schema: Schema, asked: HelpRequest, process: str) -> Iterator[str]:
     """A paragraph for each option: flag, kind, default, and what it means; a list's tables after it."""
     for option in options:
         choice = schema.choice_of(option.key)
@@ -192,7 +192,7 @@ def _at_length(options: Sequence[Option], schema: Schema, asked: Asked, process:
         yield from _entries(option, process)
 
 
-def _types(choice: Choice, asked: Asked) -> Iterator[str]:
+def _types(choice: Choice, asked: HelpRequest) -> Iterator[str]:
     for name in choice.variants if asked.every_type else (asked.picked.get(choice.key, ""),):
         for at, line in enumerate(choice.texts.get(name, "").splitlines()):
             yield f"      {name}: {line}" if not at else f"      {line}"

@@ -51,7 +51,7 @@ class Breaker:
         self._failures = 0
         self._rest_s = 0.0
         self._open_until: float | None = None
-        self._probe: Call | None = None
+        self._probe: GuardedCall | None = None
         self._heard_at = float("-inf")
 
     @property
@@ -70,9 +70,9 @@ class Breaker:
         return self._open_until if self._open_until is not None and self._open_until > since else None
 
     @contextmanager
-    def call(self) -> Iterator["Call"]:
+    def call(self) -> Iterator["GuardedCall"]:
         """A call to the counterpart, which the body gives its verdict. To be begun only if the breaker admits it."""
-        call = Call(self, is_probe=self.state != "closed", now=self._clock())
+        call = GuardedCall(self, is_probe=self.state != "closed", now=self._clock())
         if call.is_probe:
             self._probe = call
         try:
@@ -82,7 +82,7 @@ class Breaker:
                 self._probe = None
                 self._on_change()
 
-    def _heard(self, call: "Call") -> None:
+    def _heard(self, call: "GuardedCall") -> None:
         self._heard_at = call.heard_at = self._clock()
         if self._open_until is not None:
             logger.info("%s answers again", self._name)
@@ -90,7 +90,7 @@ class Breaker:
             self._on_change()
         self._failures = 0
 
-    def _failed(self, call: "Call", *, why: str, silent: bool) -> None:
+    def _failed(self, call: "GuardedCall", *, why: str, silent: bool) -> None:
         if self._open_until is not None:
             # A call from before the opening says nothing new.
             if self._probe is call:
@@ -110,7 +110,7 @@ class Breaker:
         self._on_change()
 
 
-class Call:
+class GuardedCall:
     """A call under way. The first verdicts may come early: the first part of a stream is a sign of life."""
 
     def __init__(self, breaker: Breaker, *, is_probe: bool, now: float) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 from math import inf
 
-from services.http.breakers import Breakers, Call
+from services.http.breakers import Breakers, GuardedCall
 from services.http.client import ServiceError, ServiceRefused
 from services.http.faults import fault_of, is_busy
 
@@ -125,7 +125,7 @@ class Endpoints:
         return self._take(admitted, avoid=()) if admitted else None
 
     @contextmanager
-    def call(self, name: str, *, weight: int = 1) -> Iterator[Call]:
+    def call(self, name: str, *, weight: int = 1) -> Iterator[GuardedCall]:
         """A call to one of them, which puts `weight` of work under way while the body runs.
 
         It went well, unless the body raises a ServiceError; a body that was cancelled or raises another error says
@@ -186,7 +186,7 @@ class Endpoints:
         await self._breakers.change(self._names, since=since, until=min(ends, default=inf))
 
 
-def _told(call: Call, error: ServiceError) -> ServiceRefused | None:
+def _told(call: GuardedCall, error: ServiceError) -> ServiceRefused | None:
     """Tells the breaker how a call failed; returns the error if it says that the counterpart is busy.
 
     One that refuses the request, or is busy, is well.

@@ -41,7 +41,7 @@ Answers = AsyncGenerator[tuple[str, ScoreResult], None]
 _READY_S = 5.0
 
 
-class Exchange:
+class RewardExchange:
     """A request to one reward service, over HTTP: `http` has a client for each address.
 
     `deadline_s` is for the scoring, whose answer may take `margin_s` seconds longer.
@@ -119,7 +119,7 @@ class Rounds:
         self,
         *,
         endpoints: Endpoints,
-        exchange: Exchange,
+        exchange: RewardExchange,
         requests: int,
         hedges: Hedges | None,
         metrics: RewardMetrics,
@@ -445,7 +445,7 @@ class Routes:
         endpoints = Endpoints(urls, breakers=self._breakers)
         rounds = Rounds(
             endpoints=endpoints,
-            exchange=Exchange(http=self._http, deadline_s=settings.deadline_s, margin_s=settings.margin_s),
+            exchange=RewardExchange(http=self._http, deadline_s=settings.deadline_s, margin_s=settings.margin_s),
             requests=settings.requests,
             hedges=self._hedges,
             metrics=self._metrics,

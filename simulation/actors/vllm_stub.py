@@ -53,7 +53,7 @@ class Output:
     version: str = ""
 
 
-class CountingOutputProcessor:
+class StubOutputProcessor:
     """Stands for generator.engine.gated_llm's."""
 
     def __init__(self, *_: object, **__: object) -> None:
@@ -248,4 +248,4 @@ def install() -> None:
             setattr(module, member, value)
         sys.modules[name] = module
     sys.modules["generator.engine.records"] = _records()
-    vars(importlib.import_module("generator.engine.gated_llm"))["CountingOutputProcessor"] = CountingOutputProcessor
+    vars(importlib.import_module("generator.engine.gated_llm"))["CountingOutputProcessor"] = StubOutputProcessor

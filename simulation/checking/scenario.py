@@ -37,7 +37,7 @@ _USUAL_LENGTHS = (1, 2, 3, 4, 5, 6)
 
 
 @dataclass(frozen=True)
-class Fault:
+class ScheduledFault:
     """At `at` seconds something of this kind happens to `target`, over after `lasts_s`; `amount` is the kind's."""
 
     at: float
@@ -51,26 +51,26 @@ class Fault:
         return " ".join(part for part in parts if part) + (f" ({self.amount:g})" if self.amount else "")
 
 
-Apply = Callable[[Stage, Fault], None]
+Apply = Callable[[Stage, ScheduledFault], None]
 
 
 def _service(stage: Stage, name: str) -> Service | None:
     return stage.cluster.services.get(name)
 
 
-def _kill(stage: Stage, fault: Fault) -> None:
+def _kill(stage: Stage, fault: ScheduledFault) -> None:
     service = _service(stage, fault.target)
     if service is not None and service.process is not None:
         service.process.kill()
 
 
-def _terminate(stage: Stage, fault: Fault) -> None:
+def _terminate(stage: Stage, fault: ScheduledFault) -> None:
     service = _service(stage, fault.target)
     if service is not None and service.process is not None:
         service.process.terminate()
 
 
-def _stop(stage: Stage, fault: Fault) -> None:
+def _stop(stage: Stage, fault: ScheduledFault) -> None:
     service = _service(stage, fault.target)
     if service is not None and service.process is not None:
         stage.suspects.add(service.host)
@@ -78,20 +78,20 @@ def _stop(stage: Stage, fault: Fault) -> None:
         stage.switchboard.check_links(after_s=HEARTBEAT_S)
 
 
-def _continue(stage: Stage, fault: Fault) -> None:
+def _continue(stage: Stage, fault: ScheduledFault) -> None:
     service = _service(stage, fault.target)
     if service is not None and service.process is not None:
         service.process.go_on()
 
 
-def _pairs(stage: Stage, fault: Fault) -> list[tuple[str, str]]:
+def _pairs(stage: Stage, fault: ScheduledFault) -> list[tuple[str, str]]:
     """Both directions between the target and all others; only outwards if the amount is 1."""
     others = [service.host for service in stage.cluster.services.values() if service.host != fault.target]
     outwards = [(fault.target, other) for other in dict.fromkeys(others)]
     return outwards if fault.amount == 1 else outwards + [(other, source) for source, other in outwards]
 
 
-def _cut(stage: Stage, fault: Fault) -> None:
+def _cut(stage: Stage, fault: ScheduledFault) -> None:
     stage.suspects.update(stage.hosts() if fault.target == LEARNER else {fault.target})
     stage.cuts[fault] = _pairs(stage, fault)
     for source, target in stage.cuts[fault]:
@@ -99,22 +99,22 @@ def _cut(stage: Stage, fault: Fault) -> None:
     stage.switchboard.check_links(after_s=HEARTBEAT_S)
 
 
-def _mend(stage: Stage, fault: Fault) -> None:
+def _mend(stage: Stage, fault: ScheduledFault) -> None:
     for source, target in stage.cuts.pop(fault, []):
         stage.network.mend(source, target)
 
 
-def _slow(stage: Stage, fault: Fault) -> None:
+def _slow(stage: Stage, fault: ScheduledFault) -> None:
     stage.suspects.update(stage.hosts() if fault.target == LEARNER else {fault.target})
     stage.network.slowness[fault.target] = fault.amount
 
 
-def _fast(stage: Stage, fault: Fault) -> None:
+def _fast(stage: Stage, fault: ScheduledFault) -> None:
     stage.network.slowness.pop(fault.target, None)
 
 
 def _engine(name: str, value: object) -> Apply:
-    def apply(stage: Stage, fault: Fault) -> None:
+    def apply(stage: Stage, fault: ScheduledFault) -> None:
         script = stage.engines[int(fault.target.removeprefix("gen-"))]
         stage.suspects.add(fault.target)
         if name == "hanging":
@@ -125,14 +125,14 @@ def _engine(name: str, value: object) -> Apply:
     return apply
 
 
-def _gap(stage: Stage, fault: Fault) -> None:
+def _gap(stage: Stage, fault: ScheduledFault) -> None:
     """Numerics that all generators share, of weights that none of them has had yet: nobody's fault."""
     newest = max(script.newest for script in stage.engines)
     for script in stage.engines:
         script.gaps = (*script.gaps, (newest + 1, fault.amount))
 
 
-def _second_learner(stage: Stage, fault: Fault) -> None:
+def _second_learner(stage: Stage, fault: ScheduledFault) -> None:
     """Started by mistake beside one that lives. With none there it would be a run of its own, and no fault."""
     first = _service(stage, LEARNER)
     if first is None or first.process is None or first.process.loop.time() - first.process.started_at < 1.0:
@@ -143,7 +143,7 @@ def _second_learner(stage: Stage, fault: Fault) -> None:
     stage.cluster.start(service, again=fault.amount == 1)
 
 
-def _learner_elsewhere(stage: Stage, fault: Fault) -> None:
+def _learner_elsewhere(stage: Stage, fault: ScheduledFault) -> None:
     """Started on another machine to go on with the run, as if the first one were gone, where locks tell it nothing."""
     if not (stage.cluster.run_folder / "incarnation").exists():
         return
@@ -153,17 +153,17 @@ def _learner_elsewhere(stage: Stage, fault: Fault) -> None:
     stage.cluster.start(service, again=True)
 
 
-def _elsewhere_ends(stage: Stage, fault: Fault) -> None:
+def _elsewhere_ends(stage: Stage, fault: ScheduledFault) -> None:
     """Killed, or asked to end, upon which it gives the folder back."""
     how = _terminate if fault.amount else _kill
     how(stage, replace(fault, target=ELSEWHERE))
 
 
-def _second_env(stage: Stage, fault: Fault) -> None:
+def _second_env(stage: Stage, fault: ScheduledFault) -> None:
     stage.cluster.add(stage.cluster.env_service(0, host="second-env", env_id=fault.target))
 
 
-def _second_env_ends(stage: Stage, fault: Fault) -> None:
+def _second_env_ends(stage: Stage, fault: ScheduledFault) -> None:
     service = _service(stage, "second-env")
     if service is not None:
         service.wanted = False
@@ -172,25 +172,25 @@ def _second_env_ends(stage: Stage, fault: Fault) -> None:
 
 
 def _rewards(name: str, value: object) -> Apply:
-    def apply(stage: Stage, fault: Fault) -> None:
+    def apply(stage: Stage, fault: ScheduledFault) -> None:
         setattr(stage.rewards[int(fault.target.removeprefix("rewards-"))], name, value)
 
     return apply
 
 
-def _lie(stage: Stage, fault: Fault) -> None:
+def _lie(stage: Stage, fault: ScheduledFault) -> None:
     stage.rewards[int(fault.target.removeprefix("rewards-"))].lies += int(fault.amount) or 1
 
 
 def _disk(name: str, value: bool) -> Apply:
-    def apply(stage: Stage, fault: Fault) -> None:
+    def apply(stage: Stage, fault: ScheduledFault) -> None:
         setattr(stage.disk, name, value)
         stage.disk_failed = True
 
     return apply
 
 
-def _power(stage: Stage, fault: Fault) -> None:
+def _power(stage: Stage, fault: ScheduledFault) -> None:
     """At once, or within so many seconds of the next checkpoint, which is when the disk holds least of what follows."""
     if fault.amount:
         _within(stage, fault.amount, lambda: _goes_down(stage, fault))
@@ -207,20 +207,20 @@ def _within(stage: Stage, seconds: float, action: Callable[[], object]) -> None:
     stage.disk.expecting.append((CHECKPOINT, named))
 
 
-def _goes_down(stage: Stage, fault: Fault) -> None:
+def _goes_down(stage: Stage, fault: ScheduledFault) -> None:
     """The learner's host does: what was not synced is lost in part."""
-    _kill(stage, Fault(fault.at, "kill", LEARNER))
+    _kill(stage, ScheduledFault(fault.at, "kill", LEARNER))
     stage.unsynced_lost, stage.quiet_since = True, stage.world.now
     lost = stage.disk.lose_unsynced(stage.cluster.run_folder) if stage.cluster.run_folder.exists() else []
     stage.world.note(LEARNER, f"its host went down; lost were {', '.join(lost) or 'no bytes'}")
 
 
-def _damage(stage: Stage, fault: Fault) -> None:
+def _damage(stage: Stage, fault: ScheduledFault) -> None:
     """Soon after the next checkpoint."""
     _within(stage, _AIM_S, lambda: _damaged(stage, fault))
 
 
-def _damaged(stage: Stage, fault: Fault) -> None:
+def _damaged(stage: Stage, fault: ScheduledFault) -> None:
     """A file of the newest checkpoint is not what was written, where an older one stands, and the learner dies."""
     checkpoints = sorted(path for path in stage.cluster.run_folder.glob(f"{CHECKPOINT}*") if path.is_dir())
     if len(checkpoints) < 2:
@@ -228,7 +228,7 @@ def _damaged(stage: Stage, fault: Fault) -> None:
         return
     files = sorted(path for path in checkpoints[-1].rglob("*") if path.is_file() and path.stat().st_size)
     weights = [path for path in files if path.parent != checkpoints[-1]]  # of a real one nearly all bytes
-    _kill(stage, Fault(fault.at, "kill", LEARNER))
+    _kill(stage, ScheduledFault(fault.at, "kill", LEARNER))
     stage.quiet_since = stage.world.now
     path = stage.world.random.choice([*files, *weights, *weights, *weights])
     data = bytearray(path.read_bytes())
@@ -241,23 +241,23 @@ def _damaged(stage: Stage, fault: Fault) -> None:
     stage.world.note(LEARNER, f"its disk holds {'zeros' if fault.amount else 'another byte'} at {at} of {path.name}")
 
 
-def _clock(stage: Stage, fault: Fault) -> None:
+def _clock(stage: Stage, fault: ScheduledFault) -> None:
     stage.world.jumps[fault.target] = stage.world.jumps.get(fault.target, 0.0) + fault.amount
 
 
-def _hanging_task(stage: Stage, fault: Fault) -> None:
+def _hanging_task(stage: Stage, fault: ScheduledFault) -> None:
     stage.environment.hangs.update(range(int(fault.amount), stage.environment.tasks, 20))
 
 
-def _task_recovers(stage: Stage, fault: Fault) -> None:
+def _task_recovers(stage: Stage, fault: ScheduledFault) -> None:
     """Only for good: those that hang go on to hang."""
 
 
-def _raising_task(stage: Stage, fault: Fault) -> None:
+def _raising_task(stage: Stage, fault: ScheduledFault) -> None:
     stage.environment.raises.update(range(int(fault.amount), stage.environment.tasks, 20))
 
 
-def _nothing(stage: Stage, fault: Fault) -> None:
+def _nothing(stage: Stage, fault: ScheduledFault) -> None:
     """Is over by itself."""
 
 
@@ -289,13 +289,13 @@ KINDS: dict[str, tuple[Apply, Apply]] = {
 """By name: how each begins, and how it ends."""
 
 
-def schedule(stage: Stage, faults: tuple[Fault, ...]) -> None:
+def schedule(stage: Stage, faults: tuple[ScheduledFault, ...]) -> None:
     """Has every fault happen at its time."""
     for fault in faults:
         stage.world.at(fault.at, lambda fault=fault: _begin(stage, fault))  # type: ignore[misc]
 
 
-def _begin(stage: Stage, fault: Fault) -> None:
+def _begin(stage: Stage, fault: ScheduledFault) -> None:
     if stage.violation is not None:
         return
     stage.world.note("FAULT", str(fault))
@@ -309,7 +309,7 @@ def _begin(stage: Stage, fault: Fault) -> None:
         stage.world.after(fault.lasts_s, lambda: _end(stage, fault))
 
 
-def _end(stage: Stage, fault: Fault) -> None:
+def _end(stage: Stage, fault: ScheduledFault) -> None:
     KINDS[fault.kind][1](stage, fault)
     stage.active.discard(fault)
     stage.quiet_since = stage.world.now
@@ -353,7 +353,7 @@ class Scenario:
     """Share of the tasks that can never be made, and of those that no reward service can judge."""
     redundant: int = 0
     vanished: float = 0.0
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[ScheduledFault, ...] = ()
 
     @property
     def lasts_s(self) -> float:
@@ -455,7 +455,7 @@ def _spoiled(scenario: Scenario) -> Scenario:
     )
 
 
-def _more(scenario: Scenario, faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+def _more(scenario: Scenario, faults: tuple[ScheduledFault, ...]) -> tuple[ScheduledFault, ...]:
     """In order, with some that come beside them. Of outages some last for many minutes; of losses of power half are
     aimed at a checkpoint.
     """
@@ -463,22 +463,22 @@ def _more(scenario: Scenario, faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
     more = [_made_longer(dice, fault) for fault in faults]
     if dice.random() < _SELDOM:
         amount = dice.choice((0.0, 8.0))
-        more.append(Fault(_moment(dice, scenario), "damaged checkpoint", amount=amount))
+        more.append(ScheduledFault(_moment(dice, scenario), "damaged checkpoint", amount=amount))
     if dice.random() < _SELDOM:
         hosts = (LEARNER, LEARNER, "env-0", *(f"gen-{index}" for index in range(scenario.settings.generators)))
         amount = dice.choice((-3600.0, -3600.0, 5.0, 3600.0))
-        more.append(Fault(_moment(dice, scenario), "clock jumps", dice.choice(hosts), amount=amount))
+        more.append(ScheduledFault(_moment(dice, scenario), "clock jumps", dice.choice(hosts), amount=amount))
     if dice.random() < _SELDOM:
         more += _taken_over(dice, _moment(dice, scenario))
     return _in_order(tuple(more))
 
 
-def _taken_over(dice: random.Random, at: float) -> tuple[Fault, ...]:
+def _taken_over(dice: random.Random, at: float) -> tuple[ScheduledFault, ...]:
     """A second machine's learner, mostly while the first one stands still, for longer or shorter than is waited for."""
     lasts_s, amount = dice.choice((20.0, 40.0, 80.0)), dice.choice((0.0, 1.0))
-    elsewhere = Fault(round(at + 1.0, 3), "learner elsewhere", lasts_s=lasts_s, amount=amount)
+    elsewhere = ScheduledFault(round(at + 1.0, 3), "learner elsewhere", lasts_s=lasts_s, amount=amount)
     stands_still_s = dice.choice((0.0, 10.0, 30.0, 60.0, 100.0))
-    return (Fault(at, "stop", LEARNER, stands_still_s), elsewhere) if stands_still_s else (elsewhere,)
+    return (ScheduledFault(at, "stop", LEARNER, stands_still_s), elsewhere) if stands_still_s else (elsewhere,)
 
 
 def _with_older_ones(scenario: Scenario) -> Scenario:
@@ -488,7 +488,7 @@ def _with_older_ones(scenario: Scenario) -> Scenario:
     return replace(scenario, settings=replace(scenario.settings, checkpoints_kept=kept))
 
 
-def _made_longer(dice: random.Random, fault: Fault) -> Fault:
+def _made_longer(dice: random.Random, fault: ScheduledFault) -> ScheduledFault:
     longer, aimed = dice.random() < _RARELY, dice.random() < 0.5
     if fault.kind == "power loss":
         return replace(fault, amount=_AIM_S if aimed else 0.0)
@@ -499,11 +499,11 @@ def _moment(dice: random.Random, scenario: Scenario) -> float:
     return round(1.0 + dice.random() * scenario.lasts_s, 3)
 
 
-def _in_order(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+def _in_order(faults: tuple[ScheduledFault, ...]) -> tuple[ScheduledFault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
-def _fault(dice: random.Random, settings: Settings, within_s: float, *, kind: str | None = None) -> Fault:
+def _fault(dice: random.Random, settings: Settings, within_s: float, *, kind: str | None = None) -> ScheduledFault:
     kind = kind or dice.choice((*_LEARNER_KINDS, *_GENERATOR_KINDS, *_OTHERS))
     at = round(1.0 + dice.random() * within_s, 3)
     lasts_s = round(dice.choice((3.0, 15.0, 30.0, _LONGEST_S)) * (0.5 + dice.random()), 3)
@@ -521,7 +521,7 @@ def _fault(dice: random.Random, settings: Settings, within_s: float, *, kind: st
         lasts_s = 0.0
     if kind == "second env_service" and dice.random() < 0.7:
         lasts_s = 0.0
-    return Fault(at=at, kind=kind, target=target, lasts_s=lasts_s, amount=_amount(dice, kind))
+    return ScheduledFault(at=at, kind=kind, target=target, lasts_s=lasts_s, amount=_amount(dice, kind))
 
 
 def _target(dice: random.Random, settings: Settings, kind: str) -> tuple[str, str]:
@@ -581,7 +581,7 @@ def smaller(scenario: Scenario) -> Iterator[Scenario]:
             yield replace(scenario, faults=(*faults[:index], shorter, *faults[index + 1 :]))
 
 
-def _smaller_settings(settings: Settings, faults: tuple[Fault, ...]) -> Iterator[Settings]:
+def _smaller_settings(settings: Settings, faults: tuple[ScheduledFault, ...]) -> Iterator[Settings]:
     plain = Settings()
     for name in ("env_services", "reward_services", "generators"):
         fewer = getattr(settings, name) - 1
@@ -602,6 +602,6 @@ def _smaller_settings(settings: Settings, faults: tuple[Fault, ...]) -> Iterator
         yield replace(settings, steps=settings.steps // 2)
 
 
-def _names(faults: tuple[Fault, ...], service: str, index: int) -> bool:
+def _names(faults: tuple[ScheduledFault, ...], service: str, index: int) -> bool:
     prefix = {"env_services": "env", "reward_services": "rewards", "generators": "gen"}[service]
     return any(fault.target == f"{prefix}-{index}" for fault in faults)

@@ -279,7 +279,7 @@ class Session:
         """See aiohttp."""
         return Request(self, method, url, data or b"", headers)
 
-    async def send(self, method: str, url: str, body: bytes, headers: Mapping[str, str] | None) -> "Answer":
+    async def send(self, method: str, url: str, body: bytes, headers: Mapping[str, str] | None) -> "StubResponse":
         """Connects, sends, and returns at the head of the answer."""
         if self._places is not None:
             await self._places.acquire()
@@ -293,7 +293,7 @@ class Session:
         except BaseException:
             self._release()
             raise
-        return Answer(exchange, status=status, headers=answered, release=self._release)
+        return StubResponse(exchange, status=status, headers=answered, release=self._release)
 
     def _release(self) -> None:
         if self._places is not None:
@@ -328,13 +328,13 @@ class Request:
     """A request of session.request: to be awaited, or entered."""
 
     def __init__(self, session: Session, method: str, url: str, body: bytes, headers: Mapping[str, str] | None) -> None:
-        self._send: Callable[[], Coroutine[Any, Any, Answer]] = lambda: session.send(method, url, body, headers)
-        self._answer: Answer | None = None
+        self._send: Callable[[], Coroutine[Any, Any, StubResponse]] = lambda: session.send(method, url, body, headers)
+        self._answer: StubResponse | None = None
 
     def __await__(self) -> Any:
         return self._send().__await__()
 
-    async def __aenter__(self) -> "Answer":
+    async def __aenter__(self) -> "StubResponse":
         self._answer = await self._send()
         return self._answer
 
@@ -345,7 +345,7 @@ class Request:
         self._answer.close()
 
 
-class Answer:
+class StubResponse:
     """Stands for aiohttp.ClientResponse."""
 
     def __init__(

@@ -14,7 +14,7 @@ from headway import checking, evaluation_command
 from headway import command as umbrella
 from headway.doctor import before
 from headway.own_options import usage
-from headway.supervisor import Command
+from headway.supervisor import ProcessCommand
 from services.config import made_with
 from services.config.sources import ConfigError
 from tests.docs.test_blocks import FENCE, PAGES, ROOT
@@ -99,7 +99,7 @@ class Started:
     commands: list[tuple[str, ...]] = []  # noqa: RUF012 - one for all: nothing hands the supervisor out
     was_stopped = False
 
-    def __init__(self, commands: list[Command], **_: object) -> None:
+    def __init__(self, commands: list[ProcessCommand], **_: object) -> None:
         self.commands.extend(command.arguments for command in commands)
 
     def run(self) -> int:

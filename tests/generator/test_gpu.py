@@ -26,9 +26,9 @@ TENSORS = [("weight", torch.arange(1 << 20, dtype=torch.float32))]
 
 def member(pipe: Connection, spec: str, device: int, dies: bool) -> None:
     """Meets the learner, and receives one bucket or dies before it."""
-    from generator.weights.transfer import BroadcastGroup
+    from generator.weights.transfer import BroadcastRank
 
-    group = BroadcastGroup(spec=JoinGroup.model_validate_json(spec), worker_rank=0, device=torch.device("cuda", device))
+    group = BroadcastRank(spec=JoinGroup.model_validate_json(spec), worker_rank=0, device=torch.device("cuda", device))
     pipe.send("met")
     if dies:
         os._exit(1)

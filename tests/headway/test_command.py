@@ -11,7 +11,7 @@ from headway import checking
 from headway import command as umbrella
 from headway.doctor import before
 from headway.own_options import usage
-from headway.supervisor import Command
+from headway.supervisor import ProcessCommand
 from services.process import huge_pages
 from services.run_lock import RunLock
 from tests.headway.mistakes.small_model import small_model
@@ -349,7 +349,7 @@ def test_some_of_a_files_processes_are_started_without_what_the_others_need(
     class Noted:
         was_stopped = False
 
-        def __init__(self, commands: list[Command], **_: object) -> None:
+        def __init__(self, commands: list[ProcessCommand], **_: object) -> None:
             started.extend(command.name for command in commands)
 
         def run(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from headway.supervisor import Command
+from headway.supervisor import ProcessCommand
 from tests.process_ends import all_end
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ signal.pause()
 class Running:
     """A supervisor in a process of its own, and everything that descends from it."""
 
-    def __init__(self, *commands: Command, limits: dict[str, Any], output: int = subprocess.PIPE) -> None:
+    def __init__(self, *commands: ProcessCommand, limits: dict[str, Any], output: int = subprocess.PIPE) -> None:
         self.mark = uuid.uuid4().hex
         described = json.dumps([described_command(command) for command in commands])
         self.process = subprocess.Popen(
@@ -139,30 +139,30 @@ def descendants(mark: str) -> list[int]:
     return found
 
 
-def described_command(command: Command) -> dict[str, Any]:
+def described_command(command: ProcessCommand) -> dict[str, Any]:
     again = None if command.again is None else command.again()
-    return {**{field.name: getattr(command, field.name) for field in fields(Command)}, "again": again}
+    return {**{field.name: getattr(command, field.name) for field in fields(ProcessCommand)}, "again": again}
 
 
 def start(
-    cleaned: list[Running], *commands: Command, restarts: dict[str, float] | None = None, **limits: float
+    cleaned: list[Running], *commands: ProcessCommand, restarts: dict[str, float] | None = None, **limits: float
 ) -> Running:
     running = Running(*commands, limits={"restarts": restarts or {}, **limits})
     cleaned.append(running)
     return running
 
 
-def helper(code: str, *, name: str = "helper") -> Command:
-    return Command(name, (sys.executable, "-c", code))
+def helper(code: str, *, name: str = "helper") -> ProcessCommand:
+    return ProcessCommand(name, (sys.executable, "-c", code))
 
 
-def leader(code: str) -> Command:
-    return Command("leader", (sys.executable, "-c", code), is_leader=True)
+def leader(code: str) -> ProcessCommand:
+    return ProcessCommand("leader", (sys.executable, "-c", code), is_leader=True)
 
 
-def polite(name: str, *, code: int = 0, stop_stage: int = 0, once_up: str = "", on_stop: str = "") -> Command:
+def polite(name: str, *, code: int = 0, stop_stage: int = 0, once_up: str = "", on_stop: str = "") -> ProcessCommand:
     program = POLITE.format(name=name, code=code, once_up=once_up, on_stop=on_stop)
-    return Command(name, (sys.executable, "-c", program), stop_stage=stop_stage)
+    return ProcessCommand(name, (sys.executable, "-c", program), stop_stage=stop_stage)
 
 
 def fifo(tmp_path: Path) -> tuple[str, str]:
@@ -207,7 +207,7 @@ def test_a_leader_that_was_killed_is_started_again_with_other_arguments_and_its_
 ) -> None:
     resumed = (sys.executable, "-c", "print('resumed'); raise SystemExit(3)")
     killed = (sys.executable, "-c", "import os; print('began', flush=True); os.kill(os.getpid(), 11)")
-    training = Command("leader", killed, is_leader=True, again=lambda: resumed)
+    training = ProcessCommand("leader", killed, is_leader=True, again=lambda: resumed)
     code, output = start(cleaned, polite("helper"), training).end()
     assert code == 3
     assert output.count("began\n") == output.count("resumed\n") == 1
@@ -219,7 +219,7 @@ def test_a_leader_that_asks_for_a_new_start_gets_one_and_in_the_end_its_code_is_
 ) -> None:
     asking = (sys.executable, "-c", "print('began', flush=True); raise SystemExit(75)")
     resumed = (sys.executable, "-c", "print('resumed', flush=True); raise SystemExit(75)")
-    training = Command("leader", asking, is_leader=True, again=lambda: resumed)
+    training = ProcessCommand("leader", asking, is_leader=True, again=lambda: resumed)
     code, output = start(cleaned, polite("helper"), training, restarts={"most": 2}).end()
     assert code == 75
     assert (output.count("began\n"), output.count("resumed\n")) == (1, 2)
@@ -277,7 +277,7 @@ def test_a_signal_ends_all_while_a_restart_is_waited_for(cleaned: list[Running],
 
 @pytest.mark.parametrize(("code", "role"), [(2, helper), (78, helper), (78, leader)])
 def test_a_child_with_wrong_settings_ends_all_at_once_and_its_sentence_is_the_last_one(
-    cleaned: list[Running], code: int, role: Callable[[str], Command]
+    cleaned: list[Running], code: int, role: Callable[[str], ProcessCommand]
 ) -> None:
     mistaken = role(
         f"import sys; sys.stderr.write('12:00:00 it CRITICAL stopped by an error: no x\\n'); sys.exit({code})"
@@ -300,7 +300,7 @@ sys.exit(code)
 """
 
 
-def dying(tmp_path: Path, *lives: tuple[int, str]) -> Command:
+def dying(tmp_path: Path, *lives: tuple[int, str]) -> ProcessCommand:
     """Its lives end in turn with these codes and words, all further ones as the last of them."""
     return helper(DIES.format(path=str(tmp_path / "lives"), lives=lives))
 
@@ -337,7 +337,7 @@ def test_other_deaths_have_all_their_restarts(
 
 
 def test_a_command_that_cannot_be_started_ends_all(cleaned: list[Running]) -> None:
-    code, output = start(cleaned, polite("helper"), Command("broken", ("/nowhere/broken",))).end()
+    code, output = start(cleaned, polite("helper"), ProcessCommand("broken", ("/nowhere/broken",))).end()
     assert code == 1
     assert "ERROR cannot start broken" in output
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from learner.config import LearnerConfig
-from learner.data.sources import DataError
+from learner.data.sources import RecordError
 from learner.offline_examples import Examples, in_step, read_units
 from tests.learner.data.character_tokenizer import CharacterTokenizer, shown
 
@@ -47,7 +47,7 @@ def test_the_form_of_a_reward_models_pairs_is_known_and_only_one(tmp_path: Path)
     chat = {**PAIR, "prompt": [{"role": "user", "content": "2+2="}]}
     assert read(tmp_path, {"type": "rm"}, PAIR).form == "plain"
     assert read(tmp_path, {"type": "rm"}, chat).form == "chat"
-    with pytest.raises(DataError, match=r"data.jsonl has pairs of texts and of messages: .* split the file"):
+    with pytest.raises(RecordError, match=r"data.jsonl has pairs of texts and of messages: .* split the file"):
         read(tmp_path, {"type": "rm"}, PAIR, chat)
 
 
@@ -93,7 +93,7 @@ def test_kto_puts_each_prompt_before_the_completion_of_another_prompt(tmp_path: 
 
 
 def test_kto_needs_a_second_prompt(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has one prompt only: kto compares .* give it examples of two prompts"):
+    with pytest.raises(RecordError, match=r"has one prompt only: kto compares .* give it examples of two prompts"):
         read(tmp_path, {"type": "dpo", "loss": "kto"}, {**EXAMPLE, "label": True}, {**EXAMPLE, "label": False})
 
 
@@ -110,9 +110,9 @@ def test_what_is_distilled_comes_from_the_data_or_from_one_teacher(tmp_path: Pat
     top = {"top_ids": [[52], [0]], "top_logprobs": [[-0.25], [-0.5]]}
     ((example,),) = read(tmp_path, {"type": "distill"}, EXAMPLE, teachers=[TEACHER]).training
     assert example.candidates is None
-    with pytest.raises(DataError, match=r"data.jsonl holds no logprobs of a teacher and no teacher is set"):
+    with pytest.raises(RecordError, match=r"data.jsonl holds no logprobs of a teacher and no teacher is set"):
         read(tmp_path, {"type": "distill"}, EXAMPLE)
-    with pytest.raises(DataError, match=r"data.jsonl holds a teacher's logprobs and learner.teachers sets one, too"):
+    with pytest.raises(RecordError, match=r"data.jsonl holds a teacher's logprobs and learner.teachers sets one, too"):
         read(tmp_path, {"type": "distill"}, {**EXAMPLE, **top}, teachers=[TEACHER])
 
 

@@ -59,7 +59,7 @@ class Channel:
         return message
 
 
-class Conversation:
+class CallChannel:
     """Requests in both directions, one inside another like calls: who waits for an answer serves requests meanwhile."""
 
     def __init__(self, *, channel: Channel, prefix: bytes, serve: Callable[[Message], Message]) -> None:

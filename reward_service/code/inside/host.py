@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 
-from reward_service.code.inside.channel import Channel, Conversation, Gone, Message, Printed
+from reward_service.code.inside.channel import CallChannel, Channel, Gone, Message, Printed
 from reward_service.code.inside.faults import Rebuilder, describe, describe_class
 from reward_service.code.inside.lending import OPERATIONS
 from reward_service.code.inside.plain import Json, NotPlain, PlainDecoder, PlainEncoder, content_of
@@ -136,7 +136,7 @@ class Host:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._conversation = Conversation(channel=channel, prefix=b"", serve=self._serve)
+        self._conversation = CallChannel(channel=channel, prefix=b"", serve=self._serve)
         self._objects = Objects(self._ask)
         self._printed = Printed()
 

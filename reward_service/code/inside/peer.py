@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 
 from reward_service.code.inside import handles
-from reward_service.code.inside.channel import Channel, Conversation, Gone, Message
+from reward_service.code.inside.channel import CallChannel, Channel, Gone, Message
 from reward_service.code.inside.faults import Raised, Rebuilder, describe
 from reward_service.code.inside.handles import Handle, is_reserved
 from reward_service.code.inside.lending import OPERATIONS, Lent, lent_result
@@ -47,7 +47,7 @@ class SolutionPeer:
     """
 
     def __init__(self, channel: Channel) -> None:
-        self._conversation = Conversation(channel=channel, prefix=_TO_SOLUTION, serve=self._serve)
+        self._conversation = CallChannel(channel=channel, prefix=_TO_SOLUTION, serve=self._serve)
         self._lent = Lent()
         self._handles: dict[int, object] = {}
         self._pending: BaseException | None = None

@@ -224,14 +224,14 @@ class Symbol:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """An operation or function of its arguments."""
 
     name: str
     arguments: tuple["Node", ...] = ()
 
 
-Node = Number | Symbol | Call
+Node = Number | Symbol | FunctionCall
 
 
 class OverLimits(Exception):

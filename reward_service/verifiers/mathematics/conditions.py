@@ -12,8 +12,8 @@ from fractions import Fraction
 
 from reward_service.verifiers.mathematics.answers import (
     Answer,
-    Call,
     Combination,
+    FunctionCall,
     Listing,
     Node,
     Ordered,
@@ -125,7 +125,7 @@ def _factor(gold: Relation, given: Relation) -> Value | None:
     ours, theirs = _left_minus_right(gold), _left_minus_right(given)
     if ours is None or theirs is None or symbols(ours) != symbols(theirs) or not symbols(ours):
         return None
-    quotient = Call("/", (theirs, ours))
+    quotient = FunctionCall("/", (theirs, ours))
     factors: list[Value] = []
     for point in points(symbols(ours)):
         try:
@@ -138,7 +138,9 @@ def _factor(gold: Relation, given: Relation) -> Value | None:
 
 def _left_minus_right(relation: Relation) -> Node | None:
     left, right = (side.answer for side in relation.sides)
-    return Call("-", (left.node, right.node)) if isinstance(left, Scalar) and isinstance(right, Scalar) else None
+    return (
+        FunctionCall("-", (left.node, right.node)) if isinstance(left, Scalar) and isinstance(right, Scalar) else None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ class Piece:
 Region = tuple[Piece, ...]
 
 _TOP = End(constant(_INFINITY), closed=False)
-_BOTTOM = End(constant(Call("neg", (_INFINITY,))), closed=False)
+_BOTTOM = End(constant(FunctionCall("neg", (_INFINITY,))), closed=False)
 ALL_REALS: Region = (Piece(_BOTTOM, _TOP),)
 
 
@@ -263,11 +265,11 @@ def _side_node(side: Side) -> Node:
 def _solutions(left: Node, operator: str, right: Node) -> Region:
     if operator in _INEQUALITIES and _is_absolute(right) and not symbols(left):
         left, operator, right = right, _FLIPPED[operator], left
-    if operator in _INEQUALITIES and isinstance(left, Call) and _is_absolute(left) and not symbols(right):
+    if operator in _INEQUALITIES and isinstance(left, FunctionCall) and _is_absolute(left) and not symbols(right):
         above = _solutions(left.arguments[0], operator, right)
-        below = _solutions(left.arguments[0], _FLIPPED[operator], Call("neg", (right,)))
+        below = _solutions(left.arguments[0], _FLIPPED[operator], FunctionCall("neg", (right,)))
         return _union(above, below) if operator in (">", ">=") else _intersection(above, below)
-    difference = Call("-", (left, right))
+    difference = FunctionCall("-", (left, right))
     names = symbols(difference)
     if len(names) != 1 or operator not in (*_INEQUALITIES, "!="):
         raise Unreadable("an inequality that is not of one variable")
@@ -280,7 +282,7 @@ def _solutions(left: Node, operator: str, right: Node) -> Region:
 
 
 def _is_absolute(node: Node) -> bool:
-    return isinstance(node, Call) and node.name == r"\abs"
+    return isinstance(node, FunctionCall) and node.name == r"\abs"
 
 
 def _linear(node: Node, name: str) -> tuple[Value, Value]:

@@ -10,8 +10,8 @@ from fractions import Fraction
 
 from reward_service.verifiers.mathematics.answers import (
     Answer,
-    Call,
     Combination,
+    FunctionCall,
     Grid,
     Listing,
     Node,
@@ -263,7 +263,7 @@ def _factors(node: Node) -> Sequence[str]:
     """The names of a product of names."""
     if isinstance(node, Symbol):
         return (node.name,)
-    if isinstance(node, Call) and node.name == "*":
+    if isinstance(node, FunctionCall) and node.name == "*":
         return [name for argument in node.arguments for name in _factors(argument)]
     return ("",)
 
@@ -292,7 +292,9 @@ def _same_ratio(gold: Answer, given: Answer, rules: Rules) -> bool:
         if not _is_reduced(ours):
             return False  # 12:30 is a time, as no ratio is written so; 11:21 may be one
     return all(
-        same_expression(Call("*", (right, theirs[0])), Call("*", (answer, ours[0])), tolerance=rules.tolerance)
+        same_expression(
+            FunctionCall("*", (right, theirs[0])), FunctionCall("*", (answer, ours[0])), tolerance=rules.tolerance
+        )
         for right, answer in zip(ours[1:], theirs[1:], strict=True)
     )
 

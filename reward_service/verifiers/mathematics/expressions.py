@@ -16,7 +16,7 @@ from reward_service.verifiers.mathematics.answers import (
     MAX_DEPTH,
     MAX_DIGITS,
     MAX_OPERATIONS,
-    Call,
+    FunctionCall,
     Node,
     Number,
     OverLimits,
@@ -92,7 +92,7 @@ class _Parser:
         self._operations += 1
         if self._operations > MAX_OPERATIONS:
             raise OverLimits("an expression of so many operations")
-        return Call(name, arguments)
+        return FunctionCall(name, arguments)
 
     def _enter(self) -> None:
         self._depth += 1
@@ -138,14 +138,14 @@ class _Parser:
         node = self._power()
         for sign in reversed(signs):
             if sign == "-":
-                node = Call("neg", (node,))
+                node = FunctionCall("neg", (node,))
             elif sign != "+":
-                node = Call(sign, (Number(Fraction(0)), node))
+                node = FunctionCall(sign, (Number(Fraction(0)), node))
         return node
 
     def _power(self) -> Node:
         base = self._postfix()
-        return Call("^", (base, self._exponent())) if self._accept("^") else base
+        return FunctionCall("^", (base, self._exponent())) if self._accept("^") else base
 
     def _exponent(self) -> Node:
         self._enter()
@@ -175,14 +175,14 @@ class _Parser:
         if token.text in FUNCTIONS:
             return self._function(token.text)
         if token.text in _CONSTANTS:
-            return Call(token.text)
+            return FunctionCall(token.text)
         if token.text in _CLOSING:
             return self._group(token.text)
         return self._construct(token.text)
 
     def _construct(self, text: str) -> Node:
         if text in (r"\frac", r"\binom"):
-            return Call("/" if text == r"\frac" else text, (self._argument(), self._argument()))
+            return FunctionCall("/" if text == r"\frac" else text, (self._argument(), self._argument()))
         if text in (r"\sqrt", r"\cbrt"):
             return self._root(cube=text == r"\cbrt")
         if text == "|":
@@ -190,7 +190,7 @@ class _Parser:
             inside = self.sum()
             self._bars -= 1
             self._expect("|")
-            return Call(r"\abs", (inside,))
+            return FunctionCall(r"\abs", (inside,))
         if text == r"\overline":
             return Symbol(rf"\overline{self._name_in_braces()}")
         raise Unreadable(f"unexpected {text!r}")
@@ -200,7 +200,7 @@ class _Parser:
         inside = self.sum()
         self._bars = bars
         self._expect(_CLOSING[opening])
-        return Call(opening, (inside,)) if opening in (r"\lfloor", r"\lceil") else inside
+        return FunctionCall(opening, (inside,)) if opening in (r"\lfloor", r"\lceil") else inside
 
     def _number(self, token: Token) -> Node:
         number = read_number(token.text)
@@ -208,11 +208,11 @@ class _Parser:
             return self._repeating(token.text)
         whole = "." not in token.text and not token.roman
         if whole and self.peek() == r"\frac" and self._is_plain_fraction():
-            return Call("+", (number, self._postfix()))
+            return FunctionCall("+", (number, self._postfix()))
         if whole and self._is_spaced_fraction():
             numerator, _, denominator = self._take(), self._take(), self._take()
-            part = Call("/", (read_number(numerator.text), read_number(denominator.text)))
-            return Call("+", (number, part))
+            part = FunctionCall("/", (read_number(numerator.text), read_number(denominator.text)))
+            return FunctionCall("+", (number, part))
         return number
 
     def _is_plain_fraction(self) -> bool:
@@ -254,7 +254,7 @@ class _Parser:
         while self._accept("'"):
             primes += "'"
         whole = name + subscript + primes
-        return Call(whole) if whole in ("e", "i") else Symbol(whole)
+        return FunctionCall(whole) if whole in ("e", "i") else Symbol(whole)
 
     def _name_in_braces(self) -> str:
         if not self._accept("{"):
@@ -272,7 +272,7 @@ class _Parser:
             raise Unreadable(f"the word {token.text!r}")
         node = self._name(token.text[-1])
         for letter in token.text[-2::-1]:
-            node = Call("*", (Call(letter) if letter in "ei" else Symbol(letter), node))
+            node = FunctionCall("*", (FunctionCall(letter) if letter in "ei" else Symbol(letter), node))
         return node
 
     def _argument(self) -> Node:
@@ -294,7 +294,7 @@ class _Parser:
         degree: Node = Number(Fraction(3 if cube else 2))
         if self._accept("["):
             degree = self._group("[")
-        return Call("root", (self._postfix_free_argument(), degree))
+        return FunctionCall("root", (self._postfix_free_argument(), degree))
 
     def _postfix_free_argument(self) -> Node:
         if self._accept("{"):
@@ -309,11 +309,11 @@ class _Parser:
                 base = self._argument()
             else:
                 power = self._exponent()
-        if power == Call("neg", (Number(Fraction(1)),)) and name in _INVERSES:
+        if power == FunctionCall("neg", (Number(Fraction(1)),)) and name in _INVERSES:
             name, power = _INVERSES[name], None
         argument = self._function_argument()
-        node = Call(name, (argument,) if base is None else (argument, base))
-        return node if power is None else Call("^", (node, power))
+        node = FunctionCall(name, (argument,) if base is None else (argument, base))
+        return node if power is None else FunctionCall("^", (node, power))
 
     def _function_argument(self) -> Node:
         if self.peek() in ("(", "{", "["):

@@ -18,8 +18,8 @@ from reward_service.verifiers.mathematics.answers import (
     MAX_SIGNS,
     PERCENT,
     Answer,
-    Call,
     Combination,
+    FunctionCall,
     Grid,
     Listing,
     Node,
@@ -45,7 +45,7 @@ _MIN_POINTS = 3
 _FIRST_WHOLE = 6  # the first trial of whole numbers
 _OF_WHOLES = ("!", r"\binom")
 _HUNDREDTH = Number(Fraction(1, 100))
-_HALF_TURN = Call("/", (Call(r"\pi"), Number(Fraction(180))))
+_HALF_TURN = FunctionCall("/", (FunctionCall(r"\pi"), Number(Fraction(180))))
 _PLUS_MINUS = (r"\pm", r"\mp")
 _CONSTANTS = frozenset(("C", "c", "K"))
 _FUNCTION = re.compile(r"([A-Za-z])\(([a-z])\)")
@@ -63,7 +63,7 @@ def symbols(node: Node) -> frozenset[str]:
 
 def calls(node: Node, *names: str) -> bool:
     """True if one of these operations is in the expression."""
-    return any(isinstance(part, Call) and part.name in names for part in _parts(node))
+    return any(isinstance(part, FunctionCall) and part.name in names for part in _parts(node))
 
 
 def has_decimal(node: Node) -> bool:
@@ -76,7 +76,7 @@ def _parts(node: Node) -> Iterable[Node]:
     while pending:
         part = pending.pop()
         yield part
-        if isinstance(part, Call):
+        if isinstance(part, FunctionCall):
             pending.extend(part.arguments)
 
 
@@ -89,7 +89,7 @@ def same_expression(gold: Node, given: Node, *, tolerance: float | None) -> bool
         return True
     names = symbols(gold) | symbols(given)
     bare_log = any(
-        isinstance(part, Call) and part.name == r"\log" and len(part.arguments) == 1
+        isinstance(part, FunctionCall) and part.name == r"\log" and len(part.arguments) == 1
         for node in (gold, given)
         for part in _parts(node)
     )
@@ -211,12 +211,12 @@ def same_quantity(gold: Scalar, given: Scalar, rules: Rules) -> bool:
 
 
 def _residue(node: Node, modulus: int) -> Node:
-    return Call("mod", (node, Number(Fraction(modulus))))
+    return FunctionCall("mod", (node, Number(Fraction(modulus))))
 
 
 def _same_percent(gold: Node, given: Node, *, gold_is_percent: bool, rules: Rules) -> bool:
     """50 % is one half; it is also 50 where that asks for percent, as no share above 1 does."""
-    shares = [Call("*", (node, _HUNDREDTH)) for node in (gold, given)]
+    shares = [FunctionCall("*", (node, _HUNDREDTH)) for node in (gold, given)]
     ours, theirs = (shares[0], given) if gold_is_percent else (gold, shares[1])
     if same_expression(ours, theirs, tolerance=rules.tolerance):
         return True
@@ -237,7 +237,7 @@ def _same_converted(gold: Scalar, given: Scalar, rules: Rules) -> bool | None:
         angle or _is_radian(one.unit) for angle, one in zip(angles, (gold, given), strict=True)
     ):
         right, answer = (
-            Call("*", (one.node, _HALF_TURN)) if angle else one.node
+            FunctionCall("*", (one.node, _HALF_TURN)) if angle else one.node
             for angle, one in zip(angles, (gold, given), strict=True)
         )
         return same_expression(right, answer, tolerance=rules.tolerance)
@@ -247,7 +247,7 @@ def _same_converted(gold: Scalar, given: Scalar, rules: Rules) -> bool | None:
     if sizes[0][1] != sizes[1][1]:
         return False
     right, answer = (
-        Call("*", (one.node, Number(size[0]))) for one, size in zip((gold, given), sizes, strict=True) if size
+        FunctionCall("*", (one.node, Number(size[0]))) for one, size in zip((gold, given), sizes, strict=True) if size
     )
     return same_expression(right, answer, tolerance=rules.tolerance)
 
@@ -289,12 +289,12 @@ def _with_sign(answer: Answer, sign: int) -> Answer:
 
 
 def _resolved(node: Node, sign: int) -> Node:
-    if not isinstance(node, Call):
+    if not isinstance(node, FunctionCall):
         return node
     name = node.name
     if name in _PLUS_MINUS:
         name = "+" if (name == r"\pm") == (sign > 0) else "-"
-    return Call(name, tuple(_resolved(argument, sign) for argument in node.arguments))
+    return FunctionCall(name, tuple(_resolved(argument, sign) for argument in node.arguments))
 
 
 def with_names_of(gold: Answer, given: Answer) -> Answer:
@@ -328,7 +328,7 @@ def _free_names(answer: Answer) -> dict[str, str]:
 
 def _summands(node: Node) -> Sequence[str]:
     """The names that are added to something else."""
-    if not isinstance(node, Call) or node.name not in ("+", "-"):
+    if not isinstance(node, FunctionCall) or node.name not in ("+", "-"):
         return ()
     added = node.arguments if node.name == "+" else node.arguments[:1]
     names = [one.name for one in added if isinstance(one, Symbol)]
@@ -343,7 +343,7 @@ def _renamed(answer: Answer, old: str, new: str) -> Answer:
     def change(node: Node) -> Node:
         if isinstance(node, Symbol):
             return Symbol(new) if node.name == old else node
-        return Call(node.name, tuple(map(change, node.arguments))) if isinstance(node, Call) else node
+        return FunctionCall(node.name, tuple(map(change, node.arguments))) if isinstance(node, FunctionCall) else node
 
     return _mapped(answer, change)
 

@@ -16,7 +16,7 @@ from reward_service.verifiers.mathematics.answers import (
     MAX_FRACTION_BITS,
     MAX_MAGNITUDE_BITS,
     MAX_WHOLE_BITS,
-    Call,
+    FunctionCall,
     Node,
     Number,
     OverLimits,
@@ -143,7 +143,7 @@ def _checked(value: Value) -> Value:
     return value
 
 
-def _apply(node: Call, arguments: Sequence[Value], setting: Setting) -> Value:
+def _apply(node: FunctionCall, arguments: Sequence[Value], setting: Setting) -> Value:
     name = node.name
     if name in ("+", "-", "*", "/", "neg"):
         return arithmetic(name, arguments)

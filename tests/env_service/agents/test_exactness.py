@@ -11,7 +11,7 @@ import pytest
 
 from env_service.agents.messages import MadeCall, Said
 from env_service.agents.registry import Sessions
-from env_service.agents.sessions import Answering, Asked, CallRefused, Session
+from env_service.agents.sessions import AgentRequest, CallRefused, PendingTurn, Session
 from env_service.environments.bridges import Bridges
 from env_service.environments.interface import OfferedEnvironment, Opening, Task, Tool
 from env_service.environments.rules import Rules
@@ -69,9 +69,9 @@ def sent_back(reply: Said, chance: random.Random) -> Said:
 
 async def told(
     session: Session, messages: Sequence[Said], tools: tuple[Tool, ...], arguments: TemplateArguments = NOTHING
-) -> Answering | None:
+) -> PendingTurn | None:
     try:
-        answering = session.answer(Asked(messages=tuple(messages), tools=tools, template_arguments=arguments))
+        answering = session.answer(AgentRequest(messages=tuple(messages), tools=tools, template_arguments=arguments))
     except CallRefused as refusal:
         if refusal.code != "invalid_messages":
             raise

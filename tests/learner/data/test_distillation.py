@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from learner.data.distillation import DistillationExample, TopLogprobs, cache_beside, read_distillation
 from learner.data.distillation import write_top_logprobs as write_cache
-from learner.data.sources import DataError
+from learner.data.sources import RecordError
 from tests.learner.data.character_tokenizer import CharacterTokenizer, shown
 
 HALF, QUARTER = math.log(0.5), math.log(0.25)
@@ -85,7 +85,7 @@ def test_rows_are_spread_over_all_tokens_with_zeros_outside_the_mask() -> None:
     ],
 )
 def test_a_record_that_does_not_fit_is_named(tmp_path: Path, changed: dict[str, object], complaint: str) -> None:
-    with pytest.raises(DataError, match=rf"data\.jsonl, line 2: .*{complaint}"):
+    with pytest.raises(RecordError, match=rf"data\.jsonl, line 2: .*{complaint}"):
         read(write(tmp_path, COLUMNS, {**COLUMNS, **changed}))
 
 
@@ -93,15 +93,15 @@ def test_a_cache_of_other_data_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, RECORD)
     rows = top([[52], [0]], [[HALF], [HALF]])
     write_cache(cache_beside(path), [rows, rows])
-    with pytest.raises(DataError, match="has 2 records, the data 1"):
+    with pytest.raises(RecordError, match="has 2 records, the data 1"):
         read(path)
-    with pytest.raises(DataError, match=r"line 3: .*has only 2 records"):
+    with pytest.raises(RecordError, match=r"line 3: .*has only 2 records"):
         read(write(tmp_path, RECORD, RECORD, RECORD))
-    with pytest.raises(DataError, match=r"line 1: .*remove one of them"):
+    with pytest.raises(RecordError, match=r"line 1: .*remove one of them"):
         read(write(tmp_path, COLUMNS))
     safetensors.numpy.save_file({"x": np.zeros(1)}, cache_beside(path))
-    with pytest.raises(DataError, match=r"data\.jsonl\.top\.safetensors has the format None"):
+    with pytest.raises(RecordError, match=r"data\.jsonl\.top\.safetensors has the format None"):
         read(path)
     cache_beside(path).write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"data\.jsonl\.top\.safetensors cannot be read"):
+    with pytest.raises(RecordError, match=r"data\.jsonl\.top\.safetensors cannot be read"):
         read(path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from learner.data.examples import batches, read_examples
-from learner.data.sources import DataError
+from learner.data.sources import RecordError
 from learner.training.batch import TrainSequence
 from tests.learner.data.character_tokenizer import CharacterTokenizer, shown
 
@@ -96,7 +96,7 @@ def test_what_follows_the_last_answer_is_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: object, complaint: str) -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(RecordError) as caught:
         read(tmp_path, {"prompt": "a", "completion": "b"}, "\n", line)
     assert str(caught.value).startswith(f"{tmp_path / 'data.jsonl'}, line 3: ")
     assert complaint in str(caught.value)
@@ -105,18 +105,18 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: object, co
 def test_a_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'{"prompt": "a", "completion": "b"}\n{"prompt": "\xff", "completion": "b"}\n')
-    with pytest.raises(DataError, match=r"data\.jsonl, line 2: .*utf-8"):
+    with pytest.raises(RecordError, match=r"data\.jsonl, line 2: .*utf-8"):
         read_examples(path, CharacterTokenizer())
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
-    with pytest.raises(DataError, match="the chat template rewrites earlier turns"):
+    with pytest.raises(RecordError, match="the chat template rewrites earlier turns"):
         read(tmp_path, {"messages": turns}, tokenizer=ForgetfulTokenizer())
 
 
 def test_a_file_without_examples_and_one_that_is_missing_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data\.jsonl holds no examples"):
+    with pytest.raises(RecordError, match=r"data\.jsonl holds no examples"):
         read(tmp_path, "\n")
     with pytest.raises(FileNotFoundError, match="none"):
         read_examples(tmp_path / "none", CharacterTokenizer())

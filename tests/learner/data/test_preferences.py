@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from learner.data.preferences import LabelledCompletion, PreferencePair, read_labelled, read_pairs
-from learner.data.sources import DataError
+from learner.data.sources import RecordError
 from tests.learner.data.character_tokenizer import CharacterTokenizer, shown
 
 USER = {"role": "user", "content": "hi"}
@@ -121,7 +121,7 @@ def test_pairs_from_parquet_are_those_from_json_lines(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_pair_is_named_by_file_and_line(tmp_path: Path, record: object, complaint: str) -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(RecordError) as caught:
         pairs(tmp_path, {"prompt": "p", "chosen": "a", "rejected": "b"}, record)
     assert str(caught.value).startswith(f"{tmp_path / 'pairs.jsonl'}, line 2: ")
     assert complaint in str(caught.value)
@@ -139,14 +139,14 @@ def test_an_unpaired_record_says_whether_its_completion_is_good(tmp_path: Path) 
 
 @pytest.mark.parametrize("label", [1, "true", None])
 def test_a_label_is_true_or_false_and_nothing_else(tmp_path: Path, label: object) -> None:
-    with pytest.raises(DataError, match=r"line 1: expected `prompt`.*and `label` \(true or false\)"):
+    with pytest.raises(RecordError, match=r"line 1: expected `prompt`.*and `label` \(true or false\)"):
         labelled(tmp_path, {"prompt": "p", "completion": "c", "label": label})
 
 
 def test_files_without_records_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"pairs\.jsonl holds no preference pairs"):
+    with pytest.raises(RecordError, match=r"pairs\.jsonl holds no preference pairs"):
         pairs(tmp_path)
-    with pytest.raises(DataError, match=r"pairs\.jsonl holds no records"):
+    with pytest.raises(RecordError, match=r"pairs\.jsonl holds no records"):
         labelled(tmp_path)
 
 

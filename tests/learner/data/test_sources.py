@@ -9,7 +9,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from learner.data.sources import DataError, read_parsed, read_records
+from learner.data.sources import RecordError, read_parsed, read_records
 
 Row = dict[str, object]
 
@@ -109,7 +109,7 @@ def test_a_record_that_does_not_fit_is_named_by_file_and_row(
 
     rows = read_parsed(write(tmp_path / name, ROWS), parse)
     assert [next(rows), next(rows)] == ["fine", "fine"]
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(RecordError) as caught:
         next(rows)
     assert str(caught.value) == f"{tmp_path / place}: not this one"
 
@@ -127,7 +127,7 @@ def test_json_lines_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
     path.write_text('{"a": 1}\n{broken\n')
     records = read_records(path)
     assert next(records).value == {"a": 1}
-    with pytest.raises(DataError, match=r"rows\.jsonl, line 2: Expecting property name"):
+    with pytest.raises(RecordError, match=r"rows\.jsonl, line 2: Expecting property name"):
         next(records)
 
 
@@ -141,9 +141,9 @@ def test_of_several_splits_one_must_be_chosen(tmp_path: Path) -> None:
     folder = write_splits(tmp_path / "pairs", train=ROWS[:2], test=ROWS[2:])
     assert values(tmp_path / "pairs#train") == ROWS[:2]
     assert values(tmp_path / "pairs#test") == ROWS[2:]
-    with pytest.raises(DataError, match=r"has the splits train, test: choose one, as in .*pairs#train"):
+    with pytest.raises(RecordError, match=r"has the splits train, test: choose one, as in .*pairs#train"):
         values(folder)
-    with pytest.raises(DataError, match=r"has no split 'dev'; it has train, test"):
+    with pytest.raises(RecordError, match=r"has no split 'dev'; it has train, test"):
         values(tmp_path / "pairs#dev")
 
 
@@ -158,17 +158,17 @@ def test_a_file_whose_name_has_the_mark_of_a_split_is_that_file(tmp_path: Path) 
 def test_a_split_of_what_has_none_is_refused(tmp_path: Path) -> None:
     write_saved(tmp_path / "saved", ROWS)
     write_json_lines(tmp_path / "rows.jsonl", ROWS)
-    with pytest.raises(DataError, match="no split 'train'; leave out #train"):
+    with pytest.raises(RecordError, match="no split 'train'; leave out #train"):
         values(tmp_path / "saved#train")
-    with pytest.raises(DataError, match="no split 'train'; leave out #train"):
+    with pytest.raises(RecordError, match="no split 'train'; leave out #train"):
         values(tmp_path / "rows.jsonl#train")
 
 
 def test_a_folder_or_file_of_another_kind_is_named_with_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"neither state\.json nor dataset_dict\.json"):
+    with pytest.raises(RecordError, match=r"neither state\.json nor dataset_dict\.json"):
         values(tmp_path)
     (tmp_path / "image").write_bytes(b"\x89PNG\r\n\x1a\n")
-    with pytest.raises(DataError, match=r"image begins with b'\\x89PNG.*expected JSON lines"):
+    with pytest.raises(RecordError, match=r"image begins with b'\\x89PNG.*expected JSON lines"):
         values(tmp_path / "image")
     with pytest.raises(FileNotFoundError, match=r"absent\.parquet does not exist: expected"):
         values(tmp_path / "absent.parquet")
@@ -178,22 +178,22 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     for write, name in ((write_parquet, "rows.parquet"), (write_arrow_file, "rows.arrow")):
         path = write(tmp_path / name, ROWS)
         path.write_bytes(path.read_bytes()[:40])
-        with pytest.raises(DataError, match=rf"{name} cannot be read as"):
+        with pytest.raises(RecordError, match=rf"{name} cannot be read as"):
             values(path)
 
 
 def test_a_saved_dataset_that_is_not_whole_is_named(tmp_path: Path) -> None:
     folder = write_saved(tmp_path / "saved", ROWS[:1], ROWS[1:])
     (folder / "data-00001-of-00002.arrow").unlink()
-    with pytest.raises(DataError, match=r"data-00001-of-00002\.arrow, which is not a file in the folder"):
+    with pytest.raises(RecordError, match=r"data-00001-of-00002\.arrow, which is not a file in the folder"):
         values(folder)
     (folder / "state.json").write_text('{"_data_files": [{"filename": "../secret.arrow"}]}')
     write_stream(tmp_path / "secret.arrow", ROWS)
-    with pytest.raises(DataError, match="not a file in the folder"):
+    with pytest.raises(RecordError, match="not a file in the folder"):
         values(folder)
     (folder / "state.json").write_text('{"_data_files": [], "_indices_data_files": [{"filename": "i.arrow"}]}')
-    with pytest.raises(DataError, match="flatten_indices"):
+    with pytest.raises(RecordError, match="flatten_indices"):
         values(folder)
     (folder / "state.json").write_text("[")
-    with pytest.raises(DataError, match=r"state\.json cannot be read"):
+    with pytest.raises(RecordError, match=r"state\.json cannot be read"):
         values(folder)

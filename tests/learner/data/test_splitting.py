@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.data.examples import Tokenized, length_statistics, prompt_of, split
-from learner.data.sources import DataError
+from learner.data.sources import RecordError
 
 Item = tuple[int, int]
 
@@ -41,7 +41,7 @@ def test_another_seed_holds_out_something_else() -> None:
 
 
 def test_data_of_one_prompt_cannot_be_split() -> None:
-    with pytest.raises(DataError, match=r"holding out 0\.1 of 1 prompts leaves nothing to train on"):
+    with pytest.raises(RecordError, match=r"holding out 0\.1 of 1 prompts leaves nothing to train on"):
         split([(1, 1), (1, 2)], prompt=prompt, share=0.1, seed=0)
 
 

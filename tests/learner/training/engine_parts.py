@@ -12,7 +12,7 @@ from torch import Tensor
 from learner.training.adapters import add_adapters
 from learner.training.batch import TrainSequence, flatten
 from learner.training.config import OptimizerConfig, TrainingConfig
-from learner.training.engine import Engine
+from learner.training.engine import TrainingEngine
 from learner.training.logprobs import Chunking
 from learner.training.packing import Microbatch, pack, shared_prefixes
 from learner.training.policy import LogprobSettings, PolicyModel, host_copy, load_causal_lm, torch_dtype
@@ -27,7 +27,7 @@ LORA = {"rank": 4, "alpha": 8.0}
 @dataclass(frozen=True)
 class Parts:
     policy: PolicyModel
-    engine: Engine[tuple[Tensor, ...]]
+    engine: TrainingEngine[tuple[Tensor, ...]]
 
 
 def config_with(**changes: object) -> TrainingConfig:
@@ -50,7 +50,7 @@ def load_policy(path: Path, config: TrainingConfig) -> PolicyModel:
 
 def open_parts(path: Path, config: TrainingConfig, *, optimizer: OptimizerConfig | None = None) -> Parts:
     policy = load_policy(path, config)
-    return Parts(policy=policy, engine=Engine(policy, config=config, device=CPU, optimizer=optimizer))
+    return Parts(policy=policy, engine=TrainingEngine(policy, config=config, device=CPU, optimizer=optimizer))
 
 
 def microbatch(sequences: Sequence[TrainSequence]) -> Microbatch:

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClas
 
 from learner.training.adapters import Adapter, adapters_off, add_adapters, merged_weights
 from learner.training.config import LoraConfig
-from learner.training.engine import Engine
+from learner.training.engine import TrainingEngine
 from learner.training.policy import (
     TextFiles,
     host_copy,
@@ -188,7 +188,7 @@ def test_what_its_owner_unfreezes_is_trained_published_and_saved_beside_the_adap
     def opened() -> Parts:
         policy = load_policy(tied_llama, config)
         policy.get_parameter("causal_lm.model.norm.weight").requires_grad_(True)
-        return Parts(policy=policy, engine=Engine(policy, config=config, device=CPU))
+        return Parts(policy=policy, engine=TrainingEngine(policy, config=config, device=CPU))
 
     parts = opened()
     update(parts, TRAINED[0])

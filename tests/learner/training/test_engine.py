@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from learner.training.config import OptimizerConfig
-from learner.training.engine import Engine
+from learner.training.engine import TrainingEngine
 from learner.training.ranks import CommandChannel
 from tests.learner.training.engine_parts import (
     CPU,
@@ -205,7 +205,7 @@ def test_a_weight_that_nothing_depends_on_decays_like_all_others(tied_llama: Pat
     config = config_with()
     policy = load_policy(tied_llama, config)
     policy.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))
-    parts = Parts(policy=policy, engine=Engine(policy, config=config, device=CPU))
+    parts = Parts(policy=policy, engine=TrainingEngine(policy, config=config, device=CPU))
     update(parts, STEPS[0], rate=0.1)
     torch.testing.assert_close(
         policy.get_parameter("unused").detach(), torch.full((3,), 1 - 0.1 * OPTIMIZER.weight_decay)

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from learner.training.batch import Candidates, TrainSequence, flatten
 from learner.training.config import OptimizerConfig, TrainingConfig
-from learner.training.engine import Engine
+from learner.training.engine import TrainingEngine
 from learner.training.logprobs import Chunking
 from learner.training.models import Output
 from learner.training.packing import Microbatch, pack, shared_prefixes
@@ -133,7 +133,7 @@ def test_sharded_parameters_move_by_the_same_gradients(commands: CommandChannel,
     for stage in (0, 3):
         config = TrainingConfig(zero_stage=stage, optimizer=OptimizerConfig(epsilon=1e-3))
         policy = PolicyModel(load_causal_lm(tiny_llama, dtype=torch.float32), settings=SETTINGS)
-        engine: Engine[Output] = Engine(policy, config=config, device=torch.device("cpu"))
+        engine: TrainingEngine[Output] = TrainingEngine(policy, config=config, device=torch.device("cpu"))
         logprobs, entropy, of_candidates, *_ = engine.forward(microbatch)
         engine.backward(combined(logprobs, known(entropy), known(of_candidates)), last=True)
         engine.update(learning_rate=1e-2)

@@ -13,7 +13,7 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from learner.trainer_thread import Pulse, RankLost, RankWatch
-from learner.training.ranks import Command, CommandChannel, Followers, Ranks, start_followers
+from learner.training.ranks import CommandChannel, Followers, RankCommand, Ranks, start_followers
 from services.process import START_AGAIN
 from tests.process_ends import all_end
 
@@ -73,7 +73,7 @@ async def test_a_collective_that_fails_names_the_ranks_that_are_elsewhere() -> N
         shared = store()
         commands, other = (CommandChannel(shared, ranks=Ranks(rank=rank, count=2)) for rank in (0, 1))
         watch.listen(commands)
-        commands.send(Command(action="train_step"))
+        commands.send(RankCommand(action="train_step"))
         Pulse(other, rank=1)
         late = r"rank 0 is at: train_step 0; rank 1 is at: opening; .*Timed out waiting 600000ms"
         with pytest.raises(RankLost, match=late):

@@ -14,8 +14,8 @@ from torch.distributed import DistError
 from learner.training import ranks as ranks_module
 from learner.training.config import OptimizerConfig, TrainingConfig
 from learner.training.ranks import (
-    Command,
     CommandChannel,
+    RankCommand,
     Ranks,
     open_process_group,
     ranks_from_environment,
@@ -97,7 +97,7 @@ def test_a_rank_that_is_behind_still_reads_every_command_and_leaves_none() -> No
     store = HashStore()
     leader, *others = (CommandChannel(store, ranks=Ranks(rank=rank, count=3)) for rank in range(3))
     for version in range(6):  # none of them waits for anybody
-        leader.send(Command(action="train_step", version=version))
+        leader.send(RankCommand(action="train_step", version=version))
     for other in others:
         assert [other.receive().version for _ in range(6)] == list(range(6))
     assert store.num_keys() == 0

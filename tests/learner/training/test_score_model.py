@@ -22,7 +22,7 @@ from transformers import (
 
 from learner.training.batch import TrainSequence, flatten
 from learner.training.config import OptimizerConfig, TrainingConfig
-from learner.training.engine import Engine
+from learner.training.engine import TrainingEngine
 from learner.training.models import Output
 from learner.training.packing import Microbatch, pack, shared_prefixes
 from learner.training.policy import NamedTensor, TextFiles, WeightSnapshot, host_copy
@@ -181,7 +181,7 @@ def test_a_score_model_is_trained_and_saved_at_every_extreme_of_sharding(
 ) -> None:
     config = TrainingConfig(zero_stage=stage, optimizer=OptimizerConfig(learning_rate=1e-2))
     model = load_score_model(tied_llama, dtype=FLOAT)
-    engine: Engine[Output] = Engine(model, config=config, device=torch.device("cpu"))
+    engine: TrainingEngine[Output] = TrainingEngine(model, config=config, device=torch.device("cpu"))
     texts = prompts(4)
     microbatch = packed([judged(token_ids) for token_ids in texts])
     wanted = torch.tensor([1.0, -1.0, 0.5, 2.0])

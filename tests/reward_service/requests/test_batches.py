@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from protocol.rewards import ScoreError, ScoreItem, ScoreRequest
-from reward_service.requests.batch import Batch
+from reward_service.requests.batch import ScoreBatch
 from reward_service.requests.open_lanes import OpenLanes
 from reward_service.requests.turns import Turns
 from reward_service.verifier.submission import Outcome, Score
@@ -44,7 +44,7 @@ class ScriptedLanes:
 async def outcomes(lanes: ScriptedLanes, *items: ScoreItem, deadline_s: float = 30.0) -> list[Outcome]:
     """What became of each item, in order."""
     found: dict[int, Outcome] = {}
-    batch = Batch(
+    batch = ScoreBatch(
         request=ScoreRequest(items=items, deadline_s=deadline_s),
         lanes=cast("OpenLanes", lanes),
         turns=Turns(),
