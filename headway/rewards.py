@@ -23,7 +23,7 @@ from pydantic import JsonValue
 from protocol.rewards import ScoreItem
 from reward_service.config import RewardServiceConfig
 from reward_service.service import serve
-from reward_service.verifier.lanes import Verifier, on_event_loop
+from reward_service.verifier.lanes import Verifier, in_user_loop
 from reward_service.verifier.program import SandboxKind
 from reward_service.verifier.submission import inspect_function
 from services.config.models import HttpConfig
@@ -165,7 +165,7 @@ def _in_threads(name: str, function: Callable[..., object]) -> Verifier:
         return await asyncio.to_thread(read.together, submissions, arguments)
 
     together = read.together if read.coroutine or read.together is None else judge_together
-    opener = on_event_loop(read.coroutine or judge, together=together)
+    opener = in_user_loop(read.coroutine or judge, together=together)
     return Verifier(name=name, version="0", description=read.description, arguments=read.arguments, open=opener)
 
 

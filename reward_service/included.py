@@ -15,7 +15,7 @@ from reward_service.endpoints.remote import remote_verifier
 from reward_service.judges.judge import judge_verifier
 from reward_service.models.reward_model import reward_model_verifier
 from reward_service.verifier.config import CustomVerifier
-from reward_service.verifier.lanes import Opener, Registry, Verifier, in_workers, inline, on_event_loop
+from reward_service.verifier.lanes import Opener, Registry, Verifier, in_user_loop, in_workers, inline
 from reward_service.verifier.submission import load_function
 from reward_service.verifiers.arguments import (
     JsonSchemaArguments,
@@ -103,7 +103,7 @@ def _custom(given: CustomVerifier) -> Verifier:
         version=given.version,
         description=loaded.description,
         arguments=loaded.arguments,
-        open=on_event_loop(loaded.coroutine, together=loaded.together)
+        open=in_user_loop(loaded.coroutine, together=loaded.together)
         if loaded.coroutine
         else in_workers(given.function, trusted=True, takes_groups=loaded.together is not None),
     )

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from numbers import Real
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("protocol", "services", "learner", "generator", "reward_service", "env_service", "headway")
@@ -97,6 +97,12 @@ def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
         if frames:
             return frames
     return []
+
+
+def place_of(frame: FrameType) -> str:
+    """Says where code of the user's is that runs now, in brackets; empty if none of theirs is among what was called."""
+    frames = [one for one in traceback.extract_stack(frame) if _is_theirs(one.filename)]
+    return f" ({_shown(frames[-1].filename)}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
 
 
 def in_a_sentence(error: BaseException) -> str:

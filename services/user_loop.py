@@ -5,12 +5,14 @@
                                         └─ blocked for longer than that one may: left to itself, a new thread goes on
 
 Time in which somebody else blocks the loop counts for nobody but him. What runs in a loop that is left may end there,
-if it ever comes back; else it ends with HeldUp, which is not its own fault.
+if it ever comes back; else it ends with HeldUp, which is not its own fault. With a `block_s` it is told so at once, and
+no later than its limit: what can be begun again need not hope for a loop that is left.
 """
 
 import asyncio
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,7 +24,7 @@ from inspect import iscoroutine
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from services.user_code import LetOut
+from services.user_code import LetOut, place_of
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +36,13 @@ _CANCEL_S = 5.0
 """Longest wait for a coroutine that is cancelled, which may have to clean up."""
 _UNLIMITED_S = 60.0
 """Of code without a limit of its own: longest time for which it may block the loop."""
+_HELD_UP = "others' code blocks its event loop"
 
 
 class TookTooLong(Exception):
-    """A coroutine was not done within its limit, in a loop that nobody else blocked."""
+    """A coroutine was not done within its limit, in a loop that nobody else blocked. Of one that blocked the loop
+    itself the text says where.
+    """
 
 
 class HeldUp(Exception):
@@ -50,15 +55,19 @@ class UserLoop:
     def __init__(self) -> None:
         self._thread: _LoopThread | None = None
 
-    async def run(self, make: Callable[[], Awaitable[T]], *, limit_s: float | None = None) -> T:
+    async def run(
+        self, make: Callable[[], Awaitable[T]], *, limit_s: float | None = None, block_s: float | None = None
+    ) -> T:
         """The result of `make`, called in the loop. Raises what it raises, LetOut where it wants to end more
         than itself, TookTooLong, and HeldUp. Cancelled with the caller.
+
+        `block_s`: longest time for which it may block the loop, if not its limit; it ends by its limit, come what may.
         """
         stay = _STAY.get()
         thread = stay.thread if stay is not None and stay.thread is not None else self._free_thread()
         if stay is not None:
             stay.thread = thread
-        call = _Call(make, asyncio.get_running_loop(), limit_s)
+        call = _Call(make, asyncio.get_running_loop(), limit_s, block_s)
         thread.begin(call)
         try:
             return await _ended(call)
@@ -106,13 +115,24 @@ async def at_home(home: asyncio.AbstractEventLoop, make: Callable[[], Awaitable[
 
 
 class _Call(Generic[T]):
-    """A coroutine. `due` is moved while others block its loop; `held_up`: they do so for longer than they may."""
+    """A coroutine. `due` is moved while others block its loop; `held_up`: they do so for longer than they may.
+
+    `last`: when it ends at the latest. `blocks_at`: where it blocks the loop, once that is left for its sake.
+    """
 
     def __init__(
-        self, make: Callable[[], Awaitable[T]], home: asyncio.AbstractEventLoop, limit_s: float | None
+        self,
+        make: Callable[[], Awaitable[T]],
+        home: asyncio.AbstractEventLoop,
+        limit_s: float | None,
+        block_s: float | None,
     ) -> None:
         self.limit_s = limit_s
         self.due = math.inf if limit_s is None else _now() + limit_s
+        self.begins_again = block_s is not None
+        self.last = self.due if self.begins_again else math.inf
+        self.may_block_s = block_s or limit_s or _UNLIMITED_S
+        self.blocks_at: str | None = None
         self.held_up = False
         self.outcome: asyncio.Future[T] = home.create_future()
         # Nobody need hear of it: its caller may be gone by then.
@@ -169,12 +189,15 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self.left = self.blocked = False
+        self._holder: _Call[Any] | None = None
+        self._held_since = 0.0
         self._loop = asyncio.new_event_loop()
         self._owners: WeakKeyDictionary[asyncio.Task[Any], _Call[Any]] = WeakKeyDictionary()
         self._calls: set[_Call[Any]] = set()
         self._any = threading.Condition()
         self._loop.set_task_factory(self._owned)
-        threading.Thread(target=self._turn, name="users' coroutines", daemon=True).start()
+        self._thread = threading.Thread(target=self._turn, name="users' coroutines", daemon=True)
+        self._thread.start()
         threading.Thread(target=self._watch, name="watch over users' coroutines", daemon=True).start()
 
     def begin(self, call: _Call[Any]) -> None:
@@ -213,28 +236,35 @@ class _LoopThread:
         while True:
             with self._any:
                 self._any.wait_for(lambda: bool(self._calls))
-            asked, answer = _now(), threading.Event()
+            answer = threading.Event()
             self._loop.call_soon_threadsafe(answer.set)
-            last = asked
+            last = _now()
             while not answer.wait(_LOOK_S):
                 now = _now()
-                self._account(blocked_s=now - asked, since_s=now - last)
+                self._account(since_s=now - last)
                 last = now
             self._recovered()
             time.sleep(_LOOK_S)
 
-    def _account(self, *, blocked_s: float, since_s: float) -> None:
+    def _account(self, *, since_s: float) -> None:
         """The loop does not answer: whose is the time?"""
         task = asyncio.current_task(self._loop)
         holder = None if task is None else self._owners.get(task)
+        # Several may block it one after the other, each for less than it may.
+        if not self.blocked or holder is not self._holder:
+            self._holder, self._held_since = holder, _now() - since_s
+        blocked_s = _now() - self._held_since
         self.blocked = True
         with self._any:
             others = [call for call in self._calls if call is not holder]
             if not self.left and self._is_over(holder, others, blocked_s):
                 self.left = True
+                place = self._place()
                 logger.warning(
-                    "code of a user's blocks its event loop: the thread is left to itself, a new one goes on"
+                    "code of a user's blocks its event loop%s: the thread is left to itself, a new one goes on", place
                 )
+                if holder is not None:
+                    holder.blocks_at = place
             for call in others:
                 if not self.left:
                     call.due += since_s
@@ -244,11 +274,16 @@ class _LoopThread:
     def _is_over(self, holder: _Call[Any] | None, others: "list[_Call[Any]]", blocked_s: float) -> bool:
         """True if whoever holds the loop has done so for as long as he may; of a callback nobody knows whose it is."""
         if holder is not None:
-            return _now() >= holder.due or blocked_s >= (holder.limit_s or _UNLIMITED_S)
-        return blocked_s >= min((call.limit_s or _UNLIMITED_S for call in others), default=_UNLIMITED_S)
+            return _now() >= holder.due or blocked_s >= holder.may_block_s
+        return blocked_s >= min((call.may_block_s for call in others), default=_UNLIMITED_S)
+
+    def _place(self) -> str:
+        """Where the thread is, in the user's code."""
+        frame = None if self._thread.ident is None else sys._current_frames().get(self._thread.ident)
+        return "" if frame is None else place_of(frame)
 
     def _recovered(self) -> None:
-        self.blocked = False
+        self.blocked, self._holder = False, None
         with self._any:
             for call in self._calls:
                 if call.held_up:
@@ -269,11 +304,23 @@ _CALL: ContextVar[_Call[Any] | None] = ContextVar("call", default=None)
 
 async def _ended(call: _Call[T]) -> T:
     while not call.outcome.done():
-        left_s = call.due - _now()
+        left_s = min(call.due, call.last) - _now()
         await asyncio.wait([call.outcome], timeout=min(1.0, max(0.01, left_s)))
-        if not call.outcome.done() and _now() >= call.due:
-            raise HeldUp("others' code blocks its event loop") if call.held_up else TookTooLong
+        if not call.outcome.done():
+            _look_at(call)
     return call.outcome.result()
+
+
+def _look_at(call: _Call[Any]) -> None:
+    """Raises TookTooLong or HeldUp if one that has not ended is to be waited for no longer."""
+    now = _now()
+    if call.begins_again:
+        if call.blocks_at is not None:
+            raise TookTooLong(f"it blocked its event loop{call.blocks_at}")
+        if call.held_up or call.last <= now < call.due:
+            raise HeldUp(_HELD_UP)
+    if now >= call.due:
+        raise HeldUp(_HELD_UP) if call.held_up else TookTooLong
 
 
 async def _given_up(call: _Call[T], thread: _LoopThread) -> None:

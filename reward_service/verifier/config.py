@@ -19,7 +19,11 @@ class WorkerConfig(ConfigModel):
 
     count: int = Field(2, ge=1, le=256, description="worker processes for each verifier; they start at its first item")
     prewarm: tuple[str, ...] = Field((), description="verifiers whose workers start with the service")
-    compute_timeout_s: float = Field(10.0, gt=0, description="seconds for one item, after which its worker is killed")
+    compute_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        description="seconds for one item, after which its worker is killed; longest that an async verifier may block",
+    )
     start_timeout_s: float = Field(60.0, gt=0, description="seconds for a worker to load its verifier")
     memory_limit_mib: int = Field(4096, ge=512, description="address space of one worker, in MiB")
     max_attempts: int = Field(2, ge=1, le=10, description="attempts at an item whose worker dies")

@@ -1,7 +1,7 @@
 """Verifiers and their lanes: a verifier is a description, and opens a lane in its surroundings; a registry by name.
 
-A function is judged in one of three lanes: in the service's process, on its event loop, or in workers that are killed
-at a deadline. All of them are counted in ScoringMetrics.
+A function is judged in one of three lanes: in the service's process, in an event loop beside the service's, or in
+workers that are killed at a deadline. All of them are counted in ScoringMetrics.
 """
 
 import asyncio
@@ -20,11 +20,12 @@ from protocol.trajectories import ErrorKind
 from reward_service.verifier.config import ScoringConfig
 from reward_service.verifier.program import Sandbox
 from reward_service.verifier.submission import (
+    DataError,
+    InfrastructureError,
     Outcome,
     Submission,
     Together,
     UserError,
-    cancelled_itself,
     error_of,
     outcome_of,
     to_score,
@@ -32,7 +33,8 @@ from reward_service.verifier.submission import (
 )
 from reward_service.verifier.worker_pool import Job, PoolSettings, WorkerPool
 from services.http.metrics import Metrics
-from services.user_code import is_being_cancelled
+from services.user_code import LetOut
+from services.user_loop import HeldUp, TookTooLong, user_loop
 
 _LATENCY_BUCKETS_S = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1000.0, 3600.0)
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -251,8 +253,10 @@ class Registry:
 AsyncFunction = Callable[..., Awaitable[object]]
 
 
-class EventLoopLane(Lane):
-    """At most `concurrency` items are judged at a time; others wait, up to their deadlines."""
+class UserLoopLane(Lane):
+    """Awaits users' code in an event loop beside the service's. At most `concurrency` items are judged at a time;
+    others wait, up to their deadlines. One that blocks the loop for longer than `block_s` is at its end.
+    """
 
     def __init__(
         self,
@@ -260,8 +264,10 @@ class EventLoopLane(Lane):
         function: AsyncFunction,
         arguments: type[BaseModel],
         concurrency: int,
+        block_s: float,
         together: Together | None = None,
     ) -> None:
+        self._block_s = block_s
         self._function = function
         self._together = together
         self._arguments = arguments
@@ -282,10 +288,10 @@ class EventLoopLane(Lane):
 
         async def judged() -> Outcome:
             arguments = validate_arguments(model=self._arguments, arguments=item.arguments)
-            async with self._places:
-                return Outcome(result=to_score(await self._function(_submission(item), arguments)))
+            value = await self._value(lambda: self._function(_submission(item), arguments), deadline=deadline)
+            return Outcome(result=to_score(value))
 
-        found = await self._in_time(judged, deadline=deadline)
+        found = await _judgement(judged)
         return Outcome(result=found) if isinstance(found, ScoreError) else found
 
     async def judge_together(self, items: Sequence[ScoreItem], *, deadline: float) -> Sequence[Outcome]:
@@ -295,44 +301,67 @@ class EventLoopLane(Lane):
 
         async def judged() -> Sequence[Outcome]:
             arguments = [validate_arguments(model=self._arguments, arguments=item.arguments) for item in items]
-            async with self._places:
-                values = await together([_submission(item) for item in items], arguments)
+            submissions = [_submission(item) for item in items]
+            values = await self._value(lambda: together(submissions, arguments), deadline=deadline)
             return [outcome_of(value) for value in values]
 
-        found = await self._in_time(judged, deadline=deadline)
+        found = await _judgement(judged)
         return [Outcome(result=found)] * len(items) if isinstance(found, ScoreError) else found
 
-    async def _in_time(self, judged: Callable[[], Awaitable[T]], *, deadline: float) -> T | ScoreError:
-        """The outcome that was there by the deadline, or why there is none."""
-        limit = asyncio.timeout_at(deadline)
+    async def _value(self, make: Callable[[], Awaitable[T]], *, deadline: float) -> T:
+        """What the function returns by the deadline. Begun again where others' code kept it from that."""
+        loop = asyncio.get_running_loop()
         try:
-            async with limit:
-                return await judged()
-        except asyncio.CancelledError as error:
-            if is_being_cancelled():
-                raise
-            return error_of(cancelled_itself(error))
-        except Exception as error:  # noqa: BLE001  whatever a verifier raises becomes an error of its items alone
-            if limit.expired():
-                return ScoreError(kind="infrastructure", message="deadline: the verifier took too long")
-            return error_of(error)
+            async with asyncio.timeout_at(deadline):
+                await self._places.acquire()
+        except TimeoutError:
+            raise InfrastructureError("deadline: other items of the verifier were before it") from None
+        try:
+            while True:
+                try:
+                    left_s = max(0.0, deadline - loop.time())
+                    return await user_loop().run(make, limit_s=left_s, block_s=self._block_s)
+                except HeldUp as error:
+                    if loop.time() >= deadline:
+                        raise InfrastructureError(f"deadline: {error}") from error
+        except TookTooLong as error:
+            raise InfrastructureError(_too_long(str(error), block_s=self._block_s)) from error
+        except LetOut as error:
+            raise DataError(f"the verifier {error}") from error
+        finally:
+            self._places.release()
+
+
+async def _judgement(judged: Callable[[], Awaitable[T]]) -> T | ScoreError:
+    """The outcome, or why there is none."""
+    try:
+        return await judged()
+    except Exception as error:  # noqa: BLE001  whatever a verifier raises becomes an error of its items alone
+        return error_of(error)
+
+
+def _too_long(blocked: str, *, block_s: float) -> str:
+    said = "deadline: the verifier took too long"
+    hint = f"for longer than workers.compute_timeout_s ({block_s:g}): what waits or computes there is to be awaited"
+    return f"{said}: {blocked} {hint}, as by asyncio.to_thread" if blocked else said
 
 
 def _submission(item: ScoreItem) -> Submission:
     return Submission(completion=item.completion, prompt=item.prompt)
 
 
-def on_event_loop(function: AsyncFunction, *, together: Together | None = None) -> Opener:
-    """Judge with an async function that never blocks; it is cancelled at the item's deadline. `together` judges the
-    items of a group.
+def in_user_loop(function: AsyncFunction, *, together: Together | None = None) -> Opener:
+    """Judge with an async function, in the event loop of users' code; it is cancelled at the item's deadline, and left
+    to itself where it blocks for longer than workers' time. `together` judges the items of a group.
     """
 
     @asynccontextmanager
     async def opened(surroundings: Surroundings) -> AsyncIterator[Lane]:
-        yield EventLoopLane(
+        yield UserLoopLane(
             function=function,
             arguments=surroundings.verifier.arguments,
             concurrency=surroundings.config.async_concurrency,
+            block_s=surroundings.config.workers.compute_timeout_s,
             together=together,
         )
 

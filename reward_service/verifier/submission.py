@@ -15,11 +15,11 @@ item that is in no group comes by itself. There is no `completion_ids` and no `t
 is refused.
 
 It may return a number, a bool or a `Score`. When it cannot judge, it raises: an exception becomes an error of the item,
-never a reward of 0. A sync function runs in a worker process that is killed at its deadline; an async one runs on the
-service's event loop, is cancelled at its deadline, and must not block.
+never a reward of 0. A sync function runs in a worker process that is killed at its deadline; an async one runs in an
+event loop of users' code, in a thread of the service, and is cancelled at its deadline. One that blocks there holds up
+the other async ones, until it is given up: what waits is awaited.
 """
 
-import asyncio
 import importlib
 import inspect
 import math
@@ -377,8 +377,8 @@ def error_of(exception: Exception) -> ScoreError:
     return ScoreError(kind=kind, message=_sendable(message))
 
 
-def cancelled_itself(error: asyncio.CancelledError) -> DataError:
-    """Stands for a CancelledError that a verifier lets out while nobody cancels it."""
+def ended_itself(error: BaseException) -> DataError:
+    """Stands for a CancelledError that a verifier lets out while nobody cancels it, or a SystemExit."""
     return DataError(f"the verifier {let_out(error)}")
 
 

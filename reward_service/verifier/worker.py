@@ -15,7 +15,7 @@ from reward_service.verifier.submission import (
     Score,
     Submission,
     VerifierFunction,
-    cancelled_itself,
+    ended_itself,
     error_of,
     load_function,
     outcome_of,
@@ -50,8 +50,8 @@ def answer(*, verifier: VerifierFunction, job: Job) -> Reply:
     """The verifier's score of the job, or its error. Never raises what the verifier raises."""
     try:
         first, *others = map(_reply, _judged(verifier, (job, *job.beside)))
-    except asyncio.CancelledError as error:
-        return _failed(job, error_of(cancelled_itself(error)))
+    except (asyncio.CancelledError, SystemExit) as error:
+        return _failed(job, error_of(ended_itself(error)))
     except Exception as error:  # noqa: BLE001  whatever a verifier raises becomes an error of these items alone
         return _failed(job, error_of(error))
     return first.model_copy(update={"beside": tuple(others)})

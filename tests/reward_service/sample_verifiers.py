@@ -3,12 +3,16 @@
 import asyncio
 import os
 import signal
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from reward_service.verifier.submission import DataError, Score, Submission
+
+LET_GO = threading.Event()
 
 
 class NoArguments(BaseModel):
@@ -187,3 +191,24 @@ def dies_on_groups(completions: list[str], **columns: object) -> list[float]:
 def short_of_one(completions: list[str], **columns: object) -> list[float]:
     """Returns a reward too few."""
     return [1.0] * (len(completions) - 1)
+
+
+async def blocks_async(submission: Submission, arguments: NoArguments) -> float:
+    """Blocks the event loop that it runs in until the test lets go; no timeout of that loop's ends it."""
+    return float(LET_GO.wait(60))
+
+
+async def knows_its_thread(submission: Submission, arguments: NoArguments) -> float:
+    """1 if it runs in the service's own thread, after it has given way for a while."""
+    await asyncio.sleep(0.05)
+    return float(threading.current_thread() is threading.main_thread())
+
+
+async def exits_async(submission: Submission, arguments: NoArguments) -> float:
+    """Wants to end the process."""
+    sys.exit("I quit")
+
+
+def exits_sync(submission: Submission, arguments: NoArguments) -> float:
+    """The same."""
+    sys.exit("I quit")

@@ -70,6 +70,32 @@ async def test_who_blocks_is_too_slow_and_who_waits_meanwhile_is_not(loop: UserL
             await loop.run(lambda: asyncio.sleep(60), limit_s=0.1)
 
 
+async def test_who_blocks_after_another_is_not_held_to_account_for_him(loop: UserLoop) -> None:
+    async def blocks() -> str:
+        time.sleep(0.9)  # noqa: ASYNC251 - what is tested
+        return "blocked"
+
+    async with asyncio.timeout(WAIT_S):
+        assert await asyncio.gather(*[loop.run(blocks, limit_s=20.0, block_s=1.6) for _ in range(3)]) == ["blocked"] * 3
+
+
+async def test_what_begins_again_hears_at_once_that_its_loop_was_left(loop: UserLoop) -> None:
+    blocker = Blocker()
+    slow = asyncio.create_task(loop.run(blocker, limit_s=WAIT_S, block_s=0.3))
+    await asyncio.to_thread(blocker.begun.wait, WAIT_S)
+    innocent = asyncio.create_task(loop.run(_sleeps, limit_s=WAIT_S, block_s=0.3))
+
+    async with asyncio.timeout(WAIT_S / 2):
+        with pytest.raises(HeldUp):
+            await innocent
+        with pytest.raises(
+            TookTooLong, match=r"it blocked its event loop \(.*test_user_loop.py, line \d+, in __call__"
+        ):
+            await slow
+        assert await loop.run(_sleeps, limit_s=WAIT_S) == "slept"
+    blocker.go_on.set()
+
+
 async def test_a_loop_that_is_blocked_for_too_long_is_left_and_a_new_one_goes_on(loop: UserLoop) -> None:
     blocker = Blocker()
     old = await loop.run(_thread)

@@ -1,6 +1,7 @@
 import asyncio
+import importlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -88,12 +89,73 @@ async def test_one_failing_item_never_disturbs_the_others(open_scorer: OpenScore
     assert "the table of expected outputs is empty" in message_of(results[4])
 
 
-async def test_a_verifier_that_lets_out_a_cancellation_is_at_fault(open_scorer: OpenScorer) -> None:
+@pytest.mark.parametrize(("name", "said"), [("cancels", "CancelledError"), ("exits", "SystemExit: I quit")])
+async def test_a_verifier_that_would_end_more_than_itself_is_at_fault(
+    open_scorer: OpenScorer, name: str, said: str
+) -> None:
     scorer = await open_scorer()
-    results = await score(scorer, item("cancels_async"), item("cancels_sync"), item("exact_match", "1", answer="1"))
+    items = (item(f"{name}_async"), item(f"{name}_sync"), item("exact_match", "1", answer="1"))
+    results = await score(scorer, *items)
     assert [kind_of(result) for result in results[:2]] == ["data", "data"]
-    assert all("the verifier let out CancelledError (" in message_of(result) for result in results[:2])
+    assert all(f"the verifier let out {said} (" in message_of(result) for result in results[:2])
     assert results[2].reward == 1.0
+
+
+async def test_async_functions_run_beside_the_services_event_loop(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer()
+    (result,) = await score(scorer, item("knows_its_thread"))
+    assert result.reward == 0.0
+
+
+@pytest.fixture
+def let_go() -> Iterator[None]:
+    """Verifiers that block do so until the test ends."""
+    event = importlib.import_module("sample_verifiers").LET_GO
+    event.clear()
+    yield
+    event.set()
+
+
+@pytest.mark.usefixtures("let_go")
+async def test_an_async_function_that_blocks_is_named_and_nobody_else_is_at_fault(
+    open_scorer: OpenScorer, caplog: pytest.LogCaptureFixture
+) -> None:
+    scorer = await open_scorer(workers=WorkerConfig(count=1, compute_timeout_s=0.5))
+    names = ("knows_its_thread", "contains_async", "blocks_async", "knows_its_thread", "hang_async")
+    items = [item(name, "the sea", **({"word": "sea"} if name.startswith("contains") else {})) for name in names]
+    at_once = await score(scorer, item("exact_match", "1", answer="1"), deadline_s=1.0)
+    *judged, hanging = await score(scorer, *items, deadline_s=8.0)
+    assert at_once[0].reward == 1.0
+    assert [result.error for result in judged[:2]] == [None, None]
+    assert judged[3].error is None
+    assert kind_of(judged[2]) == "infrastructure"
+    assert "it blocked its event loop (" in message_of(judged[2])
+    assert "sample_verifiers.py, line" in message_of(judged[2])
+    assert "in blocks_async)" in message_of(judged[2])
+    assert message_of(hanging) == "deadline: the verifier took too long"
+    assert any("in blocks_async" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.usefixtures("let_go")
+async def test_the_service_answers_while_an_async_function_blocks(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer(workers=WorkerConfig(count=1, compute_timeout_s=30.0))
+    blocked = asyncio.create_task(score(scorer, item("blocks_async"), deadline_s=20.0))
+    (other,) = await score(scorer, item("exact_match", "1", answer="1"))
+    assert other.reward == 1.0
+    assert not blocked.done()
+    importlib.import_module("sample_verifiers").LET_GO.set()
+    (result,) = await blocked
+    assert result.reward == 1.0
+
+
+@pytest.mark.usefixtures("let_go")
+async def test_who_waits_behind_one_that_blocks_does_not_hear_that_he_was_slow(open_scorer: OpenScorer) -> None:
+    scorer = await open_scorer(workers=WorkerConfig(count=1, compute_timeout_s=60.0))
+    long = asyncio.create_task(score(scorer, item("blocks_async"), deadline_s=20.0))
+    (waits,) = await score(scorer, item("knows_its_thread"), deadline_s=1.0)
+    assert message_of(waits) == "deadline: others' code blocks its event loop"
+    importlib.import_module("sample_verifiers").LET_GO.set()
+    assert (await long)[0].reward == 1.0
 
 
 async def test_what_cannot_be_sent_is_an_error_of_its_item_alone(open_scorer: OpenScorer) -> None:
